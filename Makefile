@@ -1,0 +1,46 @@
+# Every target makes the environment first; a machine needs only Python 3.11+ and make.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTORCH_ENABLE_MPS_FALLBACK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test slow lint format type lab bench clean
+
+help:  ## what each target does
+	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
+
+# The stamp is older than what it was made from: install again.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qnnkit needs Python 3.11 or later, but this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: .venv/installed  ## the main job: digits, a hybrid net beside its controls, a report
+	$(BIN)/qnnkit run --recipe digits_quanv --run-dir runs/first
+
+test: .venv/installed  ## every test but the slow ones
+	$(BIN)/python -m pytest
+
+slow: .venv/installed  ## the tests that take long or ask a package registry
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/installed  ## style and common mistakes, notebooks included
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/installed  ## mend what lint can mend by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type: .venv/installed  ## types, by pyright
+	$(BIN)/pyright
+
+lab: .venv/installed  ## JupyterLab on the notebooks
+	$(BIN)/jupyter lab notebooks
+
+bench: .venv/installed  ## seconds per epoch of the hybrid net on each simulator, against its classical control
+	$(BIN)/python benchmarks/epoch.py
+
+clean:  ## remove the environment and caches, keep runs
+	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

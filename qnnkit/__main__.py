@@ -1,0 +1,5 @@
+"""`python -m qnnkit` is the `qnnkit` command."""
+
+from qnnkit.cli import main
+
+main()

@@ -1,0 +1,114 @@
+"""Write, keep and restore the state of a training: one safetensors file, made current by one rename.
+
+Tensors go into the file as they are, everything else as JSON in its header; nothing is pickled, so a
+checkpoint cannot execute code when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from qnnkit.workspace import write_bytes
+
+
+def save_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: dict[str, Any],
+) -> None:
+    """Writes a checkpoint; whatever `path` held before stays whole until the new one is.
+
+    Args:
+        path: File to make or replace.
+        model: Its parameters and buffers are kept.
+        optimizer: Its state is kept.
+        progress: Plain JSON values: epoch, best score, schedule, history.
+
+    Raises:
+        OSError: The disk is full or read-only; the message says what to do.
+    """
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    state = optimizer.state_dict()
+    plain: dict[str, dict[str, Any]] = {}
+    for index, entries in state["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{key}"] = value
+            else:
+                plain.setdefault(str(index), {})[key] = value
+    for name, generator in _generators().items():
+        tensors[f"random.{name}"] = generator
+    header = {"optimizer": {"param_groups": state["param_groups"], "state": plain}, "progress": progress}
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(contiguous, metadata={"qnnkit": json.dumps(header)}))
+
+
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, Any]:
+    """Puts a checkpoint's state back and returns its `progress`.
+
+    Without an optimizer only the model's weights are restored (to evaluate); with one, also its state and
+    torch's random generators (to go on training).
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, or belongs to another model.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["qnnkit"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"Checkpoint `{path}` is damaged ({error}). Delete it; training then starts again from the one "
+            "before, or from the beginning."
+        ) from None
+    try:
+        model.load_state_dict(_under(tensors, "model."))
+    except RuntimeError as error:
+        raise ValueError(f"Checkpoint `{path}` belongs to another model: {error}") from None
+    if optimizer is not None:
+        entries = {int(index): dict(values) for index, values in header["optimizer"]["state"].items()}
+        for name, tensor in _under(tensors, "optimizer.").items():
+            index, key = name.split(".", 1)
+            entries.setdefault(int(index), {})[key] = tensor
+        optimizer.load_state_dict({"state": entries, "param_groups": header["optimizer"]["param_groups"]})
+        torch.set_rng_state(tensors["random.cpu"])
+        if "random.cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["random.cuda"])
+    return header["progress"]
+
+
+def keep_as(path: Path, name: str) -> None:
+    """Gives the checkpoint at `path` a second name beside it, replacing what had that name.
+
+    A hard link costs nothing; where the file system has none (Drive), the file is copied.
+    """
+    target, link = path.with_name(name), path.with_name(f".{name}.{os.getpid()}")
+    try:
+        link.unlink(missing_ok=True)
+        link.hardlink_to(path)
+        link.replace(target)
+    except OSError:
+        write_bytes(target, path.read_bytes())
+
+
+def _generators() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

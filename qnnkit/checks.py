@@ -1,0 +1,77 @@
+"""One uniform message for a bad value: what it is, the rule, the value, the next step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def message(name: str, rule: str, value: object, next_step: str) -> str:
+    """The sentence that every refusal of qnnkit is made of.
+
+    Example:
+        >>> message("wires", "lie in 0..3", (0, 4), "Raise n_qubits or drop wire 4.")
+        'Argument `wires` must lie in 0..3, but is (0, 4). Raise n_qubits or drop wire 4.'
+    """
+    return f"Argument `{name}` must {rule}, but is {value!r}. {next_step}"
+
+
+def nearest(value: str, choices: Iterable[str]) -> str | None:
+    """The choice that is spelt most like `value`, or None when none is close.
+
+    Example:
+        >>> nearest("epocs", ["epochs", "seed"])
+        'epochs'
+    """
+    found = difflib.get_close_matches(value, list(choices), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def choice(name: str, value: str, choices: Collection[str]) -> str:
+    """`value` itself, if it is one of `choices`.
+
+    Raises:
+        ValueError: It is not; the message lists the choices and the nearest one.
+    """
+    if value in choices:
+        return value
+    guess = nearest(str(value), choices)
+    hint = f"Did you mean {guess!r}? " if guess else ""
+    raise ValueError(message(name, "be a known name", value, f"{hint}The choices are {', '.join(choices)}."))
+
+
+def positive(name: str, value: float, next_step: str = "Use 1 or more.") -> None:
+    """Raises ValueError unless `value` is above zero."""
+    if not value > 0:
+        raise ValueError(message(name, "be above 0", value, next_step))
+
+
+def last_axis(name: str, tensor: torch.Tensor, size: int, next_step: str) -> None:
+    """Raises ValueError unless the last axis of `tensor` has length `size`."""
+    if tensor.ndim == 0 or tensor.shape[-1] != size:
+        raise ValueError(message(name, f"have shape (..., {size})", tuple(tensor.shape), next_step))
+
+
+def axes(name: str, tensor: torch.Tensor, names: str, next_step: str) -> None:
+    """Raises ValueError unless `tensor` has as many axes as `names` has, such as "batch, height, width"."""
+    if tensor.ndim != len(names.split(",")):
+        raise ValueError(message(name, f"have the axes ({names})", tuple(tensor.shape), next_step))
+
+
+def folder(name: str, path: str | Path, next_step: str) -> Path:
+    """`path` as a Path, if a folder is there.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        NotADirectoryError: A file is there.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return path
+    error = NotADirectoryError if path.exists() else FileNotFoundError
+    raise error(message(name, "be an existing folder", str(path), next_step))

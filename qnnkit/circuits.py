@@ -1,0 +1,237 @@
+"""Embeddings and ansaetze as plain PennyLane quantum functions, in one registry.
+
+Each works on any number of wires, and can be printed (`inspect.getsource`), drawn and copied:
+
+    >>> import pennylane as qp
+    >>> qnode, weight_shapes = build("data_reuploading", n_qubits=2, n_layers=1)
+    >>> print(qp.draw(qnode, level="device")([0.1, 0.2], [[[0.3, 0.4, 0.5], [0.6, 0.7, 0.8]]]))
+    0: ──RY(0.10)──RY(0.30)──RZ(0.40)─╭●─╭X──RY(0.50)─┤  <Z>
+    1: ──RY(0.20)──RY(0.60)──RZ(0.70)─╰X─╰●──RY(0.80)─┤  <Z>
+"""
+
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import pennylane as qp
+
+from qnnkit import checks
+
+Wires = tuple[int, ...]
+
+
+# --- embeddings: (inputs, wires) ------------------------------------------------------------------
+
+
+def angle(inputs: Any, wires: Wires) -> None:
+    """Each feature as the angle of one RY, in radians; RY(t) = exp(-i t Y / 2)."""
+    qp.AngleEmbedding(inputs, wires=wires, rotation="Y")
+
+
+def amplitude(inputs: Any, wires: Wires) -> None:
+    """Up to 2**n features as the amplitudes of the state, scaled to unit length.
+
+    A blank sample (all zero, such as the border of an image) has no direction: it becomes |0...0>.
+    """
+    blank = qp.math.cast_like(qp.math.all(qp.math.equal(inputs, 0), axis=-1), inputs)
+    first = qp.math.eye(qp.math.shape(inputs)[-1], like=qp.math.get_interface(inputs))[0]
+    inputs = inputs + qp.math.expand_dims(blank, -1) * qp.math.cast_like(first, inputs)
+    qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True, pad_with=0.0)
+
+
+def iqp(inputs: Any, wires: Wires) -> None:
+    """Hadamards, RZ of each feature, and ZZ rotations by the products of feature pairs.
+
+    Reference: Havlicek et al. (2019), arXiv:1804.11326, eq. 2, in PennyLane's `IQPEmbedding`.
+    """
+    qp.IQPEmbedding(inputs, wires=wires)
+
+
+# --- ansaetze: (weights, wires) -------------------------------------------------------------------
+
+
+def strongly_entangling(weights: Any, wires: Wires) -> None:
+    """A general rotation on every wire, then CNOTs of a range that grows by layer.
+
+    The last angle of the last layer's rotations commutes with a measurement of Z: its gradient is zero.
+
+    Reference: Schuld et al. (2020), arXiv:1804.00633, fig. 4; weights of shape (n_layers, n_qubits, 3).
+    """
+    qp.StronglyEntanglingLayers(weights, wires=wires)
+
+
+def hardware_efficient(weights: Any, wires: Wires) -> None:
+    """CZ on every second pair of neighbours, alternating by layer, then RZ and RY on every wire.
+
+    The entangler comes first, so that no layer ends in gates which a measurement of Z cannot see.
+
+    Reference: after Kandala et al. (2017), arXiv:1704.05018; weights of shape (n_layers, n_qubits, 2).
+    """
+    for layer in range(qp.math.shape(weights)[0]):
+        for first, second in zip(wires[layer % 2 :: 2], wires[layer % 2 + 1 :: 2], strict=False):
+            qp.CZ(wires=(first, second))
+        for i, wire in enumerate(wires):
+            qp.RZ(weights[layer][i][0], wires=wire)
+            qp.RY(weights[layer][i][1], wires=wire)
+
+
+def random(weights: Any, wires: Wires, seed: int = 0) -> None:
+    """Rotations about random axes on random wires, with CNOTs in between; `seed` fixes the structure.
+
+    Reference: Henderson et al. (2020), arXiv:1904.04767, sec. 2.2; weights of shape (n_layers, n_rotations).
+    """
+    qp.RandomLayers(weights, wires=wires, seed=seed)
+
+
+# --- both at once: (inputs, weights, wires) -------------------------------------------------------
+
+
+def data_reuploading(inputs: Any, weights: Any, wires: Wires) -> None:
+    """In every layer the data anew: RY embedding, RY and RZ, a ring of CNOTs, RY.
+
+    Reference: after Perez-Salinas et al. (2020), arXiv:1907.02085; weights of shape (n_layers, n_qubits, 3).
+    """
+    for layer in range(qp.math.shape(weights)[0]):
+        angle(inputs, wires)
+        for i, wire in enumerate(wires):
+            qp.RY(weights[layer][i][0], wires=wire)
+            qp.RZ(weights[layer][i][1], wires=wire)
+        if len(wires) > 1:
+            for control, target in zip(wires, wires[1:] + wires[:1], strict=True):
+                qp.CNOT(wires=(control, target))
+        for i, wire in enumerate(wires):
+            qp.RY(weights[layer][i][2], wires=wire)
+
+
+# --- the registry ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """A quantum function and the sizes it needs."""
+
+    function: Callable[..., None]
+    kind: Literal["embedding", "ansatz", "both"]
+    n_features: Callable[[int], int] | None = None
+    """Number of features that `n_qubits` wires take."""
+    weights_shape: Callable[[int, int], tuple[int, ...]] | None = None
+    """Shape of `weights` for (n_layers, n_qubits)."""
+
+    def n_qubits(self, n_features: int) -> int:
+        """The fewest wires that take `n_features` features."""
+        if self.n_features is None:
+            raise TypeError("An ansatz takes no features; ask its embedding for the number of wires.")
+        wires = 1
+        while self.n_features(wires) < n_features:
+            wires += 1
+        return wires
+
+
+CIRCUITS: dict[str, Circuit] = {
+    "angle": Circuit(angle, "embedding", n_features=lambda n: n),
+    "amplitude": Circuit(amplitude, "embedding", n_features=lambda n: 2**n),
+    "iqp": Circuit(iqp, "embedding", n_features=lambda n: n),
+    "data_reuploading": Circuit(
+        data_reuploading, "both", n_features=lambda n: n, weights_shape=lambda layers, n: (layers, n, 3)
+    ),
+    "strongly_entangling": Circuit(
+        strongly_entangling, "ansatz", weights_shape=lambda layers, n: (layers, n, 3)
+    ),
+    "hardware_efficient": Circuit(
+        hardware_efficient, "ansatz", weights_shape=lambda layers, n: (layers, n, 2)
+    ),
+    "random": Circuit(random, "ansatz", weights_shape=lambda layers, n: (layers, n)),
+}
+EMBEDDINGS = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind == "embedding")
+ANSAETZE = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind != "embedding")
+
+
+def embedding_of(ansatz: str, embedding: str = "angle") -> Circuit:
+    """The entry that takes the features: the ansatz itself where it embeds them, else `embedding`."""
+    entry = CIRCUITS[checks.choice("circuit", ansatz, ANSAETZE)]
+    return entry if entry.kind == "both" else CIRCUITS[checks.choice("embedding", embedding, EMBEDDINGS)]
+
+
+def build(
+    ansatz: str,
+    *,
+    n_qubits: int = 4,
+    n_layers: int = 2,
+    embedding: str = "angle",
+    seed: int = 0,
+    device: str = "default.qubit",
+) -> tuple[qp.QNode, dict[str, tuple[int, ...]]]:
+    """A QNode `(inputs, weights) -> [<Z_0>, ..., <Z_n-1>]` and the `weight_shapes` a layer needs.
+
+    Args:
+        ansatz: Name of an entry of `CIRCUITS` that has weights.
+        n_qubits: Number of wires.
+        n_layers: Depth of the ansatz.
+        embedding: Name of the entry that embeds `inputs`; unused where the ansatz embeds them itself.
+        seed: Fixes the structure of the `random` ansatz; unused by the others.
+        device: Name of a PennyLane device.
+
+    Raises:
+        ValueError: A name is unknown, or a number is below 1.
+    """
+    checks.positive("n_qubits", n_qubits)
+    checks.positive("n_layers", n_layers)
+    entry, wires = CIRCUITS[checks.choice("circuit", ansatz, ANSAETZE)], tuple(range(n_qubits))
+    embed = embedding_of(ansatz, embedding).function
+    apply = partial(entry.function, seed=seed) if ansatz == "random" else entry.function
+
+    @qp.qnode(make_device(device, wires))
+    def circuit(inputs, weights):
+        if entry.kind == "both":
+            apply(inputs, weights, wires)
+        else:
+            embed(inputs, wires)
+            apply(weights, wires)
+        return [qp.expval(qp.PauliZ(wire)) for wire in wires]
+
+    assert entry.weights_shape is not None  # every entry of ANSAETZE has one
+    return circuit, {"weights": entry.weights_shape(n_layers, n_qubits)}
+
+
+def make_device(name: str, wires: Any) -> qp.devices.Device:
+    """A PennyLane device made that draws no seed from NumPy's global generator, as PennyLane would."""
+    fresh = {"seed": None} if name in ("default.qubit", "lightning.qubit") else {}
+    return qp.device(name, wires=wires, **fresh)
+
+
+# --- without entanglement -------------------------------------------------------------------------
+
+
+def _is_elementary(operation: qp.operation.Operator) -> bool:
+    """Whether to leave an operation whole: true of gates, false of templates and products of gates."""
+    composite = type(operation).__module__.startswith("pennylane.templates") or isinstance(
+        operation, (qp.ops.Prod, qp.ops.op_math.Adjoint)
+    )
+    return len(operation.wires) < 2 or not (composite and operation.has_decomposition)
+
+
+def _is_entangler(operation: qp.operation.Operator) -> bool:
+    keeps = ("SWAP", "Barrier", "Snapshot")  # they act on several wires and entangle none
+    prepares = isinstance(operation, qp.operation.StatePrepBase)  # the data, not the circuit
+    return len(operation.wires) > 1 and operation.name not in keeps and not prepares
+
+
+@qp.transform
+def drop_entanglement(tape):
+    """The same circuit without its entangling gates: the separable control of Bowles et al.
+
+    Templates are taken apart first. A state preparation (amplitude embedding) stays whole, because it is
+    the data itself. A single-wire gate keeps its parameter, so the number of weights does not change,
+    though a weight that sits in an entangling gate no longer acts.
+
+    Reference: Bowles et al. (2024), arXiv:2403.07059, sec. 5.
+    """
+    [expanded], _ = qp.transforms.decompose(tape, stopping_condition=_is_elementary)
+    kept = [operation for operation in expanded.operations if not _is_entangler(operation)]
+    return [expanded.copy(operations=kept)], lambda results: results[0]

@@ -1,0 +1,188 @@
+"""The settings of a run: frozen pydantic models that refuse unknown names and say what each means."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qnnkit import checks
+
+FlatValue = int | float | bool | str | None
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class DataConfig(Settings):
+    dataset: str = "digits"
+    """Name of an entry of DATASETS."""
+    data_dir: str | None = None
+    """Folder of the images, for datasets that do not ship with a dependency."""
+    image_size: int | None = Field(default=None, ge=2)
+    """Side to which images are resized, in pixels; None keeps the most common size."""
+    grey: bool | None = None
+    """Convert to grey (True) or colour (False); None keeps grey where every image is grey."""
+    split_seed: int = Field(default=0, ge=0)
+    """Fixes which image is in which split; not the run's seed, so that all seeds see one test set."""
+    validation_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Share of all images that choose the best epoch."""
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Share of all images that are looked at once, at the end."""
+
+
+class ModelConfig(Settings):
+    model: str = "quanv"
+    """Name of an entry of MODELS."""
+    circuit: str = "data_reuploading"
+    """Name of an ansatz in CIRCUITS."""
+    embedding: str = "angle"
+    """Name of an embedding in CIRCUITS, for an ansatz that does not embed its data itself."""
+    n_layers: int = Field(default=2, ge=1)
+    """Depth of the ansatz."""
+    kernel_size: int = Field(default=2, ge=1)
+    """Side of a patch, in pixels."""
+    stride: int = Field(default=2, ge=1)
+    """Step between patches, in pixels."""
+    filters: int = Field(default=1, ge=1)
+    """Number of circuits, each with its own weights."""
+    trainable: bool = True
+    """Whether the circuit's weights are trained."""
+    hidden: int = Field(default=16, ge=1)
+    """Channels of the classical layer that reads the feature maps."""
+
+
+class TrainingConfig(Settings):
+    epochs: int = Field(default=20, ge=1)
+    """Passes over the training data."""
+    batch_size: int = Field(default=64, ge=1)
+    """Images per step on each process, before accumulation."""
+    learning_rate: float = Field(default=1e-2, gt=0)
+    """Step size of the classical weights at the top of the schedule."""
+    quantum_learning_rate: float | None = Field(default=None, gt=0)
+    """Step size of the circuit's weights; None takes the classical one."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """Update rule; sgd has momentum 0.9."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decay of the classical weights; angles are periodic and never decay."""
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    """How the step size falls to zero over the run."""
+    warmup_epochs: float = Field(default=0.0, ge=0)
+    """Epochs over which the step size first rises from zero."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of the classical gradient; None does not clip."""
+    quantum_clip_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of the circuit's gradient; None does not clip."""
+    accumulation: int = Field(default=1, ge=1)
+    """Batches whose gradients are averaged before one update."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the classical layers; circuits always compute in float32."""
+    patience: int = Field(default=0, ge=0)
+    """Epochs without a better validation score before stopping early; 0 never stops."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of each label that is spread over all classes."""
+
+
+class RunConfig(Settings):
+    """Everything a run is made from; written to config.json in its folder."""
+
+    recipe: str
+    """Name of the entry of RECIPES that the run started from."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Fixes initial weights and the order of the data."""
+    n_seeds: int = Field(default=1, ge=1)
+    """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
+    controls: tuple[Literal["classical", "no_entanglement", "frozen_random"], ...] = ("classical",)
+    """Nets trained beside the hybrid one, with only the quantum part exchanged."""
+    device: str = "auto"
+    """Torch device: auto, cpu, cuda, cuda:N or mps. Placement: may differ when a run is resumed."""
+    backend: str = "auto"
+    """What runs the circuits: auto or a PennyLane device. Placement, as above."""
+
+    def override(self, **values: FlatValue) -> RunConfig:
+        """A copy with some settings exchanged, each named by its own name wherever it is nested.
+
+        Raises:
+            ValueError: A name is unknown (the nearest is offered), or a value breaks its rule.
+
+        Example:
+            >>> RunConfig(recipe="digits_quanv").override(epochs=2).training.epochs
+            2
+        """
+        nested = self.model_dump()
+        known = flat_names()
+        for name, value in values.items():
+            section = known[checks.choice("setting", name, known)]
+            (nested[section] if section else nested)[name] = value
+        return validate(nested)
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its own name.
+
+        Example:
+            >>> RunConfig(recipe="digits_quanv").flat()["batch_size"]
+            64
+        """
+        nested = self.model_dump(mode="json")
+        return {
+            name: nested[section][name] if section else nested[name] for name, section in flat_names().items()
+        }
+
+    def difference(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Settings that make another experiment: name -> (here, there). Placement makes none."""
+        here, there = self.flat(), other.flat()
+        return {
+            name: (here[name], there[name])
+            for name in here
+            if name not in PLACEMENT and here[name] != there[name]
+        }
+
+
+PLACEMENT = ("device", "backend")
+"""Settings that say where a run computes, not what."""
+_SECTIONS = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
+
+
+def flat_names() -> dict[str, str]:
+    """Name of every setting -> the section that holds it ("" for the run itself).
+
+    `model` is a section as well as the name of a setting in it; the setting is meant.
+    """
+    names = {name: "" for name in RunConfig.model_fields if name not in _SECTIONS}
+    for section, kind in _SECTIONS.items():
+        names |= dict.fromkeys(kind.model_fields, section)
+    return names
+
+
+def describe(name: str) -> str:
+    """What a setting means, in one line."""
+    section = flat_names()[checks.choice("setting", name, flat_names())]
+    field = (_SECTIONS[section] if section else RunConfig).model_fields[name]
+    return (field.description or "").replace("\n", " ")
+
+
+def validate(values: dict[str, Any]) -> RunConfig:
+    """A RunConfig from plain values, as read from config.json.
+
+    Raises:
+        ValueError: One sentence on the first setting that breaks its rule.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][-1] if not isinstance(first["loc"][-1], int) else first["loc"][-2])
+        if first["type"] == "extra_forbidden":
+            checks.choice("setting", name, flat_names())
+        rule = first["msg"][0].lower() + first["msg"][1:]
+        rule = rule.removeprefix("input should ")
+        meaning = (
+            f"It means: {describe(name)}"
+            if name in flat_names()
+            else "See qnnkit.config.RunConfig for every setting."
+        )
+        raise ValueError(checks.message(name, rule, first["input"], meaning)) from None

@@ -1,0 +1,28 @@
+"""Datasets: `load("digits")`, `load("class_folder", root=...)`; every one gives fixed, stratified splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from qnnkit import checks
+from qnnkit.data.images import ImageSet, ImageSplits, class_folder, digits
+from qnnkit.data.sample import write_sample
+
+DATASETS: dict[str, Callable[..., ImageSplits]] = {"digits": digits, "class_folder": class_folder}
+
+
+def load(name: str, **options: Any) -> ImageSplits:
+    """The dataset called `name` in `DATASETS`, with that function's own options.
+
+    Raises:
+        ValueError: There is no such dataset; the message lists them.
+
+    Example:
+        >>> len(load("digits", test_fraction=0.1).test)
+        180
+    """
+    return DATASETS[checks.choice("dataset", name, DATASETS)](**options)
+
+
+__all__ = ["DATASETS", "ImageSet", "ImageSplits", "class_folder", "digits", "load", "write_sample"]

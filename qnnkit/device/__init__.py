@@ -1,0 +1,28 @@
+"""Where am I, what can compute here, what is missing and how to install it.
+
+Everything here reports; nothing sets a seed, a thread count, a default device or an environment variable.
+torch, PennyLane and psutil load when first used, so launch code may ask `launch_environment` before them.
+"""
+
+from qnnkit.device.accelerators import Accelerator, choose, usable_devices
+from qnnkit.device.lightning_gpu import GpuFacts, Remedy, diagnose
+from qnnkit.device.machine import launch_environment, on_colab
+from qnnkit.device.simulators import SIMULATORS, Simulator, probe
+from qnnkit.device.summary import Report, report, table
+
+__all__ = [
+    "Report",
+    "report",
+    "table",
+    "choose",
+    "usable_devices",
+    "launch_environment",
+    "on_colab",
+    "probe",
+    "diagnose",
+    "Accelerator",
+    "GpuFacts",
+    "Remedy",
+    "Simulator",
+    "SIMULATORS",
+]

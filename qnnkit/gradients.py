@@ -1,0 +1,208 @@
+"""Are the gradients right, and how large are they: asked before hours are spent on training."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import checks, circuits, layers
+from qnnkit.layers import QuantumLayer
+from qnnkit.tasks import Task
+
+METHODS: dict[str, dict[str, Any]] = {
+    "backprop": {},
+    "parameter-shift": {},
+    "adjoint": {},
+    # Central differences: the error falls with the square of the step, and 1e-4 leaves it near 1e-9.
+    "finite-diff": {"h": 1e-4, "strategy": "center", "approx_order": 2},
+}
+"""PennyLane's `diff_method` -> its settings. All run in float64 on `default.qubit`."""
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-7}
+"""Largest error allowed by the precision of the layer. `default.qubit` reaches 1e-15 in float64, finite
+differences 1e-9; through `lightning.qubit` a float64 gradient was seen to come back good to 2e-8 only."""
+
+
+class GradientError(ArithmeticError):
+    """A layer's gradient disagrees with an independent method."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One layer's gradient by autograd, as training uses it, against one independent method."""
+
+    layer: str
+    method: str
+    n_weights: int
+    error: float
+    """Largest difference over the weights, relative to the largest gradient if that is above 1."""
+    tolerance: float
+    seconds: float
+    """Time of the independent method, for the given samples."""
+    autograd_seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance  # false for NaN too
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"passed": self.passed}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the gradient of one parameter is."""
+
+    parameter: str
+    kind: str
+    """"quantum" or "classical"."""
+    n_weights: int
+    norm: float
+    """Euclidean norm over the weights."""
+    mean: float
+    """Mean absolute value of a single weight's gradient."""
+
+
+def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> list[Comparison]:
+    """Compares every circuit's gradient by autograd with four independent methods.
+
+    The gradient is that of a fixed random combination of all outputs, at random inputs in [0, pi], with
+    respect to every weight of the layer.
+
+    Args:
+        model: Holds `QuantumLayer`s that have run once (so that the number of features is known).
+        samples: Number of random inputs.
+        seed: Fixes inputs and combination.
+
+    Returns:
+        One row per layer and method; none for a model without circuits.
+
+    Raises:
+        ValueError: A layer has not run yet.
+    """
+    found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantumLayer)]
+    return [row for name, layer in found for row in _check_layer(name or "layer", layer, samples, seed)]
+
+
+def prove(devices: Sequence[torch.device], backends: Sequence[str], *, seed: int = 0) -> list[dict[str, Any]]:
+    """Forward values and gradients of one circuit, computed on each device, against float64 `default.qubit`.
+
+    Args:
+        devices: Torch devices to try.
+        backends: PennyLane devices to try on each.
+        seed: Fixes inputs and weights.
+
+    Returns:
+        One row per pair: largest error of the values, and of the gradients by inputs and weights; whether
+        both are within the tolerance; the seconds it took.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.pi * torch.rand(32, 4, generator=generator, dtype=torch.float64)
+    qnode, shapes = circuits.build("data_reuploading")
+    weights = {"weights": torch.rand(shapes["weights"], generator=generator)}
+
+    def compute(layer: QuantumLayer, place: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        fed = inputs.to(place, dtype).requires_grad_()
+        values = layer.to(place, dtype)(fed)
+        parts = torch.autograd.grad(values.square().sum(), [fed, *layer.parameters()])
+        return values.detach().cpu().double(), torch.cat([part.flatten().cpu().double() for part in parts])
+
+    true_values, true_gradient = compute(
+        QuantumLayer(qnode, shapes, weights, backend="default.qubit"), torch.device("cpu"), torch.float64
+    )
+    rows = []
+    for place in devices:
+        for backend in backends:
+            start = time.perf_counter()
+            layer = QuantumLayer(qnode, shapes, copy.deepcopy(weights), backend=backend)
+            values, gradient = compute(layer, place, torch.float32)
+            pairs = ((values, true_values), (gradient, true_gradient))
+            errors = [float((ours - true).abs().max()) for ours, true in pairs]
+            rows.append(
+                {
+                    "torch device": str(place),
+                    "backend": backend,
+                    "value error": errors[0],
+                    "gradient error": errors[1],
+                    "agrees": max(errors) <= TOLERANCE[torch.float32],
+                    "seconds": time.perf_counter() - start,
+                }
+            )
+    return rows
+
+
+def require(comparisons: Sequence[Comparison]) -> None:
+    """Raises GradientError, in one sentence, at the first comparison that failed."""
+    for row in comparisons:
+        if not row.passed:
+            raise GradientError(
+                f"The gradient of `{row.layer}` by autograd must agree with {row.method} to "
+                f"{row.tolerance:g}, but differs by {row.error:.3g}. Do not train this net: change its "
+                "circuit or its backend."
+            )
+
+
+def sizes(model: nn.Module, task: Task, batch: Any) -> list[Size]:
+    """The gradient of the task's loss on one batch, parameter by parameter; the model is left as it was.
+
+    Args:
+        model: In training mode or not, as it is given.
+        task: Gives the loss.
+        batch: As the task takes it, on the model's device.
+    """
+    named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    quantum = {id(weight) for weight in layers.quantum_parameters(model)}
+    gradients = torch.autograd.grad(task(model, batch).loss, list(named.values()), allow_unused=True)
+    rows = []
+    for (name, weight), gradient in zip(named.items(), gradients, strict=True):
+        gradient = torch.zeros_like(weight) if gradient is None else gradient.cpu().double()
+        kind = "quantum" if id(weight) in quantum else "classical"
+        rows.append(Size(name, kind, weight.numel(), float(gradient.norm()), float(gradient.abs().mean())))
+    return rows
+
+
+def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> list[Comparison]:
+    if layer.n_features is None:
+        step = "Call the model on one batch, then check again."
+        raise ValueError(checks.message(name, "have run once", "a layer that has not", step))
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.pi * torch.rand(samples, layer.n_features, generator=generator, dtype=torch.float64)
+    weight = next(layer.parameters())
+    start = time.perf_counter()
+    # A fresh copy: its weights need gradients even where the layer is frozen, and nothing is left behind.
+    outputs = (trainable := layer.with_qnode(layer.qnode).requires_grad_(True))(inputs.to(weight))
+    mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) - 0.5
+    ours = _gradient(trainable, outputs, mixture)
+    autograd_seconds = time.perf_counter() - start
+    rows = []
+    for method, settings in METHODS.items():
+        device = circuits.make_device("default.qubit", layer.qnode.device.wires)
+        witness = layer.with_qnode(
+            layer.qnode.update(device=device, diff_method=method, gradient_kwargs=settings)
+        ).requires_grad_(True)
+        witness.double().cpu()
+        start = time.perf_counter()
+        # One by one: parameter shifts and finite differences take no batches.
+        theirs = sum(
+            _gradient(witness, witness(row), part) for row, part in zip(inputs, mixture, strict=True)
+        )
+        seconds = time.perf_counter() - start
+        assert isinstance(theirs, Tensor)  # samples is at least 1
+        error = (ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)
+        tolerance = TOLERANCE[torch.promote_types(weight.dtype, torch.float32)]
+        rows.append(
+            Comparison(name, method, ours.numel(), float(error), tolerance, seconds, autograd_seconds)
+        )
+    return rows
+
+
+def _gradient(layer: QuantumLayer, outputs: Tensor, mixture: Tensor) -> Tensor:
+    """Flat float64 gradient of sum(outputs * mixture) with respect to the layer's weights, on the CPU."""
+    weights = list(layer.parameters())
+    parts = torch.autograd.grad(outputs, weights, mixture.to(outputs))
+    return torch.cat([part.detach().flatten().cpu().double() for part in parts])

@@ -1,0 +1,22 @@
+"""The nets that recipes name, one family a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from qnnkit import checks
+from qnnkit.config import ModelConfig
+from qnnkit.models.quanv import QuanvNet
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"quanv": QuanvNet}
+
+
+def build(config: ModelConfig, **sizes) -> nn.Module:
+    """The net that `config.model` names, for images of the given `channels`, `image_size` and `n_classes`.
+
+    Raises:
+        ValueError: No family has that name; the message lists them.
+    """
+    return MODELS[checks.choice("model", config.model, MODELS)](config, **sizes)

@@ -1,0 +1,66 @@
+"""A quanvolutional net: a layer of circuits slid over the image, and a small classical reader."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit.config import ModelConfig
+from qnnkit.layers import Quanv2d
+
+
+class QuanvNet(nn.Module):
+    """Pixels -> angles -> quanvolution -> 3x3 convolution -> linear layer -> logits.
+
+    Args:
+        config: Circuit, patches and sizes.
+        channels: Channels of the images.
+        image_size: (height, width) of the images.
+        n_classes: Number of logits.
+        seed: Fixes every initial weight; no global generator is touched.
+        backend: What runs the circuits, as in `QuantumLayer`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        channels: int,
+        image_size: tuple[int, int],
+        n_classes: int,
+        seed: int = 0,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        self.quanv = Quanv2d(
+            channels,
+            config.circuit,
+            kernel_size=config.kernel_size,
+            stride=config.stride,
+            filters=config.filters,
+            trainable=config.trainable,
+            seed=seed,
+            backend=backend,
+            n_layers=config.n_layers,
+            embedding=config.embedding,
+        )
+        rows, columns = ((side - config.kernel_size) // config.stride + 1 for side in image_size)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.reader = nn.Sequential(
+                nn.Conv2d(self.quanv.out_channels, config.hidden, kernel_size=3, padding=1),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(config.hidden * rows * columns, n_classes),
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, n_classes) for uint8 images of shape (batch, channels, height, width)."""
+        return self.reader(self.feature_maps(images))
+
+    def feature_maps(self, images: Tensor) -> Tensor:
+        """What the reader sees: expectation values of shape (batch, out_channels, rows, columns)."""
+        angles = images.to(next(self.reader.parameters()).dtype) * (math.pi / 255)  # 0..255 -> 0..pi
+        return self.quanv(angles)

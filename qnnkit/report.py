@@ -1,0 +1,193 @@
+"""What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from qnnkit import stats, workspace
+from qnnkit.runs import Run, trained
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a net says of the test images."""
+
+    labels: np.ndarray
+    """True classes, of shape (n,)."""
+    class_probs: np.ndarray
+    """Of shape (n, n_classes)."""
+
+    @property
+    def predicted(self) -> np.ndarray:
+        return self.class_probs.argmax(axis=1)
+
+    def confusion(self) -> np.ndarray:
+        """Counts by (true class, predicted class)."""
+        n_classes = self.class_probs.shape[1]
+        counts = np.zeros((n_classes, n_classes), dtype=int)
+        np.add.at(counts, (self.labels, self.predicted), 1)
+        return counts
+
+    def worst(self, n: int) -> np.ndarray:
+        """Indices of the images whose true class was thought least likely, worst first."""
+        true_probs = self.class_probs[np.arange(len(self.labels)), self.labels]
+        wrong = np.flatnonzero(self.predicted != self.labels)
+        return wrong[np.argsort(true_probs[wrong], kind="stable")][:n]
+
+
+def predict(run: Run, net: str = "hybrid") -> Predictions:
+    """The test split through a trained net of the run's first seed, on the CPU."""
+    model, test = trained(run, net), run.splits.test
+    with torch.no_grad():
+        logits = torch.cat([model(images) for images in test.images.split(256)])
+    return Predictions(test.labels.numpy(), logits.float().softmax(dim=1).numpy())
+
+
+def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
+    """Net -> validation loss and accuracy, of shape (seeds, epochs); NaN after an early stop."""
+    rows, found = run.epochs(), {}
+    for net in run.nets if len(rows) else ():
+        of_net = rows[rows["net"] == net]
+        if len(of_net):
+            found[net] = {
+                name: of_net.pivot(index="seed", columns="epoch", values=f"validation_{name}").to_numpy()
+                for name in ("loss", "accuracy")
+            }
+    return found
+
+
+def summary(run: Run) -> list[dict[str, Any]]:
+    """One row per net: test accuracy over seeds with its 95 % interval, parameters, seconds per epoch.
+
+    Raises:
+        FileNotFoundError: Nothing has been trained yet.
+    """
+    finals, rows = run.finals(), []
+    if not len(finals):
+        raise FileNotFoundError(
+            f"Run `{run.folder}` must have trained a net, but has not: run 03_train first."
+        )
+    for net in run.nets:
+        of_net = finals[finals["net"] == net].set_index("seed").sort_index()
+        if not len(of_net):
+            continue
+        accuracies = of_net["test_accuracy"].tolist()
+        interval = stats.mean_interval(accuracies)
+        known = math.isfinite(interval.low)
+        first = of_net.iloc[0]
+        rows.append(
+            {
+                "net": net,
+                "accuracies": accuracies,
+                "accuracy": interval.mean,
+                "low": interval.low if known else None,
+                "high": interval.high if known else None,
+                "quantum": int(first["quantum"]),
+                "classical": int(first["classical"]),
+                "frozen": int(first["frozen"]),
+                "seconds_per_epoch": float(np.median(of_net["seconds_per_epoch"].to_list())),
+            }
+        )
+    return rows
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One sentence per control on how the hybrid net did beside it."""
+    hybrid = next((row for row in rows if row["net"] == "hybrid"), None)
+    if hybrid is None:
+        return []
+    return [
+        stats.verdict("hybrid", hybrid["accuracies"], row["net"], row["accuracies"])
+        for row in rows
+        if row is not hybrid and len(row["accuracies"]) == len(hybrid["accuracies"])
+    ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The rows of `summary` as people read them."""
+    import pandas as pd
+
+    def accuracy(row: dict[str, Any]) -> str:
+        if row["low"] is None:
+            return f"{100 * row['accuracy']:.1f} (one seed)"
+        return f"{100 * row['accuracy']:.1f} ± {50 * (row['high'] - row['low']):.1f}"
+
+    return pd.DataFrame(
+        {
+            "net": [row["net"] for row in rows],
+            "test accuracy (%)": [accuracy(row) for row in rows],
+            "quantum": [row["quantum"] for row in rows],
+            "classical": [row["classical"] for row in rows],
+            "frozen": [row["frozen"] for row in rows],
+            "s / epoch": [f"{row['seconds_per_epoch']:.2f}" for row in rows],
+        }
+    ).set_index("net")
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """Writes report.html and, last, result.json; returns the result.
+
+    Raises:
+        FileNotFoundError: A net of the run is not trained yet.
+    """
+    rows = summary(run)
+    missing = set(run.nets) - {row["net"] for row in rows if len(row["accuracies"]) == len(run.seeds)}
+    if missing:
+        raise FileNotFoundError(
+            f"Run `{run.folder}` must have trained every net, but lacks {', '.join(sorted(missing))}. "
+            "Run 03_train on it."
+        )
+    result = {
+        "recipe": run.config.recipe,
+        "seeds": list(run.seeds),
+        "nets": rows,
+        "verdicts": verdicts(rows),
+        "test_images": len(run.splits.test),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    workspace.write_bytes(run.report, render(run, result).encode())
+    workspace.write_json(run.folder / "result.json", result)
+    return result
+
+
+def render(run: Run, result: dict[str, Any]) -> str:
+    """The run's page: table, sentences, every kept figure, settings and provenance, in one HTML file."""
+    from jinja2 import Environment, PackageLoader
+
+    provenance = json.loads((run.folder / "provenance.json").read_text())
+    page = Environment(loader=PackageLoader("qnnkit", "."), autoescape=True).get_template("report.html")
+    return page.render(
+        run=run,
+        result=result,
+        table=table(result["nets"]),
+        figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
+        settings=run.config.flat(),
+        provenance=provenance,
+        notes=run.splits.notes,
+    )
+
+
+def _figure(path: Path) -> dict[str, str]:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        told = {name: str(image.info.get(name, "")) for name in ("Title", "Description")}
+    encoded = base64.b64encode(path.read_bytes()).decode()
+    return {
+        "title": told["Title"],
+        "description": told["Description"],
+        "source": f"data:image/png;base64,{encoded}",
+    }

@@ -1,0 +1,606 @@
+"""colab_setup.ipynb, and the first cell of each numbered notebook, on a stand-in for a Colab machine.
+
+The stand-in is a folder: a Python of its own that sees the packages of this one but installs only into
+itself, a `google.colab` that mounts a folder, and a repository that holds a small package named qnnkit.
+git and pip are real.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import venv
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK = ROOT / "colab_setup.ipynb"
+NUMBERED = sorted((ROOT / "notebooks").glob("0*.ipynb"))
+REPOSITORY = "https://github.com/qnnkit/qnnkit"
+
+# What Python runs first on the stand-in machine. Colab imports google.colab before the first cell, and its
+# Drive is a mount point, which a test cannot make without being root.
+SITECUSTOMIZE = """
+import pathlib
+import google.colab.drive
+really_is_mount = pathlib.Path.is_mount
+pathlib.Path.is_mount = lambda path: str(path) in google.colab.drive.mounted() or really_is_mount(path)
+"""
+
+DRIVE = """
+import os, pathlib
+log = pathlib.Path(os.environ["STAND_IN"], "mounted.txt")
+
+def mounted():
+    return log.read_text().splitlines() if log.exists() else []
+
+def mount(mountpoint):
+    if "STAND_IN_REFUSES_DRIVE" in os.environ:
+        raise ValueError("mount failed: access was not allowed")
+    pathlib.Path(mountpoint, "MyDrive").mkdir(parents=True)
+    log.write_text("\\n".join([*mounted(), mountpoint]))
+"""
+
+# The command line of the stand-in package: it writes down what it was asked, and for which workspace.
+MAIN = """
+import json, os, pathlib, sys
+print("stand-in qnnkit", *sys.argv[1:])
+asked = {"arguments": sys.argv[1:], "home": os.environ.get("QNNKIT_HOME")}
+with pathlib.Path(os.environ["STAND_IN"], "asked.jsonl").open("a") as log:
+    log.write(json.dumps(asked) + "\\n")
+"""
+
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "qnnkit"
+version = "0.1.0"
+"""
+
+# A build backend of its own: an editable install of qnnkit that asks no registry for setuptools.
+BACKEND = """
+import pathlib, zipfile
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    name = "qnnkit-0.1.0-py3-none-any.whl"
+    about = "qnnkit-0.1.0.dist-info"
+    with zipfile.ZipFile(pathlib.Path(wheel_directory, name), "w") as wheel:
+        wheel.writestr("qnnkit.pth", str(pathlib.Path.cwd()) + "\\n")
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\\nName: qnnkit\\nVersion: 0.1.0\\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return name
+"""
+
+# A pip that does the one thing that must never happen: it puts another numpy before the image's.
+MOVING_PIP = """
+import pathlib, sysconfig
+about = pathlib.Path(sysconfig.get_path("purelib"), "numpy-0.0.1.dist-info")
+about.mkdir(exist_ok=True)
+(about / "METADATA").write_text("Metadata-Version: 2.1\\nName: numpy\\nVersion: 0.0.1\\n")
+"""
+
+
+def write(path: Path, text: str) -> None:
+    """Writes `text` to `path`, making its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text).lstrip())
+
+
+@dataclass
+class Machine:
+    """A folder that stands for a Colab machine; see the top of this file."""
+
+    folder: Path
+    colab: bool = True
+
+    @property
+    def content(self) -> Path:
+        """What /content is on Colab: where notebooks start, and where the checkout lies."""
+        return self.folder / "content"
+
+    @property
+    def checkout(self) -> Path:
+        # Named like the package and lying where notebooks start, as on Colab: a trap for imports.
+        return self.content / "qnnkit"
+
+    @property
+    def workspace(self) -> Path:
+        return self.content / "drive" / "MyDrive" / "my runs"
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "venv" / "bin" / "python"
+
+    @property
+    def repository(self) -> str:
+        return (self.folder / "repository.git").as_uri()  # a plain path would make git ignore --depth
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        return {
+            "repository": self.repository,
+            "checkout": str(self.checkout),
+            "drive_mount": str(self.content / "drive"),
+            "drive_folder": str(self.workspace),
+            "run_main_job": False,
+        }
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """The environment variables of every process on this machine."""
+        leave_out = ("QNNKIT_", "JUPYTER", "PYTHON", "GIT_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(leave_out)}
+        return {
+            **inherited,
+            "STAND_IN": str(self.folder),
+            "IPYTHONDIR": str(self.folder / "ipython"),
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "PIP_NO_INDEX": "1",  # everything that is asked for is already there
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": str(self.folder / "gitconfig"),
+            **({"PYTHONPATH": str(self.folder / "colab")} if self.colab else {}),
+            **variables,
+        }
+
+    def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command where a notebook would start."""
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=self.content,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    def git(self, folder: Path, *words: str) -> str:
+        """What git prints; it must succeed."""
+        done = self.run("git", "-C", folder, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def publish(self, files: dict[str, str]) -> str:
+        """Commits `files` to the repository that notebooks clone, and gives the commit's name."""
+        author = self.folder / "author"
+        for name, text in files.items():
+            write(author / name, text)
+        self.git(author, "add", "--all")
+        self.git(author, "commit", "--quiet", "--message", f"Write {', '.join(files)}")
+        self.git(author, "push", "--quiet", str(self.folder / "repository.git"), "main")
+        return self.head(author)
+
+    def head(self, folder: Path | None = None) -> str:
+        """The commit at which a checkout stands."""
+        return self.git(folder or self.checkout, "rev-parse", "HEAD")
+
+    def cells(self, until: str = "", **changes: object) -> list[str]:
+        """The code of the notebook with its parameters exchanged, up to the cell that holds `until`."""
+        sources = []
+        for cell in code_cells(NOTEBOOK):
+            sources.append(cell.source)
+            if "parameters" in cell.metadata.get("tags", []):
+                values = self.parameters | changes
+                sources.append("\n".join(f"{name} = {value!r}" for name, value in values.items()))
+            if until and until in cell.source:
+                return sources
+        assert not until, f"no cell holds {until!r}"
+        return sources
+
+    def run_cells(self, until: str = "", **changes: object) -> subprocess.CompletedProcess[str]:
+        """Runs the notebook's code in a plain Python: quicker than a kernel, and the same code."""
+        return self.run_code("\n\n".join(self.cells(until, **changes)))
+
+    def run_code(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs `code` with __file__ unknown, as it is in a notebook."""
+        return self.run(self.python, "-c", code, **variables)
+
+    def run_ipython(self, code: str) -> subprocess.CompletedProcess[str]:
+        """Runs `code` as one cell, which may hold lines that begin with ! or %."""
+        return self.run(self.python, "-m", "IPython", "--colors=NoColor", "-c", code)
+
+    def run_kernel(self, **changes: object) -> str:
+        """Runs the notebook through papermill in this machine's kernel; gives all that it printed."""
+        values = self.parameters | changes
+        given = [word for name, value in values.items() for word in ("-p", name, str(value))]
+        output = self.folder / "executed.ipynb"
+        done = self.run(self.python, "-m", "papermill", "--no-progress-bar", NOTEBOOK, output, *given)
+        assert done.returncode == 0, done.stderr
+        outputs = [part for cell in code_cells(output) for part in cell.outputs]
+        assert {part.output_type for part in outputs} == {"stream"}
+        return "".join(part.text for part in outputs)
+
+    def mounts(self) -> list[str]:
+        """Where Drive was mounted, once for each time."""
+        log = self.folder / "mounted.txt"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def asked(self) -> list[dict[str, object]]:
+        """What the stand-in package was asked to do."""
+        log = self.folder / "asked.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def code_cells(path: Path) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line of a failure, which is what a reader of the notebook sees at the bottom."""
+    assert done.returncode != 0
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A Colab machine that holds nothing yet."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("this Python has no pip, which the notebook needs")
+    made = Machine(tmp_path)
+    made.content.mkdir()
+    venv.create(made.folder / "venv", with_pip=False, symlinks=True)
+    # It sees this Python's packages, last of all, and cannot change them: pip removes nothing outside a venv.
+    own = next((made.folder / "venv" / "lib").glob("python*/site-packages"))
+    (own / "zz_developer.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    write(made.folder / "gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
+    write(made.folder / "colab" / "google" / "colab" / "__init__.py", "")
+    write(made.folder / "colab" / "google" / "colab" / "drive.py", DRIVE)
+    write(made.folder / "colab" / "sitecustomize.py", SITECUSTOMIZE)
+    for name, options in {"repository.git": ["--bare"], "author": []}.items():
+        made.git(made.content, "init", "--quiet", "--initial-branch=main", *options, str(made.folder / name))
+    made.publish(
+        {
+            "pyproject.toml": PYPROJECT,
+            "backend.py": BACKEND,
+            "qnnkit/__init__.py": "edition = 1\n",
+            "qnnkit/__main__.py": MAIN,
+            "requirements-colab.txt": "torch\nnumpy\nnbformat>=5.10\n",
+            ".gitignore": "__pycache__/\n",
+        }
+    )
+    return made
+
+
+# --- the form of the notebook ---
+
+
+def test_the_notebook_is_a_clean_source() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.accelerator == "GPU"
+    assert set(notebook.metadata) <= {"accelerator", "colab", "kernelspec", "language_info"}
+    assert set(notebook.metadata.colab) <= {"gpuType"}
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}
+    for cell in code_cells(NOTEBOOK):
+        assert cell.outputs == [] and cell.execution_count is None
+        assert len(cell.source.splitlines()) <= 15, cell.id
+    kinds = [cell.cell_type for cell in notebook.cells]
+    assert kinds[0] == kinds[-1] == "markdown"
+
+
+def test_the_parameters_can_be_overridden() -> None:
+    tagged = [cell for cell in code_cells(NOTEBOOK) if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1
+    for line in tagged[0].source.splitlines():
+        # papermill stops seeing a parameter when the line has a second "=", even in its comment.
+        found = re.fullmatch(r"[a-z_]+: (?P<type>\w+) = (?P<value>[^=#]+)  # [^=]+", line)
+        assert found, line
+        assert type(ast.literal_eval(found["value"])).__name__ == found["type"]
+
+
+# --- outside Colab ---
+
+
+def test_outside_colab_nothing_happens(machine: Machine) -> None:
+    machine.colab = False
+    printed = machine.run_kernel(run_main_job=True)
+    assert re.fullmatch(r"This is not Colab, so this notebook does nothing\. [^\n]+\n", printed)
+    assert list(machine.content.iterdir()) == []
+    assert machine.asked() == []
+
+
+# --- on Colab ---
+
+
+def test_set_up_twice(machine: Machine) -> None:
+    site_packages = Path(sysconfig.get_path("purelib"))
+    developers = (
+        sorted(site_packages.glob("*qnnkit*")),
+        metadata.distribution("qnnkit").read_text("direct_url.json"),
+    )
+
+    first = machine.run_kernel()
+    assert machine.mounts() == [str(machine.content / "drive")]
+    assert machine.head() == machine.head(machine.folder / "author")
+    assert (machine.checkout / ".git" / "shallow").exists()
+    assert machine.asked() == [{"arguments": ["doctor"], "home": str(machine.workspace)}]
+    assert "stand-in qnnkit doctor" in first
+    assert machine.workspace.is_dir()
+    held = (machine.content / "qnnkit-constraints.txt").read_text().splitlines()
+    assert held == [f"{name}=={metadata.version(name)}" for name in ("torch", "numpy")]
+
+    # A day later: the machine still stands, a run lies on Drive, and the repository has moved on, twice.
+    write(machine.workspace / "runs" / "first" / "result.json", "{}")
+    machine.publish({"qnnkit/__init__.py": "edition = 2\n"})
+    newest = machine.publish({"qnnkit/extra.py": "more = True\n"})
+    again = machine.run_cells()
+    assert again.returncode == 0, again.stderr
+    assert len(machine.mounts()) == 1
+    assert machine.head() == newest
+    assert "was here before. It is up to date" in again.stdout
+    assert (machine.workspace / "runs" / "first" / "result.json").read_text() == "{}"
+    assert len(machine.asked()) == 2
+
+    # A kernel started now finds the package, although a folder of its name lies where it starts.
+    found = machine.run_code("import qnnkit; print(qnnkit.edition, qnnkit.__file__)")
+    assert found.stdout.split() == ["2", str(machine.checkout / "qnnkit" / "__init__.py")], found.stderr
+    # And this Python's own qnnkit is where it was.
+    assert developers == (
+        sorted(site_packages.glob("*qnnkit*")),
+        metadata.distribution("qnnkit").read_text("direct_url.json"),
+    )
+
+
+def test_the_main_job_and_imports_in_the_same_kernel(machine: Machine) -> None:
+    code = "\n\n".join([*machine.cells(run_main_job=True), "import qnnkit; print('edition', qnnkit.edition)"])
+    done = machine.run_code(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("edition 1\n")
+    assert machine.asked()[-1] == {
+        "arguments": ["run", "--recipe", "digits_quanv", "--run-dir", "runs/first"],
+        "home": str(machine.workspace),
+    }
+
+
+def test_a_failed_doctor_stops_the_notebook(machine: Machine) -> None:
+    machine.publish({"qnnkit/__main__.py": "raise SystemExit('no such thing as a circuit')\n"})
+    done = machine.run_cells(run_main_job=True)
+    assert "no such thing as a circuit" in done.stdout
+    assert sentence(done).startswith("RuntimeError: qnnkit is installed but its check failed;")
+    assert machine.asked() == []
+
+
+def test_refused_drive_stops_before_anything_is_fetched(machine: Machine) -> None:
+    code = "\n\n".join(machine.cells())
+    done = machine.run_code(code, STAND_IN_REFUSES_DRIVE="1")
+    assert "Drive could not be mounted" in sentence(done)
+    assert "access was not allowed" in sentence(done)
+    assert not machine.checkout.exists()
+
+
+def test_stop_leaves_no_command_behind(machine: Machine) -> None:
+    command = [str(machine.python), "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+    code = "\n\n".join([*machine.cells(until="def run("), f"run({command!r}, otherwise='')"])
+    notebook = subprocess.Popen(
+        [machine.python, "-u", "-c", code],
+        cwd=machine.content,
+        env=machine.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with notebook:
+        started = int(next(line for line in notebook.stdout if line.strip().isdigit()))
+        notebook.send_signal(signal.SIGINT)  # to the kernel alone, as a front end may do
+    with pytest.raises(ProcessLookupError):
+        os.kill(started, 0)
+
+
+# --- fetching and updating ---
+
+
+def test_edits_stay(machine: Machine) -> None:
+    assert machine.run_cells(until="Its last commit:").returncode == 0
+    edited = machine.checkout / "qnnkit" / "__init__.py"
+    edited.write_text("edition = 'mine'\n")
+    before = machine.head()
+    machine.publish({"qnnkit/extra.py": "more = True\n"})
+    done = machine.run_cells(until="Its last commit:")
+    assert done.returncode == 0
+    assert "stays as it is, because it holds edits of yours" in done.stdout
+    assert edited.read_text() == "edition = 'mine'\n"
+    assert machine.head() == before
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_own_commits_and_files_stay(machine: Machine, committed: bool) -> None:
+    assert machine.run_cells(until="Its last commit:").returncode == 0
+    write(machine.checkout / "idea.py", "mine = True\n")
+    if committed:
+        machine.git(machine.checkout, "add", "idea.py")
+        machine.git(machine.checkout, "commit", "--quiet", "--message", "My idea")
+    before = machine.head()
+    machine.publish({"idea.py": "mine = False\n"})
+    done = machine.run_cells(until="Its last commit:")
+    assert done.returncode == 0
+    assert "stays as it is, because it holds commits or files that 'main' lacks" in done.stdout
+    assert (machine.checkout / "idea.py").read_text() == "mine = True\n"
+    assert machine.head() == before
+
+
+def test_without_network_the_old_checkout_serves(machine: Machine) -> None:
+    assert machine.run_cells(until="Its last commit:").returncode == 0
+    before = machine.head()
+    done = machine.run_cells(until="Its last commit:", repository=(machine.folder / "nowhere").as_uri())
+    assert done.returncode == 0
+    assert "stays as it is, because file://" in done.stdout
+    assert machine.head() == before
+
+
+@pytest.mark.parametrize("change", [{"branch": "mian"}, {"repository": "file:///nowhere"}])
+def test_a_wrong_repository_or_branch_is_one_sentence(machine: Machine, change: dict[str, str]) -> None:
+    done = machine.run_cells(until="Its last commit:", **change)
+    assert "could not be cloned into" in done.stderr
+    assert "run this notebook again." in sentence(done)
+    assert not machine.checkout.exists()
+
+
+def test_a_folder_that_is_no_checkout_stays(machine: Machine) -> None:
+    write(machine.checkout / "thesis.txt", "three years of work\n")
+    done = machine.run_cells(until="Its last commit:")
+    assert "could not be cloned" in done.stderr
+    assert [path.name for path in machine.checkout.iterdir()] == ["thesis.txt"]
+
+
+# --- torch and numpy ---
+
+
+def test_pip_stops_rather_than_move_numpy(machine: Machine) -> None:
+    machine.publish({"requirements-colab.txt": "numpy==1.0\n"})
+    done = machine.run_cells()
+    assert "Cannot install numpy==1.0" in done.stdout
+    assert sentence(done).startswith("RuntimeError: pip could not install the packages;")
+    assert machine.asked() == []
+
+
+def test_a_moved_numpy_is_noticed(machine: Machine) -> None:
+    write(machine.folder / "colab" / "pip" / "__init__.py", "")
+    write(machine.folder / "colab" / "pip" / "__main__.py", MOVING_PIP)
+    done = machine.run_cells()
+    assert sentence(done).startswith("RuntimeError: pip replaced {'torch':")
+    assert "'numpy': '0.0.1'" in sentence(done)
+    assert machine.asked() == []
+
+
+# --- the kit itself, not a stand-in ---
+
+
+@pytest.mark.slow
+def test_the_real_kit_is_set_up(machine: Machine, tmp_path: Path) -> None:
+    if not (ROOT / "qnnkit" / "cli.py").exists():
+        pytest.skip("qnnkit has no command line yet")
+    # The kit is built by setuptools, which pip fetches for it.
+    probe = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            tmp_path / "probe",
+            "setuptools",
+        ],
+        capture_output=True,
+        check=False,
+    )
+    if probe.returncode != 0:
+        pytest.skip("no package registry answered")
+    author = machine.folder / "author"
+    for old in ("qnnkit", "backend.py"):
+        shutil.rmtree(author / old) if (author / old).is_dir() else (author / old).unlink()
+    shutil.copytree(ROOT / "qnnkit", author / "qnnkit", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "LICENSE"):
+        write(author / name, "a stand-in\n")
+    wanted = (ROOT / "requirements-colab.txt").read_text().splitlines(keepends=True)
+    machine.publish(
+        {
+            "pyproject.toml": (ROOT / "pyproject.toml").read_text(),
+            # Without the CUDA libraries: hundreds of megabytes, for a machine that may have no GPU.
+            "requirements-colab.txt": "".join(line for line in wanted if "lightning-gpu" not in line),
+        }
+    )
+    code = "\n\n".join([*machine.cells(), "import qnnkit; print('imported', qnnkit.__file__)"])
+    done = machine.run_code(code, PIP_NO_INDEX="0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"imported {machine.checkout / 'qnnkit' / '__init__.py'}" in done.stdout
+    assert "lightning" in done.stdout
+    # A new process finds the kit, although a folder of its name lies where it starts. setuptools' import hook
+    # would lose to that folder; with package-dir in pyproject.toml, setuptools writes a plain path instead.
+    fresh = machine.run_code("import qnnkit; print(qnnkit.__file__)")
+    assert fresh.stdout.strip() == str(machine.checkout / "qnnkit" / "__init__.py"), fresh.stderr
+    found = machine.run(machine.python, "-m", "qnnkit", "doctor", "--json")
+    assert found.returncode == 0, found.stderr
+    json.loads(found.stdout)
+
+
+# --- the first cell of the numbered notebooks ---
+
+
+def setup_cell(path: Path) -> str:
+    """The one cell that is tagged `setup`."""
+    tagged = [cell.source for cell in code_cells(path) if "setup" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1, f"{path.name} has {len(tagged)} cells tagged setup"
+    return tagged[0]
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> str:
+    """The set-up cell, which all numbered notebooks share word for word."""
+    if not NUMBERED:
+        pytest.skip("there are no numbered notebooks yet")
+    found = {setup_cell(path) for path in NUMBERED}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_setup_cell_comes_first() -> None:
+    for path in NUMBERED:
+        assert code_cells(path)[0].source == setup_cell(path), path.name
+
+
+def test_setup_cell_does_nothing_where_qnnkit_is(machine: Machine, bootstrap: str) -> None:
+    own = next((machine.folder / "venv" / "lib").glob("python*/site-packages"))
+    write(own / "qnnkit" / "__init__.py", "")
+    compare = f"import sys\nbefore = list(sys.path)\n{bootstrap}\nassert sys.path == before"
+    done = machine.run_ipython(compare)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert list(machine.content.iterdir()) == []
+    assert machine.mounts() == []
+
+
+def test_setup_cell_finds_its_own_checkout(machine: Machine, bootstrap: str) -> None:
+    machine.colab = False
+    notebooks = machine.folder / "author" / "notebooks"
+    notebooks.mkdir()
+    code = f"import os\nos.chdir({str(notebooks)!r})\n{bootstrap}\nimport qnnkit\nprint(qnnkit.__file__)"
+    done = machine.run_ipython(code)
+    assert done.stdout.strip() == str(machine.folder / "author" / "qnnkit" / "__init__.py"), done.stderr
+
+
+def test_setup_cell_says_what_to_do_elsewhere(machine: Machine, bootstrap: str) -> None:
+    machine.colab = False
+    done = machine.run_ipython(bootstrap)
+    assert done.returncode != 0
+    assert "ModuleNotFoundError: qnnkit is not installed here." in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("cloned", [False, True])
+def test_setup_cell_sets_colab_up(machine: Machine, bootstrap: str, cloned: bool) -> None:
+    content = f"{machine.content}/"
+    machine.publish({"colab_setup.ipynb": NOTEBOOK.read_text().replace("/content/", content)})
+    # The cell names the real repository: git is told to look for it in the stand-in's.
+    with (machine.folder / "gitconfig").open("a") as settings:
+        settings.write(f'[url "{machine.repository}"]\n    insteadOf = {REPOSITORY}\n')
+    if cloned:  # a bare folder named qnnkit, where the notebook starts, is no package
+        machine.git(machine.content, "clone", "--quiet", "--depth", "1", REPOSITORY, str(machine.checkout))
+    code = (
+        bootstrap.replace("/content/", content)
+        + "\nimport os, qnnkit\nprint(os.environ['QNNKIT_HOME'], qnnkit.edition)"
+    )
+    done = machine.run_ipython(code)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"{content}drive/MyDrive/qnnkit 1\n")
+    assert machine.mounts() == [f"{content}drive"]
+    assert [asked["arguments"] for asked in machine.asked()] == [
+        ["doctor"]
+    ]  # the main job is not its business

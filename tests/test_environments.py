@@ -1,0 +1,160 @@
+"""pyproject.toml, environment.yml and requirements-colab.txt ask for the same, and for what exists."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+from uv import find_uv_bin
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Colab's image, as far as it bears on what may be chosen. PyPI has no +cu128 build; 2.11.0 stands for it.
+COLAB_IMAGE = {
+    "torch": "==2.11.0",
+    "numpy": "==2.1.*",
+    "ipywidgets": "==7.7.1",
+    "transformers": "==5.15.*",
+    "peft": "==0.20.*",
+    "accelerate": "==1.14.*",
+}
+
+
+def by_name(lines: list[str]) -> dict[str, Requirement]:
+    """The requirements in `lines` by package; a package that is named twice is an error."""
+    found = [Requirement(line) for line in lines]
+    names = [requirement.name for requirement in found]
+    assert len(names) == len(set(names)), f"named twice: {sorted(n for n in names if names.count(n) > 1)}"
+    return dict(zip(names, found, strict=True))
+
+
+def pyproject() -> dict[str, Requirement]:
+    """What a user of the kit needs: the dependencies and the extra `gpu`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return by_name(project["dependencies"] + project["optional-dependencies"]["gpu"])
+
+
+def environment() -> dict[str, object]:
+    """environment.yml as it is written."""
+    return yaml.safe_load((ROOT / "environment.yml").read_text())
+
+
+def environment_pip_lines() -> list[str]:
+    """The pip section of environment.yml."""
+    sections = [part["pip"] for part in environment()["dependencies"] if isinstance(part, dict)]
+    assert len(sections) == 1
+    return sections[0]
+
+
+def colab() -> dict[str, Requirement]:
+    """What requirements-colab.txt asks for."""
+    lines = (ROOT / "requirements-colab.txt").read_text().splitlines()
+    return by_name([line for line in lines if line and not line.startswith("#")])
+
+
+def test_environment_yml_names_the_packages_of_pyproject() -> None:
+    *lines, kit = environment_pip_lines()
+    assert kit == "-e ."  # so the names before it are a list of their own, not pyproject's read back
+    assert by_name(lines) == pyproject()
+
+
+def test_colab_names_the_packages_of_pyproject() -> None:
+    image = {"torch", "numpy"}
+    others = {name: requirement for name, requirement in pyproject().items() if name not in image}
+    found = colab()
+    assert {name: requirement for name, requirement in found.items() if name not in image} == others
+    for name in image:  # any bound could move what the image has
+        assert str(found[name]) == name
+
+
+def test_environment_yml_is_for_mac_and_linux() -> None:
+    settings = environment()
+    assert settings["name"] == "qnnkit"
+    assert settings["channels"][0] == "conda-forge"
+    assert settings["variables"] == {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}
+    # Only Python and pip may come from conda: two sources for one package end in two copies of it.
+    assert settings["dependencies"][:-1] == ["python=3.12", "pip"]
+
+
+def uv_compile(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs `uv pip compile` in `folder`: for another platform, from metadata alone, building nothing."""
+    command = [find_uv_bin(), "pip", "compile", "--only-binary", ":all:", "--no-annotate", "--no-header"]
+    # Without this, uv first tries to download the Python that it is to resolve for.
+    settings = {**os.environ, "UV_PYTHON_DOWNLOADS": "never", **variables}
+    return subprocess.run(
+        [*command, *options],
+        cwd=folder,
+        env=settings,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where no package registry answers."""
+    folder = tmp_path_factory.mktemp("registry")
+    (folder / "probe.in").write_text("packaging\n")
+    asked = uv_compile(folder, "probe.in", "--refresh", UV_HTTP_TIMEOUT="15")
+    if asked.returncode != 0:
+        pytest.skip(f"no package registry answered: {asked.stderr.strip().splitlines()[-1].strip()}")
+
+
+def resolve(folder: Path, lines: list[str], *options: str, **variables: str) -> dict[str, Version]:
+    """The versions that uv chooses for `lines`."""
+    (folder / "wanted.in").write_text("\n".join(lines) + "\n")
+    done = uv_compile(folder, "wanted.in", *options, **variables)
+    assert done.returncode == 0, done.stderr
+    chosen = by_name(done.stdout.splitlines())
+    return {
+        name: Version(str(requirement.specifier).removeprefix("==")) for name, requirement in chosen.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ["3.13", "3.12"])
+def test_colab_resolves_beside_the_image(registry: None, tmp_path: Path, python: str) -> None:
+    lines = [str(requirement) for requirement in colab().values()]
+    constraints = tmp_path / "image.txt"
+    constraints.write_text("".join(f"{name}{version}\n" for name, version in COLAB_IMAGE.items()))
+    options = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_35"]
+    # transformers and peft are not asked for, but the image has them: both must go with what is chosen.
+    chosen = resolve(tmp_path, [*lines, "transformers", "peft"], *options, "-c", str(constraints))
+    for name, version in COLAB_IMAGE.items():
+        assert chosen[name] in Requirement(name + version).specifier
+    for name in ("pennylane", "pennylane-lightning", "pennylane-lightning-gpu"):
+        assert chosen[name].release[:2] == (0, 45)
+    assert "custatevec-cu12" in chosen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["pyproject.toml", "environment.yml"])
+def test_mac_resolves(registry: None, tmp_path: Path, source: str) -> None:
+    lines = (
+        environment_pip_lines()[:-1] if source == "environment.yml" else list(map(str, pyproject().values()))
+    )
+    options = ["--python-version", "3.12", "--python-platform", "aarch64-apple-darwin"]
+    chosen = resolve(tmp_path, lines, *options, MACOSX_DEPLOYMENT_TARGET="14.0")
+    assert chosen["torch"] >= Version("2.6")
+    assert chosen["numpy"] >= Version("2.0")
+    for name in ("pennylane", "pennylane-lightning"):
+        assert chosen[name].release[:2] == (0, 45)
+    assert "pennylane-lightning-gpu" not in chosen
+    assert not [name for name in chosen if "cuda" in name or name.endswith(("-cu12", "-cu13"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["x86_64-manylinux_2_35", "aarch64-unknown-linux-gnu"])
+def test_linux_resolves(registry: None, tmp_path: Path, platform: str) -> None:
+    lines = environment_pip_lines()[:-1]
+    chosen = resolve(tmp_path, lines, "--python-version", "3.12", "--python-platform", platform)
+    assert chosen["torch"] >= Version("2.6")
+    assert chosen["pennylane"].release[:2] == chosen["pennylane-lightning-gpu"].release[:2] == (0, 45)
