@@ -1,7 +1,7 @@
 """Seconds per epoch of the digits net: the hybrid one on each simulator, against its classical control.
 
-One process, the nets in turn, medians of several rounds; `make bench` runs it. lightning.qubit runs one circuit at
-a time, so a part of an epoch is timed and scaled up, and the table says so.
+One process, the nets in turn, medians of several rounds; `make bench` runs it. lightning.qubit runs one
+circuit at a time, so a part of an epoch is timed and scaled up, and the table says so.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,11 @@ def save_checkpoint(
                 plain.setdefault(str(index), {})[key] = value
     for name, generator in _generators().items():
         tensors[f"random.{name}"] = generator
-    header = {"optimizer": {"param_groups": state["param_groups"], "state": plain}, "progress": progress}
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, save(contiguous, metadata={"qnnkit": json.dumps(header)}))
+    header = json.dumps(
+        {"optimizer": {"param_groups": state["param_groups"], "state": plain}, "progress": progress}
+    )
+    alone = _alone(tensors)
+    write_bytes(path, save(alone, metadata={"qnnkit": header, "crc32": _checksum(alone, header)}))
 
 
 def load_checkpoint(
@@ -66,27 +69,31 @@ def load_checkpoint(
     """
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["qnnkit"])
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        header = json.loads(metadata["qnnkit"])
+        checksum = _checksum(tensors, metadata["qnnkit"])
+        if metadata.get("crc32", checksum) != checksum:
+            raise ValueError("its checksum does not fit")
+        settings, progress = header["optimizer"], header["progress"]
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"Checkpoint `{path}` is damaged ({error}). Delete it; training then starts again from the one "
-            "before, or from the beginning."
+            f"Checkpoint `{path}` is damaged ({error}). Delete the folder it is in; this net is then trained "
+            "from the beginning."
         ) from None
-    try:
-        model.load_state_dict(_under(tensors, "model."))
-    except RuntimeError as error:
-        raise ValueError(f"Checkpoint `{path}` belongs to another model: {error}") from None
+    weights = _under(tensors, "model.")
+    _require_fit(path, weights, model)
+    model.load_state_dict(weights)
     if optimizer is not None:
-        entries = {int(index): dict(values) for index, values in header["optimizer"]["state"].items()}
+        entries = {int(index): dict(values) for index, values in settings["state"].items()}
         for name, tensor in _under(tensors, "optimizer.").items():
             index, key = name.split(".", 1)
             entries.setdefault(int(index), {})[key] = tensor
-        optimizer.load_state_dict({"state": entries, "param_groups": header["optimizer"]["param_groups"]})
+        optimizer.load_state_dict({"state": entries, "param_groups": settings["param_groups"]})
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["random.cuda"])
-    return header["progress"]
+    return progress
 
 
 def keep_as(path: Path, name: str) -> None:
@@ -101,6 +108,38 @@ def keep_as(path: Path, name: str) -> None:
         link.replace(target)
     except OSError:
         write_bytes(target, path.read_bytes())
+
+
+def _alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each on the CPU and in memory of its own, as safetensors wants them; tied weights are written twice."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        found[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
+        taken.add(found[name].untyped_storage().data_ptr())
+    return found
+
+
+def _checksum(tensors: dict[str, Tensor], header: str) -> str:
+    """CRC-32 of all that a checkpoint says: a disk's flipped bit must not train on in silence."""
+    crc = zlib.crc32(header.encode())
+    for name, tensor in sorted(tensors.items()):
+        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), crc)
+    return f"{crc:08x}"
+
+
+def _require_fit(path: Path, weights: dict[str, Tensor], model: nn.Module) -> None:
+    """Refuses another model's weights before any is put in place."""
+    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"Checkpoint `{path}` belongs to another model: `{name}` has shape {there.get(name)} there, "
+                f"{here.get(name)} here. Choose another folder, or build the model that it was made from."
+            )
 
 
 def _generators() -> dict[str, Tensor]:

@@ -23,7 +23,9 @@ def main() -> None:
     try:
         app()
     except (ValueError, TypeError, OSError, NotebookError) as error:
-        typer.echo(f"qnnkit: {getattr(error, 'strerror', None) or error}", err=True)
+        # qnnkit's own sentences stand in strerror; the system's say little without the file's name.
+        told = error.strerror if isinstance(error, OSError) and not error.filename else None
+        typer.echo(f"qnnkit: {told or error}", err=True)
         raise SystemExit(2) from None
 
 
@@ -66,7 +68,7 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
     """`["epochs=2", "circuit=random"]` as values: JSON where it is JSON, else text.
 
     Raises:
-        ValueError: A word has no `=`.
+        ValueError: A word has no `=`, or names what an option of its own does.
 
     Example:
         >>> parse_settings(["epochs=2", "circuit=random", "trainable=false"])
@@ -79,10 +81,18 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
             raise ValueError(
                 f"Option --set must be KEY=VALUE, but is {word!r}. Write, for example, --set epochs=2."
             )
+        if name in ("recipe", "run_dir"):
+            raise ValueError(
+                f"Option --set must name a setting, but is {word!r}. Use --{name.replace('_', '-')}."
+            )
         try:
             values[name] = json.loads(text)
         except json.JSONDecodeError:
             values[name] = text
+        if values[name] is None:
+            raise ValueError(
+                f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."
+            )
     return values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from qnnkit import checks
 
@@ -103,6 +103,13 @@ class RunConfig(Settings):
     backend: str = "auto"
     """What runs the circuits: auto or a PennyLane device. Placement, as above."""
 
+    @field_validator("controls")
+    @classmethod
+    def _each_once(cls, controls: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(controls)) < len(controls):
+            raise ValueError("name each net once")
+        return controls
+
     def override(self, **values: FlatValue) -> RunConfig:
         """A copy with some settings exchanged, each named by its own name wherever it is nested.
 
@@ -175,14 +182,17 @@ def validate(values: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][-1] if not isinstance(first["loc"][-1], int) else first["loc"][-2])
+        name = next((part for part in reversed(first["loc"]) if isinstance(part, str)), "settings")
+        rule, value = first["msg"][0].lower() + first["msg"][1:], first["input"]
+        rule = rule.removeprefix("input should ").removeprefix("value error, ")
         if first["type"] == "extra_forbidden":
-            checks.choice("setting", name, flat_names())
-        rule = first["msg"][0].lower() + first["msg"][1:]
-        rule = rule.removeprefix("input should ")
+            section = flat_names()[checks.choice("setting", name, flat_names())]
+            rule = f"stand in {section or 'the top level'}"
+        elif first["type"] == "missing":
+            rule, value = "be given", None
         meaning = (
             f"It means: {describe(name)}"
             if name in flat_names()
             else "See qnnkit.config.RunConfig for every setting."
         )
-        raise ValueError(checks.message(name, rule, first["input"], meaning)) from None
+        raise ValueError(checks.message(name, rule, value, meaning)) from None

@@ -62,7 +62,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         self.n_features: int | None = None
         """Length of the inputs' last axis, as last seen by `forward`."""
         self.n_outputs: int | None = None
-        """Length of the outputs' last axis, as last seen by `forward`."""
+        """Length of the outputs' last axis, as last seen by `forward`; None if the QNode returns no list."""
 
     @property
     def backend(self) -> str:
@@ -89,7 +89,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         kind = inputs.device.type
         weight = next(iter(self.qnode_weights.values()), inputs)
         compute = torch.promote_types(torch.promote_types(inputs.dtype, weight.dtype), torch.float32)
-        if torch.is_autocast_enabled(kind):
+        if torch.is_autocast_enabled(kind) and inputs.dtype != torch.float64:  # which autocast passes by
             surrounding = torch.get_autocast_dtype(kind)
         else:
             surrounding = inputs.dtype if inputs.is_floating_point() else compute
@@ -97,7 +97,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         place = inputs.device if self.backend == "default.qubit" and kind != "mps" else torch.device("cpu")
         with torch.autocast(kind, enabled=False):
             outputs = super().forward(inputs.to(place, compute))
-        self.n_features, self.n_outputs = inputs.shape[-1], outputs.shape[-1]
+        self.n_features = inputs.shape[-1]
+        self.n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim else None
         return outputs.to(inputs.device, surrounding)
 
     def with_qnode(self, qnode: qp.QNode) -> QuantumLayer:
@@ -268,7 +269,8 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
 
     - `no_entanglement`: the circuit without its entangling gates. Does entanglement help?
     - `frozen_random`: the circuit at random weights that never train. Does training the circuit help?
-    - `classical`: a bounded polynomial map of equal parameter count. Does the circuit help at all?
+    - `classical`: a bounded polynomial map of equal parameter count, trained where the circuit is. Does the
+      circuit help at all?
 
     Everything classical starts from the same weights as in `model`, which is left as it was.
 
@@ -278,6 +280,7 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
 
     Raises:
         ValueError: The model holds no `QuantumLayer`, or has not run yet.
+        NotImplementedError: A layer's QNode returns no list, but a single value or a tuple.
     """
     if not any(isinstance(module, QuantumLayer) for module in model.modules()):
         rule = "hold at least one QuantumLayer"
@@ -330,14 +333,19 @@ def _frozen_random(layer: QuantumLayer, seed: int) -> QuantumLayer:
 
 
 def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
-    if layer.n_features is None or layer.n_outputs is None:
+    if layer.n_features is None:
         raise ValueError(
             checks.message(
                 "model", "have run once", "a model that has not", "Call it on one batch, then ask again."
             )
         )
-    n_weights = sum(weight.numel() for weight in layer.parameters())
-    return ClassicalLayer(layer.n_features, layer.n_outputs, n_weights, seed=seed)
+    if layer.n_outputs is None:
+        rule, step = "return a list", "Write `return [qp.expval(...)]` in the QNode."
+        raise NotImplementedError(checks.message("qnode", rule, "a QNode that returns something else", step))
+    weights = list(layer.parameters())
+    n_weights = sum(weight.numel() for weight in weights)
+    twin = ClassicalLayer(layer.n_features, layer.n_outputs, n_weights, seed=seed).to(weights[0])
+    return twin.requires_grad_(any(weight.requires_grad for weight in weights)).train(layer.training)
 
 
 def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:
@@ -347,11 +355,12 @@ def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) 
     places = [
         (parent, name, child)
         for parent in model.modules()
-        for name, child in parent.named_children()
+        for name, child in parent._modules.items()  # named_children() gives a child of two names once
         if isinstance(child, QuantumLayer)
     ]
     made: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
     for parent, name, child in places:
-        made.setdefault(child, make(child, len(made)))
+        if child not in made:
+            made[child] = make(child, len(made))
         setattr(parent, name, made[child])
     return model

@@ -220,22 +220,22 @@ def feature_maps(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> 
 
 
 def comparison(
-    nets: Mapping[str, Sequence[float]], intervals: Mapping[str, tuple[float, float, float]]
+    nets: Mapping[str, Sequence[float]], intervals: Mapping[str, tuple[float, float | None, float | None]]
 ) -> Picture:
     """Test accuracy of each net: a dot per seed, the mean and its interval.
 
     Args:
         nets: Net -> accuracy of each seed, as fractions.
-        intervals: Net -> (mean, low, high), as fractions; infinite bounds are not drawn.
+        intervals: Net -> (mean, low, high), as fractions; bounds of None are not drawn.
     """
     figure = _picture(7, 0.55 * len(nets) + 1.1)
     axis = figure.subplots()
     for row, (net, values) in enumerate(nets.items()):
-        mean, low, high = (100 * value for value in intervals[net])
+        mean, low, high = intervals[net]
         axis.plot(100 * np.asarray(values), [row] * len(values), "o", color=COLOURS[row], alpha=0.5)
-        if np.isfinite(low):
-            axis.plot([low, high], [row, row], color=COLOURS[row], lw=2)
-        axis.plot([mean], [row], "D", color=COLOURS[row], markeredgecolor="black")
+        if low is not None and high is not None:
+            axis.plot([100 * low, 100 * high], [row, row], color=COLOURS[row], lw=2)
+        axis.plot([100 * mean], [row], "D", color=COLOURS[row], markeredgecolor="black")
     axis.set_yticks(range(len(nets)), list(nets))
     axis.set_ylim(len(nets) - 0.5, -0.5)
     axis.set_xlabel("test accuracy (%): a dot per seed, the mean and its 95 % interval")
@@ -254,7 +254,7 @@ def circuit(layer: Any, inputs: Any) -> Picture:
     from matplotlib import pyplot, rc_context
 
     with rc_context():  # PennyLane's style would stay on
-        draw: Any = qp.draw_mpl(layer.qnode, level="device", style="black_white", show_all_wires=True)
+        draw: Any = qp.draw_mpl(layer.qnode, level="device", decimals=2, style="black_white")
         figure, _ = draw(inputs, **layer.qnode_weights)
     pyplot.close(figure)  # PennyLane draws through pyplot, which would keep it and show it twice
     figure.__class__ = Picture

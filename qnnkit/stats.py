@@ -32,7 +32,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
         level: Confidence level.
 
     Raises:
-        ValueError: There is no value, or `level` is not between 0 and 1.
+        ValueError: There is no value, one is not finite, or `level` is not between 0 and 1.
 
     Example:
         >>> interval = mean_interval([1.0, 2.0, 3.0])
@@ -40,6 +40,8 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
         (2.0, 2.484)
     """
     checks.positive("the number of values", len(values), "Give at least one value.")
+    if not all(map(math.isfinite, values)):
+        raise ValueError(checks.message("values", "be finite", list(values), "Repeat the failed runs."))
     if not 0 < level < 1:
         raise ValueError(checks.message("level", "lie between 0 and 1", level, "0.95 is usual."))
     mean, n = statistics.fmean(values), len(values)
@@ -63,10 +65,16 @@ def verdict(name: str, values: Sequence[float], other: str, others: Sequence[flo
         other: The second net.
         others: Its accuracies, by the same seeds in the same order.
 
+    Raises:
+        ValueError: The two have not as many values as one another, or none, or one is not finite.
+
     Example:
         >>> print(verdict("hybrid", [0.95, 0.96, 0.94], "classical", [0.98, 0.98, 0.97]))
         classical did better than hybrid: 2.7 points, 95 % interval 1.2 to 4.1 over 3 seeds.
     """
+    if len(values) != len(others):
+        rule = f"have one value per seed, as `values` has {len(values)}"
+        raise ValueError(checks.message("others", rule, list(others), "Train both nets on the same seeds."))
     if len(values) == 1:
         gap = 100 * (values[0] - others[0])
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -44,7 +45,8 @@ class Classification:
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         images, labels = batch
-        logits = model(images).float()
+        logits = model(images)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         smoothing = self.label_smoothing if model.training else 0.0
         loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
         correct = (logits.argmax(-1) == labels).sum()

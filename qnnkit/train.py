@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,13 @@ def fit(
 
     Raises:
         FloatingPointError: The loss or a gradient is not finite.
-        ValueError: The precision cannot be had on the device.
+        ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained.
     """
-    devices = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    device = torch.device(device)
+    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), _accelerated(model, device, config) as accelerator:
         torch.manual_seed(seed)
-        loop = _Loop(model, task, loaders, config, groups, torch.device(device), folder)
+        loop = _Loop(model, task, loaders, config, groups, accelerator, folder)
         return loop.run(log or (lambda row: None))
 
 
@@ -97,11 +99,13 @@ def evaluate(
     model: nn.Module, task: Task, loader: DataLoader, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """The task's numbers on a loader: means over all samples."""
+    from accelerate.utils import send_to_device
+
     model.to(device).eval()
     totals = _Totals()
     with torch.no_grad():
         for batch in loader:
-            totals.add(task(model, [part.to(device) for part in batch]))
+            totals.add(task(model, send_to_device(batch, device)))
     return totals.means()
 
 
@@ -120,9 +124,10 @@ class _Totals:
 
 
 class _Loop:
-    def __init__(self, model, task, loaders, config, groups, device, folder):
-        self.task, self.config, self.folder = task, config, folder
-        self.accelerator = _accelerator(device, config)
+    def __init__(self, model, task, loaders, config, groups, accelerator, folder):
+        self.task, self.config, self.accelerator, self.folder = task, config, accelerator, folder
+        for name in ("train", "validation"):
+            checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
         groups = groups or [Group("all", list(model.parameters()), config.learning_rate)]
         self.groups = [
             _trainable(group) for group in groups if any(p.requires_grad for p in group.parameters)
@@ -135,6 +140,7 @@ class _Loop:
             )
         self.rates = [group.learning_rate for group in self.groups]
         optimizer = _optimizer(self.groups, config)
+        optimizer.zero_grad()  # what the caller has left there is not of this training
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.train_loader, self.validation_loader = self.accelerator.prepare(
             loaders["train"], loaders["validation"]
@@ -163,7 +169,7 @@ class _Loop:
             with self.accelerator.accumulate(self.model):
                 with self.accelerator.autocast():
                     step = self.task(self.model, batch)
-                self.accelerator.backward(step.loss)
+                self.accelerator.backward(step.loss * self._weight(index))
                 totals.add(step)
                 if self.accelerator.sync_gradients:
                     self._update(norms, index)
@@ -176,8 +182,13 @@ class _Loop:
         row = {"epoch": self.progress.epoch, "seconds": self.progress.seconds[-1]}
         row |= {f"train_{name}": value for name, value in train.items()}
         row |= {f"validation_{name}": value for name, value in validation.items()}
-        row |= {f"gradient_norm_{name}": statistics.fmean(values) for name, values in norms.items()}
+        row |= {f"gradient_norm_{name}": _finite_mean(values) for name, values in norms.items()}
         return row | {"learning_rate": self.optimizer.param_groups[0]["lr"], "best": self._is_best()}
+
+    def _weight(self, index: int) -> float:
+        """Accelerate divides each loss by `accumulation`; the last batches of an epoch may be fewer."""
+        first = index - index % self.config.accumulation
+        return self.config.accumulation / min(self.config.accumulation, len(self.train_loader) - first)
 
     def _update(self, norms: dict[str, list[float]], index: int) -> None:
         scale = self._schedule(self.progress.updates / self.updates_per_epoch)
@@ -256,6 +267,8 @@ class _Loop:
         if scaler and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(scaler)
         self.progress = Progress(**state)
+        if self._is_best():
+            checkpoint.keep_as(last, "best.safetensors")  # a kill may have come before it
 
 
 def _trainable(group: Group) -> Group:
@@ -277,26 +290,46 @@ def _optimizer(groups: Sequence[Group], config: TrainingConfig) -> torch.optim.O
             return torch.optim.SGD(settings, momentum=0.9)
 
 
-def _accelerator(device: torch.device, config: TrainingConfig):
-    """An Accelerator for exactly this device and precision; its process-wide state is made anew."""
+@contextlib.contextmanager
+def _accelerated(model: nn.Module, device: torch.device, config: TrainingConfig) -> Iterator[Any]:
+    """An Accelerator for exactly this device and precision; it leaves nothing behind, `model` included."""
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
+    from accelerate.state import AcceleratorState, GradientState
 
     if config.precision == "float16" and device.type == "cpu":
         raise ValueError(
             checks.message("precision", "suit the device", "float16 on cpu", "Use bfloat16 or float32.")
         )
-    AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(
-        cpu=device.type == "cpu",
-        mixed_precision=PRECISIONS[config.precision],
-        gradient_accumulation_steps=config.accumulation,
-    )
-    if torch.zeros(0, device=device).device != torch.zeros(0, device=accelerator.device).device:
-        rule = f"be the one that Accelerate gives this process ({accelerator.device})"
-        step = "Choose another GPU by CUDA_VISIBLE_DEVICES."
-        raise ValueError(checks.message("device", rule, str(device), step))
-    return accelerator
+
+    def forget() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    hung = ("forward", "_original_forward", "_is_accelerate_prepared")  # what `prepare` sets on a module
+    before = {name: vars(model)[name] for name in hung if name in vars(model)}
+    forget()
+    try:
+        accelerator = Accelerator(
+            cpu=device.type == "cpu",
+            mixed_precision=PRECISIONS[config.precision],
+            gradient_accumulation_steps=config.accumulation,
+        )
+        if torch.zeros(0, device=device).device != torch.zeros(0, device=accelerator.device).device:
+            rule = f"be the one that Accelerate gives this process ({accelerator.device})"
+            step = "Choose another GPU by CUDA_VISIBLE_DEVICES."
+            raise ValueError(checks.message("device", rule, str(device), step))
+        yield accelerator
+    finally:
+        for name in hung:
+            vars(model).pop(name, None)
+        vars(model).update(before)
+        forget()
+
+
+def _finite_mean(norms: Sequence[float]) -> float | None:
+    """Mean over the steps that were taken: one that a gradient scaler skips has an infinite norm."""
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return statistics.fmean(finite) if finite else None
 
 
 def _scaler_state(accelerator: Any) -> dict[str, Any] | None:

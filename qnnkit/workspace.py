@@ -56,7 +56,7 @@ def make_folder(path: Path) -> Path:
             f"Folder `{path}` must be a folder or free, but a file is in its place. Choose another run_dir."
         ) from None
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     return path
 
 
@@ -75,7 +75,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -103,7 +103,7 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
                 file.truncate(end)
                 raise
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -127,7 +127,8 @@ def _whole_length(file: BinaryIO) -> int:
     return 0
 
 
-def _cannot_write(path: Path, error: OSError) -> OSError:
+def cannot_write(path: Path, error: OSError) -> OSError:
+    """The same error with a sentence: what could not be written, why, and the next step."""
     step = "Free some space" if error.errno in FULL else "Choose a folder that you may write to"
     return type(error)(
         error.errno,

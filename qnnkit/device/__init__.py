@@ -4,25 +4,9 @@ Everything here reports; nothing sets a seed, a thread count, a default device o
 torch, PennyLane and psutil load when first used, so launch code may ask `launch_environment` before them.
 """
 
-from qnnkit.device.accelerators import Accelerator, choose, usable_devices
-from qnnkit.device.lightning_gpu import GpuFacts, Remedy, diagnose
+from qnnkit.device.accelerators import choose, usable_devices
 from qnnkit.device.machine import launch_environment, on_colab
-from qnnkit.device.simulators import SIMULATORS, Simulator, probe
+from qnnkit.device.simulators import probe
 from qnnkit.device.summary import Report, report, table
 
-__all__ = [
-    "Report",
-    "report",
-    "table",
-    "choose",
-    "usable_devices",
-    "launch_environment",
-    "on_colab",
-    "probe",
-    "diagnose",
-    "Accelerator",
-    "GpuFacts",
-    "Remedy",
-    "Simulator",
-    "SIMULATORS",
-]
+__all__ = ["Report", "report", "table", "choose", "usable_devices", "launch_environment", "on_colab", "probe"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qnnkit import checks
@@ -16,23 +15,23 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:0", "mps")
 
-# What a GPU of Colab is: architecture, memory, and what its number formats mean for training.
+# What the GPU that Colab drew means for time.
 COLAB_GPUS = {
-    "T4": "Turing, 16 GB; tensor cores for float16 but none for bfloat16",
-    "L4": "Ada Lovelace, 24 GB; tensor cores for bfloat16 and float16",
-    "A100": "Ampere, 40 or 80 GB; tensor cores for bfloat16, float16 and float64",
-    "H100": "Hopper, 80 GB; tensor cores for bfloat16, float16 and float64",
+    "T4": "16 GB, the slowest of Colab's GPUs; fast in float16, not in bfloat16.",
+    "L4": "24 GB, newer than a T4; fast in float16 and bfloat16.",
+    "A100": "40 or 80 GB, with much faster memory than T4 and L4; fast in bfloat16, and in float64 too.",
+    "H100": "80 GB, faster still than an A100.",
 }
+SMALL_CIRCUITS = "Circuits of a few qubits gain little from any GPU; large batches and the classical body do."
 
 
 @dataclass(frozen=True)
 class Accelerator:
     """One device beside the CPU, as torch and the driver see it; memory in bytes."""
 
-    device: str  # "cuda:0", "mps"
-    name: str
-    computes: bool  # a small matrix product gave the right numbers
-    error: str | None = None
+    device: str  # "cuda:0", "mps"; plain "cuda" when no NVIDIA GPU is seen
+    name: str | None  # None: no such device is seen
+    error: str | None  # None: a small matrix product gave the right numbers
     memory_total: int | None = None
     memory_free: int | None = None
     compute_capability: str | None = None
@@ -49,10 +48,6 @@ def choose(requested: str = "auto") -> torch.device:
 
     Raises:
         ValueError: The name is unknown, or that device cannot compute here.
-
-    Example:
-        >>> choose("cpu")
-        device(type='cpu')
     """
     import torch
 
@@ -70,127 +65,68 @@ def usable_devices() -> list[torch.device]:
     """The CPU, and each CUDA or MPS device on which a small matrix product gives the right numbers."""
     import torch
 
-    names = [*(f"cuda:{index}" for index in range(_cuda_devices()[0])), "mps"]
-    return [torch.device("cpu"), *(torch.device(name) for name in names if obstacle(name) is None)]
+    return [torch.device("cpu"), *(torch.device(one.device) for one in accelerators() if not one.error)]
 
 
 def obstacle(device: str) -> str | None:
     """Why torch cannot compute on `device`, such as "cuda:0", or None when it can."""
     import torch
 
-    kind, _, index = device.partition(":")
-    if kind == "cuda":
-        count, said = _cuda_devices()
-        if not count:
-            built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
-            said = f" and says {said!r}" if said else ""
-            return f"torch sees no CUDA device (torch {torch.__version__} is {built}){said}"
-        if int(index or 0) >= count:
-            return f"torch sees {count} CUDA device(s), counted from cuda:0"
-    if kind == "mps" and not torch.backends.mps.is_available():
-        built = torch.backends.mps.is_built()
-        lacks = "needs Apple silicon and a newer macOS" if built else "is built without it"
-        return f"torch sees no MPS device (torch {torch.__version__} {lacks})"
+    if device == "mps" and not torch.backends.mps.is_available():
+        return "torch sees no MPS device"  # its own error is a page long
     try:
-        ones = torch.ones(8, 8, device=device)
-        total = (ones @ ones).sum().item()
+        with warnings.catch_warnings(action="ignore"):  # what matters also comes as an error
+            ones = torch.ones(8, 8, device=device)
+            total = (ones @ ones).sum().item()
     except Exception as error:  # drivers and libraries raise what they like
-        return f"its first matrix product failed with {machine.first_line(error)}"
-    return None if total == 512 else f"its first matrix product summed to {total} instead of 512"
+        return machine.first_line(error)
+    return None if total == 512 else f"a matrix product summed to {total} instead of 512"
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """Every GPU that torch or the NVIDIA driver lists, whether it computes or not."""
+    """MPS, and every GPU that torch or the NVIDIA driver lists, whether it computes or not."""
     import torch
 
-    chip = machine.mac_chip()[0]
-    if torch.backends.mps.is_available():
-        failed = obstacle("mps")
-        return (Accelerator("mps", chip or "Apple GPU", failed is None, failed),)
-    count, _ = _cuda_devices()
-    if not count:
-        return _listed_by_driver()
+    with warnings.catch_warnings(action="ignore"):
+        count = torch.cuda.device_count()
+    cuda = [_cuda_device(index) for index in range(count)] or _listed_by_driver()
+    chip = machine.processor() if torch.backends.mps.is_available() else None
+    mps = Accelerator("mps", chip, obstacle("mps"))
+    return (*(cuda or [Accelerator("cuda", None, obstacle("cuda"))]), mps)
+
+
+def _cuda_device(index: int) -> Accelerator:
+    import torch
+
+    device = f"cuda:{index}"
+    if failed := obstacle(device):
+        return Accelerator(device, "NVIDIA GPU", failed)
+    found = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    return Accelerator(device, found.name, None, total, free, f"{found.major}.{found.minor}")
+
+
+def _listed_by_driver() -> list[Accelerator]:
+    """NVIDIA GPUs that torch cannot see, from the driver's own list, which tells MiB."""
     found = []
-    for index in range(count):
-        device = f"cuda:{index}"
-        failed = obstacle(device)
-        try:
-            properties = torch.cuda.get_device_properties(index)
-            free, total = torch.cuda.mem_get_info(index)
-        except Exception as error:  # a GPU that is lost, or that another process holds alone
-            found.append(Accelerator(device, "GPU", False, failed or machine.first_line(error)))
-            continue
-        capability = f"{properties.major}.{properties.minor}"
-        found.append(Accelerator(device, properties.name, failed is None, failed, total, free, capability))
-    return tuple(found)
-
-
-def _cuda_devices() -> tuple[int, str]:
-    """How many CUDA devices torch sees, and what it warned of meanwhile (an old driver, say)."""
-    import torch
-
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return count, "; ".join(str(one.message).splitlines()[0] for one in heard)
-
-
-def _listed_by_driver() -> tuple[Accelerator, ...]:
-    """NVIDIA GPUs that torch cannot see, from the driver's own list."""
-    return tuple(
-        Accelerator(
-            device=f"cuda:{index}",
-            name=name,
-            computes=False,
-            error=obstacle("cuda"),
-            memory_total=int(total) * 2**20 if total.isdigit() else None,
-            memory_free=int(free) * 2**20 if free.isdigit() else None,
-            compute_capability=capability if re.fullmatch(r"\d+\.\d+", capability) else None,
-        )
-        for index, (name, _, total, free, capability) in enumerate(nvidia_smi())
-    )
+    for index, (name, _, *numbers) in enumerate(nvidia_smi()):
+        total, free, capability = (float(n) if n[:1].isdigit() else None for n in (*numbers, "")[:3])
+        memory = (size and int(size) * 2**20 for size in (total, free))
+        found.append(Accelerator(f"cuda:{index}", name, obstacle("cuda"), *memory, capability))
+    return found
 
 
 def nvidia_smi() -> list[list[str]]:
-    """A row for each NVIDIA GPU: name, driver, MiB in all, MiB free, compute capability."""
-    columns = "name,driver_version,memory.total,memory.free,compute_cap"
-    told = machine.output("nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits")
-    rows = [[cell.strip() for cell in line.split(",")] for line in told.splitlines()]
-    return [row for row in rows if len(row) == 5]
-
-
-def nvidia_driver() -> str | None:
-    """The version of the NVIDIA driver, or None without one."""
-    if rows := nvidia_smi():
-        return rows[0][1]
-    told = machine.read(Path("/proc/driver/nvidia/version"))
-    found = re.search(r"Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", told)
-    return found[1] if found else None
-
-
-def nvidia_card() -> bool:
-    """Whether an NVIDIA graphics card sits on the bus, with or without a driver (Linux; else False)."""
-    cards = Path("/sys/bus/pci/devices").glob("*")
-    return any(
-        machine.read(card / "vendor") == "0x10de" and machine.read(card / "class").startswith("0x03")
-        for card in cards
-    )
+    """A row for each NVIDIA GPU: name, driver, MiB in all, MiB free and, unless too old, capability."""
+    columns, options = "--query-gpu=name,driver_version,memory.total,memory.free", "--format=csv,noheader,nounits"
+    told = machine.output("nvidia-smi", columns + ",compute_cap", options)
+    told = told or machine.output("nvidia-smi", columns, options)
+    return [re.split(r",\s*", line) for line in told.splitlines() if line.count(",") >= 3]
 
 
 def colab_note(gpu: str | None) -> str:
-    """What the GPU that Colab drew means for time, from general facts and without a figure.
-
-    Example:
-        >>> print(colab_note("Tesla T4")[:73])
-        Colab drew Tesla T4 (Turing, 16 GB; tensor cores for float16 but none for
-    """
+    """What the GPU that Colab drew, such as "Tesla T4", means for time."""
     if gpu is None:
-        drew = "Colab gave no GPU: this is a CPU runtime. Use Runtime > Change runtime type to ask for one."
-    else:
-        known = next((facts for name, facts in COLAB_GPUS.items() if re.search(rf"\b{name}\b", gpu)), None)
-        drew = f"Colab drew {gpu}{f' ({known})' if known else ''}."
-    return (
-        f"{drew} A circuit of four qubits is too small to fill any GPU: at small batches its time is "
-        "overhead on the CPU side, which no GPU shortens; large batches, many qubits and the classical body "
-        "gain from one."
-    )
+        return "Colab gave no GPU; Runtime > Change runtime type asks for one. Circuits also run on the CPU."
+    means = (words for name, words in COLAB_GPUS.items() if re.search(rf"\b{name}\b", gpu))
+    return f"Colab drew {gpu}: {next(means, 'a kind that qnnkit does not know.')} {SMALL_CIRCUITS}"

@@ -1,22 +1,23 @@
-"""PennyLane's devices, each tried on one circuit whose value and gradient are known."""
+"""PennyLane's devices: each tried on one circuit, and for one that fails why, and what to type."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 
-from qnnkit.device import machine
+from qnnkit.device import accelerators, machine
 
-SIMULATORS = ("default.qubit", "lightning.qubit", "lightning.gpu")
-APART = ("lightning.gpu",)  # a broken GPU library can kill its process, so this one gets a process of its own
 PACKAGES = {
     "default.qubit": "pennylane",
     "lightning.qubit": "pennylane-lightning",
@@ -25,6 +26,12 @@ PACKAGES = {
 ANGLE = 0.7  # radians
 TOLERANCE = 1e-6  # float64 comes within 1e-15, float32 within 1e-7
 
+# What the wheels of pennylane-lightning-gpu need. A driver made for CUDA 13 runs their CUDA 12 libraries too.
+RELEASE = "0.45.*"
+PYTHONS = ((3, 11), (3, 14))
+DRIVER = "525.60.13"
+CAPABILITY = 7.0
+
 
 @dataclass(frozen=True)
 class Simulator:
@@ -32,40 +39,38 @@ class Simulator:
 
     name: str
     state: str  # "runs" | "fails" | "missing"
-    version: str | None = None
     seconds: float | None = None  # making the device, one circuit and its gradient; packages already loaded
-    apart: bool = False  # tried in a process of its own
     error: str | None = None
-    why: str | None = None
-    install: str | None = None
+    why: str | None = None  # the reason, in one sentence, unless it runs
+    install: str | None = None  # the command to type; None: no command helps
 
 
-def probe(name: str, *, apart: bool | None = None, timeout: float = 120.0) -> Simulator:
+@dataclass(frozen=True)
+class GpuFacts:
+    """All that the diagnosis of lightning.gpu rests on."""
+
+    gpu: str | None = None  # name of an NVIDIA GPU, as torch or the driver lists it
+    capability: float | None = None  # its compute capability, if known
+    driver: str | None = None
+    torch_cuda: str | None = None  # the CUDA version that torch is built for
+    plugin: str | None = None  # version of pennylane-lightning-gpu
+    lightning: str | None = None  # version of pennylane-lightning
+    system: str = platform.system()
+    python: tuple[int, int] = sys.version_info[:2]
+
+
+def probe(name: str, timeout: float = 120.0) -> Simulator:
     """Tries <Z> after RX(t) and its gradient, cos t and -sin t, on the PennyLane device `name`.
 
-    Args:
-        name: As `pennylane.device` takes it.
-        apart: Whether to try it in a process of its own, which a crash does not outlive; None does so for
-            those of APART.
-        timeout: Seconds after which that process is stopped.
-
-    Returns:
-        The device's state; a device that loads and then raises, crashes, hangs or errs in a number "fails".
-
-    Example:
-        >>> probe("default.qubit").state
-        'runs'
+    A device that loads and then raises, crashes, hangs or errs in a number "fails". As a broken GPU library
+    can kill its process, lightning.gpu is tried in one of its own, stopped after `timeout` seconds.
     """
-    apart = name in APART if apart is None else apart
-    entry = next((one for one in metadata.entry_points(group="pennylane.plugins") if one.name == name), None)
-    if entry is None:
-        return Simulator(name, "missing", machine.version(PACKAGES.get(name, name)))
-    version = entry.dist.version if entry.dist else None
-    tried = _try_apart(name, timeout) if apart else _try_here(name)
-    return replace(tried, version=version, apart=apart)
+    if not metadata.entry_points(group="pennylane.plugins", name=name):
+        return Simulator(name, "missing")
+    return try_apart(name, timeout) if name == "lightning.gpu" else try_here(name)
 
 
-def _try_here(name: str) -> Simulator:
+def try_here(name: str) -> Simulator:
     """The outcome of the first circuit on the device `name`, in this process."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -74,37 +79,48 @@ def _try_here(name: str) -> Simulator:
         except Exception as error:  # plugins raise what they like
             # Lightning warns of the library that did not load, then raises something vaguer.
             said = [str(one.message).splitlines()[0] for one in heard if one.category is UserWarning]
-            return Simulator(
-                name, "fails", error="; ".join([machine.first_line(error), *dict.fromkeys(said)])
-            )
-    return Simulator(name, "fails" if wrong else "runs", seconds=seconds, error=wrong)
+            return Simulator(name, "fails", None, "; ".join([machine.first_line(error), *said]))
+    return Simulator(name, "fails" if wrong else "runs", seconds, wrong)
+
+
+def try_apart(name: str, timeout: float) -> Simulator:
+    """The outcome of the first circuit on the device `name`, in a process that a crash may kill."""
+    code = (
+        "import dataclasses, json, sys; from qnnkit.device import simulators; "
+        "print(json.dumps(dataclasses.asdict(simulators.try_here(sys.argv[1]))))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-P", "-c", code, name]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return Simulator(name, "fails", None, f"its first circuit gave no answer within {timeout:g} s")
+    if told := [line for line in done.stdout.splitlines() if line.startswith('{"name"')]:
+        return Simulator(**json.loads(told[-1]))
+    died = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
+    last = done.stderr.strip().splitlines()[-1:]
+    return Simulator(name, "fails", None, ": ".join([f"its first circuit killed its process ({died})", *last]))
 
 
 def _first_circuit(name: str) -> tuple[float, str | None]:
     """Seconds that the first circuit and its gradient took, and which number is wrong, if one is."""
-    # First the device's own package: if that kills the process, nothing else was loaded in vain.
-    next(one for one in metadata.entry_points(group="pennylane.plugins") if one.name == name).load()
-    import numpy as np
     import pennylane as qp
     import torch
 
-    methods = {"default.qubit": "backprop", "lightning.qubit": "adjoint", "lightning.gpu": "adjoint"}
-    # Devices draw their seed from NumPy's global generator, which is left as found.
-    random_state = np.random.get_state()  # noqa: NPY002
-    try:
-        start = time.perf_counter()
+    (entry,) = metadata.entry_points(group="pennylane.plugins", name=name)
+    entry.load()  # a broken plugin says why here; qp.device only says that it is unknown
+    start = time.perf_counter()
+    device = qp.device(name, wires=1, seed=0)  # without a seed it draws from NumPy's global generator
 
-        @qp.qnode(qp.device(name, wires=1), interface="torch", diff_method=methods.get(name, "best"))
-        def circuit(angle):
-            qp.RX(angle, wires=0)
-            return qp.expval(qp.Z(0))
+    @qp.qnode(device, interface="torch", diff_method="adjoint" if "lightning" in name else "best")
+    def circuit(angle):
+        qp.RX(angle, wires=0)
+        return qp.expval(qp.Z(0))
 
-        angle = torch.tensor(ANGLE, dtype=torch.float64, requires_grad=True)
-        value = circuit(angle)
-        (gradient,) = torch.autograd.grad(value, angle)
-        seconds = time.perf_counter() - start
-    finally:
-        np.random.set_state(random_state)  # noqa: NPY002
+    angle = torch.tensor(ANGLE, dtype=torch.float64, requires_grad=True)
+    value = circuit(angle)
+    (gradient,) = torch.autograd.grad(value, angle)
+    seconds = time.perf_counter() - start
     for what, got, expected in (
         ("<Z> after RX", value.item(), math.cos(ANGLE)),
         ("its gradient", gradient.item(), -math.sin(ANGLE)),
@@ -114,28 +130,63 @@ def _first_circuit(name: str) -> tuple[float, str | None]:
     return seconds, None
 
 
-def _try_apart(name: str, timeout: float) -> Simulator:
-    """The outcome of the first circuit on the device `name`, in a process of its own."""
-    code = "import sys; from qnnkit.device import simulators; simulators.tell(sys.argv[1])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", code, name],
-            env=environment, capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Simulator(name, "fails", error=f"its first circuit gave no answer within {timeout:g} s")
-    told = [line for line in done.stdout.splitlines() if line.startswith('{"name"')]
-    if told:
-        return Simulator(**json.loads(told[-1]))
-    # Negative codes are signals; on Windows a crash is a large positive code.
-    died = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
-    last = done.stderr.strip().splitlines()[-1:]
-    return Simulator(
-        name, "fails", error=": ".join([f"its first circuit killed its process ({died})", *last])
+def remedy(
+    tried: Simulator, found: Sequence[accelerators.Accelerator], driver: str | None
+) -> tuple[str, str | None]:
+    """Why `tried` does not run beside these GPUs and this NVIDIA driver, and what to type."""
+    import torch
+
+    package = PACKAGES.get(tried.name)
+    if package is None:
+        return f"No installed plugin of PennyLane gives {tried.name} a working circuit.", None
+    if tried.name != "lightning.gpu":
+        return _install(f"{package}=={RELEASE}", tried.state == "fails")
+    gpu = next((one for one in found if one.device.startswith("cuda")), None)
+    return diagnose(
+        GpuFacts(
+            gpu and gpu.name,
+            gpu and gpu.compute_capability,
+            driver,
+            torch.version.cuda,
+            machine.version("pennylane-lightning-gpu"),
+            machine.version("pennylane-lightning"),
+        )
     )
 
 
-def tell(name: str) -> None:
-    """Prints the outcome of the first circuit on the device `name` as a line of JSON."""
-    print(json.dumps(asdict(_try_here(name))), flush=True)
+def diagnose(facts: GpuFacts) -> tuple[str, str | None]:
+    """Why `lightning.gpu` does not run on a machine with these facts, and what to type, or None."""
+    it = facts
+    if it.system != "Linux":
+        return f"No CUDA device: lightning.gpu needs Linux with an NVIDIA GPU, and this is {it.system}.", None
+    if not it.gpu:
+        return "No CUDA device: neither torch nor the driver lists an NVIDIA GPU here.", None
+    if it.driver and _numbers(it.driver) < _numbers(DRIVER):
+        why = f"The NVIDIA driver {it.driver} is too old for CUDA 12, which needs {DRIVER} or newer"
+        return f"{why} (the command is Ubuntu's; others: nvidia.com/drivers).", "sudo ubuntu-drivers install"
+    if it.capability and it.capability < CAPABILITY:
+        why = f"{it.gpu} has compute capability {it.capability}, and lightning.gpu needs {CAPABILITY} or more"
+        return f"{why}; use lightning.qubit.", None
+    if not PYTHONS[0] <= it.python <= PYTHONS[1]:
+        first, last, this = (f"{major}.{minor}" for major, minor in (*PYTHONS, it.python))
+        why = f"lightning.gpu has wheels for Python {first} to {last}, and this is Python {this}."
+        return why, "conda create --name qnnkit python=3.12"
+    only_13 = (
+        f"torch here is CUDA 13 only ({it.torch_cuda}), and lightning.gpu has no wheel for that; pip brings "
+        "the CUDA 12 libraries it needs, which this driver runs beside torch's."
+    )
+    # The plugin of another release would pull another release of PennyLane in.
+    why, install = _install(f"pennylane-lightning-gpu=={it.lightning or RELEASE}", it.plugin is not None)
+    return f"{why} {only_13}" if (it.torch_cuda or "").startswith("13") else why, install
+
+
+def _install(wanted: str, installed: bool) -> tuple[str, str]:
+    package = wanted.partition("=")[0]
+    if not installed:
+        return f"{package} is not installed.", f"pip install {wanted}"
+    again = f"pip install --force-reinstall --no-deps {wanted}"  # the second command adds what it lacks
+    return f"{package} is installed, yet its first circuit fails.", f"{again} && pip install {wanted}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))

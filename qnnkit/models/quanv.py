@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from qnnkit import checks
 from qnnkit.config import ModelConfig
 from qnnkit.layers import Quanv2d
 
@@ -21,6 +22,9 @@ class QuanvNet(nn.Module):
         n_classes: Number of logits.
         seed: Fixes every initial weight; no global generator is touched.
         backend: What runs the circuits, as in `QuantumLayer`.
+
+    Raises:
+        ValueError: The images are smaller than a patch.
     """
 
     def __init__(
@@ -34,6 +38,10 @@ class QuanvNet(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
+        if min(image_size) < config.kernel_size:
+            rule = f"be at least kernel_size = {config.kernel_size} pixels a side"
+            step = "Use larger images or a smaller kernel_size."
+            raise ValueError(checks.message("image_size", rule, tuple(image_size), step))
         self.quanv = Quanv2d(
             channels,
             config.circuit,
@@ -48,7 +56,7 @@ class QuanvNet(nn.Module):
         )
         rows, columns = ((side - config.kernel_size) // config.stride + 1 for side in image_size)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
             self.reader = nn.Sequential(
                 nn.Conv2d(self.quanv.out_channels, config.hidden, kernel_size=3, padding=1),
                 nn.ReLU(),

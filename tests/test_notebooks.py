@@ -1,0 +1,224 @@
+"""The notebooks' form, and the chain at toy size. Results are read from files, never from printed text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from qnnkit import runs
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PARAMETER = re.compile(
+    r'^\w+: (int|float|str|bool|list) = ("[^"=]*"|-?\d+(\.\d+)?(e-?\d+)?|True|False|None)  # [^=]+$'
+)
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path: Path) -> list[nbformat.NotebookNode]:
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def tagged(path: Path, tag: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in code_cells(path) if tag in cell.metadata.get("tags", [])]
+
+
+def qnnkit(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "qnnkit", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+# --- form -----------------------------------------------------------------------------------------
+
+
+def test_there_are_five_numbered_notebooks() -> None:
+    assert tuple(path.stem for path in SOURCES) == runs.NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_sources_carry_no_outputs_and_no_private_metadata(path: Path) -> None:
+    notebook = read(path)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_code_cells_are_short_and_come_after_prose(path: Path) -> None:
+    cells = read(path).cells
+    for before, cell in itertools.pairwise(cells):
+        if cell.cell_type == "code":
+            assert before.cell_type == "markdown", cell.source
+            assert len(cell.source.splitlines()) <= 15, cell.source
+    assert cells[0].cell_type == cells[-1].cell_type == "markdown"
+    for word in ("Question:", "Reads", "Writes", "Takes"):
+        assert f"**{word}**" in cells[0].source
+    assert any("**Prediction:**" in cell.source for cell in cells if cell.cell_type == "markdown")
+    assert f"notebooks/{path.name})" in cells[0].source, "the badge opens another notebook"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_one_parameters_cell_that_papermill_can_read(path: Path) -> None:
+    (cell,) = tagged(path, "parameters")
+    lines = cell.source.splitlines()
+    for line in lines:
+        assert PARAMETER.match(line), line
+    names = [line.split(":")[0] for line in lines]
+    found = runs.declared(path)
+    assert list(found) == names
+    assert all(entry["inferred_type_name"] != "None" and entry["help"] for entry in found.values())
+    assert "run_dir" in names and "recipe" in names
+
+
+# --- the chain ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """A whole run at toy size, made by the command that people type."""
+    folder = tmp_path_factory.mktemp("chain") / "run"
+    words = ("--recipe", "digits_quanv", "--run-dir", folder, "--set", "epochs=1", "--set", "n_seeds=1")
+    done = qnnkit("run", *words, "--set", 'controls=["classical"]', "--set", "stride=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for index, name in enumerate(runs.NOTEBOOKS, start=1):
+        assert f"[{index}/5] {name}: done" in done.stdout
+    assert re.search(r"hybrid +seed 0 +epoch +1/1 ", done.stdout), "no line for the epoch"
+    return runs.open_run(folder)
+
+
+def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
+    for name in runs.NOTEBOOKS:
+        outputs = [output for cell in code_cells(finished.notebook(name)) for output in cell.outputs]
+        assert not [output for output in outputs if output.output_type == "error"]
+        assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert not list(finished.folder.rglob("*.running.ipynb"))
+    result = finished.result
+    assert result is not None
+    hybrid, classical = result["nets"]
+    assert (hybrid["net"], classical["net"]) == ("hybrid", "classical")
+    assert hybrid["quantum"] + hybrid["classical"] == classical["classical"], "not a matched control"
+    assert 0.3 < hybrid["accuracy"] <= 1, "one epoch is enough to beat guessing, which gives 0.1"
+    assert hybrid["accuracy"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
+    page = finished.report.read_text()
+    figures = list((finished.folder / "figures").glob("*.png"))
+    assert len(figures) == 11 and page.count("data:image/png;base64,") == len(figures)
+    assert len(list((finished.folder / "sample").glob("*/*.png"))) == 200
+    gradients = finished.rows("gradients")
+    assert {row["kind"] for row in gradients if row["event"] == "size"} == {"quantum", "classical"}
+    provenance = json.loads((finished.folder / "provenance.json").read_text())
+    assert provenance["data"] == finished.splits.fingerprint()
+    assert provenance["machine"]["simulators"]
+
+
+def test_a_finished_run_is_only_printed(finished: runs.Run) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*") if path.is_file()}
+    done = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", finished.folder)
+    assert done.returncode == 0, done.stderr
+    assert str(finished.report) in done.stdout and "hybrid" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*") if path.is_file()} == before
+
+
+def test_own_images_make_a_run(finished: runs.Run, tmp_path: Path) -> None:
+    """The sample that 01 wrote, with a text file among the images, through every notebook."""
+    sample = finished.folder / "sample"
+    (sample / "0" / "broken.png").write_text("no image")
+    words = ("--recipe", "folder_quanv", "--run-dir", tmp_path / "run", "--set", f"data_dir={sample}")
+    done = qnnkit("run", *words, "--set", "epochs=1", "--set", "n_seeds=1", "--set", 'controls=["classical"]')
+    (sample / "0" / "broken.png").unlink()
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "broken.png" in page, "the report must name the file that could not be read"
+
+
+def test_training_alone_through_papermill(tmp_path: Path) -> None:
+    """The command of the README, by itself, in a folder that holds nothing yet."""
+    output, folder = tmp_path / "out.ipynb", tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "--no-progress-bar",
+        ROOT / "notebooks/03_train.ipynb",
+        output,
+    ]
+    command += [
+        "-p",
+        "recipe",
+        "digits_quanv",
+        "-p",
+        "run_dir",
+        folder,
+        "-p",
+        "epochs",
+        "2",
+        "-p",
+        "n_seeds",
+        "1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = runs.open_run(folder)
+    assert run.config.training.epochs == 2
+    assert run.epochs().query("net == 'hybrid'")["epoch"].tolist() == [1, 2]
+    assert len(run.finals()) == len(run.nets) == 4
+
+
+def run_cells(path: Path, prelude: str, **parameters: object) -> subprocess.CompletedProcess[str]:
+    """A notebook's code cells as one program, after `prelude`, with its parameters exchanged."""
+    lines = [prelude]
+    for cell in code_cells(path):
+        tags = cell.metadata.get("tags", [])
+        if "setup" not in tags:
+            lines.append(cell.source)
+        if "parameters" in tags:
+            lines += [f"{name} = {value!r}" for name, value in parameters.items()]
+    return subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+
+
+WRONG_SIGN = """
+import torch
+from qnnkit.layers import QuantumLayer
+
+right = QuantumLayer.forward
+
+def forward(self, inputs):
+    values = right(self, inputs)
+    if values.requires_grad and inputs.dtype == torch.float32:  # as training computes; witnesses are float64
+        values.register_hook(lambda gradient: -gradient)
+    return values
+
+QuantumLayer.forward = forward
+"""
+
+
+@pytest.mark.parametrize(("prelude", "stops"), [("", False), (WRONG_SIGN, True)])
+def test_a_wrong_gradient_stops_the_run(prelude: str, stops: bool, tmp_path: Path) -> None:
+    path = ROOT / "notebooks" / "02_gradient_check.ipynb"
+    done = run_cells(path, prelude, run_dir=str(tmp_path / "run"))
+    assert (done.returncode != 0) == stops, done.stderr
+    if stops:
+        last = done.stderr.strip().splitlines()[-1]
+        assert "GradientError: The gradient of `quanv.filters.0`" in last
+        assert "Do not train this net" in last
+
+
+def test_analysis_before_training_says_what_is_missing(tmp_path: Path) -> None:
+    runs.open_run(tmp_path / "run", "digits_quanv")
+    path = ROOT / "notebooks" / "04_analyze.ipynb"
+    done = run_cells(path, "", run_dir=str(tmp_path / "run"))
+    assert "run 03_train first" in done.stderr.strip().splitlines()[-1]

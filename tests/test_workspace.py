@@ -1,0 +1,225 @@
+"""qnnkit.workspace: files are written whole or not at all, on disks that are really full or really closed."""
+
+import errno
+import json
+import os
+import resource
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from qnnkit import workspace
+
+NOBODY = 65534
+ROOM = 65_536  # bytes that a "full disk" still takes
+
+
+@contextmanager
+def room_for(n_bytes):
+    """No file of this process grows past `n_bytes`: what the kernel says is EFBIG, as a quota would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def closed():
+    """A folder with one file, in which this process may not write."""
+    with tempfile.TemporaryDirectory() as name:  # not tmp_path: nobody may not even look into that
+        folder = Path(name)
+        (folder / "old.json").write_text("{}\n")
+        folder.chmod(0o555)
+        root = os.geteuid() == 0
+        try:
+            if root:
+                os.seteuid(NOBODY)
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+            folder.chmod(0o755)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- whole files -------------------------------------------------------------------------------------------
+
+
+def test_write_bytes_replaces_and_leaves_nothing_beside(tmp_path):
+    path = tmp_path / "result.json"
+    workspace.write_bytes(path, b"first, longer")
+    workspace.write_bytes(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert names(tmp_path) == ["result.json"]
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / "last.safetensors"
+    workspace.write_bytes(path, b"old")
+    with room_for(ROOM), pytest.raises(OSError, match="Free some space") as caught:
+        workspace.write_bytes(path, bytes(2 * ROOM))
+    assert caught.value.errno == errno.EFBIG
+    assert str(path) in caught.value.strerror
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["last.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_no_space_left_on_the_device(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_bytes(b"old")
+    (tmp_path / f".result.json.{os.getpid()}").symlink_to("/dev/full")  # where the draft goes
+    with pytest.raises(OSError, match="No space left") as caught:
+        workspace.write_bytes(path, b"new")
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["result.json"]
+
+
+def test_a_closed_folder_keeps_its_file(closed):
+    with pytest.raises(PermissionError, match="Choose a folder that you may write to"):
+        workspace.write_bytes(closed / "old.json", b"new")
+    assert (closed / "old.json").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_that_others_cannot_read_is_not_written(tmp_path, value):
+    path = tmp_path / "result.json"
+    workspace.write_json(path, {"accuracy": 0.5})
+    with pytest.raises(ValueError, match="JSON"):
+        workspace.write_json(path, {"accuracy": value})
+    assert json.loads(path.read_text()) == {"accuracy": 0.5}
+
+
+# --- lines -------------------------------------------------------------------------------------------------
+
+
+def test_lines_come_back_in_order(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"epoch": epoch, "loss": 0.1 * epoch} for epoch in range(5)]
+    for row in rows:
+        workspace.append_line(path, row)
+    assert workspace.read_lines(path) == rows
+
+
+def test_lines_of_a_missing_file(tmp_path):
+    assert workspace.read_lines(tmp_path / "none.jsonl") == []
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_line_that_a_kill_cut_is_not_read_and_then_replaced(tmp_path, cut):
+    path = tmp_path / "metrics.jsonl"
+    workspace.append_line(path, {"epoch": 1})
+    workspace.append_line(path, {"epoch": 2})
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert workspace.read_lines(path) == [{"epoch": 1}]
+    workspace.append_line(path, {"epoch": 3})
+    assert workspace.read_lines(path) == [{"epoch": 1}, {"epoch": 3}]
+
+
+def test_a_cut_line_longer_than_one_read_is_taken_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    workspace.append_line(path, {"epoch": 1})
+    with path.open("ab") as file:
+        file.write(b'{"note": "' + b"x" * 200_000)
+    workspace.append_line(path, {"epoch": 2})
+    assert workspace.read_lines(path) == [{"epoch": 1}, {"epoch": 2}]
+
+
+def test_a_file_of_one_cut_line_starts_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"epo')
+    workspace.append_line(path, {"epoch": 1})
+    assert workspace.read_lines(path) == [{"epoch": 1}]
+
+
+@pytest.mark.parametrize("left", [0, 7])
+def test_a_full_disk_takes_a_half_written_line_back(tmp_path, left):
+    path = tmp_path / "metrics.jsonl"
+    workspace.append_line(path, {"note": "x" * 1000})
+    before = path.read_bytes()
+    with room_for(len(before) + left), pytest.raises(OSError, match="Free some space"):
+        workspace.append_line(path, {"note": "y" * 1000})
+    assert path.read_bytes() == before
+    workspace.append_line(path, {"epoch": 2})
+    assert workspace.read_lines(path)[-1] == {"epoch": 2}
+
+
+def test_a_line_in_a_closed_folder(closed):
+    with pytest.raises(PermissionError, match="Cannot write"):
+        workspace.append_line(closed / "metrics.jsonl", {"epoch": 1})
+
+
+# --- places ------------------------------------------------------------------------------------------------
+
+
+def test_home_is_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("QNNKIT_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert workspace.home() == tmp_path
+    assert workspace.place("runs/first") == tmp_path / "runs/first"
+
+
+def test_home_from_the_notebooks_of_a_checkout_is_the_checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("QNNKIT_HOME", raising=False)
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert workspace.home() == tmp_path / "notebooks"  # a folder of that name is not yet a checkout
+    (tmp_path / "qnnkit").mkdir()
+    assert workspace.home() == tmp_path
+
+
+def test_home_is_what_the_environment_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "not there yet"))
+    assert workspace.home() == tmp_path / "not there yet"
+    assert workspace.place("runs") == tmp_path / "not there yet" / "runs"
+    monkeypatch.setenv("QNNKIT_HOME", "~/drive")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert workspace.home() == tmp_path / "drive"
+
+
+def test_an_empty_variable_counts_as_unset(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", "")
+    monkeypatch.chdir(tmp_path)
+    assert workspace.home() == tmp_path
+
+
+def test_home_that_is_a_file(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "file"))
+    with pytest.raises(NotADirectoryError, match="QNNKIT_HOME must name a folder"):
+        workspace.home()
+
+
+def test_an_absolute_place_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", "/elsewhere")
+    assert workspace.place(tmp_path / "run") == tmp_path / "run"
+
+
+def test_make_folder(tmp_path):
+    folder = tmp_path / "a" / "b"
+    assert workspace.make_folder(folder) == folder
+    assert workspace.make_folder(folder) == folder  # again does no harm
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize("below", ["", "b", "b/c"])
+def test_make_folder_where_a_file_is(tmp_path, below):
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(NotADirectoryError, match=r"a file is in its place\. Choose another run_dir"):
+        workspace.make_folder(tmp_path / "a" / below)
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+@pytest.mark.parametrize("below", ["", "new", "new/er"])
+def test_make_folder_where_one_may_not_write(closed, below):
+    with pytest.raises(PermissionError, match="Cannot write"):
+        workspace.make_folder(closed / below)
+    assert names(closed) == ["old.json"]
