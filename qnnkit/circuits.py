@@ -210,6 +210,8 @@ def make_device(name: str, wires: Any) -> qp.devices.Device:
 
 def _is_elementary(operation: qp.operation.Operator) -> bool:
     """Whether to leave an operation whole: true of gates, false of templates and products of gates."""
+    if isinstance(operation, qp.operation.StatePrepBase):  # amplitude embedding counts as a template
+        return True
     composite = type(operation).__module__.startswith("pennylane.templates") or isinstance(
         operation, (qp.ops.Prod, qp.ops.op_math.Adjoint)
     )

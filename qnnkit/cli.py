@@ -18,11 +18,13 @@ def main() -> None:
     """Runs the command; what a person can mend is told in one sentence, with exit status 2."""
     for name, value in device.launch_environment().items():  # before torch is imported
         os.environ.setdefault(name, value)
-    from qnnkit.runs.launch import NotebookError
-
     try:
         app()
-    except (ValueError, TypeError, OSError, NotebookError) as error:
+    except Exception as error:
+        from qnnkit.runs import NotebookError  # not before: `--help` need not wait for torch
+
+        if not isinstance(error, ValueError | TypeError | OSError | NotebookError):
+            raise
         # qnnkit's own sentences stand in strerror; the system's say little without the file's name.
         told = error.strerror if isinstance(error, OSError) and not error.filename else None
         typer.echo(f"qnnkit: {told or error}", err=True)
@@ -41,6 +43,9 @@ def run(
     from qnnkit import runs
 
     begun = runs.open_run(run_dir, recipe, **parse_settings(settings or []))
+    if begun.result is None:
+        for note in begun.splits.notes:  # data that cannot be used stops here, before a notebook starts
+            typer.echo(f"Note: {note}")
     result = begun.result or runs.run_notebooks(begun, echo=typer.echo)
     _print_result(begun, result)
 

@@ -6,6 +6,7 @@ Figures are made without pyplot, so nothing global is kept; a notebook shows one
 from __future__ import annotations
 
 import io
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,11 +15,14 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito (2008): told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
+LONGEST_NAME = 32  # letters of a class name that are shown
 SIZES = {"quantum": COLOURS[0], "classical": COLOURS[1]}
 
 
@@ -71,9 +75,10 @@ def class_samples(
         images: uint8, of shape (n, channels, height, width).
         labels: Index into `classes`, of shape (n,).
         classes: Names.
-        per_class: Images in a row.
+        per_class: Images in a row, at most.
     """
-    figure = _picture(min(9, 0.75 * per_class + 1.2), 0.75 * len(classes) + 0.2)
+    per_class = max(1, min(per_class, max(int((labels == row).sum()) for row in range(len(classes)))))
+    figure = _picture(0.75 * per_class + 0.7 + _inches(classes), 0.75 * len(classes) + 0.2)
     axes = figure.subplots(len(classes), per_class, squeeze=False)
     for row, name in enumerate(classes):
         for axis in axes[row]:
@@ -91,13 +96,15 @@ def class_balance(counts: Mapping[str, Sequence[int]], classes: Sequence[str]) -
         counts: Split -> number of images of each class.
         classes: Names.
     """
-    figure = _picture(max(6, min(14, 0.5 * len(classes) + 2)), 3)
+    upright = max(map(len, classes)) > 3
+    height = 2.8 + (_inches(classes) if upright else 0.2)
+    figure = _picture(max(6, min(14, 0.5 * len(classes) + 2)), height)
     axis = figure.subplots()
     width = 0.8 / len(counts)
     for i, (split, numbers) in enumerate(counts.items()):
         places = np.arange(len(classes)) + (i - (len(counts) - 1) / 2) * width
         axis.bar(places, numbers, width, label=f"{split} ({sum(numbers):,})", color=COLOURS[i])
-    axis.set_xticks(range(len(classes)), classes, rotation=0 if max(map(len, classes)) < 4 else 60)
+    _name_ticks(axis.xaxis, classes, rotation=90 if upright else 0)
     axis.set(xlabel="class", ylabel="images")
     _legend_beside(figure, axis)
     return figure
@@ -107,12 +114,10 @@ def gradient_errors(methods: Sequence[str], errors: Sequence[float], tolerance: 
     """Largest disagreement of autograd with each independent method, against what is allowed."""
     figure = _picture(7, 0.45 * len(methods) + 1.3)
     axis = figure.subplots()
-    shown = np.maximum(errors, 1e-17)  # an error of zero has no place on a logarithmic axis
     colours = [COLOURS[2] if error <= tolerance else COLOURS[1] for error in errors]
-    axis.barh(range(len(methods)), shown, color=colours)
+    axis.barh(range(len(methods)), _lengths(errors), color=colours)
     axis.axvline(tolerance, color="black", linestyle="--", label=f"allowed: {tolerance:g}")
-    axis.set_yticks(range(len(methods)), methods)
-    axis.invert_yaxis()
+    _name_rows(axis, methods, errors)
     axis.set(xscale="log", xlabel="largest error of a weight's gradient (relative)")
     _legend_beside(figure, axis)
     return figure
@@ -125,9 +130,8 @@ def gradient_sizes(names: Sequence[str], kinds: Sequence[str], means: Sequence[f
     for kind, colour in SIZES.items():
         rows = [i for i, which in enumerate(kinds) if which == kind]
         if rows:
-            axis.barh(rows, [max(means[i], 1e-17) for i in rows], color=colour, label=kind)
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
+            axis.barh(rows, _lengths([means[i] for i in rows]), color=colour, label=kind)
+    _name_rows(axis, names, means)
     axis.set(xscale="log", xlabel="mean absolute gradient of one weight")
     _legend_beside(figure, axis)
     return figure
@@ -152,7 +156,8 @@ def training_curves(curves: Mapping[str, Mapping[str, np.ndarray]], score: str =
                 axis.fill_between(
                     epochs, known.min(axis=0), known.max(axis=0), color=colour, alpha=0.15, lw=0
                 )
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_xlim(0.5, max(np.shape(numbers[name])[1] for numbers in curves.values()) + 0.5)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.set(xlabel="epoch", ylabel=f"validation {name}" + (" (%)" if factor == 100 else ""))
     _legend_beside(figure, figure.axes[0])
     return figure
@@ -160,17 +165,18 @@ def training_curves(curves: Mapping[str, Mapping[str, np.ndarray]], score: str =
 
 def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
     """Counts of (true class, predicted class); rows are the truth."""
-    side = min(10, 0.42 * len(classes) + 1.8)
-    figure = _picture(side + 0.6, side)
+    upright, names = max(map(len, classes)) > 3, _inches(classes)
+    side = min(9.2, 0.42 * max(3, len(classes)) + 0.8)
+    figure = _picture(side + 1.4 + names, side + 0.6 + (names if upright else 0.2))
     axis = figure.subplots()
-    image = axis.imshow(matrix, cmap="Blues", vmin=0)
+    image = axis.imshow(matrix, cmap="Blues", vmin=0, vmax=max(1, matrix.max()))
     if len(classes) <= 30:
         for (row, column), count in np.ndenumerate(matrix):
             if count:
                 colour = "white" if count > matrix.max() / 2 else "black"
                 axis.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
-    axis.set_xticks(range(len(classes)), classes, rotation=0 if max(map(len, classes)) < 4 else 90)
-    axis.set_yticks(range(len(classes)), classes)
+    _name_ticks(axis.xaxis, classes, rotation=90 if upright else 0)
+    _name_ticks(axis.yaxis, classes)
     axis.set(xlabel="predicted class", ylabel="true class")
     figure.colorbar(image, ax=axis, label="images", shrink=0.8)
     return figure
@@ -181,16 +187,18 @@ def labelled_images(images: np.ndarray, titles: Sequence[str], columns: int = 6)
 
     Args:
         images: uint8, of shape (n, channels, height, width).
-        titles: One per image; may have several lines.
+        titles: One per image; may have several lines, and a long line is wrapped.
         columns: Images in a row.
     """
     rows = max(1, -(-len(images) // columns))
-    figure = _picture(1.5 * columns, 1.95 * rows)
+    wrapped = ["\n".join(textwrap.fill(line, 20) for line in title.splitlines()) for title in titles]
+    lines = max((title.count("\n") + 1 for title in wrapped), default=1)
+    figure = _picture(1.5 * columns, (1.6 + 0.16 * lines) * rows)
     for axis in figure.subplots(rows, columns, squeeze=False).flat:
         axis.set_axis_off()
-    for axis, image, title in zip(figure.axes, images, titles, strict=False):
+    for axis, image, title in zip(figure.axes, images, wrapped, strict=False):
         _show(axis, image)
-        axis.set_title(title, fontsize=8)
+        axis.set_title(title, fontsize=8, parse_math=False)
     return figure
 
 
@@ -232,10 +240,11 @@ def comparison(
     axis = figure.subplots()
     for row, (net, values) in enumerate(nets.items()):
         mean, low, high = intervals[net]
-        axis.plot(100 * np.asarray(values), [row] * len(values), "o", color=COLOURS[row], alpha=0.5)
+        colour = COLOURS[row % len(COLOURS)]
+        axis.plot(100 * np.asarray(values), [row] * len(values), "o", color=colour, alpha=0.5)
         if low is not None and high is not None:
-            axis.plot([100 * low, 100 * high], [row, row], color=COLOURS[row], lw=2)
-        axis.plot([100 * mean], [row], "D", color=COLOURS[row], markeredgecolor="black")
+            axis.plot([100 * low, 100 * high], [row, row], color=colour, lw=2)
+        axis.plot([100 * mean], [row], "D", color=colour, markeredgecolor="black")
     axis.set_yticks(range(len(nets)), list(nets))
     axis.set_ylim(len(nets) - 0.5, -0.5)
     axis.set_xlabel("test accuracy (%): a dot per seed, the mean and its 95 % interval")
@@ -262,7 +271,9 @@ def circuit(layer: Any, inputs: Any) -> Picture:
 
 
 def _picture(width: float, height: float) -> Picture:
-    return Picture(figsize=(width, height), layout="constrained")
+    # A margin of 1 %: where images keep their shape, the layout is a few pixels off.
+    layout = ConstrainedLayoutEngine(rect=(0.01, 0.01, 0.98, 0.98))
+    return Picture(figsize=(width, height), layout=layout)
 
 
 def _show(axis: Any, image: np.ndarray) -> None:
@@ -271,8 +282,38 @@ def _show(axis: Any, image: np.ndarray) -> None:
     axis.imshow(image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray", vmin=0, vmax=255)
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+
+
+def _inches(names: Sequence[str]) -> float:
+    """Room for the longest name, at the font's usual size."""
+    points = max(TextPath((0, 0), _short(name).replace("$", "S")).get_extents().width for name in names)
+    return points / 72 + 0.1
+
+
 def _row_name(axis: Any, name: str) -> None:
-    axis.text(-0.15, 0.5, name, transform=axis.transAxes, ha="right", va="center")
+    text = _short(name)
+    axis.text(-0.15, 0.5, text, transform=axis.transAxes, ha="right", va="center", parse_math=False)
+
+
+def _name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
+    # A folder may well be called "$5 to $10": no name is mathematics.
+    axis.set_ticks(range(len(names)), [_short(name) for name in names], rotation=rotation, parse_math=False)
+
+
+def _lengths(values: Sequence[float]) -> np.ndarray:
+    """Of bars on a logarithmic axis, where zero has no place; a stump for NaN and infinity too."""
+    return np.where(np.isfinite(values), np.maximum(values, 1e-17), 1e-17)
+
+
+def _name_rows(axis: Any, names: Sequence[str], values: Sequence[float]) -> None:
+    """A row per name, the first on top; a value without a length (NaN, infinite) is told beside its name."""
+    told = [
+        name if np.isfinite(value) else f"{name}: {value}" for name, value in zip(names, values, strict=True)
+    ]
+    axis.set_yticks(range(len(names)), told)
+    axis.set_ylim(len(names) - 0.5, -0.5)
 
 
 def _legend_beside(figure: Figure, axis: Any) -> None:

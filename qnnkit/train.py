@@ -103,7 +103,7 @@ def evaluate(
 
     model.to(device).eval()
     totals = _Totals()
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a plain DataLoader draws a number per pass
         for batch in loader:
             totals.add(task(model, send_to_device(batch, device)))
     return totals.means()

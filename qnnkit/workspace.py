@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -24,10 +25,11 @@ def home() -> Path:
     named = os.environ.get("QNNKIT_HOME")
     if named:
         path = Path(named).expanduser()
-        if path.exists() and not path.is_dir():
-            raise NotADirectoryError(
-                f"QNNKIT_HOME must name a folder, but {named} is a file. Set it to a folder or unset it."
-            )
+        with contextlib.suppress(PermissionError):  # told, with the next step, when a folder is made there
+            if path.exists() and not path.is_dir():
+                raise NotADirectoryError(
+                    f"QNNKIT_HOME must name a folder, but {named} is a file. Set it to a folder or unset it."
+                )
         return path
     here = Path.cwd()
     return here.parent if here.name == "notebooks" and (here.parent / "qnnkit").is_dir() else here
@@ -35,7 +37,8 @@ def home() -> Path:
 
 def place(path: str | Path) -> Path:
     """`path`, made absolute: a relative one is meant from `home()`."""
-    return (home() / Path(path).expanduser()).absolute()
+    path = Path(path).expanduser()
+    return path if path.is_absolute() else (home() / path).absolute()
 
 
 def make_folder(path: Path) -> Path:

@@ -130,6 +130,7 @@ def test_a_cut_line_longer_than_one_read_is_taken_back(tmp_path):
     with path.open("ab") as file:
         file.write(b'{"note": "' + b"x" * 200_000)
     workspace.append_line(path, {"epoch": 2})
+    assert path.read_bytes().endswith(b'{"epoch": 2}\n')
     assert workspace.read_lines(path) == [{"epoch": 1}, {"epoch": 2}]
 
 
@@ -198,9 +199,22 @@ def test_home_that_is_a_file(tmp_path, monkeypatch):
         workspace.home()
 
 
-def test_an_absolute_place_stays(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", "/elsewhere")
+@pytest.mark.parametrize("home", ["/elsewhere", __file__])  # a home that cannot be is not asked
+def test_an_absolute_place_stays(tmp_path, monkeypatch, home):
+    monkeypatch.setenv("QNNKIT_HOME", home)
     assert workspace.place(tmp_path / "run") == tmp_path / "run"
+
+
+def test_a_home_that_may_not_be_read_is_told_when_a_folder_is_made(closed, monkeypatch):
+    if os.geteuid() == NOBODY:
+        os.seteuid(0)
+        (closed / "private").mkdir(mode=0o700)
+        os.seteuid(NOBODY)
+    else:
+        pytest.skip("needs another user")
+    monkeypatch.setenv("QNNKIT_HOME", str(closed / "private" / "home"))
+    with pytest.raises(PermissionError, match="Cannot write"):
+        workspace.make_folder(workspace.place("run"))
 
 
 def test_make_folder(tmp_path):

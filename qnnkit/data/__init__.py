@@ -6,17 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data.images import ImageSet, ImageSplits, class_folder, digits
+from qnnkit.data.folders import class_folder
+from qnnkit.data.images import digits
 from qnnkit.data.sample import write_sample
+from qnnkit.data.splits import ImageSet, ImageSplits
 
 DATASETS: dict[str, Callable[..., ImageSplits]] = {"digits": digits, "class_folder": class_folder}
 
 
 def load(name: str, **options: Any) -> ImageSplits:
     """The dataset called `name` in `DATASETS`, with that function's own options.
-
-    Raises:
-        ValueError: There is no such dataset; the message lists them.
 
     Example:
         >>> len(load("digits", test_fraction=0.1).test)

@@ -27,24 +27,21 @@ SMALL_CIRCUITS = "Circuits of a few qubits gain little from any GPU; large batch
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device beside the CPU, as torch and the driver see it; memory in bytes."""
+    """One device beside the CPU; memory in bytes."""
 
-    device: str  # "cuda:0", "mps"; plain "cuda" when no NVIDIA GPU is seen
+    device: str  # "cuda:0", "mps"
     name: str | None  # None: no such device is seen
     error: str | None  # None: a small matrix product gave the right numbers
     memory_total: int | None = None
     memory_free: int | None = None
-    compute_capability: str | None = None
+    compute_capability: float | None = None
 
 
 def choose(requested: str = "auto") -> torch.device:
-    """The torch device to train on, once a small matrix product has run there.
+    """The torch device "auto", "cpu", "cuda", "cuda:N" or "mps", once a small matrix product has run there.
 
     "auto" takes CUDA when it really computes, otherwise the CPU. It never takes MPS: for nets of this size
     nobody has measured it to win here, and it lacks float64; ask for "mps" by name.
-
-    Args:
-        requested: "auto", "cpu", "cuda", "cuda:N" or "mps".
 
     Raises:
         ValueError: The name is unknown, or that device cannot compute here.
@@ -89,10 +86,12 @@ def accelerators() -> tuple[Accelerator, ...]:
 
     with warnings.catch_warnings(action="ignore"):
         count = torch.cuda.device_count()
-    cuda = [_cuda_device(index) for index in range(count)] or _listed_by_driver()
+    cuda = [_cuda_device(index) for index in range(count)]
+    if not cuda:  # what the driver lists, or one row that says why there is none
+        names = [name for name, _ in nvidia_smi()] or [None]
+        cuda = [Accelerator(f"cuda:{index}", name, obstacle("cuda")) for index, name in enumerate(names)]
     chip = machine.processor() if torch.backends.mps.is_available() else None
-    mps = Accelerator("mps", chip, obstacle("mps"))
-    return (*(cuda or [Accelerator("cuda", None, obstacle("cuda"))]), mps)
+    return (*cuda, Accelerator("mps", chip, obstacle("mps")))
 
 
 def _cuda_device(index: int) -> Accelerator:
@@ -103,25 +102,13 @@ def _cuda_device(index: int) -> Accelerator:
         return Accelerator(device, "NVIDIA GPU", failed)
     found = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
-    return Accelerator(device, found.name, None, total, free, f"{found.major}.{found.minor}")
+    return Accelerator(device, found.name, None, total, free, float(f"{found.major}.{found.minor}"))
 
 
-def _listed_by_driver() -> list[Accelerator]:
-    """NVIDIA GPUs that torch cannot see, from the driver's own list, which tells MiB."""
-    found = []
-    for index, (name, _, *numbers) in enumerate(nvidia_smi()):
-        total, free, capability = (float(n) if n[:1].isdigit() else None for n in (*numbers, "")[:3])
-        memory = (size and int(size) * 2**20 for size in (total, free))
-        found.append(Accelerator(f"cuda:{index}", name, obstacle("cuda"), *memory, capability))
-    return found
-
-
-def nvidia_smi() -> list[list[str]]:
-    """A row for each NVIDIA GPU: name, driver, MiB in all, MiB free and, unless too old, capability."""
-    columns, options = "--query-gpu=name,driver_version,memory.total,memory.free", "--format=csv,noheader,nounits"
-    told = machine.output("nvidia-smi", columns + ",compute_cap", options)
-    told = told or machine.output("nvidia-smi", columns, options)
-    return [re.split(r",\s*", line) for line in told.splitlines() if line.count(",") >= 3]
+def nvidia_smi() -> list[tuple[str, str]]:
+    """Name and driver version of each NVIDIA GPU that the driver lists, whether or not torch sees it."""
+    told = machine.output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    return re.findall(r"^(.+), ([\d.]+)$", told, re.MULTILINE)
 
 
 def colab_note(gpu: str | None) -> str:

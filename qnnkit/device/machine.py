@@ -56,17 +56,14 @@ def memory() -> tuple[int, int]:
 
 
 def _granted(file: str) -> float:
-    """What the container grants in `file`: cores in "cpu.max", bytes in "memory.max"; infinite if no limit."""
+    """What the container grants in `file`: cores in "cpu.max", bytes in "memory.max"; else infinity."""
     amount, _, period = read(CGROUP / file).partition(" ")
     return int(amount) / int(period or 1) if amount.isdigit() else math.inf
 
 
 def version(package: str) -> str | None:
     """The installed version of `package`, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in metadata.distributions(name=package)), None)
 
 
 def read(path: Path) -> str:

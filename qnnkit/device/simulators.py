@@ -12,11 +12,11 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
-from qnnkit.device import accelerators, machine
+from qnnkit.device import machine
+from qnnkit.device.accelerators import Accelerator
 
 PACKAGES = {
     "default.qubit": "pennylane",
@@ -27,7 +27,7 @@ ANGLE = 0.7  # radians
 TOLERANCE = 1e-6  # float64 comes within 1e-15, float32 within 1e-7
 
 # What the wheels of pennylane-lightning-gpu need. A driver made for CUDA 13 runs their CUDA 12 libraries too.
-RELEASE = "0.45.*"
+RELEASE = "0.45.0"
 PYTHONS = ((3, 11), (3, 14))
 DRIVER = "525.60.13"
 CAPABILITY = 7.0
@@ -43,20 +43,6 @@ class Simulator:
     error: str | None = None
     why: str | None = None  # the reason, in one sentence, unless it runs
     install: str | None = None  # the command to type; None: no command helps
-
-
-@dataclass(frozen=True)
-class GpuFacts:
-    """All that the diagnosis of lightning.gpu rests on."""
-
-    gpu: str | None = None  # name of an NVIDIA GPU, as torch or the driver lists it
-    capability: float | None = None  # its compute capability, if known
-    driver: str | None = None
-    torch_cuda: str | None = None  # the CUDA version that torch is built for
-    plugin: str | None = None  # version of pennylane-lightning-gpu
-    lightning: str | None = None  # version of pennylane-lightning
-    system: str = platform.system()
-    python: tuple[int, int] = sys.version_info[:2]
 
 
 def probe(name: str, timeout: float = 120.0) -> Simulator:
@@ -99,7 +85,9 @@ def try_apart(name: str, timeout: float) -> Simulator:
         return Simulator(**json.loads(told[-1]))
     died = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
     last = done.stderr.strip().splitlines()[-1:]
-    return Simulator(name, "fails", None, ": ".join([f"its first circuit killed its process ({died})", *last]))
+    return Simulator(
+        name, "fails", None, ": ".join([f"its first circuit killed its process ({died})", *last])
+    )
 
 
 def _first_circuit(name: str) -> tuple[float, str | None]:
@@ -130,63 +118,60 @@ def _first_circuit(name: str) -> tuple[float, str | None]:
     return seconds, None
 
 
-def remedy(
-    tried: Simulator, found: Sequence[accelerators.Accelerator], driver: str | None
-) -> tuple[str, str | None]:
-    """Why `tried` does not run beside these GPUs and this NVIDIA driver, and what to type."""
+def explain(tried: Simulator, gpu: Accelerator, driver: str | None) -> Simulator:
+    """`tried` with the reason and the command, unless it runs, beside this GPU and NVIDIA driver."""
     import torch
 
-    package = PACKAGES.get(tried.name)
-    if package is None:
-        return f"No installed plugin of PennyLane gives {tried.name} a working circuit.", None
-    if tried.name != "lightning.gpu":
-        return _install(f"{package}=={RELEASE}", tried.state == "fails")
-    gpu = next((one for one in found if one.device.startswith("cuda")), None)
-    return diagnose(
-        GpuFacts(
-            gpu and gpu.name,
-            gpu and gpu.compute_capability,
-            driver,
-            torch.version.cuda,
-            machine.version("pennylane-lightning-gpu"),
-            machine.version("pennylane-lightning"),
-        )
-    )
+    if tried.state == "runs":
+        return tried
+    package = PACKAGES[tried.name]
+    installed = machine.version(package)
+    if tried.name == "lightning.gpu":
+        lightning = machine.version("pennylane-lightning") or RELEASE
+        facts = (gpu.name, gpu.compute_capability, driver, torch.version.cuda, installed, lightning)
+        why, install = diagnose(*facts)
+    else:
+        why, install = _install(f"{package}~={RELEASE}", installed)
+    return replace(tried, why=why, install=install)
 
 
-def diagnose(facts: GpuFacts) -> tuple[str, str | None]:
-    """Why `lightning.gpu` does not run on a machine with these facts, and what to type, or None."""
-    it = facts
-    if it.system != "Linux":
-        return f"No CUDA device: lightning.gpu needs Linux with an NVIDIA GPU, and this is {it.system}.", None
-    if not it.gpu:
+def diagnose(
+    gpu: str | None = None,  # name of an NVIDIA GPU that torch or the driver lists
+    capability: float | None = None,  # its compute capability, if known
+    driver: str | None = None,  # its driver's version, if known
+    torch_cuda: str | None = None,  # the CUDA version that torch is built for
+    plugin: str | None = None,  # installed version of pennylane-lightning-gpu
+    lightning: str = RELEASE,  # installed version of pennylane-lightning
+    system: str = platform.system(),
+    python: tuple[int, int] = sys.version_info[:2],
+) -> tuple[str, str | None]:
+    """Why `lightning.gpu` does not run on such a machine, and what to type (None: no command helps)."""
+    if system != "Linux":
+        return f"No CUDA device: lightning.gpu needs Linux with an NVIDIA GPU, and this is {system}.", None
+    if not gpu:
         return "No CUDA device: neither torch nor the driver lists an NVIDIA GPU here.", None
-    if it.driver and _numbers(it.driver) < _numbers(DRIVER):
-        why = f"The NVIDIA driver {it.driver} is too old for CUDA 12, which needs {DRIVER} or newer"
+    if driver and tuple(map(int, driver.split("."))) < tuple(map(int, DRIVER.split("."))):
+        why = f"The NVIDIA driver {driver} is too old for CUDA 12, which needs {DRIVER} or newer"
         return f"{why} (the command is Ubuntu's; others: nvidia.com/drivers).", "sudo ubuntu-drivers install"
-    if it.capability and it.capability < CAPABILITY:
-        why = f"{it.gpu} has compute capability {it.capability}, and lightning.gpu needs {CAPABILITY} or more"
+    if capability and capability < CAPABILITY:
+        why = f"{gpu} has compute capability {capability}, and lightning.gpu needs {CAPABILITY} or more"
         return f"{why}; use lightning.qubit.", None
-    if not PYTHONS[0] <= it.python <= PYTHONS[1]:
-        first, last, this = (f"{major}.{minor}" for major, minor in (*PYTHONS, it.python))
+    if not PYTHONS[0] <= python <= PYTHONS[1]:
+        first, last, this = (f"{major}.{minor}" for major, minor in (*PYTHONS, python))
         why = f"lightning.gpu has wheels for Python {first} to {last}, and this is Python {this}."
         return why, "conda create --name qnnkit python=3.12"
-    only_13 = (
-        f"torch here is CUDA 13 only ({it.torch_cuda}), and lightning.gpu has no wheel for that; pip brings "
-        "the CUDA 12 libraries it needs, which this driver runs beside torch's."
-    )
     # The plugin of another release would pull another release of PennyLane in.
-    why, install = _install(f"pennylane-lightning-gpu=={it.lightning or RELEASE}", it.plugin is not None)
-    return f"{why} {only_13}" if (it.torch_cuda or "").startswith("13") else why, install
+    why, command = _install(f"pennylane-lightning-gpu=={lightning}", plugin)
+    if (torch_cuda or "").startswith("13"):
+        why += f" torch brought CUDA 13 only ({torch_cuda}), for which lightning.gpu has no wheel; "
+        why += "pip adds CUDA 12 libraries, which run beside torch's."
+    return why, command
 
 
-def _install(wanted: str, installed: bool) -> tuple[str, str]:
-    package = wanted.partition("=")[0]
-    if not installed:
+def _install(wanted: str, installed: str | None) -> tuple[str, str]:
+    """The reason and the command, when all that can be at fault is the package itself."""
+    package = re.split("[=~]", wanted)[0]
+    if installed is None:
         return f"{package} is not installed.", f"pip install {wanted}"
-    again = f"pip install --force-reinstall --no-deps {wanted}"  # the second command adds what it lacks
-    return f"{package} is installed, yet its first circuit fails.", f"{again} && pip install {wanted}"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version))
+    afresh = f"pip install --force-reinstall --no-deps {wanted}"  # the second command adds what it lacks
+    return f"{package} is installed, yet its first circuit fails.", f"{afresh} && pip install {wanted}"

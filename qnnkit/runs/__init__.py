@@ -1,0 +1,22 @@
+"""Run folders, the nets trained in them, and the strict launch of notebooks."""
+
+from qnnkit.runs.chain import NOTEBOOKS, run_notebooks
+from qnnkit.runs.folder import Run, open_run
+from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
+from qnnkit.runs.nets import build, parameter_groups, task_of, train_all, trained
+
+__all__ = [
+    "NOTEBOOKS",
+    "NotebookError",
+    "Run",
+    "build",
+    "check_parameters",
+    "declared",
+    "launch",
+    "open_run",
+    "parameter_groups",
+    "run_notebooks",
+    "task_of",
+    "train_all",
+    "trained",
+]

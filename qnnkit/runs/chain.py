@@ -1,0 +1,81 @@
+"""The main job: notebooks 00 to 04, one after the other, through the run folder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qnnkit.runs.folder import Run
+from qnnkit.runs.launch import declared, launch, notebook_folder
+
+NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
+
+
+def run_notebooks(run: Run, echo: Callable[[str], None] = print) -> dict[str, Any]:
+    """Runs what has not finished yet, and returns the run's result.
+
+    Every notebook gets the run folder and reads its settings there, so that each agrees with config.json.
+
+    Args:
+        run: The run, as `open_run` gives it.
+        echo: Called with one line per notebook and per epoch.
+
+    Raises:
+        NotebookError: A notebook stopped; the ones before it stay finished.
+    """
+    for index, name in enumerate(NOTEBOOKS, start=1):
+        label = f"[{index}/{len(NOTEBOOKS)}] {name}"
+        if run.notebook(name).exists() or run.result is not None:
+            echo(f"{label}: finished before")
+            continue
+        echo(f"{label} ...")
+        start, source = time.perf_counter(), notebook_folder() / f"{name}.ipynb"
+        with _Following(run, echo):
+            launch(source, run.notebook(name), _parameters(run, source))
+        echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
+    result = run.result
+    if result is None:
+        raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
+    return result
+
+
+def _parameters(run: Run, notebook: Path) -> dict[str, Any]:
+    """What a notebook declares of the run's own settings; the rest it reads from the run folder."""
+    values = {"recipe": run.config.recipe, "run_dir": str(run.folder), "device": run.config.device}
+    values |= {"backend": run.config.backend, "data_dir": run.config.data.data_dir}
+    return {name: value for name, value in values.items() if name in declared(notebook) and value is not None}
+
+
+class _Following:
+    """Echoes each epoch that appears in metrics.jsonl, while a kernel writes it."""
+
+    def __init__(self, run: Run, echo: Callable[[str], None]):
+        self.run, self.echo, self.done = run, echo, threading.Event()
+        self.seen = len(run.rows("metrics"))
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+    def _follow(self) -> None:
+        while not self.done.wait(0.5):
+            self._tell()
+        self._tell()
+
+    def _tell(self) -> None:
+        rows = self.run.rows("metrics")
+        for row in rows[self.seen :]:
+            if row["event"] == "epoch":
+                self.echo(
+                    f"      {row['net']:<15} seed {row['seed']}  epoch {row['epoch']:>3}/"
+                    f"{self.run.config.training.epochs}  loss {row['train_loss']:.3f}  validation "
+                    f"{100 * row['validation_accuracy']:.1f} %  {row['seconds']:.2f} s"
+                )
+        self.seen = len(rows)

@@ -1,0 +1,229 @@
+"""A run's folder: what was asked for, on what it ran, what came out. The only channel between notebooks."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import qnnkit
+from qnnkit import checks, recipes, workspace
+from qnnkit.config import PLACEMENT, FlatValue, RunConfig, validate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from qnnkit.data import ImageSplits
+    from qnnkit.plots import Picture
+
+PACKAGES = ("torch", "pennylane", "pennylane-lightning", "accelerate", "numpy", "scikit-learn", "papermill")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a recipe, and the folder it owns."""
+
+    folder: Path
+    config: RunConfig
+
+    def notebook(self, name: str) -> Path:
+        """Where the executed copy of a notebook stands once it has finished."""
+        return self.folder / "notebooks" / f"{name}.ipynb"
+
+    def checkpoints(self, net: str, seed: int) -> Path:
+        """Folder of one net's checkpoints."""
+        return self.folder / "checkpoints" / f"{net}-seed{seed}"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What 04_analyze found; None while the run is unfinished."""
+        path = self.folder / "result.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def seeds(self) -> range:
+        return range(self.config.seed, self.config.seed + self.config.n_seeds)
+
+    @property
+    def nets(self) -> tuple[str, ...]:
+        """The hybrid net and the controls that are trained beside it."""
+        return ("hybrid", *self.config.controls)
+
+    @cached_property
+    def splits(self) -> ImageSplits:
+        """The data, as the configuration asks for them."""
+        from qnnkit import data
+
+        chosen = self.config.data
+        return data.load(
+            chosen.dataset,
+            root=chosen.data_dir,
+            image_size=chosen.image_size,
+            grey=chosen.grey,
+            split_seed=chosen.split_seed,
+            validation_fraction=chosen.validation_fraction,
+            test_fraction=chosen.test_fraction,
+        )
+
+    def log(self, kind: str, row: dict[str, Any]) -> None:
+        """Adds a row to `<kind>.jsonl`."""
+        workspace.append_line(self.folder / f"{kind}.jsonl", row)
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of `<kind>.jsonl`, oldest first."""
+        return workspace.read_lines(self.folder / f"{kind}.jsonl")
+
+    def epochs(self) -> pd.DataFrame:
+        """One row per net, seed and epoch, from metrics.jsonl.
+
+        An epoch that was computed twice, because a kill fell between its row and its checkpoint, counts once.
+        """
+        import pandas as pd
+
+        rows = [row for row in self.rows("metrics") if row["event"] == "epoch"]
+        frame = pd.DataFrame(rows)
+        return frame.drop_duplicates(["net", "seed", "epoch"], keep="last") if rows else frame
+
+    def finals(self) -> pd.DataFrame:
+        """One row per net and seed that has finished: test numbers, parameter counts, seconds per epoch."""
+        import pandas as pd
+
+        rows = [row for row in self.rows("metrics") if row["event"] == "test"]
+        frame = pd.DataFrame(rows)
+        return frame.drop_duplicates(["net", "seed"], keep="last") if rows else frame
+
+    def keep(self, figure: Picture, name: str, title: str, description: str) -> Picture:
+        """Writes a figure to figures/<name>.png, with its title and how to read it, for the report."""
+        content = figure.png(Title=title, Description=description)
+        workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
+        return figure
+
+    def note_provenance(self, **facts: Any) -> None:
+        """Adds facts to provenance.json; those that are there already are replaced."""
+        path = self.folder / "provenance.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        workspace.write_json(path, known | facts)
+
+
+def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatValue) -> Run:
+    """The run in `run_dir`, begun there if the folder is new.
+
+    Args:
+        run_dir: Its folder; a relative one is meant from the workspace.
+        recipe: Entry of RECIPES; None takes the folder's own.
+        **settings: Exchanged in the recipe; None leaves a setting as it is. In a folder that has begun they
+            must agree with what it began with, except for placement (`device`, `backend`).
+
+    Raises:
+        ValueError: A name or value is wrong, or the folder holds another experiment (the difference is named).
+        OSError: The folder cannot be made or written.
+    """
+    folder = workspace.place(run_dir)
+    given = {name: value for name, value in settings.items() if value is not None}
+    if isinstance(given.get("data_dir"), str):
+        given["data_dir"] = str(workspace.place(str(given["data_dir"])))
+    path = folder / "config.json"
+    begun = _read_config(path)
+    if begun is None:
+        if recipe is None:
+            rule, step = "hold a run", "Name a recipe to begin one there."
+            raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
+        config = recipes.recipe(recipe).override(**given)
+        _check_names(config)
+        _check_placement(config)
+        run = Run(folder, config)
+        _ = run.splits  # a run begins only with data that can be loaded
+        workspace.make_folder(folder)
+        run.note_provenance(**_provenance())
+        workspace.write_json(path, config.model_dump(mode="json"))
+        return run
+    placement = {name: value for name, value in given.items() if name in PLACEMENT and value != "auto"}
+    asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
+    if recipe is not None and recipe != begun.recipe:
+        asked = recipes.recipe(recipe).override(**given)
+    difference = begun.difference(asked)
+    if difference:
+        told = ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
+        raise ValueError(
+            f"Run folder `{folder}` holds another experiment ({told}). Choose another run_dir, or the settings "
+            "it began with."
+        )
+    config = begun.override(**placement)
+    if placement:  # without one, a run of another machine may still be looked at here
+        _check_placement(config)
+    workspace.make_folder(folder)
+    return Run(folder, config)
+
+
+def _check_names(config: RunConfig) -> None:
+    """Refuses what only the registries can: unknown datasets, models, circuits."""
+    from qnnkit import circuits, data, models
+
+    checks.choice("dataset", config.data.dataset, data.DATASETS)
+    checks.choice("model", config.model.model, models.MODELS)
+    checks.choice("circuit", config.model.circuit, circuits.ANSAETZE)
+    checks.choice("embedding", config.model.embedding, circuits.EMBEDDINGS)
+    if config.data.data_dir is not None:
+        checks.folder("data_dir", config.data.data_dir, "Give a folder that holds one folder per class.")
+
+
+def _check_placement(config: RunConfig) -> None:
+    """Refuses unknown backends, and devices that this machine has not."""
+    from qnnkit import device, layers
+
+    checks.choice("backend", config.backend, layers.BACKENDS)
+    device.choose(config.device)
+
+
+def _read_config(path: Path) -> RunConfig | None:
+    """The settings that a run began with; None where none has begun."""
+    try:
+        text = path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        sentence = f"Cannot read `{path}` ({error.strerror}). Choose a run_dir that you may read."
+        raise type(error)(error.errno, sentence) from None
+    try:
+        return validate(json.loads(text))
+    except ValueError as error:
+        raise ValueError(f"Settings file `{path}` cannot be used: {error}") from None
+
+
+def _provenance() -> dict[str, Any]:
+    """On what a run began: versions, commit, machine, time."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    source = Path(qnnkit.__file__).parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", source, *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    changed = git("status", "--porcelain", "--", str(source))
+    return {
+        "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "qnnkit": qnnkit.__version__,
+        "commit": git("rev-parse", "HEAD"),
+        "commit_changed": None if changed is None else bool(changed),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": versions,
+    }

@@ -1,0 +1,147 @@
+"""Launch a notebook strictly: every parameter must be declared there, with that type, before anything runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from traitlets.config import Config
+
+import qnnkit
+from qnnkit import checks, workspace
+from qnnkit.device import launch_environment
+
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "int": int,
+    "float": (int, float),
+    "str": str,
+    "bool": bool,
+    "list": list,
+}
+
+
+class NotebookError(RuntimeError):
+    """A notebook stopped; the message is the sentence it stopped with."""
+
+
+def declared(notebook: Path) -> dict[str, dict[str, Any]]:
+    """The parameters that a notebook's `parameters` cell declares, by name.
+
+    Raises:
+        FileNotFoundError: There is no such notebook.
+    """
+    import papermill
+
+    if not notebook.is_file():
+        step = "Give the path of one of the files in notebooks/."
+        raise FileNotFoundError(checks.message("notebook", "be a file", str(notebook), step))
+    return papermill.inspect_notebook(str(notebook))
+
+
+def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
+    """Refuses parameters that the notebook does not declare, or declares with another type.
+
+    papermill itself only warns of an unknown name and enforces no type.
+
+    Raises:
+        ValueError: A name is unknown; the nearest one is offered.
+        TypeError: A value has the wrong type.
+    """
+    known = declared(notebook)
+    for name, value in parameters.items():
+        if name not in known:
+            checks.choice(f"parameter of {notebook.name}", name, known)
+        kind = known[name]["inferred_type_name"].strip("\"'")
+        optional = value is None and known[name]["default"] == "None"
+        wrong_bool = isinstance(value, bool) and kind != "bool"  # True is an int to Python, not to a person
+        if not optional and (wrong_bool or not isinstance(value, TYPES.get(kind, object))):
+            step = f"Its meaning: {known[name]['help'].strip()}"
+            raise TypeError(checks.message(name, f"be of type {kind}", value, step))
+
+
+def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, Any]) -> Path:
+    """Executes a notebook with checked parameters in a fresh kernel, and keeps the executed copy.
+
+    While it runs the copy is `<name>.running.ipynb`; it gets its own name only when every cell has finished,
+    and `<name>.failed.ipynb`, with the error in it, when one has not.
+
+    Args:
+        notebook: Source, left unchanged.
+        output: Where the executed copy goes.
+        parameters: Values by name.
+
+    Raises:
+        ValueError: A parameter is unknown.
+        TypeError: A parameter has the wrong type.
+        NotebookError: A cell failed, or the kernel died.
+        OSError: The executed copy cannot be written.
+    """
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+
+    notebook, output = Path(notebook), Path(output)
+    check_parameters(notebook, parameters)
+    workspace.make_folder(output.parent)
+    running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
+    try:
+        with _environment(launch_environment()):
+            papermill.execute_notebook(
+                str(notebook),
+                str(running),
+                parameters=dict(parameters),
+                kernel_name="python3",
+                progress_bar=False,
+                cwd=str(notebook.parent),
+                config=_kernels(),
+            )
+    except papermill.PapermillExecutionError as error:
+        running.replace(failed)
+        raise NotebookError(
+            f"Notebook {notebook.name} stopped: {error.evalue} The cell and the whole trace are in {failed}."
+        ) from None
+    except DeadKernelError:
+        running.replace(failed)
+        raise NotebookError(
+            f"Notebook {notebook.name} stopped: its kernel died, as it does when memory runs out. Use a smaller "
+            f"batch_size or image_size. The cells before are in {failed}."
+        ) from None
+    except OSError as error:
+        raise workspace.cannot_write(running, error) from None
+    failed.unlink(missing_ok=True)
+    return running.replace(output)
+
+
+def notebook_folder() -> Path:
+    """Where the numbered notebooks are: in the checkout that qnnkit was imported from.
+
+    Raises:
+        FileNotFoundError: qnnkit was installed without its checkout.
+    """
+    folder = Path(qnnkit.__file__).parent.parent / "notebooks"
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"The notebooks must lie in `{folder}`, but do not. Clone the repository and install it from there "
+            "with `pip install -e .`."
+        )
+    return folder
+
+
+def _kernels() -> Config:
+    """Kernels speak over files, not ports: two launches at once cannot take each other's."""
+    return Config({"KernelManager": {"transport": "ipc"}} if os.name == "posix" else {})
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables that a kernel inherits; this process gets its own back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: value for name, value in variables.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)

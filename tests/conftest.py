@@ -1,0 +1,39 @@
+"""What holds for every test: it leaves the globals of torch, NumPy and Python as it found them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Python's generator once
+import torch
+
+
+def _globals() -> dict[str, Any]:
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's default device": torch.get_default_device(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+        "torch's gradient mode": torch.is_grad_enabled(),
+        "torch's random state": torch.get_rng_state().numpy().tobytes(),
+        "CUDA's random state": [state.numpy().tobytes() for state in cuda],
+        "NumPy's random state": (numpy_state["state"]["key"].tobytes(), numpy_state["state"]["pos"]),
+        "Python's random state": random.getstate(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def unchanged_globals():
+    """Fails a test that changes a global; what wants to be random takes a generator."""
+    before = _globals()
+    yield
+    after = _globals()
+    if not before["CUDA's random state"]:  # CUDA first used by this very test
+        after["CUDA's random state"] = before["CUDA's random state"]
+    changed = [name for name, value in before.items() if value != after[name]]
+    assert not changed, f"the test changed {', '.join(changed)}"

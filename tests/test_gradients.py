@@ -1,0 +1,284 @@
+"""Gradients: right ones pass, and every planted fault is found."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import QuantumLayer, Quanv2d, circuits, gradients
+from qnnkit.tasks import Classification
+
+CASES = [
+    ("data_reuploading", "angle"),
+    *itertools.product(("strongly_entangling", "hardware_efficient", "random"), circuits.EMBEDDINGS),
+]
+CPU = torch.device("cpu")
+
+
+def uniform(*shape: int, seed: int = 0, top: float = 3.0) -> torch.Tensor:
+    return top * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer_of(ansatz: str = "data_reuploading", embedding: str = "angle", *, kind=QuantumLayer, **options):
+    """A layer on two wires that has run once."""
+    qnode, shapes = circuits.build(ansatz, n_qubits=2, embedding=embedding)
+    layer = kind(qnode, shapes, {"weights": uniform(*shapes["weights"], seed=1)}, **options)
+    layer(uniform(1, circuits.embedding_of(ansatz, embedding).n_features(2)))
+    return layer
+
+
+class Scale(torch.autograd.Function):
+    """The identity, with a gradient that is wrong by `factor`."""
+
+    @staticmethod
+    def forward(ctx, values, factor):
+        ctx.factor = factor
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.factor * gradient, None
+
+
+class Faulty(QuantumLayer):
+    """Right values and wrong gradients, in this layer and its copies, but not around another QNode."""
+
+    factor = 1.0
+
+    def forward(self, inputs):
+        return Scale.apply(super().forward(inputs), self.factor)
+
+    def with_qnode(self, qnode):
+        layer = super().with_qnode(qnode)
+        if qnode is self.qnode:
+            layer.__class__ = Faulty
+            layer.factor = self.factor
+        return layer
+
+
+class FaultyDevice(qp.devices.DefaultQubit):
+    """A simulator that is wrong in its values or in its derivatives."""
+
+    name = "faulty.qubit"
+
+    def __init__(self, wires, *, value_error: float = 0.0, factor: float = 1.0):
+        super().__init__(wires=wires, seed=None)
+        self.value_error, self.factor = value_error, factor
+
+    def execute(self, circuits, execution_config=None):
+        return _shifted(super().execute(circuits, execution_config), self.value_error)
+
+    def compute_vjp(self, *arguments):
+        return _scaled(super().compute_vjp(*arguments), self.factor)
+
+    def execute_and_compute_vjp(self, *arguments):
+        values, products = super().execute_and_compute_vjp(*arguments)
+        return _shifted(values, self.value_error), _scaled(products, self.factor)
+
+    def compute_derivatives(self, *arguments):
+        return _scaled(super().compute_derivatives(*arguments), self.factor)
+
+    def execute_and_compute_derivatives(self, *arguments):
+        values, jacobian = super().execute_and_compute_derivatives(*arguments)
+        return _shifted(values, self.value_error), _scaled(jacobian, self.factor)
+
+
+def _shifted(nested, error: float):
+    return tuple(_shifted(part, error) for part in nested) if isinstance(nested, tuple) else nested + error
+
+
+def _scaled(nested, factor: float):
+    return tuple(_scaled(part, factor) for part in nested) if isinstance(nested, tuple) else factor * nested
+
+
+# --- check ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ansatz", "embedding"), CASES)
+def test_every_circuit_passes(ansatz, embedding):
+    rows = gradients.check(layer_of(ansatz, embedding), samples=2)
+    assert [row.method for row in rows] == ["backprop", "parameter-shift", "adjoint", "finite-diff"]
+    assert all(row.passed and row.n_weights > 0 and row.tolerance == 1e-5 for row in rows)
+    assert all(row.seconds > 0 and row.autograd_seconds > 0 for row in rows)
+    gradients.require(rows)
+
+
+@pytest.mark.parametrize("backend", ["default.qubit", "lightning.qubit"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-7)])
+def test_every_precision_and_backend_passes(backend, dtype, tolerance):
+    rows = gradients.check(layer_of(backend=backend).to(dtype), samples=2)
+    assert all(row.passed and row.tolerance == tolerance for row in rows)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 1.001, float("nan"), float("inf")])
+def test_a_wrong_gradient_is_found(factor):
+    layer = layer_of(kind=Faulty)
+    layer.factor = factor
+    rows = gradients.check(nn.ModuleDict({"head": layer}), samples=2)
+    assert len(rows) == 4 and not any(row.passed for row in rows)
+    with pytest.raises(gradients.GradientError) as caught:
+        gradients.require(rows)
+    sentence = r"The gradient of `head` by autograd must agree with backprop to 1e-05, but differs by \S+\. "
+    assert re.fullmatch(
+        sentence + r"Do not train this net: change its circuit or its backend\.", str(caught.value)
+    )
+    layer.factor = 1.0
+    gradients.require(gradients.check(layer, samples=2))
+
+
+def test_a_wrong_device_is_found():
+    qnode, shapes = circuits.build("data_reuploading", n_qubits=2)
+    for factor, passes in ((1.0, True), (-1.0, False)):
+        faulty = qnode.update(device=FaultyDevice((0, 1), factor=factor), diff_method="adjoint")
+        layer = QuantumLayer(faulty, shapes, {"weights": uniform(*shapes["weights"], seed=1)})
+        layer(uniform(1, 2))
+        assert layer.backend == "faulty.qubit"
+        assert [row.passed for row in gradients.check(layer, samples=2)] == [passes] * 4
+
+
+def test_check_leaves_the_model_as_it_was():
+    model = Quanv2d(1, "data_reuploading", filters=2, trainable=False)
+    before = [weight.clone() for weight in model.parameters()]
+    rows = gradients.check(model, samples=1)
+    assert [row.layer for row in rows] == ["filters.0"] * 4 + ["filters.1"] * 4
+    assert all(row.passed for row in rows)
+    for weight, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(weight, old) and weight.grad is None and not weight.requires_grad
+
+
+def test_check_is_fixed_by_its_seed():
+    layer = layer_of("random")
+    one, same, other = (
+        [row.error for row in gradients.check(layer, samples=1, seed=seed)] for seed in (0, 0, 1)
+    )
+    assert one == same and one != other
+
+
+def test_check_of_nothing():
+    @qp.qnode(circuits.make_device("default.qubit", 1))
+    def circuit(inputs):
+        qp.RY(inputs[..., 0], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    assert gradients.check(nn.Identity()) == []
+    assert gradients.check(QuantumLayer(circuit, {})) == []
+    gradients.require([])
+
+
+def test_check_needs_a_layer_that_has_run():
+    qnode, shapes = circuits.build("random", n_qubits=2)
+    layer = QuantumLayer(qnode, shapes, torch.zeros_like)
+    with pytest.raises(
+        ValueError, match=r"Argument `a` must have run once, but is .+\. Call the model on one"
+    ):
+        gradients.check(nn.ModuleDict({"a": layer}))
+
+
+def test_comparison_as_a_row():
+    row = gradients.Comparison("a", "adjoint", 3, 2e-5, 1e-5, 0.1, 0.2)
+    assert row.as_dict()["passed"] is False and row.as_dict()["method"] == "adjoint"
+
+
+# --- prove ----------------------------------------------------------------------------------------------
+
+
+def test_prove_on_the_cpu():
+    rows = gradients.prove([CPU], ["default.qubit", "lightning.qubit"])
+    assert [row["backend"] for row in rows] == ["default.qubit", "lightning.qubit"]
+    for row in rows:
+        assert row["agrees"] and row["torch device"] == "cpu" and row["seconds"] > 0
+        assert 0 < max(row["value error"], row["gradient error"]) < 1e-5  # float32 is never exact
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [
+        ({}, None),
+        ({"factor": -1.0}, "gradient error"),
+        ({"factor": float("nan")}, "gradient error"),
+        ({"value_error": 1e-4}, "value error"),
+        ({"value_error": float("nan")}, "value error"),
+    ],
+)
+def test_prove_tells_of_a_wrong_backend(monkeypatch, fault, wrong):
+    make = circuits.make_device
+
+    def make_faulty(name, wires):
+        return FaultyDevice(wires, **fault) if name == "lightning.qubit" else make(name, wires)
+
+    monkeypatch.setattr(circuits, "make_device", make_faulty)
+    right, row = gradients.prove([CPU], ["default.qubit", "lightning.qubit"])
+    assert right["agrees"] is True
+    assert row["agrees"] is (wrong is None)
+    assert wrong is None or not row[wrong] <= 1e-5
+
+
+def test_prove_of_an_unknown_backend():
+    with pytest.raises(ValueError, match="Argument `backend` must be a known name, but is 'qiskit'"):
+        gradients.prove([CPU], ["qiskit"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_prove_on_cuda():
+    rows = gradients.prove([torch.device("cuda")], ["default.qubit", "lightning.qubit"])
+    assert all(row["agrees"] for row in rows)
+
+
+# --- sizes ----------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.circuit = layer_of()
+        self.reader = torch.nn.utils.skip_init(nn.Linear, 2, 3)
+        self.unused = nn.Parameter(torch.ones(2))
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        with torch.no_grad():
+            for weight in self.reader.parameters():
+                weight.copy_(uniform(*weight.shape, seed=4))
+
+    def forward(self, inputs):
+        return self.reader(self.circuit(inputs)) * self.frozen[0]
+
+
+BATCH = (uniform(5, 2), torch.tensor([0, 1, 2, 1, 0]))
+
+
+def test_sizes_are_those_of_backward():
+    model, task = Net(), Classification(label_smoothing=0.1)
+    model.reader.bias.grad = torch.full((3,), 7.0)
+    rows = gradients.sizes(model, task, BATCH)
+    assert [weight.grad is None for weight in model.parameters()] == [True, True, True, True, False]
+    assert (model.reader.bias.grad == 7).all()
+    model.zero_grad()
+    task(model, BATCH).loss.backward()
+    found = {row.parameter: row for row in rows}
+    kinds = {"unused": "classical", "circuit.weights": "quantum"}
+    kinds |= {"reader.weight": "classical", "reader.bias": "classical"}
+    assert {name: row.kind for name, row in found.items()} == kinds
+    assert (found.pop("unused").norm, model.unused.grad) == (0.0, None)
+    for name, row in found.items():
+        gradient = model.get_parameter(name).grad.double()
+        assert row.n_weights == gradient.numel()
+        assert row.norm == pytest.approx(float(gradient.norm()), rel=1e-5)
+        assert row.mean == pytest.approx(float(gradient.abs().mean()), rel=1e-5)
+        assert row.norm > 1e-4
+
+
+def test_sizes_follow_the_mode_of_the_model():
+    model, task = Net(), Classification(label_smoothing=0.5)
+    trained = gradients.sizes(model.train(), task, BATCH)
+    evaluated = gradients.sizes(model.eval(), task, BATCH)
+    assert [row.norm for row in trained] != [row.norm for row in evaluated]
+    assert evaluated == gradients.sizes(model, Classification(), BATCH)
+
+
+def test_sizes_of_a_frozen_net():
+    assert gradients.sizes(Net().requires_grad_(False), Classification(), BATCH) == []

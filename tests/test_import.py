@@ -1,0 +1,205 @@
+"""Importing qnnkit costs next to nothing and changes nothing; its parts import downwards only."""
+
+import ast
+import json
+import os
+import statistics
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "qnnkit"
+SECONDS = 0.3  # DESIGN.md, section 7
+LINES = 500  # DESIGN.md, section 3
+
+# From the bottom of DESIGN.md's map to its top: a part may import those that stand before it.
+ORDER = (
+    "checks", "stats", "plots", "device", "workspace", "config", "circuits", "simulator", "data",
+    "checkpoint", "measure", "layers", "models", "tasks", "adapters", "gradients", "train", "plan",
+    "recipes", "runs", "batch", "inspector", "report", "cli",
+)  # fmt: skip
+EXEMPT = ("__init__", "__main__")  # the package's own front doors
+LATE = (
+    "transformers",
+    "peft",
+    "pandas",
+    "sklearn",
+    "accelerate",
+    "papermill",
+    "dask",
+    "matplotlib",
+    "IPython",
+)
+
+
+def python(code):
+    """What `code` prints as JSON in a fresh interpreter."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# --- the cost and the traces of an import ------------------------------------------------------------------
+
+IMPORT = """
+    import json, logging, os, random, sys, time, warnings
+    import numpy, torch, pennylane
+
+    def state():
+        return {
+            "torch's seed": torch.get_rng_state().tolist(),
+            "numpy's seed": str(numpy.random.get_state()),
+            "python's seed": str(random.getstate()),
+            "dtype": str(torch.get_default_dtype()),
+            "device": str(torch.get_default_device()),
+            "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+            "gradients": torch.is_grad_enabled(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "environment": dict(os.environ),
+            "loggers": [str(logging.root.handlers), logging.root.level],
+            "warnings": [str(each) for each in warnings.filters],
+            "path": sys.path,
+            "excepthook": str(sys.excepthook),
+        }
+
+    before, modules = state(), set(sys.modules)
+    start = time.perf_counter()
+    import qnnkit
+    qnnkit.QuantumLayer
+    seconds = time.perf_counter() - start
+    after = state()
+    print(json.dumps({
+        "seconds": seconds,
+        "changed": [name for name in before if before[name] != after[name]],
+        "modules": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
+        "names": {name: hasattr(qnnkit, name) for name in qnnkit.__all__},
+        "changed by the rest": [name for name in before if before[name] != state()[name]],
+    }))
+"""
+
+
+@pytest.fixture(scope="module")
+def imports():
+    return [python(IMPORT) for _ in range(3)]
+
+
+def test_the_import_is_quick(imports):
+    assert statistics.median(each["seconds"] for each in imports) < SECONDS
+
+
+def test_the_import_changes_nothing(imports):
+    assert imports[0]["changed"] == []
+    assert imports[0]["changed by the rest"] == []
+
+
+def test_the_import_loads_nothing_heavy(imports):
+    assert set(imports[0]["modules"]) & set(LATE) == set()
+
+
+def test_every_public_name_is_there(imports):
+    import qnnkit
+
+    assert all(imports[0]["names"].values()) and set(imports[0]["names"]) <= set(dir(qnnkit))
+    with pytest.raises(AttributeError, match="no attribute 'Quantumlayer'"):
+        _ = qnnkit.Quantumlayer  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_qnnkit_alone_loads_neither_torch_nor_pennylane():
+    found = python("import json, sys, qnnkit, qnnkit.cli; print(json.dumps(sorted(sys.modules)))")
+    assert {"torch", "pennylane", *LATE} & set(found) == set()
+
+
+# --- the map -----------------------------------------------------------------------------------------------
+
+
+def imported(source, module, is_package):
+    """Full names of what the source of `module` imports, inside functions and for type checking too."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def upwards(source, module, is_package=False):
+    """The imports of a module that do not point to an earlier part or to its own."""
+    own = module.split(".")[1]
+    found = [name.split(".") for name in imported(source, module, is_package)]
+    parts = [path[1] for path in found if path[0] == "qnnkit" and len(path) > 1]
+    parts = [part for part in parts if part not in ("__version__", own)]
+    return [part for part in parts if part not in ORDER or ORDER.index(part) >= ORDER.index(own)]
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = path.relative_to(PACKAGE.parent).with_suffix("")
+        is_package = path.name == "__init__.py"
+        name = ".".join((inside.parent if is_package else inside).parts)
+        if not (path.parent == PACKAGE and path.stem in EXEMPT):
+            yield pytest.param(path, name, is_package, id=name)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from qnnkit import train", ["train"]),
+        ("from qnnkit.train import fit", ["train"]),
+        ("import qnnkit.train", ["train"]),
+        ("def f():\n    from qnnkit import train, checks", ["train"]),
+        ("from ..train import fit", ["train"]),
+        ("from .. import train", ["train"]),
+        ("from qnnkit import unheard_of", ["unheard_of"]),
+        ("from qnnkit import QuantumLayer", ["QuantumLayer"]),
+        ("from qnnkit.data import sample\nfrom qnnkit import checks, device\nimport torch", []),
+        ("from . import sample", []),
+    ],
+)
+def test_the_rank_test_sees_what_points_upwards(source, found):
+    assert upwards(source, "qnnkit.data.images") == found
+
+
+@pytest.mark.parametrize(("path", "name", "is_package"), list(modules()))
+def test_imports_point_downwards(path, name, is_package):
+    assert upwards(path.read_text(), name, is_package) == []
+
+
+def test_every_part_stands_in_the_order():
+    parts = {
+        path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert parts - set(EXEMPT) <= set(ORDER)
+
+
+@pytest.mark.parametrize(("path", "name", "is_package"), list(modules()))
+def test_only_plots_imports_matplotlib(path, name, is_package):
+    found = {each.split(".")[0] for each in imported(path.read_text(), name, is_package)}
+    assert "matplotlib" not in found or name == "qnnkit.plots"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_no_file_is_too_long(path):
+    assert len(path.read_text().splitlines()) <= LINES
+
+
+def test_git_ignores_no_part_of_the_package():
+    """A line such as `runs/` in .gitignore would keep qnnkit/runs out of every clone."""
+    root = PACKAGE.parent
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout")
+    paths = [str(path.relative_to(root)) for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts]
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    done = subprocess.run(
+        command, cwd=root, input="\n".join(paths), capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout.split() == []

@@ -1,0 +1,652 @@
+"""Layers: equal to PennyLane's own, safe in mixed precision; quanvolutions against a plain loop; controls."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import QuantumLayer, Quanv2d, circuits, controls
+from qnnkit.layers import ClassicalLayer, count_parameters, quantum_parameters
+
+FLOAT32, FLOAT64 = 1e-5, 1e-10
+"""Largest errors allowed of values and gradients, by precision."""
+BFLOAT16 = 2**-8
+"""Relative spacing of bfloat16: what a circuit computed in it would be wrong by at least."""
+CONTROLS = ("no_entanglement", "frozen_random", "classical")
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance, check_dtype=False)
+
+
+def uniform(*shape: int, seed: int = 0, top: float = np.pi, dtype: torch.dtype = torch.float32):
+    return top * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def layer_of(
+    ansatz: str = "data_reuploading", *, n_qubits: int = 3, seed: int = 0, kind=QuantumLayer, **options
+) -> QuantumLayer:
+    qnode, shapes = circuits.build(ansatz, n_qubits=n_qubits)
+    weights = {"weights": uniform(*shapes["weights"], seed=seed + 100, top=2 * np.pi)}
+    return kind(qnode, shapes, weights, **options)
+
+
+def linear(n_in: int, n_out: int, **options) -> nn.Linear:
+    """Its weights come from a generator, where nn.Linear's come from the global one."""
+    module = torch.nn.utils.skip_init(nn.Linear, n_in, n_out, **options)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(uniform(*weight.shape, seed=2, top=n_in**-0.5))
+    return module
+
+
+def refused(error: type[Exception], argument: str, call, contains: str = "") -> None:
+    with pytest.raises(error) as caught:
+        call()
+    text = str(caught.value)
+    assert re.fullmatch(rf"Argument `{argument}` must .+, but is .+\. [A-Z].+\.", text), text
+    assert contains in text
+
+
+# --- QuantumLayer -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
+def test_equals_torch_layer(ansatz, leading):
+    ours, theirs = layer_of(ansatz), layer_of(ansatz, kind=qp.qnn.TorchLayer)
+    assert isinstance(ours, qp.qnn.TorchLayer)
+    results = []
+    for layer in (ours, theirs):
+        inputs = uniform(*leading, 3).requires_grad_()
+        outputs = layer(inputs)
+        (outputs * uniform(*leading, 3, seed=1)).sum().backward()
+        results.append((outputs.detach(), inputs.grad, layer.weights.grad))
+    assert results[0][0].shape == (*leading, 3)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+    assert list(ours.state_dict()) == list(theirs.state_dict()) == ["weights"]
+    other = layer_of(ansatz, seed=9)
+    other.load_state_dict(theirs.state_dict())
+    assert torch.equal(other(inputs), ours(inputs))
+
+
+@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
+def test_float32_and_float64(ansatz):
+    """Against the QNode itself, executed by NumPy in float64 and differentiated by parameter shift."""
+    inputs, mixture = uniform(4, 3, dtype=torch.float64), uniform(4, 3, seed=1, dtype=torch.float64)
+    for layer, tolerance in ((layer_of(ansatz), FLOAT32), (layer_of(ansatz).double(), FLOAT64)):
+        weights = qp.numpy.array(layer.weights.detach().double().numpy(), requires_grad=True)
+        shifted = layer.qnode.update(diff_method="parameter-shift")
+
+        def stacked(weights, row, shifted=shifted):
+            return qp.numpy.stack(shifted(row, weights))
+
+        rows = [(stacked(weights, row), qp.jacobian(stacked)(weights, row)) for row in inputs.numpy()]
+        values = torch.tensor(np.stack([np.asarray(row[0]) for row in rows]))
+        jacobian = torch.tensor(np.stack([np.asarray(row[1]) for row in rows]))  # (4, 3, *weights)
+        outputs = layer(inputs.to(layer.weights))
+        assert outputs.dtype == layer.weights.dtype
+        close(outputs, values, tolerance)
+        outputs.backward(mixture.to(outputs))
+        close(layer.weights.grad, torch.einsum("bo,bo...->...", mixture, jacobian), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_inputs_are_computed_in_float32(dtype):
+    layer, inputs = layer_of(), uniform(4, 3).to(dtype)
+    outputs = layer(inputs)
+    assert outputs.dtype == dtype
+    assert torch.equal(outputs, layer(inputs.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_integer_inputs(dtype):
+    layer = layer_of()
+    inputs = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    outputs = layer(inputs)
+    assert outputs.dtype == torch.float32
+    assert torch.equal(outputs, layer(inputs.float()))
+
+
+def test_half_weights_are_computed_in_float32():
+    layer = layer_of().bfloat16()
+    inputs = uniform(4, 3).bfloat16()
+    outputs = layer(inputs)
+    assert outputs.dtype == torch.bfloat16
+    assert torch.equal(outputs, copy.deepcopy(layer).float()(inputs.float()).bfloat16())
+
+
+def test_autocast_leaves_the_circuit_in_float32():
+    net = nn.Sequential(layer_of(), linear(3, 3, bias=False), layer_of(seed=1))
+    inputs = uniform(6, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = net[0](inputs)
+        second = net[1](first)
+        third = net[2](second)
+        third.float().sum().backward()
+    assert first.dtype == second.dtype == third.dtype == torch.bfloat16
+    assert torch.equal(first, net[0](inputs).bfloat16())
+    assert torch.equal(third, net[2](second.float()).bfloat16())
+    close(first.float(), net[0](inputs), BFLOAT16 / 2)  # rounded once, at the end
+    assert all(weight.grad.dtype == torch.float32 for weight in net.parameters())
+    assert all(weight.grad.abs().max() > BFLOAT16 for weight in net.parameters())
+
+
+def test_autocast_leaves_float64_alone():
+    """As it leaves a linear layer's."""
+    net = nn.Sequential(layer_of(), linear(3, 2)).double()
+    inputs = uniform(4, 3, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = net(inputs)
+    assert torch.equal(outputs, net(inputs))
+
+
+@pytest.mark.parametrize("outer", ["inference", "autocast off", "disabled autocast"])
+def test_other_contexts(outer):
+    layer, inputs = layer_of(), uniform(4, 3)
+    context = {
+        "inference": torch.inference_mode(),
+        "autocast off": torch.no_grad(),
+        "disabled autocast": torch.autocast("cpu", torch.bfloat16, enabled=False),
+    }[outer]
+    with context:
+        outputs = layer(inputs)
+    assert outputs.dtype == torch.float32 and torch.equal(outputs, layer(inputs))
+
+
+def test_deepcopy_is_independent():
+    layer, inputs = layer_of().eval(), uniform(2, 3)
+    layer.weights.requires_grad_(False)
+    before = layer(inputs)
+    twin = copy.deepcopy(layer)
+    assert torch.equal(twin(inputs), before)
+    assert not twin.training and not twin.weights.requires_grad
+    assert (twin.n_features, twin.n_outputs) == (3, 3)
+    with torch.no_grad():
+        twin.weights.add_(1)
+    assert torch.equal(layer(inputs), before) and not torch.equal(twin(inputs), before)
+    twin.double()
+    assert layer.weights.dtype == torch.float32
+
+
+def test_deepcopy_keeps_a_layer_used_twice():
+    layer = layer_of()
+    twin = copy.deepcopy(nn.Sequential(layer, nn.Tanh(), layer))
+    assert twin[0] is twin[2] and twin[0] is not layer
+
+
+def test_backend_lightning_agrees():
+    inputs, mixture = uniform(4, 3), uniform(4, 3, seed=1)
+    results = {}
+    for backend in ("auto", "default.qubit", "lightning.qubit"):
+        layer, fed = layer_of(backend=backend), inputs.clone().requires_grad_()
+        outputs = layer(fed)
+        outputs.backward(mixture)
+        results[backend] = (outputs.detach(), fed.grad, layer.weights.grad)
+        assert layer.backend == ("default.qubit" if backend == "auto" else backend)
+    for ours, theirs in zip(results["lightning.qubit"], results["default.qubit"], strict=True):
+        close(ours, theirs, FLOAT32)
+    assert all(map(torch.equal, results["auto"], results["default.qubit"]))
+
+
+def test_backend_auto_keeps_the_devices_own():
+    qnode, shapes = circuits.build("data_reuploading", n_qubits=2, device="lightning.qubit")
+    assert QuantumLayer(qnode, shapes, torch.zeros_like).backend == "lightning.qubit"
+    assert QuantumLayer(qnode, shapes, torch.zeros_like, backend="default.qubit").backend == "default.qubit"
+
+
+def test_backend_unknown():
+    refused(
+        ValueError, "backend", lambda: layer_of(backend="lightnig.qubit"), "Did you mean 'lightning.qubit'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [("default.qubit", "all samples at once"), ("lightning.qubit", "one sample after the other")],
+)
+def test_explain(backend, words):
+    sentence = layer_of(backend=backend).explain()
+    assert backend in sentence and words in sentence
+    assert sentence.endswith(".") and sentence.count(". ") == 0
+
+
+def bell_layer(measure) -> QuantumLayer:
+    @qp.qnode(circuits.make_device("default.qubit", 2))
+    def circuit(inputs, weights):
+        qp.RY(inputs[..., 0], wires=0)
+        qp.CNOT((0, 1))
+        qp.RZ(weights, wires=0)
+        return measure()
+
+    return QuantumLayer(circuit, {"weights": ()}, {"weights": torch.tensor(0.4)})
+
+
+@pytest.mark.parametrize(
+    ("measure", "shape", "n_outputs"),
+    [
+        (lambda: [qp.expval(qp.Z(0)), qp.expval(qp.Z(1))], (5, 2), 2),
+        (lambda: [qp.expval(qp.Z(0))], (5, 1), 1),
+        (lambda: [qp.probs(wires=(0, 1))], (5, 4), 4),
+        (lambda: qp.probs(wires=(0, 1)), (5, 4), 4),
+        (lambda: qp.expval(qp.Z(0)), (5,), None),
+    ],
+)
+def test_outputs_of_other_measurements(measure, shape, n_outputs):
+    layer, inputs = bell_layer(measure), uniform(5, 1)
+    assert layer(inputs).shape == shape and layer.n_outputs == n_outputs
+    assert layer(inputs[0]).shape == shape[1:] and layer.n_outputs == n_outputs
+    if n_outputs is None:
+        refused(NotImplementedError, "qnode", lambda: controls(layer), "return [")
+    else:
+        assert all(control(inputs).shape == shape for control in controls(layer).values())
+
+
+def test_bell_values_and_gradient():
+    """cos(t/2)|00> + sin(t/2)|11>: <Z_0> = <Z_1> = cos t, <ZZ> = 1, <XX> = sin t cos w."""
+    layer = bell_layer(lambda: [qp.expval(qp.Z(0) @ qp.Z(1)), qp.expval(qp.X(0) @ qp.X(1))]).double()
+    angle = uniform(5, 1, dtype=torch.float64)
+    turn = layer.weights.detach()
+    outputs = layer(angle)
+    close(outputs, torch.cat([torch.ones_like(angle), angle.sin() * turn.cos()], dim=1), FLOAT64)
+    outputs[:, 1].sum().backward()
+    close(layer.weights.grad, -(angle.sin() * turn.sin()).sum(), FLOAT64)
+
+
+# --- Quanv2d ------------------------------------------------------------------------------------------
+
+
+def loop(quanv: Quanv2d, images: torch.Tensor) -> torch.Tensor:
+    """The definition, one patch of one channel through one circuit at a time."""
+    k, s = quanv.kernel_size, quanv.stride
+    maps = []
+    for image in images:
+        channels = []
+        for channel, layer in itertools.product(image, quanv.filters):
+            rows = [
+                [
+                    layer.qnode(channel[y : y + k, x : x + k].flatten(), layer.weights)
+                    for x in range(0, image.shape[2] - k + 1, s)
+                ]
+                for y in range(0, image.shape[1] - k + 1, s)
+            ]
+            n_wires = len(rows[0][0])
+            channels += [
+                torch.stack([torch.stack([at[wire] for at in row]) for row in rows])
+                for wire in range(n_wires)
+            ]
+        maps.append(torch.stack(channels))
+    return torch.stack(maps)
+
+
+@pytest.mark.parametrize(
+    ("circuit", "embedding", "kernel_size", "stride", "channels", "filters", "size"),
+    [
+        ("data_reuploading", "angle", 2, 2, 1, 1, (4, 6)),
+        ("data_reuploading", "angle", 2, 1, 2, 2, (3, 4)),
+        ("data_reuploading", "angle", 2, 3, 1, 1, (6, 5)),  # the stride skips pixels
+        ("data_reuploading", "angle", 1, 1, 2, 1, (2, 3)),
+        ("strongly_entangling", "amplitude", 3, 1, 2, 1, (4, 5)),
+        ("strongly_entangling", "amplitude", 3, 2, 1, 2, (5, 6)),
+        ("hardware_efficient", "iqp", 2, 2, 1, 2, (4, 4)),
+        ("random", "angle", 2, 2, 3, 2, (5, 4)),  # an odd side: the last row is left out
+    ],
+)
+def test_quanvolution_is_a_loop_over_patches(
+    circuit, embedding, kernel_size, stride, channels, filters, size
+):
+    quanv = Quanv2d(
+        channels,
+        circuit,
+        kernel_size=kernel_size,
+        stride=stride,
+        filters=filters,
+        embedding=embedding,
+        seed=3,
+    )
+    images = uniform(2, channels, *size)
+    maps = quanv(images)
+    assert maps.shape[1] == quanv.out_channels
+    close(maps, loop(quanv, images), FLOAT32)
+    maps.square().sum().backward()
+    assert all(weight.grad.abs().max() > FLOAT32 for weight in quanv.parameters())
+
+
+def test_quanvolution_of_a_kernel_of_three_on_nine_wires():
+    quanv = Quanv2d(1, "hardware_efficient", kernel_size=3, n_layers=1)
+    images = uniform(1, 1, 3, 3)
+    assert quanv(images).shape == (1, 9, 1, 1)
+    close(quanv(images), loop(quanv, images), FLOAT32)
+
+
+def test_quanvolution_of_a_users_circuit():
+    @qp.qnode(circuits.make_device("default.qubit", 2))
+    def circuit(inputs, angles, turn):
+        qp.AmplitudeEmbedding(inputs, wires=(0, 1), normalize=True)
+        qp.RX(angles[0], wires=0)
+        qp.CRY(angles[1], wires=(0, 1))
+        qp.RX(turn, wires=1)
+        return [qp.expval(qp.Z(1))]
+
+    quanv = Quanv2d(2, (circuit, {"angles": (2,), "turn": ()}), filters=3)
+    assert quanv.out_channels == 6
+    images = uniform(2, 2, 4, 4) + 0.1
+    maps = quanv(images)
+    patch = images[1, 0, 2:4, 0:2].flatten()
+    last = quanv.filters[2]
+    close(maps[1, 2, 1, 0], circuit(patch, last.angles, last.turn)[0], FLOAT32)
+
+
+def test_channels_run_over_input_filter_and_wire():
+    quanv = Quanv2d(2, "data_reuploading", filters=3)
+    images = uniform(2, 2, 2, 2)
+    maps = quanv(images)  # (2, 2 channels * 3 filters * 4 wires, 1, 1)
+    for i, (channel, k, wire) in enumerate(itertools.product(range(2), range(3), range(4))):
+        expected = quanv.filters[k](images[:, channel].flatten(1))[:, wire]
+        close(maps[:, i, 0, 0], expected, FLOAT32)
+
+
+def test_no_state_passes_from_patch_to_patch():
+    quanv = Quanv2d(1, "data_reuploading", stride=1)
+    images = uniform(5, 1, 4, 4)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    close(quanv(images[order]), quanv(images)[order], FLOAT32)
+    close(quanv(images), torch.cat([quanv(image[None]) for image in images]), FLOAT32)
+    once = quanv(images)
+    quanv(uniform(2, 1, 4, 4, seed=5))
+    assert torch.equal(quanv(images), once)
+    shifted = torch.roll(images, (1, 1), dims=(2, 3))
+    close(quanv(shifted)[:, :, 1:, 1:], once[:, :, :-1, :-1], FLOAT32)
+
+
+@pytest.mark.parametrize("circuit", circuits.ANSAETZE)
+def test_seed_fixes_everything(circuit):
+    images = uniform(1, 1, 4, 4)
+    one, same, other = (Quanv2d(1, circuit, filters=2, seed=seed) for seed in (7, 7, 8))
+    assert torch.equal(one(images), same(images))
+    assert not torch.equal(one(images), other(images))
+    assert not torch.equal(one.filters[0].weights, one.filters[1].weights)
+    angles = torch.cat([weight.flatten() for weight in one.parameters()])
+    assert 0 <= angles.min() < 1 and 5 < angles.max() < 2 * np.pi
+
+
+def test_frozen_or_trainable():
+    images = uniform(1, 1, 4, 4)
+    assert Quanv2d(1, "random")(images).requires_grad
+    frozen = Quanv2d(1, "random", trainable=False)
+    assert not frozen(images).requires_grad
+    assert count_parameters(frozen) == {"quantum": 0, "classical": 0, "frozen": 8}
+    assert torch.equal(frozen(images), Quanv2d(1, "random")(images))
+
+
+def test_quanvolution_passes_gradients_to_its_images():
+    quanv, images = Quanv2d(1, "data_reuploading").double(), uniform(1, 1, 2, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(quanv, images.requires_grad_(), atol=1e-6)
+
+
+def test_quanvolution_on_lightning():
+    images = uniform(1, 1, 2, 4)
+    plain, fast = (Quanv2d(1, "data_reuploading", backend=name) for name in ("auto", "lightning.qubit"))
+    close(fast(images), plain(images), FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "contains"),
+    [
+        ((4, 4), "(4, 4)"),
+        ((1, 4, 4), "(1, 4, 4)"),
+        ((1, 1, 1, 4, 4), "(1, 1, 1, 4, 4)"),
+        ((1, 2, 4, 4), "have 1 channels"),
+        ((1, 1, 1, 4), "at least 2 pixels"),
+        ((1, 1, 4, 1), "at least 2 pixels"),
+    ],
+)
+def test_quanvolution_of_bad_shapes(shape, contains):
+    refused(ValueError, "images", lambda: Quanv2d(1, "data_reuploading")(torch.zeros(shape)), contains)
+
+
+@pytest.mark.parametrize("name", ["in_channels", "kernel_size", "stride", "filters", "n_layers"])
+def test_quanvolution_of_bad_numbers(name):
+    refused(ValueError, name, lambda: Quanv2d(**{"in_channels": 1, "circuit": "random", name: 0}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("circuit", "angle"), ("embedding", "angel"), ("backend", "qiskit")]
+)
+def test_quanvolution_of_bad_names(name, value):
+    refused(ValueError, name, lambda: Quanv2d(**{"in_channels": 1, "circuit": "random", name: value}))
+
+
+# --- ClassicalLayer -----------------------------------------------------------------------------------
+
+SIZES = [
+    (4, 4, 24),
+    (4, 4, 1),
+    (4, 4, 3),
+    (4, 4, 20),
+    (1, 1, 1),
+    (1, 3, 10),
+    (9, 4, 25),
+    (2, 5, 61),
+    (3, 2, 40),
+]
+
+
+@pytest.mark.parametrize(("n_features", "n_outputs", "n_weights"), SIZES)
+def test_classical_layer_has_exactly_so_many_weights(n_features, n_outputs, n_weights):
+    layer = ClassicalLayer(n_features, n_outputs, n_weights, seed=1)
+    assert sum(weight.numel() for weight in layer.parameters()) == n_weights
+    inputs = uniform(6, n_features)
+    outputs = layer(inputs)
+    assert outputs.shape == (6, n_outputs) and outputs.abs().max() < 1
+    (outputs * uniform(6, n_outputs, seed=2)).sum().backward()
+    assert layer.weights.grad.abs().min() > 1e-8  # none is padding
+    assert torch.equal(layer(inputs.reshape(2, 3, -1)), outputs.reshape(2, 3, -1))
+    same, other = (ClassicalLayer(n_features, n_outputs, n_weights, seed=seed) for seed in (1, 2))
+    assert torch.equal(same(inputs), outputs) and not torch.equal(other(inputs), outputs)
+    assert list(layer.state_dict()) == ["weights"]
+
+
+@pytest.mark.parametrize(("n_features", "n_outputs"), [(4, 4), (1, 3), (5, 2)])
+def test_classical_layer_can_be_a_linear_layer(n_features, n_outputs):
+    layer = ClassicalLayer(n_features, n_outputs, n_outputs * (n_features + 1)).double()
+    constant, *slopes = layer.weights.detach().reshape(-1, n_outputs)
+    inputs = uniform(6, n_features, dtype=torch.float64)
+    close(layer(inputs), (constant + inputs / np.pi @ torch.stack(slopes)).tanh(), FLOAT64)
+
+
+def test_classical_layer_goes_on_with_products():
+    layer = ClassicalLayer(2, 1, 8).double()
+    w = layer.weights.detach()
+    x, y = (inputs := uniform(6, 2, dtype=torch.float64)).div(np.pi).T
+    polynomial = w @ torch.stack([x**0, x, y, x * x, x * y, y * y, x**3, x * x * y])
+    close(layer(inputs)[:, 0], polynomial.tanh(), FLOAT64)
+
+
+def test_classical_layer_at_zero_has_a_gradient():
+    layer, inputs = ClassicalLayer(3, 2, 20), torch.zeros(1, 3, requires_grad=True)
+    layer(inputs).sum().backward()
+    close(
+        inputs.grad[0],
+        (layer.weights.detach()[2:8].reshape(3, 2) * (1 - layer.weights.detach()[:2].tanh() ** 2)).sum(1)
+        / np.pi,
+        FLOAT32,
+    )
+
+
+@pytest.mark.parametrize("name", ["n_features", "n_outputs", "n_weights"])
+def test_classical_layer_of_bad_numbers(name):
+    sizes = {"n_features": 2, "n_outputs": 2, "n_weights": 2, name: 0}
+    refused(ValueError, name, lambda: ClassicalLayer(**sizes))
+
+
+def test_classical_layer_of_a_bad_shape():
+    refused(ValueError, "inputs", lambda: ClassicalLayer(4, 1, 3)(torch.zeros(2, 3)), "(..., 4)")
+
+
+# --- controls -----------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.quanv = Quanv2d(2, "strongly_entangling", filters=2, stride=1, **options)
+        self.middle = nn.Sequential(nn.Flatten(), linear(64, 3))
+        self.head = layer_of(n_qubits=3)
+
+    def forward(self, images):
+        return self.head(self.middle(self.quanv(images)))
+
+
+IMAGES = uniform(4, 2, 3, 3)
+
+
+def net(**options) -> Net:
+    model = Net(**options)
+    model(IMAGES)
+    return model
+
+
+def size(model: nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def test_controls_have_as_many_parameters():
+    model = net()
+    found = controls(model)
+    assert tuple(found) == CONTROLS
+    quantum = 2 * 2 * 4 * 3 + 2 * 3 * 3
+    assert count_parameters(model) == {"quantum": quantum, "classical": 195, "frozen": 0}
+    assert [size(control) for control in found.values()] == [size(model)] * 3
+    assert count_parameters(found["no_entanglement"]) == count_parameters(model)
+    assert count_parameters(found["frozen_random"]) == {"quantum": 0, "classical": 195, "frozen": quantum}
+    assert count_parameters(found["classical"]) == {"quantum": 0, "classical": 195 + quantum, "frozen": 0}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_controls_start_from_the_same_classical_weights(name):
+    model = net()
+    control = controls(model)[name]
+    for ours, theirs in zip(model.middle.parameters(), control.middle.parameters(), strict=True):
+        assert torch.equal(ours, theirs) and ours is not theirs
+    assert control(IMAGES).shape == model(IMAGES).shape
+    control(IMAGES).sum().backward()
+    trained = [weight for weight in control.parameters() if weight.requires_grad]
+    assert all(weight.grad.abs().max() > 0 for weight in trained)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_controls_leave_the_model_unchanged():
+    model = net()
+    before, modules = copy.deepcopy(model.state_dict()), list(model.modules())
+    outputs = model(IMAGES)
+    for control in controls(model).values():
+        with torch.no_grad():
+            for weight in control.parameters():
+                weight.add_(1)
+    assert list(model.modules()) == modules
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model(IMAGES), outputs)
+
+
+def test_no_entanglement_is_separable():
+    layer = layer_of(n_qubits=4).double()
+    inputs = uniform(4, dtype=torch.float64)
+    layer(inputs)
+    separable = controls(layer)["no_entanglement"]
+    assert torch.equal(separable.weights, layer.weights)
+    for model, few in ((layer, False), (separable, True)):
+        jacobian = torch.autograd.functional.jacobian(model, inputs)
+        assert (jacobian.diag().abs().min() > FLOAT32) and few == bool(
+            (jacobian - jacobian.diag().diag()).abs().max() < FLOAT64
+        )
+
+
+def test_frozen_random_is_random_and_frozen():
+    model = net()
+    one, same, other = (controls(model, seed=seed)["frozen_random"] for seed in (3, 3, 4))
+    assert torch.equal(one(IMAGES), same(IMAGES)) and not torch.equal(one(IMAGES), other(IMAGES))
+    assert not any(weight.requires_grad for weight in quantum_parameters(one))
+    assert len(quantum_parameters(one)) == 3
+    for weight, ours in zip(quantum_parameters(one), quantum_parameters(model), strict=True):
+        assert weight.shape == ours.shape and not torch.equal(weight, ours)
+
+
+def test_classical_control_is_seeded():
+    model = net()
+    one, same, other = (controls(model, seed=seed)["classical"] for seed in (3, 3, 4))
+    assert torch.equal(one(IMAGES), same(IMAGES)) and not torch.equal(one(IMAGES), other(IMAGES))
+    assert not any(isinstance(module, QuantumLayer) for module in one.modules())
+
+
+def test_controls_of_a_frozen_quanvolution_are_frozen():
+    model = Quanv2d(1, "random", trainable=False)
+    model(uniform(1, 1, 4, 4))
+    for control in controls(model).values():
+        assert count_parameters(control) == {"quantum": 0, "classical": 0, "frozen": 8}
+
+
+def test_controls_keep_dtype_and_mode():
+    model = nn.Sequential(layer_of(), linear(3, 2)).double().eval()
+    inputs = uniform(4, 3, dtype=torch.float64)
+    model(inputs)
+    for control in controls(model).values():
+        assert control(inputs).dtype == torch.float64
+        assert not any(module.training for module in control.modules())
+
+
+def test_control_of_a_single_layer():
+    layer, inputs = layer_of(), uniform(2, 3)
+    layer(inputs)
+    found = controls(layer)
+    assert isinstance(found["classical"], ClassicalLayer)
+    assert all(control(inputs).shape == (2, 3) for control in found.values())
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_layer_used_twice_stays_one(name):
+    layer = layer_of()
+    model = nn.ModuleDict({"a": layer, "b": layer, "c": nn.Sequential(layer, layer_of(seed=1))})
+    for module in (model["a"], model["c"][1]):
+        module(uniform(2, 3))
+    control = controls(model)[name]
+    assert control["a"] is control["b"] is control["c"][0]
+    assert control["a"] is not layer and control["a"] is not control["c"][1]
+    assert size(control) == size(model)
+
+
+def test_controls_need_a_quantum_layer():
+    refused(ValueError, "model", lambda: controls(linear(2, 2)), "at least one QuantumLayer")
+
+
+def test_controls_need_a_model_that_has_run():
+    refused(ValueError, "model", lambda: controls(nn.Sequential(layer_of())), "have run once")
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("backend", ["default.qubit", "lightning.qubit"])
+def test_cuda_agrees(backend):
+    model = nn.Sequential(layer_of(backend=backend), linear(3, 2, bias=False))
+    inputs = uniform(4, 3)
+    expected = model(inputs)
+    expected.sum().backward()
+    gradient = model[0].weights.grad.clone()
+    model.zero_grad()
+    model.cuda()
+    outputs = model(inputs.cuda())
+    outputs.sum().backward()
+    close(outputs.cpu(), expected, FLOAT32)
+    close(model[0].weights.grad.cpu(), gradient, FLOAT32)
+    for control in controls(model).values():
+        assert control(inputs.cuda()).device.type == "cuda"

@@ -1,0 +1,303 @@
+"""Figures: at real sizes nothing overlaps, every axis is named, and nothing global is left behind."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from qnnkit import QuantumLayer, circuits, plots
+
+CLASSES = {
+    "one": ["one"],
+    "digits": [str(digit) for digit in range(10)],
+    "arabic": list("ابتثجحخدذرزسشصضطظعغفقكلمنهوي"),
+    "long": ["alternaria_leaf_spot_on_apple", "healthy", "grey leaf spot, early stage", "$5 to $10"],
+    "longer": ["x" * 200, "W" * 40, "a", "$"],
+}
+NETS = ("hybrid", "classical", "no_entanglement", "frozen_random")
+PIXEL = 1.0
+
+
+def images_of(n: int, channels: int = 1) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (n, channels, 14, 14), dtype=np.uint8)
+
+
+def curves(seeds: int, epochs: int, missing: int = 0) -> dict[str, np.ndarray]:
+    """Loss falls and accuracy rises; the last seed stopped `missing` epochs early."""
+    fall = np.linspace(2.0, 0.1, epochs) + 0.1 * np.arange(seeds)[:, None]
+    if missing:
+        fall[-1, -missing:] = np.nan
+    return {"loss": fall, "accuracy": 1 - fall / 3}
+
+
+def quantum_layer(ansatz: str, embedding: str, n_layers: int) -> plots.Picture:
+    qnode, shapes = circuits.build(ansatz, embedding=embedding, n_layers=n_layers)
+    layer = QuantumLayer(qnode, shapes, torch.zeros_like)
+    return plots.circuit(layer, torch.ones(circuits.embedding_of(ansatz, embedding).n_features(4)))
+
+
+def by_classes(draw):
+    """One case for each list of class names."""
+    return {f"{draw.__name__}-{name}": (lambda names=names: draw(names)) for name, names in CLASSES.items()}
+
+
+def class_samples(names):
+    labels = np.repeat(np.arange(len(names)), 3)
+    return plots.class_samples(images_of(len(labels), channels=3), labels, names)
+
+
+def class_balance(names):
+    counts = np.arange(len(names)) + 1200
+    return plots.class_balance({"train": 4 * counts, "validation": counts, "test": counts}, names)
+
+
+def confusion(names):
+    return plots.confusion(np.diag([999] * len(names)) + 88, names)
+
+
+FIGURES = {
+    **by_classes(class_samples),
+    **by_classes(class_balance),
+    **by_classes(confusion),
+    "class_samples-uneven": lambda: plots.class_samples(images_of(3), np.array([0, 0, 2]), ["a", "b", "c"]),
+    "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
+    "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
+    "gradient_errors": lambda: plots.gradient_errors(
+        ["backprop", "parameter-shift", "adjoint", "finite-diff"], [0.0, 1e-7, 0.5, 1e-9], 1e-5
+    ),
+    "gradient_errors-nan": lambda: plots.gradient_errors(["backprop", "adjoint"], [np.nan, np.inf], 1e-5),
+    "gradient_sizes": lambda: plots.gradient_sizes(
+        [f"quanv.filters.{i}.weights" for i in range(8)] + [f"reader.{i}.bias" for i in range(20)],
+        ["quantum"] * 8 + ["classical"] * 20,
+        [10.0 ** -(i % 7) for i in range(26)] + [0.0, np.nan],
+    ),
+    "gradient_sizes-zero": lambda: plots.gradient_sizes(["a", "b"], ["quantum"] * 2, [0.0, np.nan]),
+    "gradient_sizes-one": lambda: plots.gradient_sizes(["weights"], ["quantum"], [1e-3]),
+    "training_curves-one": lambda: plots.training_curves({"hybrid": curves(1, 1)}),
+    "training_curves-four": lambda: plots.training_curves({net: curves(3, 12, 4) for net in NETS}),
+    "training_curves-nan": lambda: plots.training_curves({"a": curves(1, 5, 5), "b": curves(2, 30)}),
+    "labelled_images": lambda: plots.labelled_images(images_of(12), ["3, not 8\n97 %"] * 12),
+    "labelled_images-long": lambda: plots.labelled_images(
+        images_of(7, channels=3), [f"{CLASSES['long'][0]}\nnot {CLASSES['long'][3]}\n100 %"] * 7
+    ),
+    "labelled_images-none": lambda: plots.labelled_images(images_of(0), []),
+    "feature_maps-one": lambda: plots.feature_maps(images_of(1), np.zeros((1, 1, 7, 7)), ["map 0"]),
+    "feature_maps-many": lambda: plots.feature_maps(
+        images_of(4, channels=3),
+        np.ones((4, 16, 7, 7)),
+        [f"filter {i // 4}, wire {i % 4}" for i in range(16)],
+    ),
+    "comparison-one": lambda: plots.comparison({"hybrid": [0.9]}, {"hybrid": (0.9, None, None)}),
+    "comparison-four": lambda: plots.comparison(
+        {net: [0.95, 0.96, 0.99] for net in NETS}, {net: (0.97, 0.94, 0.99) for net in NETS}
+    ),
+    "comparison-many": lambda: plots.comparison(
+        {f"net {i}": [0.9, 0.8] for i in range(9)}, {f"net {i}": (0.85, 0.8, 0.9) for i in range(9)}
+    ),
+    "circuit-data_reuploading": lambda: quantum_layer("data_reuploading", "angle", 2),
+    "circuit-strongly_entangling": lambda: quantum_layer("strongly_entangling", "amplitude", 3),
+    "circuit-random": lambda: quantum_layer("random", "iqp", 1),
+}
+
+
+def shows(text) -> bool:
+    return bool(text.get_visible() and text.get_text().strip())
+
+
+def labels_of(figure) -> list:
+    """Every text around the axes: ticks in view, axis labels, titles, names of rows, legends."""
+    found = [text for legend in figure.legends for text in legend.get_texts()]
+    for axes in figure.axes:
+        found += [axes.title]
+        found += axes.texts if not axes.axison else []
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            low, high = sorted(axis.get_view_interval())
+            ticks = [*axis.get_major_ticks()]
+            places = axis.get_majorticklocs()
+            shown = [tick for tick, at in zip(ticks, places, strict=True) if low <= at <= high]
+            found += [axis.label, *(text for tick in shown for text in (tick.label1, tick.label2))]
+    return [text for text in found if shows(text)]
+
+
+def overlap(one, other) -> bool:
+    """Whether two boxes share more than a pixel's breadth."""
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return width > PIXEL and height > PIXEL
+
+
+def boxes(figure) -> dict[str, list]:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    return {
+        "labels": [(text.get_text(), text.get_window_extent(renderer)) for text in labels_of(figure)],
+        "cells": [
+            (text.get_text(), text.get_window_extent(renderer))
+            for axes in figure.axes
+            if axes.axison
+            for text in axes.texts
+        ],
+        "axes": [(f"axes {i}", axes.get_window_extent(renderer)) for i, axes in enumerate(figure.axes)],
+        "figure": [("figure", figure.bbox)],
+    }
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_overlaps_or_sticks_out(name):
+    figure = FIGURES[name]()
+    found = boxes(figure)
+    whole = figure.bbox
+    texts = found["labels"] + found["cells"]
+    outside = [
+        text
+        for text, box in texts
+        if min(box.x0, box.y0) < -PIXEL or box.x1 > whole.x1 + PIXEL or box.y1 > whole.y1 + PIXEL
+    ]
+    assert outside == []
+    pairs = [*itertools.combinations(found["labels"], 2), *itertools.combinations(found["cells"], 2)]
+    if not name.startswith("circuit"):  # PennyLane's own drawing has its labels in one axes
+        pairs += itertools.product(found["labels"], found["axes"])
+        pairs += itertools.combinations(found["axes"], 2)
+    assert [(one, other) for (one, a), (other, b) in pairs if overlap(a, b)] == []
+    assert all(min(box.width, box.height) > 5 for _, box in found["axes"])
+
+
+AXES = {
+    "class_balance-digits": [("class", "images")],
+    "confusion-digits": [("predicted class", "true class"), ("", "images")],
+    "gradient_errors": [("largest error of a weight's gradient (relative)", "")],
+    "gradient_sizes": [("mean absolute gradient of one weight", "")],
+    "training_curves-four": [("epoch", "validation loss"), ("epoch", "validation accuracy (%)")],
+    "comparison-four": [("test accuracy (%): a dot per seed, the mean and its 95 % interval", "")],
+    "feature_maps-one": [("", ""), ("", ""), ("", "expectation value")],
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_axes_are_named(name):
+    figure = FIGURES[name]()
+    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == AXES[name]
+
+
+@pytest.mark.parametrize("name", [*AXES, "class_samples-one", "labelled_images", "circuit-random"])
+def test_png_and_what_it_leaves_behind(name):
+    from matplotlib import pyplot
+
+    before, backend = dict(mpl.rcParams), mpl.get_backend()
+    figure = FIGURES[name]()
+    assert isinstance(figure, plots.Picture)
+    png = figure.png(Title="Größe", Description="What it shows.")
+    with Image.open(io.BytesIO(png)) as image:
+        assert image.format == "PNG" and min(image.size) >= 60
+        assert image.text["Title"] == "Größe" and image.text["Description"] == "What it shows."
+        assert image.text["Software"] == "qnnkit"
+        assert len(image.convert("L").getcolors()) > 1
+    assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert pyplot.get_fignums() == []
+    assert dict(mpl.rcParams) == before and mpl.get_backend() == backend
+
+
+# --- what the figures show ------------------------------------------------------------------------------
+
+
+def test_class_samples_shows_each_class_in_its_row():
+    images = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((1, 1, 2, 2), dtype=np.uint8)
+    figure = plots.class_samples(images, np.array([1, 0, 1, 0, 1, 0]), ["a", "b"], per_class=2)
+    assert [int(axes.images[0].get_array()[0, 0]) for axes in figure.axes] == [1, 3, 0, 2]
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["a", "b"]
+
+
+def test_colour_images_keep_their_channels():
+    image = np.zeros((1, 3, 2, 2), dtype=np.uint8)
+    image[0, 0] = 255
+    [axes, *_] = plots.labelled_images(image, ["red"]).axes
+    assert axes.images[0].get_array()[0, 0].tolist() == [255, 0, 0]
+
+
+def test_class_balance_shows_the_counts():
+    figure = plots.class_balance({"train": [3, 5], "test": [1, 2]}, ["a", "b"])
+    bars = [(round(bar.get_x() + bar.get_width() / 2, 3), bar.get_height()) for bar in figure.axes[0].patches]
+    assert bars == [(-0.2, 3), (0.8, 5), (0.2, 1), (1.2, 2)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["train (8)", "test (3)"]
+
+
+def test_gradient_errors_tells_right_from_wrong_by_colour():
+    figure = plots.gradient_errors(["a", "b", "c"], [1e-9, 1e-2, np.nan], 1e-5)
+    colours = [bar.get_facecolor() for bar in figure.axes[0].patches]
+    good, bad = (mpl.colors.to_rgba(plots.COLOURS[i]) for i in (2, 1))
+    assert colours[:2] == [good, bad] and good not in colours[2:]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b", "c: nan"]
+
+
+def test_gradient_sizes_keeps_the_rows_in_order():
+    figure = plots.gradient_sizes(["a", "b", "c"], ["classical", "quantum", "classical"], [0.1, 0.2, 0.3])
+    bars = {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in figure.axes[0].patches}
+    assert bars == {0: 0.1, 1: 0.2, 2: 0.3}
+    low, high = figure.axes[0].get_ylim()
+    assert low > high  # the first is on top
+
+
+def test_training_curves_skips_missing_epochs():
+    values = np.array([[1.0, 2.0, 3.0], [3.0, np.nan, np.nan]])
+    figure = plots.training_curves({"net": {"loss": values, "accuracy": values / 10}})
+    loss, accuracy = (axes.lines[0].get_ydata() for axes in figure.axes)
+    assert loss.tolist() == [2, 2, 3] and accuracy.tolist() == pytest.approx([20, 20, 30])
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 12])
+def test_training_curves_ticks_are_whole_epochs(epochs):
+    figure = plots.training_curves({"net": curves(2, epochs)})
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        shown = [at for at in axes.get_xticks() if 0.5 <= at <= epochs + 0.5]
+        assert shown and all(at == round(at) for at in shown)
+
+
+def test_confusion_has_the_truth_in_rows():
+    figure = plots.confusion(np.array([[5, 1], [0, 7]]), ["a", "b"])
+    cells = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
+    assert cells == {(0, 0): "5", (1, 0): "1", (1, 1): "7"}  # (column, row)
+
+
+def test_comparison_in_percent():
+    figure = plots.comparison({"a": [0.5, 0.7], "b": [0.9]}, {"a": (0.6, 0.4, 0.8), "b": (0.9, None, None)})
+    lines = [
+        pytest.approx(line.get_xdata().tolist() if hasattr(line.get_xdata(), "tolist") else line.get_xdata())
+        for line in figure.axes[0].lines
+    ]
+    assert lines == [[50, 70], [40, 80], [60], [90], [90]]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b"]
+
+
+def test_feature_maps_share_one_scale():
+    maps = np.array([[[[-1.0, 0.5]], [[0.0, 0.1]]]])
+    figure = plots.feature_maps(images_of(1), maps, ["m", "n"])
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["image", "m", "n"]
+    assert all(axes.images[0].get_clim() == (-1, 1) for axes in figure.axes[1:3])
+
+
+def test_live_redraws_at_the_end(monkeypatch):
+    from IPython import display
+
+    shown = []
+
+    class Handle:
+        def update(self, figure):
+            shown.append(figure)
+
+    monkeypatch.setattr(display, "display", lambda figure, display_id: shown.append(figure) or Handle())
+    live = plots.Live(lambda: plots.comparison({"a": [0.5]}, {"a": (0.5, None, None)}))
+    live.update()
+    live.update()  # too soon
+    assert len(shown) == 1
+    live.update(final=True)
+    assert len(shown) == 2 and shown[0] is not shown[1]

@@ -1,0 +1,315 @@
+"""qnnkit.report: its numbers are those of metrics.jsonl, and its page stands by itself and runs nothing."""
+
+import base64
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from qnnkit import plots, report, runs
+from qnnkit.report import Predictions
+
+T_95_3 = 4.302653  # Student's t for a 95 % interval of three values, from a printed table
+ROUNDED = 1e-5
+
+
+@pytest.fixture
+def open_run(tmp_path):
+    """Begins a run of the digits: `open_run(n_seeds=3)`."""
+
+    def open_(**settings):
+        return runs.open_run(tmp_path / "run", "digits_quanv", **{"controls": ["classical"], **settings})
+
+    return open_
+
+
+def log_epochs(run, net, seed, losses, accuracies):
+    for epoch, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True), start=1):
+        row = {"event": "epoch", "net": net, "seed": seed, "epoch": epoch, "seconds": 0.5}
+        run.log("metrics", row | {"validation_loss": loss, "validation_accuracy": accuracy})
+
+
+def log_final(run, net, seed, accuracy, seconds=0.5):
+    counts = {"quantum": 24, "classical": 100, "frozen": 0}
+    if net == "classical":
+        counts = {"quantum": 0, "classical": 124, "frozen": 0}
+    row = {"event": "test", "net": net, "seed": seed, "best_epoch": 2, "validation_accuracy": 0.5}
+    run.log(
+        "metrics", row | {"test_accuracy": accuracy, "test_loss": 1.0, "seconds_per_epoch": seconds, **counts}
+    )
+
+
+@pytest.fixture
+def three(open_run):
+    """Three seeds of a hybrid net and its control, written by hand and out of order."""
+    run = open_run(n_seeds=3)
+    for seed, accuracy, seconds in ((2, 0.94, 0.9), (0, 0.90, 0.3), (1, 0.92, 0.5)):
+        log_final(run, "hybrid", seed, accuracy, seconds)
+    for seed, accuracy in ((0, 0.95), (1, 0.96), (2, 0.99)):
+        log_final(run, "classical", seed, accuracy)
+        log_epochs(run, "classical", seed, [1.0, 0.5], [0.5, accuracy])
+    return run
+
+
+@pytest.fixture
+def one(open_run):
+    run = open_run(n_seeds=1)
+    log_final(run, "hybrid", 0, 0.9)
+    log_final(run, "classical", 0, 0.95)
+    return run
+
+
+# --- numbers -----------------------------------------------------------------------------------------------
+
+
+def test_summary_of_three_seeds_by_hand(three):
+    hybrid, classical = report.summary(three)
+    half = T_95_3 * 0.02 / math.sqrt(3)  # 0.90, 0.92, 0.94 have a standard deviation of 0.02
+    assert hybrid["net"] == "hybrid" and hybrid["accuracies"] == [0.90, 0.92, 0.94]  # by seed
+    assert hybrid["accuracy"] == pytest.approx(0.92)
+    assert hybrid["low"] == pytest.approx(0.92 - half, abs=ROUNDED)
+    assert hybrid["high"] == pytest.approx(0.92 + half, abs=ROUNDED)
+    assert hybrid["seconds_per_epoch"] == 0.5  # the median
+    assert (hybrid["quantum"], hybrid["classical"], hybrid["frozen"]) == (24, 100, 0)
+    assert (classical["quantum"], classical["classical"]) == (0, 124)
+    json.dumps([hybrid, classical], allow_nan=False)
+
+
+def test_summary_of_one_seed_claims_no_interval(one):
+    hybrid, _ = report.summary(one)
+    assert (hybrid["accuracy"], hybrid["low"], hybrid["high"]) == (0.9, None, None)
+
+
+def test_a_net_that_was_finished_twice_counts_once(one):
+    log_final(one, "hybrid", 0, 0.8)  # after a kill between its row and the next one
+    assert report.summary(one)[0]["accuracies"] == [0.8]
+
+
+def test_summary_of_nothing(open_run):
+    with pytest.raises(FileNotFoundError, match="must have trained a net, but has not: run 03_train first"):
+        report.summary(open_run())
+
+
+def test_summary_of_what_is_there_so_far(open_run):
+    run = open_run(n_seeds=2)
+    log_final(run, "hybrid", 0, 0.9)
+    assert [row["net"] for row in report.summary(run)] == ["hybrid"]
+    assert report.verdicts(report.summary(run)) == []
+
+
+def test_table_of_three_seeds(three):
+    table = report.table(report.summary(three))
+    assert table.index.tolist() == ["hybrid", "classical"]
+    assert table["test accuracy (%)"].tolist() == ["92.0 ± 5.0", "96.7 ± 5.2"]
+    assert table["s / epoch"].tolist() == ["0.50", "0.50"]
+    assert table["quantum"].tolist() == [24, 0]
+
+
+def test_table_of_one_seed(one):
+    assert report.table(report.summary(one))["test accuracy (%)"].tolist() == [
+        "90.0 (one seed)",
+        "95.0 (one seed)",
+    ]
+
+
+def test_the_verdict_says_when_the_control_wins(three):
+    """Differences of 5, 4 and 5 points: mean 4.67, and 1.43 to either side."""
+    assert report.verdicts(report.summary(three)) == [
+        "classical did better than hybrid: 4.7 points, 95 % interval 3.2 to 6.1 over 3 seeds."
+    ]
+
+
+def test_the_verdict_on_one_seed_is_none(one):
+    assert report.verdicts(report.summary(one)) == [
+        "hybrid and classical differ by -5.0 points on one seed, which shows nothing about which is better; "
+        "train more seeds."
+    ]
+
+
+def test_no_verdict_without_the_hybrid_net_or_with_fewer_seeds(three):
+    rows = report.summary(three)
+    assert report.verdicts(rows[1:]) == []
+    assert report.verdicts([rows[0], rows[1] | {"accuracies": [0.9]}]) == []
+
+
+def test_curves_by_seed_and_epoch(open_run):
+    run = open_run(n_seeds=2)
+    assert report.curves(run) == {}
+    log_epochs(run, "hybrid", 1, [0.9, 0.8], [0.1, 0.2])  # stopped early
+    log_epochs(run, "hybrid", 0, [0.7, 0.6, 0.5], [0.3, 0.4, 0.5])
+    found = report.curves(run)
+    assert list(found) == ["hybrid"]
+    nan = float("nan")
+    np.testing.assert_array_equal(found["hybrid"]["loss"], [[0.7, 0.6, 0.5], [0.9, 0.8, nan]])
+    np.testing.assert_array_equal(found["hybrid"]["accuracy"], [[0.3, 0.4, 0.5], [0.1, 0.2, nan]])
+
+
+PROBABILITIES = np.array(
+    [[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.1, 0.8, 0.1], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4]]
+)
+
+
+def test_confusion_by_hand():
+    predictions = Predictions(np.array([0, 1, 1, 2, 2]), PROBABILITIES)
+    assert predictions.predicted.tolist() == [0, 0, 1, 0, 2]
+    assert predictions.confusion().tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+
+
+def test_worst_are_the_wrong_ones_least_thought_of():
+    predictions = Predictions(np.array([0, 1, 1, 2, 2]), PROBABILITIES)
+    assert predictions.worst(5).tolist() == [3, 1]  # the truth had 0.0 and 0.4
+    assert predictions.worst(1).tolist() == [3]
+    assert Predictions(np.array([0]), PROBABILITIES[:1]).worst(3).tolist() == []
+
+
+# --- the page ----------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside of styles."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.text, self.style = [], "", False
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.style = tag == "style"
+
+    def handle_endtag(self, tag):
+        self.style = False
+
+    def handle_data(self, data):
+        self.text += "" if self.style else data
+
+    def images(self):
+        return [attributes for tag, attributes in self.tags if tag == "img"]
+
+
+def test_finish_writes_what_it_returns(three):
+    result = report.finish(three)
+    assert json.loads((three.folder / "result.json").read_text()) == result == three.result
+    assert result["recipe"] == "digits_quanv" and result["seeds"] == [0, 1, 2]
+    assert result["nets"] == report.summary(three) and result["verdicts"] == report.verdicts(result["nets"])
+    assert result["test_images"] == 359
+    page = Page(three.report.read_text())
+    for told in ("92.0 ± 5.0", "96.7 ± 5.2", *result["verdicts"], "359 test images", "data_reuploading"):
+        assert told in page.text
+
+
+def test_the_page_of_one_seed(one):
+    report.finish(one)
+    text = Page(one.report.read_text()).text
+    assert "90.0 (one seed)" in text and "shows nothing about which is better" in text
+    assert "None" not in re.sub(r"\s+", " ", text).split("How it was made")[0]
+
+
+@pytest.mark.parametrize("lost", ["a net", "a seed"])
+def test_finish_refuses_while_a_net_is_missing(open_run, lost):
+    run = open_run(n_seeds=2)
+    for seed in (0, 1):
+        log_final(run, "hybrid", seed, 0.9)
+    if lost == "a seed":
+        log_final(run, "classical", 0, 0.9)
+    with pytest.raises(FileNotFoundError, match="must have trained every net, but lacks classical"):
+        report.finish(run)
+    assert not run.report.exists() and run.result is None
+
+
+def test_every_kept_figure_is_in_the_page_whole(three):
+    kept = {}
+    for name, title in (("01_curves", "Learning curves"), ("02_again", "The same & again")):
+        figure = plots.training_curves(report.curves(three))
+        three.keep(figure, name, title, f"Read {title} from the left.")
+        kept[title] = (three.folder / "figures" / f"{name}.png").read_bytes()
+    report.finish(three)
+    html = three.report.read_text()
+    page = Page(html)
+    assert [image["alt"] for image in page.images()] == list(kept)
+    for image in page.images():
+        kind, encoded = image["src"].split(",")
+        content = base64.b64decode(encoded, validate=True)
+        assert kind == "data:image/png;base64" and content == kept[image["alt"]]
+        assert f"Read {image['alt']} from the left." in page.text
+        with Image.open(io.BytesIO(content)) as picture:
+            assert min(picture.size) > 100
+    # Nothing is fetched from elsewhere: the page can be mailed.
+    links = [value for _, found in page.tags for name, value in found.items() if name in ("src", "href")]
+    assert all(link.startswith("data:") for link in links) and "@import" not in html and "url(" not in html
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def test_hostile_names_stay_text(tmp_path):
+    """A class folder, a run folder and a figure whose names are HTML."""
+    root, generator = tmp_path / "pictures", np.random.default_rng(0)
+    for name in (HOSTILE, "b"):
+        (root / name).mkdir(parents=True)
+        for i in range(6):
+            Image.fromarray(generator.integers(0, 256, (6, 6), dtype=np.uint8)).save(root / name / f"{i}.png")
+        (root / name / "<script>alert(2).png").write_text("no image")
+    run = runs.open_run(
+        tmp_path / "<script>alert(3)",
+        "folder_quanv",
+        data_dir=str(root),
+        image_size=6,
+        n_seeds=1,
+        controls=["classical"],
+    )
+    log_final(run, "hybrid", 0, 0.9)
+    log_final(run, "classical", 0, 0.9)
+    log_epochs(run, "hybrid", 0, [1.0], [0.5])
+    run.note_provenance(machine={"cpu": "<script>alert(4)</script>"})
+    title = "<script>alert(5)</script>"
+    run.keep(plots.training_curves(report.curves(run)), "01", title, f'"{HOSTILE}"')
+    report.finish(run)
+    page = Page(run.report.read_text())
+    assert [tag for tag, _ in page.tags if tag == "script"] == []
+    assert len(page.images()) == 1
+    events = [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert events == []
+    for told in (f"{HOSTILE}/<script>alert(2).png", "<script>alert(3)", "<script>alert(4)</script>", title):
+        assert told in page.text
+
+
+def test_the_result_comes_last(three):
+    """Where the page cannot be written, there is no result, and so the run is not finished."""
+    three.report.mkdir()
+    with pytest.raises(OSError, match=r"Cannot write .*report\.html"):
+        report.finish(three)
+    assert three.result is None
+    three.report.rmdir()
+    report.finish(three)
+    assert three.result is not None
+
+
+def test_predict_is_the_trained_net_on_the_test_images(tmp_path):
+    root, generator = tmp_path / "pictures", np.random.default_rng(0)
+    for name in ("a", "b"):
+        (root / name).mkdir(parents=True)
+        for i in range(10):
+            Image.fromarray(generator.integers(0, 256, (6, 6), dtype=np.uint8)).save(root / name / f"{i}.png")
+    settings = {
+        "image_size": 6,
+        "n_layers": 1,
+        "hidden": 2,
+        "epochs": 1,
+        "n_seeds": 1,
+        "controls": ["classical"],
+    }
+    run = runs.open_run(tmp_path / "run", "folder_quanv", data_dir=str(root), **settings)
+    finals = {row["net"]: row for row in runs.train_all(run)}
+    for net in run.nets:
+        predictions = report.predict(run, net)
+        assert predictions.class_probs.shape == (4, 2)
+        np.testing.assert_allclose(predictions.class_probs.sum(1), 1, atol=1e-6)
+        assert torch.equal(torch.tensor(predictions.labels), run.splits.test.labels)
+        assert (predictions.predicted == predictions.labels).mean() == finals[net]["test_accuracy"]

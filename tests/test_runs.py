@@ -1,0 +1,598 @@
+"""qnnkit.runs: a folder holds one experiment; notebooks are launched strictly; nets are trained once."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from qnnkit import runs, workspace
+from qnnkit.runs import chain
+
+NOBODY = 65534
+launching = import_module("qnnkit.runs.launch")  # `runs.launch` is the function
+# A net of a few hundred weights on 24 images of 6x6 pixels: an epoch takes milliseconds.
+TINY = {
+    "image_size": 6,
+    "n_layers": 1,
+    "hidden": 2,
+    "batch_size": 4,
+    "epochs": 2,
+    "n_seeds": 1,
+    "controls": ["classical"],
+}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Twelve 6x6 images in each of two class folders: bright above, or bright below."""
+    root, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for name, rows in (("above", slice(0, 3)), ("below", slice(3, 6))):
+        (root / name).mkdir()
+        for i in range(12):
+            pixels = generator.integers(0, 100, (6, 6), dtype=np.uint8)
+            pixels[rows] += 120
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def tiny(pictures, tmp_path):
+    """Opens a tiny run: `tiny(name, epochs=1)`."""
+
+    def open_(name="run", **settings):
+        return runs.open_run(
+            tmp_path / name, "folder_quanv", **{"data_dir": str(pictures), **TINY, **settings}
+        )
+
+    return open_
+
+
+@contextmanager
+def room_for(n_bytes):
+    """No file of this process, or of one it starts, grows past `n_bytes`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def closed():
+    """A folder that this process may read but not write, with one inside that it may not even read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "private").mkdir(mode=0o700)
+        folder.chmod(0o555)
+        root = os.geteuid() == 0
+        if not root:
+            (folder / "private").chmod(0)
+        try:
+            if root:
+                os.seteuid(NOBODY)
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+            folder.chmod(0o755)
+            (folder / "private").chmod(0o700)
+
+
+def files(folder):
+    """Content of every file below `folder`."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- opening -----------------------------------------------------------------------------------------------
+
+
+def test_a_new_run_writes_its_settings_and_where_it_began(tmp_path):
+    run = runs.open_run(tmp_path / "deep" / "run", "digits_quanv", epochs=3, clip_norm=None)
+    assert run.config.training.epochs == 3
+    assert json.loads((run.folder / "config.json").read_text()) == run.config.model_dump(mode="json")
+    assert set(files(run.folder)) == {"config.json", "provenance.json"}
+    provenance = json.loads((run.folder / "provenance.json").read_text())
+    assert provenance["packages"]["torch"] == metadata.version("torch")
+    assert provenance["packages"]["pennylane"] == metadata.version("pennylane")
+    assert provenance["python"] == ".".join(map(str, sys.version_info[:3]))
+    began = time.strptime(provenance["begun"], "%Y-%m-%dT%H:%M:%SZ")
+    assert abs(time.mktime(began) - time.mktime(time.gmtime())) < 120
+    checkout = Path(__file__).parent.parent
+    if (checkout / ".git").exists():
+        git = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True)
+        assert provenance["commit"] == git.stdout.strip() != ""
+
+
+def test_provenance_adds_up(tiny):
+    run = tiny()
+    run.note_provenance(device="cpu", data="abc")
+    run.note_provenance(device="cuda")
+    told = json.loads((run.folder / "provenance.json").read_text())
+    assert (told["device"], told["data"]) == ("cuda", "abc") and "begun" in told
+
+
+def test_a_relative_folder_is_meant_from_the_workspace(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
+    assert runs.open_run("runs/a", "digits_quanv").folder == tmp_path / "drive" / "runs" / "a"
+
+
+@pytest.mark.parametrize("recipe", ["folder_quanv", None])
+def test_a_begun_run_opens_again_with_its_own_settings(tiny, recipe):
+    first = tiny(epochs=3, seed=5)
+    content = files(first.folder)
+    for settings in ({}, {"epochs": 3, "seed": 5}, {"epochs": None}):
+        assert runs.open_run(first.folder, recipe, **settings).config == first.config
+    assert files(first.folder) == content
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"epochs": 5}, "epochs: 2 there, 5 now"),
+        ({"controls": ["frozen_random"]}, "controls: ['classical'] there, ['frozen_random'] now"),
+        ({"seed": 1, "hidden": 8}, "seed: 0 there, 1 now, hidden: 2 there, 8 now"),
+        ({"data_dir": "/elsewhere"}, "'/elsewhere' now"),
+    ],
+)
+def test_another_experiment_is_refused_by_its_difference(tiny, settings, told):
+    run = tiny()
+    content = files(run.folder)
+    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        runs.open_run(run.folder, "folder_quanv", **settings)
+    assert "holds another experiment" in str(caught.value)
+    assert files(run.folder) == content
+
+
+def test_another_recipe_is_refused(tiny):
+    with pytest.raises(ValueError, match="recipe: 'folder_quanv' there, 'digits_quanv' now"):
+        runs.open_run(tiny().folder, "digits_quanv")
+
+
+def test_placement_may_differ_and_is_not_written(tiny):
+    run = tiny()
+    content = files(run.folder)
+    again = runs.open_run(run.folder, backend="lightning.qubit", device="cpu")
+    assert (again.config.backend, again.config.device) == ("lightning.qubit", "cpu")
+    assert runs.open_run(run.folder, backend="auto").config == run.config
+    assert files(run.folder) == content
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+def test_placement_that_is_not_here_is_refused_before_anything_starts(tiny):
+    run = tiny()
+    with pytest.raises(ValueError, match="'cuda'"):
+        runs.open_run(run.folder, device="cuda")
+    with pytest.raises(ValueError, match=r"Did you mean 'lightning\.qubit'"):
+        runs.open_run(run.folder, backend="lightning.qbit")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+def test_a_run_of_another_machine_may_be_looked_at_here(tiny):
+    run = tiny()
+    moved = run.config.override(device="cuda")
+    workspace.write_json(run.folder / "config.json", moved.model_dump(mode="json"))
+    assert runs.open_run(run.folder).config == moved
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "told"),
+    [
+        (
+            "digit_quanv",
+            {},
+            "`recipe` must be a known name, but is 'digit_quanv'. Did you mean 'digits_quanv'",
+        ),
+        ("digits_quanv", {"epocs": 2}, "Did you mean 'epochs'?"),
+        ("digits_quanv", {"epochs": 2.5}, "`epochs` must be a valid integer"),
+        ("digits_quanv", {"batch_size": 0}, "`batch_size` must be greater than or equal to 1"),
+        ("digits_quanv", {"circuit": "data_reupload"}, "Did you mean 'data_reuploading'?"),
+        ("digits_quanv", {"circuit": "angle"}, "`circuit` must be a known name, but is 'angle'"),
+        ("digits_quanv", {"embedding": "angles"}, "Did you mean 'angle'?"),
+        ("digits_quanv", {"dataset": "digit"}, "Did you mean 'digits'?"),
+        ("digits_quanv", {"model": "quanvnet"}, "Did you mean 'quanv'?"),
+        ("digits_quanv", {"backend": "lightning"}, "`backend` must be a known name"),
+        ("digits_quanv", {"device": "gpu"}, "`device` must be a known name, but is 'gpu'"),
+        (
+            "digits_quanv",
+            {"data_dir": "/nowhere"},
+            "`data_dir` must be an existing folder, but is '/nowhere'",
+        ),
+        ("digits_quanv", {"data_dir": "."}, "`root` must"),
+        ("digits_quanv", {"test_fraction": 0.9}, "`test_fraction` must"),
+        ("folder_quanv", {}, "`root` must"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, recipe, settings, told):
+    with pytest.raises((ValueError, OSError)) as caught:
+        runs.open_run(tmp_path / "run", recipe, **settings)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
+def test_cuda_without_cuda(tmp_path):
+    with pytest.raises(ValueError, match=r"`device` must be one that can compute here, but is 'cuda'\. "):
+        runs.open_run(tmp_path / "run", "digits_quanv", device="cuda")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_a_run_and_no_recipe(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"must hold a run.*Name a recipe"):
+        runs.open_run(tmp_path)
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_folder_that_is_a_file(tmp_path, below):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="a file is in its place"):
+        runs.open_run(tmp_path / "file" / below, "digits_quanv")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_may_not_be_written(closed):
+    with pytest.raises(PermissionError, match=r"Cannot write .*Choose a folder that you may write to"):
+        runs.open_run(closed / "run", "digits_quanv")
+
+
+@pytest.mark.parametrize("recipe", ["digits_quanv", None])
+def test_a_folder_that_may_not_be_read(closed, recipe):
+    with pytest.raises(PermissionError, match=r"Cannot read .*Choose a run_dir that you may read"):
+        runs.open_run(closed / "private" / "run", recipe)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"recipe": 3}', '{"recipe": "x", "epochs": 2}', "\x00", "{}"]
+)
+def test_damaged_settings_are_named_and_stay(tiny, content):
+    run = tiny()
+    path = run.folder / "config.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"Settings file `{path}` cannot be used: "):
+        runs.open_run(run.folder, "folder_quanv")
+    assert path.read_text() == content
+
+
+def test_a_begin_that_was_cut_short_begins_again(tiny):
+    run = tiny()
+    (run.folder / "config.json").unlink()  # a kill after provenance.json, before config.json
+    assert tiny().config == run.config
+
+
+# --- rows --------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_were_written_twice_count_once(tiny):
+    run = tiny()
+    assert len(run.epochs()) == len(run.finals()) == 0
+    for epoch, loss in ((1, 0.9), (2, 0.8), (2, 0.7), (3, 0.6)):
+        run.log("metrics", {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": epoch, "loss": loss})
+    for net, accuracy in (("hybrid", 0.5), ("classical", 0.6), ("hybrid", 0.7)):
+        run.log("metrics", {"event": "test", "net": net, "seed": 0, "test_accuracy": accuracy})
+    assert run.epochs()["loss"].tolist() == [0.9, 0.7, 0.6]
+    finals = run.finals()
+    assert sorted(zip(finals["net"], finals["test_accuracy"], strict=True)) == [
+        ("classical", 0.6),
+        ("hybrid", 0.7),
+    ]
+
+
+def test_epochs_are_told_while_a_notebook_writes_them(tiny):
+    run, told, heard = tiny(), [], threading.Event()
+    row = {"event": "epoch", "net": "hybrid", "seed": 0, "train_loss": 0.5, "seconds": 0.1}
+    run.log("metrics", row | {"epoch": 1, "validation_accuracy": 0.25})
+
+    def echo(line):
+        told.append(line)
+        heard.set()
+
+    with chain._Following(run, echo):
+        run.log("metrics", row | {"epoch": 2, "validation_accuracy": 0.75})
+        assert heard.wait(10)
+        run.log("metrics", {"event": "test", "net": "hybrid", "seed": 0})
+    assert len(told) == 1 and re.search(r"hybrid +seed 0 +epoch +2/2 +loss 0.500 +validation 75.0 %", told[0])
+
+
+# --- training ----------------------------------------------------------------------------------------------
+
+
+def outcome(run):
+    """All numbers of a run but its times: rows in order, and the tensors of every checkpoint."""
+    rows = [
+        {name: value for name, value in row.items() if "seconds" not in name}
+        for row in [*run.epochs().to_dict("records"), *run.finals().to_dict("records")]
+    ]
+    tensors = {
+        f"{net}-{seed}-{name}": load_file(run.checkpoints(net, seed) / f"{name}.safetensors")
+        for net in run.nets
+        for seed in run.seeds
+        for name in ("best", "last")
+    }
+    return rows, tensors
+
+
+def same(one, other):
+    (rows, tensors), (other_rows, other_tensors) = one, other
+    return repr(rows) == repr(other_rows) and all(  # repr: a missing number is NaN on both sides
+        tensors[part].keys() == other_tensors[part].keys()
+        and all(torch.equal(value, other_tensors[part][name]) for name, value in tensors[part].items())
+        for part in tensors
+    )
+
+
+def test_every_net_is_trained_once(tiny):
+    run, epochs = tiny(n_seeds=2), []
+    finals = list(runs.train_all(run, on_epoch=epochs.append))
+    pairs = [("hybrid", 0), ("classical", 0), ("hybrid", 1), ("classical", 1)]
+    assert [(row["net"], row["seed"]) for row in finals] == pairs
+    assert [(row["net"], row["seed"], row["epoch"]) for row in epochs] == [
+        (*pair, epoch) for pair in pairs for epoch in (1, 2)
+    ]
+    for row in finals:
+        assert 0 <= row["test_accuracy"] <= 1 and row["test_loss"] > 0 and row["best_epoch"] in (1, 2)
+    hybrid, classical = finals[:2]
+    assert hybrid["quantum"] == 12 and classical["quantum"] == 0  # one layer, four wires, three angles
+    assert hybrid["quantum"] + hybrid["classical"] == classical["classical"]
+
+    content = (run.folder / "metrics.jsonl").read_bytes()
+    again = runs.open_run(run.folder)
+    assert list(runs.train_all(again, on_epoch=epochs.append)) == finals
+    assert len(epochs) == 8 and (run.folder / "metrics.jsonl").read_bytes() == content
+    told = json.loads((run.folder / "provenance.json").read_text())
+    assert told["data"] == run.splits.fingerprint() and told["device"] == "cpu"
+
+
+def test_what_is_trained_is_what_is_kept(tiny):
+    run = tiny()
+    with pytest.raises(FileNotFoundError, match="Net hybrid of seed 0 must be trained first: run 03_train"):
+        runs.trained(run)
+    finals = {row["net"]: row for row in runs.train_all(run)}
+    for net in run.nets:
+        model, test = runs.trained(run, net), run.splits.test
+        assert not model.training
+        with torch.no_grad():
+            found = (model(test.images).argmax(1) == test.labels).float().mean().item()
+        assert found == pytest.approx(finals[net]["test_accuracy"])
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_does_not(tiny):
+    controls = {"controls": ["classical", "no_entanglement", "frozen_random"], "label_smoothing": 0.1}
+    first, second, other = tiny("a", **controls), tiny("b", **controls), tiny("c", seed=1, **controls)
+    for run in (first, second, other):
+        list(runs.train_all(run))
+    assert same(outcome(first), outcome(second))
+    assert len(outcome(first)[0]) == 12
+    losses = [
+        [row["test_loss"] for row in outcome(run)[0] if row["event"] == "test"] for run in (first, other)
+    ]
+    assert all(one != two for one, two in zip(*losses, strict=True))
+
+
+KILLED = """
+    # Trains in forked children, each of which kills itself at the given moment.
+    import json, os, signal, sys
+    import accelerate, torch._dynamo, torch._inductor  # once, not in every child
+    from qnnkit import runs
+
+    folder, moments = sys.argv[1], json.loads(sys.argv[2])
+    for moment in moments:
+        process = os.fork()
+        if not process:
+            run, seen = runs.open_run(folder), []
+            def happens(event):
+                seen.append(event)
+                if seen.count(event) == moment[1] and event == moment[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            for final in runs.train_all(run, on_epoch=lambda row: happens("epoch")):
+                happens("net")
+            os._exit(0)
+        assert os.waitpid(process, 0)[1] == signal.SIGKILL, moment
+"""
+
+
+def test_killed_within_and_between_nets_ends_in_the_same_numbers(tiny):
+    """Killed in the first net, between the first two, in the last epoch of the second, then left in peace."""
+    straight, killed = tiny("straight", epochs=3), tiny("killed", epochs=3)
+    list(runs.train_all(straight))
+    moments = [("epoch", 2), ("net", 1), ("epoch", 3)]
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(killed.folder), json.dumps(moments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [row["net"] for row in killed.rows("metrics") if row["event"] == "test"] == ["hybrid"]
+    list(runs.train_all(killed))
+    assert same(outcome(killed), outcome(straight))
+
+
+def test_a_full_disk_while_training_loses_nothing_that_was_written(tiny):
+    straight, run = tiny("straight"), tiny("full")
+    list(runs.train_all(straight))
+    with room_for(4096), pytest.raises(OSError, match=r"Cannot write .*Free some space"):
+        list(runs.train_all(run))  # a checkpoint is larger than that
+    assert not list(run.folder.rglob(".*"))
+    list(runs.train_all(runs.open_run(run.folder)))
+    assert same(outcome(run), outcome(straight))
+
+
+@pytest.mark.parametrize("net", ["hybrid", "classical"])
+def test_a_net_starts_from_its_seed(tiny, net):
+    run = tiny()
+    first, again, other = (runs.build(run, net, seed).state_dict() for seed in (0, 0, 1))
+    for name, value in first.items():
+        assert torch.equal(value, again[name]) and not torch.equal(value, other[name])
+
+
+def test_a_net_that_the_run_has_not(tiny):
+    for net in ("quantum", "frozen_random"):  # no net at all, and one that this run was not asked for
+        with pytest.raises(ValueError, match="`net` must be a known name"):
+            runs.build(tiny(), net, 0)
+
+
+# --- launching ---------------------------------------------------------------------------------------------
+
+PARAMETERS = """
+count: int = 3  # how many
+rate: float = None  # step size; None takes the recipe's
+size: float = 1.0  # side, in pixels
+name: str = "a"  # what it is called
+flag: bool = False  # whether
+"""
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """Writes a notebook with PARAMETERS and the given cells."""
+
+    def write(*cells, name="source"):
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+        parameters = nbformat.v4.new_code_cell(PARAMETERS.strip(), metadata={"tags": ["parameters"]})
+        book.cells = [parameters, *(nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells)]
+        nbformat.write(book, tmp_path / f"{name}.ipynb")
+        return tmp_path / f"{name}.ipynb"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"count": 5}, {"rate": 0.5}, {"rate": 1}, {"rate": None}, {"size": 2}, {"name": ""}, {"flag": True}],
+)
+def test_parameters_that_fit(notebook, parameters):
+    runs.check_parameters(notebook(), parameters)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "told"),
+    [
+        ({"cuont": 5}, ValueError, "Did you mean 'count'? The choices are count, rate, size, name, flag."),
+        ({"count": 2.5}, TypeError, "`count` must be of type int, but is 2.5. Its meaning: how many"),
+        ({"count": 2.0}, TypeError, "`count` must be of type int, but is 2.0"),
+        ({"count": True}, TypeError, "`count` must be of type int, but is True"),
+        ({"count": "5"}, TypeError, "`count` must be of type int, but is '5'"),
+        ({"count": None}, TypeError, "`count` must be of type int, but is None"),
+        ({"size": None}, TypeError, "`size` must be of type float, but is None"),
+        ({"rate": True}, TypeError, "`rate` must be of type float, but is True"),
+        ({"rate": "0.5"}, TypeError, "`rate` must be of type float, but is '0.5'"),
+        ({"name": 0.5}, TypeError, "`name` must be of type str, but is 0.5"),
+        ({"flag": 1}, TypeError, "`flag` must be of type bool, but is 1"),
+        ({"count": 5, "nam": "x"}, ValueError, "Did you mean 'name'?"),
+    ],
+)
+def test_parameters_that_do_not_fit_start_nothing(notebook, tmp_path, parameters, error, told):
+    source = notebook()
+    with pytest.raises(error, match=re.escape(told)):
+        runs.launch(source, tmp_path / "out" / "copy.ipynb", parameters)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_notebook(tmp_path):
+    with pytest.raises(FileNotFoundError, match="`notebook` must be a file"):
+        runs.launch(tmp_path / "none.ipynb", tmp_path / "copy.ipynb", {})
+
+
+def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
+    """Parameters arrive, the kernel has the launch's variables, this process gets its own back."""
+    source = notebook("""
+        import json, os
+        from pathlib import Path
+        names = ("QNNKIT_PROBE", "QNNKIT_MINE")
+        told = {"count": count, "rate": rate, "name": name, "cwd": str(Path.cwd())}
+        Path("told.json").write_text(json.dumps(told | {name: os.environ.get(name) for name in names}))
+    """)
+    before_source = source.read_bytes()
+    # What a Mac needs, elsewhere: here `launch_environment()` is empty.
+    monkeypatch.setattr(launching, "launch_environment", lambda: {"QNNKIT_PROBE": "1", "QNNKIT_MINE": "1"})
+    monkeypatch.delenv("QNNKIT_PROBE", raising=False)
+    monkeypatch.setenv("QNNKIT_MINE", "my own")
+    environment = dict(os.environ)
+    output = tmp_path / "out" / "copy.ipynb"
+    output.parent.mkdir()
+    output.with_suffix(".failed.ipynb").write_text("of an earlier try")
+    assert runs.launch(source, output, {"count": 5, "rate": 0.5}) == output
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told == {
+        "count": 5,
+        "rate": 0.5,
+        "name": "a",
+        "cwd": str(tmp_path),
+        "QNNKIT_PROBE": "1",
+        "QNNKIT_MINE": "my own",
+    }
+    assert dict(os.environ) == environment
+    assert [path.name for path in output.parent.iterdir()] == ["copy.ipynb"]
+    assert source.read_bytes() == before_source
+    counts = [cell.execution_count for cell in nbformat.read(output, 4).cells]
+    assert len(counts) == 3 and all(counts)  # both cells and the injected parameters ran
+
+
+def test_a_notebook_that_stops(notebook, tmp_path):
+    source = notebook('print("so far")', 'raise ValueError("The gradient is wrong.")', 'print("never")')
+    output = tmp_path / "copy.ipynb"
+    environment = dict(os.environ)
+    with pytest.raises(runs.NotebookError) as caught:
+        runs.launch(source, output, {})
+    failed = tmp_path / "copy.failed.ipynb"
+    assert str(caught.value) == (
+        f"Notebook source.ipynb stopped: The gradient is wrong. The cell and the whole trace are in {failed}."
+    )
+    assert not output.exists() and not (tmp_path / "copy.running.ipynb").exists()
+    outputs = [out for cell in nbformat.read(failed, 4).cells for out in cell.get("outputs", [])]
+    assert {"ValueError"} == {out.ename for out in outputs if out.output_type == "error"}
+    texts = "".join(out.text for out in outputs if out.output_type == "stream")
+    assert "so far" in texts and "never" not in texts
+    assert dict(os.environ) == environment
+
+
+def test_a_kernel_that_dies(notebook, tmp_path):
+    source = notebook('print("so far")', "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(
+        runs.NotebookError, match=r"source\.ipynb stopped: its kernel died.*smaller batch_size"
+    ):
+        runs.launch(source, tmp_path / "copy.ipynb", {})
+    assert (tmp_path / "copy.failed.ipynb").exists() and not (tmp_path / "copy.ipynb").exists()
+
+
+def test_a_full_disk_before_a_notebook_starts(notebook, tmp_path):
+    source = notebook("x = 1  # " + "long " * 2000)
+    with (
+        room_for(4096),
+        pytest.raises(OSError, match=r"Cannot write .*copy\.running\.ipynb.*Free some space"),
+    ):
+        runs.launch(source, tmp_path / "copy.ipynb", {})
+    assert not (tmp_path / "copy.ipynb").exists()
+
+
+def test_a_full_disk_inside_a_notebook(notebook, tmp_path):
+    (tmp_path / "data.bin").write_bytes(b"old")
+    source = notebook("""
+        from pathlib import Path
+        from qnnkit import workspace
+        workspace.write_bytes(Path("data.bin"), bytes(1_000_000))
+    """)
+    with room_for(200_000), pytest.raises(runs.NotebookError, match=r"Cannot write .*Free some space"):
+        runs.launch(source, tmp_path / "copy.ipynb", {})
+    assert (tmp_path / "data.bin").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("name", runs.NOTEBOOKS)
+def test_what_the_chain_passes_is_what_the_notebooks_declare(tiny, name):
+    source = launching.notebook_folder() / f"{name}.ipynb"
+    parameters = chain._parameters(tiny(device="cpu"), source)
+    runs.check_parameters(source, parameters)
+    assert {"recipe", "run_dir", "data_dir"} <= parameters.keys()

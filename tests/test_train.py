@@ -1,0 +1,768 @@
+"""qnnkit.train: one loop for any model, and every option of it really acts."""
+
+import json
+import logging
+import math
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import warnings
+from dataclasses import dataclass, field
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from qnnkit import layers, train
+from qnnkit.config import TrainingConfig
+from qnnkit.data.sample import Batches
+from qnnkit.tasks import Classification, Step
+from qnnkit.workspace import read_lines
+
+SAME_SUM = 1e-12  # float64: the same numbers added in another order
+SAME_STEP = 1e-6  # float32: a step worked out by hand
+TASK = Classification()
+
+
+def built(build, seed=0):
+    """What `build()` gives, with weights that follow from the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def net(seed=0, dropout=0.0, dtype=torch.float32):
+    return built(
+        lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 2)).to(dtype),
+        seed,
+    )
+
+
+def clouds(n, seed=0, dtype=torch.float32):
+    """Two clouds of points that a line can part: features of shape (n, 2), labels of shape (n,)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2
+    noise = torch.rand(n, 2, generator=generator, dtype=torch.float64) - 0.5
+    return (noise + 2 * labels[:, None] - 1).to(dtype), labels
+
+
+def loaders(n=96, batch_size=16, shuffle=False, dtype=torch.float32):
+    parts = {"train": clouds(n, 0, dtype), "validation": clouds(32, 1, dtype)}
+    return {
+        name: Batches(*part, batch_size, shuffle=shuffle and name == "train") for name, part in parts.items()
+    }
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def changes(model, before):
+    """How far each parameter moved: name -> tensor."""
+    return {name: value.detach() - before[name] for name, value in model.named_parameters()}
+
+
+@dataclass
+class Scripted:
+    """Trains as `Classification` does, but says in advance what each validation will have found."""
+
+    scores: list[float]
+    monitor: str = "accuracy"
+    seen: list[int] = field(default_factory=list)
+
+    def __call__(self, model, batch):
+        step = TASK(model, batch)
+        if model.training:
+            return step
+        self.seen.append(step.count)
+        score = self.scores[(sum(self.seen) - 1) // 32]  # `loaders` validates on 32 samples
+        return Step(step.loss, {"loss": torch.tensor(0.0), "accuracy": score * step.count}, step.count)
+
+
+# --- learning ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_learns_what_a_line_can_part(optimizer):
+    model, rows = net(), []
+    before = train.evaluate(model, TASK, loaders()["validation"])
+    progress = train.fit(
+        model,
+        TASK,
+        loaders(shuffle=True),
+        TrainingConfig(epochs=8, learning_rate=0.05, optimizer=optimizer),
+        log=rows.append,
+    )
+    after = train.evaluate(model, TASK, loaders()["validation"])
+    assert after["accuracy"] == 1 and after["loss"] < before["loss"] / 4
+    assert [row["epoch"] for row in rows] == list(range(1, 9))
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+    assert progress.best_score[0] == 1 and progress.updates == 8 * 6
+    json.dumps(rows, allow_nan=False)  # every row can be written
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not():
+    def trained(seed):
+        model = net(dropout=0.5)
+        train.fit(model, TASK, loaders(shuffle=True), TrainingConfig(epochs=3), seed=seed)
+        return weights(model)
+
+    first = trained(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.rand(3)  # what the caller draws before does not matter
+        assert equal(first, trained(1))
+    assert not equal(first, trained(2))
+
+
+def test_plain_loaders_of_torch():
+    """`fit` takes any DataLoader; in one that shuffles, the order follows from fit's own seed."""
+
+    def trained(seed):
+        data = {name: TensorDataset(*clouds(n, n)) for name, n in (("train", 40), ("validation", 24))}
+        plain = {
+            "train": DataLoader(data["train"], batch_size=16, shuffle=True),
+            "validation": DataLoader(data["validation"], batch_size=16),
+        }
+        model = net()
+        train.fit(model, TASK, plain, TrainingConfig(epochs=3, learning_rate=0.05), seed=seed)
+        assert train.evaluate(model, TASK, plain["validation"])["accuracy"] == 1
+        return weights(model)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first = trained(1)
+        torch.manual_seed(5)
+        assert equal(first, trained(1))
+        assert not equal(first, trained(2))
+
+
+def test_batches_may_be_dictionaries():
+    points, labels = clouds(32)
+    rows = [{"points": point, "label": label} for point, label in zip(points, labels, strict=True)]
+    loader = DataLoader(rows, batch_size=8, generator=torch.Generator().manual_seed(0))
+
+    class OfRows(Classification):
+        def __call__(self, model, batch):
+            return super().__call__(model, (batch["points"], batch["label"]))
+
+    model = net()
+    train.fit(model, OfRows(), {"train": loader, "validation": loader}, TrainingConfig(epochs=5))
+    found, expected = train.evaluate(model, OfRows(), loader), train.evaluate(model, TASK, Batches(
+        points, labels, 8, shuffle=False
+    ))  # fmt: skip
+    assert found == pytest.approx(expected, rel=SAME_STEP)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 32])
+def test_evaluate_is_a_mean_over_samples_however_they_are_batched(batch_size):
+    points, labels = clouds(32, 1)
+    model = net(dropout=0.5).train()
+    found = train.evaluate(model, TASK, Batches(points, labels, batch_size, shuffle=False))
+    with torch.no_grad():
+        logits = model.eval()(points)
+    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=SAME_STEP)
+    assert found["accuracy"] == (logits.argmax(1) == labels).float().mean().item()
+
+
+def test_evaluate_leaves_the_generators_alone():
+    before = torch.get_rng_state()
+    train.evaluate(net(), TASK, DataLoader(TensorDataset(*clouds(8)), batch_size=4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- steps -------------------------------------------------------------------------------------------------
+
+ONE_STEP = {"epochs": 1, "optimizer": "sgd", "learning_rate": 1.0, "schedule": "constant"}
+
+
+@pytest.mark.parametrize("n", [64, 80, 90])  # 80 and 90 end in fewer batches than are accumulated
+def test_two_batches_of_16_are_one_of_32(n):
+    def trained(**settings):
+        model = net(dtype=torch.float64)
+        config = TrainingConfig(
+            **ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "accumulation": settings.pop("accumulation", 1)}
+        )
+        progress = train.fit(model, TASK, loaders(n, dtype=torch.float64, **settings), config)
+        return weights(model), progress.updates
+
+    whole, n_updates = trained(batch_size=32)
+    halves, n_halves = trained(batch_size=16, accumulation=2)
+    assert n_halves == n_updates == 2 * math.ceil(n / 32)
+    if n == 90:  # 16 and 10 left: the mean of two means is not the mean of 26
+        assert not equal(whole, halves)
+        return
+    for name, value in whole.items():
+        torch.testing.assert_close(halves[name], value, rtol=0, atol=SAME_SUM)
+    alone, _ = trained(batch_size=16)
+    assert max((alone[name] - value).abs().max() for name, value in whole.items()) > 1e6 * SAME_SUM
+
+
+def groups(model, **first):
+    """The two linear layers as two groups; keywords are the first one's."""
+    return [
+        train.Group("first", list(model[0].parameters()), **{"learning_rate": 1.0} | first),
+        train.Group("second", list(model[3].parameters()), learning_rate=1.0),
+    ]
+
+
+def norm(moved, layer):
+    return math.sqrt(sum(float(value.square().sum()) for name, value in moved.items() if name[0] == layer))
+
+
+def one_step(**first):
+    """What one step of plain gradient descent on all data moves, and the row that it logs."""
+    model, rows = net(), []
+    before = weights(model)
+    data = loaders(batch_size=96)
+    train.fit(model, TASK, data, TrainingConfig(**ONE_STEP), groups=groups(model, **first), log=rows.append)
+    return changes(model, before), rows[0]
+
+
+def test_one_step_is_the_gradient():
+    model = net()
+    points, labels = clouds(96)
+    nn.functional.cross_entropy(model(points), labels).backward()
+    moved, _ = one_step()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(moved[name], -value.grad, rtol=0, atol=SAME_STEP)
+
+
+@pytest.mark.parametrize(("clip", "acts"), [(1e-3, True), (1e3, False)])
+def test_clipping_acts_on_its_group_alone(clip, acts):
+    free, row = one_step()
+    clipped, clipped_row = one_step(clip_norm=clip)
+    expected = clip if acts else norm(free, "0")
+    assert norm(clipped, "0") == pytest.approx(expected, rel=1e-3)
+    assert norm(clipped, "3") == pytest.approx(norm(free, "3"), rel=SAME_STEP)
+    for found in (row, clipped_row):  # what is logged is the norm before clipping
+        assert found["gradient_norm_first"] == pytest.approx(norm(free, "0"), rel=1e-5)
+        assert found["gradient_norm_second"] == pytest.approx(norm(free, "3"), rel=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.01, 5.0])
+def test_each_group_has_its_own_step_size(rate):
+    free, _ = one_step()
+    moved, row = one_step(learning_rate=rate)
+    assert norm(moved, "0") == pytest.approx(rate * norm(free, "0"), rel=1e-3)
+    assert norm(moved, "3") == pytest.approx(norm(free, "3"), rel=SAME_STEP)
+    assert row["learning_rate"] == rate
+
+
+def test_weight_decay_acts_on_its_group_alone():
+    model = net()
+    start = weights(model)
+    free, _ = one_step()
+    decayed, _ = one_step(weight_decay=0.5)
+    for name, value in decayed.items():
+        expected = free[name] - 0.5 * start[name] if name[0] == "0" else free[name]
+        torch.testing.assert_close(value, expected, rtol=0, atol=SAME_STEP)
+
+
+@pytest.mark.parametrize(
+    ("settings", "factors"),
+    [
+        ({"schedule": "constant", "epochs": 4}, [1, 1, 1, 1]),
+        ({"schedule": "linear", "epochs": 4}, [1, 0.75, 0.5, 0.25]),
+        ({"schedule": "cosine", "epochs": 4}, [1, 0.853553, 0.5, 0.146447]),
+        ({"schedule": "constant", "epochs": 4, "warmup_epochs": 2}, [1 / 3, 2 / 3, 1, 1]),
+        ({"schedule": "linear", "epochs": 6, "warmup_epochs": 2}, [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]),
+        ({"schedule": "cosine", "epochs": 6, "warmup_epochs": 2}, [1 / 3, 2 / 3, 1, 0.853553, 0.5, 0.146447]),
+        ({"schedule": "cosine", "epochs": 2, "warmup_epochs": 9}, [0.1, 0.2]),
+    ],
+)
+def test_the_schedule_by_hand(settings, factors):
+    """One batch an epoch, and a loss whose gradient is 1: the weight moves by the step sizes, added up."""
+
+    class Slope:
+        monitor = "gain"
+
+        def __call__(self, model, batch):
+            loss = model.weight.sum()
+            return Step(loss, {"loss": loss.detach(), "gain": -loss.detach()}, 1)
+
+    model, rows = built(lambda: nn.Linear(1, 1, bias=False)), []
+    start = model.weight.item()
+    config = TrainingConfig(learning_rate=0.5, optimizer="sgd", **settings)
+    train.fit(model, Slope(), loaders(n=16), config, log=rows.append)
+    rates = [0.5 * factor for factor in factors]
+    assert [row["learning_rate"] for row in rows] == pytest.approx(rates, abs=1e-6)
+    speed, expected = 0.0, start
+    for rate in rates:
+        speed = 0.9 * speed + 1  # sgd's momentum
+        expected -= rate * speed
+    assert model.weight.item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_the_schedule_within_an_epoch(accumulation):
+    """Six batches an epoch: the step size falls between updates, and is near zero at the last."""
+    rows = []
+    config = TrainingConfig(
+        epochs=2, learning_rate=1e-3, schedule="linear", warmup_epochs=0.5, accumulation=accumulation
+    )
+    train.fit(net(), TASK, loaders(), config, log=rows.append)
+    per_epoch = math.ceil(6 / accumulation)
+    done = [(epoch * per_epoch - 1) / per_epoch for epoch in (1, 2)]  # before the last update of each
+    expected = [1e-3 * (1 - (epoch - 0.5) / 1.5) for epoch in done]
+    assert [row["learning_rate"] for row in rows] == pytest.approx(expected, rel=1e-9)
+
+
+def test_gradients_that_the_caller_left_are_not_used():
+    model, fresh = net(), net()
+    model(clouds(8)[0]).sum().backward()
+    for each in (model, fresh):
+        train.fit(each, TASK, loaders(), TrainingConfig(**ONE_STEP))
+    assert equal(weights(model), weights(fresh))
+
+
+# --- stopping, and what is kept ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "epochs", "best"),
+    [
+        ([0.1, 0.5, 0.4, 0.4, 0.9], 2, 4, 2),
+        ([0.1, 0.5, 0.4, 0.4, 0.9], 3, 5, 5),
+        ([0.1, 0.5, 0.4, 0.4, 0.9], 0, 5, 5),
+        ([0.5, 0.5, 0.5, 0.5, 0.5], 0, 5, 1),  # a draw, in accuracy and in loss, does not count as better
+        ([0.9, 0.1, 0.2, 0.3, 0.4], 1, 2, 1),
+    ],
+)
+def test_patience(scores, patience, epochs, best):
+    rows = []
+    config = TrainingConfig(epochs=5, patience=patience)
+    progress = train.fit(net(), Scripted(scores), loaders(), config, log=rows.append)
+    assert (progress.epoch, progress.best_epoch) == (epochs, best)
+    assert [row["validation_accuracy"] for row in rows] == pytest.approx(scores[:epochs])
+    assert [row["best"] for row in rows].count(True) >= 1 and rows[best - 1]["best"]
+
+
+@pytest.mark.parametrize("kept", ["in memory", "in a folder"])
+@pytest.mark.parametrize("best", [1, 2, 4])
+def test_the_best_epoch_is_what_stays(tmp_path, kept, best):
+    model, after = net(), []
+    scores = [0.2, 0.2, 0.2, 0.2]
+    scores[best - 1] = 0.8
+    folder = tmp_path if kept == "in a folder" else None
+    train.fit(
+        model,
+        Scripted(scores),
+        loaders(),
+        TrainingConfig(epochs=4),
+        folder=folder,
+        log=lambda row: after.append(weights(model)),
+    )
+    assert [equal(weights(model), epoch) for epoch in after] == [epoch == best for epoch in range(1, 5)]
+    files = {"best.safetensors", "last.safetensors"} if folder else set()
+    assert {path.name for path in tmp_path.iterdir()} == files
+
+
+def test_among_equal_scores_the_smaller_loss_is_better():
+    class Flat(Classification):
+        def __call__(self, model, batch):
+            step = super().__call__(model, batch)
+            return Step(step.loss, step.sums | {"accuracy": torch.tensor(step.count)}, step.count)
+
+    rows = []
+    progress = train.fit(net(), Flat(), loaders(), TrainingConfig(epochs=4), log=rows.append)
+    losses = [row["validation_loss"] for row in rows]
+    assert progress.best_epoch == 1 + losses.index(min(losses)) > 1
+
+
+def test_labels_are_smoothed_in_training_alone():
+    points, labels = clouds(8)
+    model, task = net(), Classification(label_smoothing=0.2)
+    logits = model(points)
+    sharp = nn.functional.cross_entropy(logits, labels)
+    smooth = 0.8 * sharp - 0.2 * logits.log_softmax(1).mean()  # a fifth of each label, over both classes
+    assert task(model.train(), (points, labels)).loss.item() == pytest.approx(smooth.item(), rel=1e-5)
+    assert task(model.eval(), (points, labels)).loss.item() == pytest.approx(sharp.item(), rel=1e-5)
+    assert abs(smooth - sharp) > 1e-3
+
+
+# --- killed and resumed ------------------------------------------------------------------------------------
+
+KILLED = """
+    # Trains in forked children: one is left in peace, the others kill themselves at a moment and are resumed.
+    import json, os, signal, sys
+    from pathlib import Path
+    import torch
+    from torch import nn
+    from qnnkit import train, workspace
+    from qnnkit.config import TrainingConfig
+    from qnnkit.data.sample import Batches
+    from qnnkit.tasks import Classification
+
+    count, moment = {}, (None, 0)
+
+    def happens(event):
+        count[event] = count.get(event, 0) + 1
+        if (event, count[event]) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(event, arguments):
+        if event in ("os.rename", "os.link") and "safetensors" in str(arguments[1]):
+            happens("write" if str(arguments[1]).endswith("last.safetensors") else event)
+
+    sys.addaudithook(audit)
+
+    class Task(Classification):
+        def __call__(self, model, batch):
+            happens("batch" if model.training else "validation")
+            return super().__call__(model, batch)
+
+    def trains(folder):
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(1)
+        points = torch.rand(96, 2, generator=generator)
+        labels = (points[:, 0] + 0.5 * torch.rand(96, generator=generator) > 0.75).long()
+        model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2))
+        loaders = {
+            "train": Batches(points[:64], labels[:64], 8, shuffle=True, seed=3),
+            "validation": Batches(points[64:], labels[64:], 16, shuffle=False),
+        }
+        config = TrainingConfig(epochs=6, learning_rate=0.1, accumulation=2, warmup_epochs=1, clip_norm=0.5)
+        def log(row):
+            workspace.append_line(folder / "metrics.jsonl", row)
+            happens("row")
+        progress = train.fit(model, Task(), loaders, config, seed=7, folder=folder, log=log)
+        torch.save((model.state_dict(), vars(progress)), folder / "end.pt")
+
+    def child(folder, when):
+        global moment
+        process = os.fork()
+        if not process:
+            moment = when
+            trains(folder)
+            os._exit(0)
+        return os.waitpid(process, 0)[1]
+
+    warm = nn.Linear(2, 2)  # what the first training imports, it imports once and not in every child
+    points = Batches(torch.ones(1, 2), torch.zeros(1, dtype=torch.long), 1, shuffle=False)
+    train.fit(warm, Task(), {"train": points, "validation": points}, TrainingConfig(epochs=1))
+    count.clear()
+    for name, moments in json.loads(sys.argv[2]).items():
+        folder = Path(sys.argv[1]) / name
+        folder.mkdir()
+        for when in moments:
+            status = child(folder, tuple(when))
+            assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (when, status)
+        assert child(folder, (None, 0)) == 0, name
+"""
+# 8 batches and 2 validation batches an epoch, 6 epochs; an "os.link" is the best epoch being kept.
+MOMENTS = {
+    "never": [],
+    "at the first batch": [("batch", 1)],
+    "in the middle of the first epoch": [("batch", 5)],
+    "between two accumulated batches": [("batch", 22)],
+    "in validation": [("validation", 6)],
+    "between the row and the checkpoint": [("row", 3)],
+    "before the checkpoint gets its name": [("write", 4)],
+    "before the first best is kept": [("os.link", 1)],
+    "before the last best is kept": [("os.link", -1)],
+    "in the last batch": [("batch", 48)],
+    "before the last checkpoint": [("write", 6)],
+    "three times": [("batch", 13), ("batch", 6), ("write", 2)],
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Folders of trainings that were killed at each of MOMENTS and then resumed."""
+    folder = tmp_path_factory.mktemp("killed")
+
+    def execute(moments):
+        command = [sys.executable, "-c", textwrap.dedent(KILLED), str(folder), json.dumps(moments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    execute({"scout": []})
+    n_best = sum(row["best"] for row in read_lines(folder / "scout" / "metrics.jsonl"))
+    assert 1 < n_best < 6  # so that the last one kept is neither the first nor the last epoch
+    moments = {name: [(event, n if n > 0 else n_best) for event, n in at] for name, at in MOMENTS.items()}
+    execute(moments)
+    return folder
+
+
+def ends(folder):
+    """Weights and progress at the end, the tensors of both checkpoints, the rows by epoch; no seconds."""
+    from safetensors.torch import load_file
+
+    state, progress = torch.load(folder / "end.pt", weights_only=True)
+    rows = {}
+    for row in read_lines(folder / "metrics.jsonl"):
+        del row["seconds"]
+        rows[row["epoch"]] = row
+    tensors = {name: load_file(folder / f"{name}.safetensors") for name in ("best", "last")}
+    progress["seconds"] = len(progress["seconds"])
+    return state, progress, tensors, rows
+
+
+@pytest.mark.parametrize("moment", [name for name in MOMENTS if name != "never"])
+def test_killed_and_resumed_is_as_never_stopped(killed, moment):
+    state, progress, tensors, rows = ends(killed / "never")
+    state_again, progress_again, tensors_again, rows_again = ends(killed / moment)
+    assert equal(state_again, state)
+    assert progress_again == progress
+    assert equal(tensors_again["best"], tensors["best"])
+    assert equal(tensors_again["last"], tensors["last"])
+    assert rows_again == rows and list(rows) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_finished_training_is_not_gone_on_with(tmp_path):
+    rows, config = [], TrainingConfig(epochs=2)
+    model = net()
+    progress = train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
+    other = net(seed=1)
+    again = train.fit(other, TASK, loaders(), config, folder=tmp_path, log=rows.append)
+    assert len(rows) == 2 and again == progress and equal(weights(other), weights(model))
+
+
+def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path):
+    config = TrainingConfig(epochs=2)
+    train.fit(net(), TASK, loaders(), config, folder=tmp_path)
+    last = tmp_path / "last.safetensors"
+    last.write_bytes(last.read_bytes()[:-100])
+    content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="is damaged"):
+        train.fit(net(), TASK, loaders(), config, folder=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
+
+
+def test_the_checkpoint_of_another_net_is_refused_and_stays(tmp_path):
+    config = TrainingConfig(epochs=1)
+    train.fit(net(), TASK, loaders(), config, folder=tmp_path)
+    content = (tmp_path / "last.safetensors").read_bytes()
+    other = built(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
+    with pytest.raises(ValueError, match="belongs to another model"):
+        train.fit(other, TASK, loaders(), config, folder=tmp_path)
+    assert (tmp_path / "last.safetensors").read_bytes() == content
+
+
+# --- precision ---------------------------------------------------------------------------------------------
+
+
+class Probe(nn.Module):
+    """Passes its input on and notes its dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def forward(self, inputs):
+        self.seen.add(inputs.dtype)
+        return inputs
+
+
+def hybrid(seen):
+    """Linear -> circuit -> linear, with probes around the circuit and, through `seen`, inside it."""
+
+    @qp.qnode(qp.device("default.qubit", wires=2, seed=0), interface="torch", diff_method="backprop")
+    def circuit(inputs, weights):
+        seen.update({inputs.dtype, weights.dtype})
+        qp.AngleEmbedding(inputs, wires=[0, 1])
+        qp.BasicEntanglerLayers(weights, wires=[0, 1])
+        return [qp.expval(qp.PauliZ(wire)) for wire in (0, 1)]
+
+    def build():
+        quantum = layers.QuantumLayer(circuit, {"weights": (1, 2)})
+        return nn.Sequential(nn.Linear(2, 2), Probe(), quantum, Probe(), nn.Linear(2, 2))
+
+    return built(build)
+
+
+@pytest.mark.parametrize(("precision", "around"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_the_circuit_is_an_island_of_float32(precision, around):
+    inside, rows = set(), []
+    model = hybrid(inside)
+    config = TrainingConfig(epochs=3, learning_rate=0.1, precision=precision)
+    train.fit(model, TASK, loaders(n=48), config, log=rows.append)
+    assert inside == {torch.float32}
+    assert model[1].seen == model[3].seen == {around}
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+
+
+def test_float16_on_the_cpu_is_refused():
+    with pytest.raises(
+        ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'\. Use bfloat16"
+    ):
+        train.fit(net(), TASK, loaders(), TrainingConfig(precision="float16"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
+    rows = []
+    config = TrainingConfig(epochs=3, precision="float16")
+    train.fit(net(), TASK, loaders(), config, device="cuda", log=rows.append)
+    json.dumps(rows, allow_nan=False)
+
+
+def test_a_mean_of_norms_leaves_out_skipped_steps():
+    assert train._finite_mean([1.0, math.inf, 3.0, math.nan]) == 2
+    assert train._finite_mean([math.inf]) is None
+
+
+# --- refusals ----------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_model_is_refused():
+    with pytest.raises(ValueError, match="must have a weight to train, but is 'all frozen'"):
+        train.fit(net().requires_grad_(False), TASK, loaders(), TrainingConfig())
+
+
+def test_a_frozen_group_is_left_as_it_is():
+    model, rows = net(), []
+    model[0].requires_grad_(False)
+    before = weights(model)
+    config = TrainingConfig(epochs=1, weight_decay=0.1)
+    train.fit(model, TASK, loaders(), config, groups=groups(model), log=rows.append)
+    moved = changes(model, before)
+    assert norm(moved, "0") == 0 < norm(moved, "3")
+    assert "gradient_norm_first" not in rows[0] and rows[0]["gradient_norm_second"] > 0
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_an_empty_loader_is_refused(split):
+    data = loaders()
+    data[split] = DataLoader(TensorDataset(*clouds(8)), batch_size=16, drop_last=True)
+    with pytest.raises(ValueError, match=f"the number of {split} batches` must be above 0"):
+        train.fit(net(), TASK, data, TrainingConfig())
+
+
+@pytest.mark.parametrize(("epoch", "index"), [(1, 0), (1, 4), (2, 3)])
+def test_a_loss_that_is_not_finite_is_named(tmp_path, epoch, index):
+    class Breaks(Classification):
+        calls = 0
+
+        def __call__(self, model, batch):
+            step = super().__call__(model, batch)
+            self.__class__.calls += model.training
+            if self.calls == 6 * (epoch - 1) + index + 1:  # six batches an epoch
+                step = Step(step.loss * math.nan, step.sums, step.count)
+            return step
+
+    told = (
+        rf"gradient of the first weights is not finite at epoch {epoch}, batch {index}\. Lower the learning"
+    )
+    model, rows = net(), []
+    with pytest.raises(FloatingPointError, match=told):
+        train.fit(
+            model,
+            Breaks(),
+            loaders(),
+            TrainingConfig(epochs=3),
+            groups=groups(model),
+            folder=tmp_path,
+            log=rows.append,
+        )
+    assert len(rows) == epoch - 1 and all(
+        torch.isfinite(value).all() for value in model.state_dict().values()
+    )
+    assert (tmp_path / "last.safetensors").exists() == (epoch > 1)
+
+
+def test_the_group_that_breaks_is_the_one_that_is_named():
+    model = net()
+    model[0].weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(FloatingPointError, match="gradient of the late weights"):
+        train.fit(
+            model,
+            TASK,
+            loaders(),
+            TrainingConfig(),
+            groups=[
+                train.Group("early", list(model[3].parameters()), 0.1),
+                train.Group("late", list(model[0].parameters()), 0.1),
+            ],
+        )
+
+
+# --- what a training leaves behind -------------------------------------------------------------------------
+
+
+def surroundings():
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": str(np.random.get_state()),  # noqa: NPY002
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "environment": dict(os.environ),
+        "handlers": list(logging.root.handlers),
+        "filters": list(warnings.filters),
+    }
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
+    # Importing torch's compiler, as every optimizer of torch does at its first step, sets this variable.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/tmp/inductor"))
+    import accelerate  # noqa: F401 - its import adds a filter of warnings
+
+    model = net(dropout=0.5)
+    attributes = set(vars(model))
+    before = surroundings()
+    config = TrainingConfig(epochs=2, precision=precision, accumulation=4)
+    if ends == "well":
+        train.fit(model, TASK, loaders(shuffle=True), config)
+    else:
+        model[3].weight.register_hook(lambda gradient: gradient * math.nan)
+        with pytest.raises(FloatingPointError):
+            train.fit(model, TASK, loaders(shuffle=True), config)
+    after = surroundings()
+    assert {name for name in before if before[name] != after[name]} == set()
+    assert set(vars(model)) == attributes
+    assert model.eval()(clouds(4)[0]).dtype == torch.float32
+
+
+def test_one_training_does_not_colour_the_next():
+    """After one in bfloat16 that broke between two accumulated batches, another is as in a fresh process."""
+    reused, fresh = (built(lambda: nn.Sequential(nn.Linear(2, 8), Probe(), nn.Linear(8, 2))) for _ in "ab")
+    start = weights(reused)
+
+    class Interrupted(Classification):
+        calls = 0
+
+        def __call__(self, model, batch):
+            self.__class__.calls += 1
+            if self.calls == 2:
+                raise KeyboardInterrupt
+            return super().__call__(model, batch)
+
+    def config(precision):
+        return TrainingConfig(epochs=2, precision=precision, accumulation=3)
+
+    train.fit(fresh, TASK, loaders(), config("float32"))
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(reused, Interrupted(), loaders(), config("bfloat16"))
+    assert reused[1].seen == {torch.bfloat16}
+    reused[1].seen.clear()
+    reused.load_state_dict(start)
+    train.fit(reused, TASK, loaders(), config("float32"))
+    assert reused[1].seen == {torch.float32}
+    assert equal(weights(reused), weights(fresh))
+
+
+def test_tied_weights_are_trained_and_kept(tmp_path):
+    model = built(lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
+    model[2].weight = model[0].weight
+    before = model[0].weight.detach().clone()
+    train.fit(model, TASK, loaders(), TrainingConfig(epochs=1), folder=tmp_path)
+    assert model[2].weight is model[0].weight and not torch.equal(model[0].weight, before)
