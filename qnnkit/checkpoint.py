@@ -126,7 +126,7 @@ def _checksum(tensors: dict[str, Tensor], header: str) -> str:
     crc = zlib.crc32(header.encode())
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
     return f"{crc:08x}"
 
 

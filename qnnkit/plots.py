@@ -260,11 +260,10 @@ def circuit(layer: Any, inputs: Any) -> Picture:
         inputs: One sample, of shape (n_features,).
     """
     import pennylane as qp
-    from matplotlib import pyplot, rc_context
+    from matplotlib import pyplot
 
-    with rc_context():  # PennyLane's style would stay on
-        draw: Any = qp.draw_mpl(layer.qnode, level="device", decimals=2, style="black_white")
-        figure, _ = draw(inputs, **layer.qnode_weights)
+    draw: Any = qp.draw_mpl(layer.qnode, level="device", decimals=2, style="black_white")
+    figure, _ = draw(inputs, **layer.qnode_weights)
     pyplot.close(figure)  # PennyLane draws through pyplot, which would keep it and show it twice
     figure.__class__ = Picture
     return figure

@@ -125,7 +125,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             must agree with what it began with, except for placement (`device`, `backend`).
 
     Raises:
-        ValueError: A name or value is wrong, or the folder holds another experiment (the difference is named).
+        ValueError: A name or value is wrong, or the folder holds another experiment (it is told which).
         OSError: The folder cannot be made or written.
     """
     folder = workspace.place(run_dir)
@@ -155,8 +155,8 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
     if difference:
         told = ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
         raise ValueError(
-            f"Run folder `{folder}` holds another experiment ({told}). Choose another run_dir, or the settings "
-            "it began with."
+            f"Run folder `{folder}` holds another experiment ({told}). Choose another run_dir, or the "
+            "settings it began with."
         )
     config = begun.override(**placement)
     if placement:  # without one, a run of another machine may still be looked at here

@@ -1,4 +1,4 @@
-"""Launch a notebook strictly: every parameter must be declared there, with that type, before anything runs."""
+"""Launch a notebook strictly: every parameter must be declared there, with that type, or nothing runs."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, An
     except DeadKernelError:
         running.replace(failed)
         raise NotebookError(
-            f"Notebook {notebook.name} stopped: its kernel died, as it does when memory runs out. Use a smaller "
-            f"batch_size or image_size. The cells before are in {failed}."
+            f"Notebook {notebook.name} stopped: its kernel died, as it does when memory runs out. Use a "
+            f"smaller batch_size or image_size. The cells before are in {failed}."
         ) from None
     except OSError as error:
         raise workspace.cannot_write(running, error) from None
@@ -123,8 +123,8 @@ def notebook_folder() -> Path:
     folder = Path(qnnkit.__file__).parent.parent / "notebooks"
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"The notebooks must lie in `{folder}`, but do not. Clone the repository and install it from there "
-            "with `pip install -e .`."
+            f"The notebooks must lie in `{folder}`, but do not. Clone the repository and install it from "
+            "there with `pip install -e .`."
         )
     return folder
 
