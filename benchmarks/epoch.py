@@ -35,11 +35,11 @@ def main() -> None:
     sizes = {"channels": splits.channels, "image_size": splits.image_size, "n_classes": splits.n_classes}
     nets = {
         f"hybrid, {backend}": models.build(config.model, **sizes, backend=backend)
-        for backend in ("default.qubit", "lightning.qubit")
+        for backend in ("batched", "default.qubit", "lightning.qubit")
     }
     batch = next(iter(splits.batches("train", config.training.batch_size, shuffle=False)))
-    nets["hybrid, default.qubit"](batch[0])
-    nets["classical control"] = layers.controls(nets["hybrid, default.qubit"])["classical"]
+    nets["hybrid, batched"](batch[0])
+    nets["classical control"] = layers.controls(nets["hybrid, batched"])["classical"]
     images = {name: asked.slow_images if "lightning" in name else len(batch[1]) for name in nets}
 
     seconds: dict[str, list[float]] = {name: [] for name in nets}

@@ -95,7 +95,7 @@ def prove(devices: Sequence[torch.device], backends: Sequence[str], *, seed: int
 
     Args:
         devices: Torch devices to try.
-        backends: PennyLane devices to try on each.
+        backends: What runs the circuit, to try on each: `batched` or PennyLane devices.
         seed: Fixes inputs and weights.
 
     Returns:
@@ -188,7 +188,8 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> lis
     for method, settings in METHODS.items():
         device = circuits.make_device("default.qubit", layer.qnode.device.wires)
         witness = layer.with_qnode(
-            layer.qnode.update(device=device, diff_method=method, gradient_kwargs=settings)
+            layer.qnode.update(device=device, diff_method=method, gradient_kwargs=settings),
+            backend="default.qubit",  # PennyLane's own, never the program that is on trial
         ).requires_grad_(True)
         witness.double().cpu()
         start = time.perf_counter()

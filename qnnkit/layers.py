@@ -16,24 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
+from qnnkit.simulator import Fused, NotFusable, fuse
 
-BACKENDS = ("auto", "default.qubit", "lightning.qubit", "lightning.gpu")
+BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
+EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
+"""PennyLane devices whose exact results the batched program gives as well."""
 
 
 class QuantumLayer(qp.qnn.TorchLayer):
-    """A `pennylane.qnn.TorchLayer` that is safe inside mixed precision and on any torch device.
+    """A `pennylane.qnn.TorchLayer` that runs the whole batch as one fused torch program.
 
-    Same constructor, same `state_dict`, same outputs. The circuit is computed in float32 (float64 where
-    the weights or the inputs are), whatever autocast says around it, and the result returns in the
-    surrounding dtype: half precision has too few digits for angles.
+    Same constructor, same `state_dict`, same outputs; what has no fused form (shots, noise, measurements in
+    the middle, Python that looks at values) runs on the QNode's own device, and `explain` says why. The
+    circuit is computed in float32 (float64 where the weights or the inputs are), whatever autocast says
+    around it, and the result returns in the surrounding dtype: half precision has too few digits for angles.
 
     Args:
         qnode: QNode with an argument `inputs` and one argument per entry of `weight_shapes`.
         weight_shapes: Shape of each weight by name; weights are angles in radians.
         init_method: As in TorchLayer: a function such as `torch.nn.init.normal_`, or one (or a tensor) per
             name; uniform in [0, 2 pi) by default.
-        backend: "auto" runs the QNode on the PennyLane device it was made for; a device's name moves it
-            there (differentiated by backprop on `default.qubit`, by the adjoint method on `lightning.*`).
+        backend: "auto" runs the fused program where the QNode has one, else its own PennyLane device;
+            "batched" insists on the program; a device's name moves the QNode there (differentiated by
+            backprop on `default.qubit`, by the adjoint method on `lightning.*`).
 
     Raises:
         ValueError: `backend` is unknown.
@@ -43,7 +48,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         >>> layer(torch.zeros(8, 4)).shape
         torch.Size([8, 4])
         >>> layer.backend
-        'default.qubit'
+        'batched'
     """
 
     def __init__(
@@ -55,10 +60,12 @@ class QuantumLayer(qp.qnn.TorchLayer):
         backend: str = "auto",
     ):
         checks.choice("backend", backend, BACKENDS)
-        if backend != "auto" and backend != qnode.device.name:
+        if backend not in ("auto", "batched", qnode.device.name):
             method = "backprop" if backend == "default.qubit" else "adjoint"
             qnode = qnode.update(device=circuits.make_device(backend, qnode.device.wires), diff_method=method)
         super().__init__(qnode, dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
+        self.wanted_backend = backend
+        self._programs: dict[Any, Fused | str] = {}  # form of the inputs -> program, or why there is none
         self.n_features: int | None = None
         """Length of the inputs' last axis, as last seen by `forward`."""
         self.n_outputs: int | None = None
@@ -66,16 +73,53 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     @property
     def backend(self) -> str:
-        """Name of the PennyLane device that runs the circuit."""
-        return self.qnode.device.name
+        """ "batched", or the name of the PennyLane device that runs the circuit."""
+        return self.qnode.device.name if self._obstacle() else "batched"
 
     def explain(self) -> str:
-        """Why the layer runs where it runs, in one sentence."""
+        """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""
+        obstacle = self._obstacle()
+        if obstacle is None:
+            programs = [program for program in self._programs.values() if isinstance(program, Fused)]
+            size = f" of {len(programs[-1].blocks)} matrix products" if programs else ""
+            return f"Runs as one fused program{size} over the whole batch: every gate is unitary, no shots."
         how = "all samples at once" if self.backend == "default.qubit" else "one sample after the other"
         return (
-            f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}: "
-            "it is the device that the QNode was made for or that was asked for."
+            f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, because "
+            f"{obstacle}."
         )
+
+    def _obstacle(self) -> str | None:
+        """Why the circuit does not run as a fused program; None if it does, as far as is known."""
+        if self.wanted_backend not in ("auto", "batched"):
+            return "that device was asked for"
+        if self.qnode.device.name not in EXACT_DEVICES:
+            return "only that device knows what it computes"
+        return next((reason for reason in self._programs.values() if isinstance(reason, str)), None)
+
+    def _program(self, inputs: Tensor) -> Fused | None:
+        """The fused program for inputs of this form, traced when they are first met; None without one."""
+        obstacle = self._obstacle()
+        key = (inputs.ndim, inputs.shape[-1], inputs.dtype)
+        if obstacle is None and key not in self._programs:
+            shapes = {name: tuple(weight.shape) for name, weight in self.qnode_weights.items()}
+            try:
+                self._programs[key] = fuse(
+                    self.qnode, tuple(inputs.shape), shapes, inputs.dtype, self.input_arg
+                )
+            except NotFusable as reason:
+                self._programs[key] = obstacle = str(reason)
+        if obstacle is None:
+            program = self._programs[key]
+            assert isinstance(program, Fused)  # any obstacle would have been found
+            return program
+        if self.wanted_backend == "batched":
+            raise NotImplementedError(
+                checks.message(
+                    "backend", "have a fused form", "batched", f"It has none, because {obstacle}; use auto."
+                )
+            )
+        return None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Measured values for `inputs`.
@@ -93,19 +137,30 @@ class QuantumLayer(qp.qnn.TorchLayer):
             surrounding = torch.get_autocast_dtype(kind)
         else:
             surrounding = inputs.dtype if inputs.is_floating_point() else compute
-        # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
-        place = inputs.device if self.backend == "default.qubit" and kind != "mps" else torch.device("cpu")
+        rows = inputs.reshape(-1, inputs.shape[-1]) if inputs.ndim > 1 else inputs
         with torch.autocast(kind, enabled=False):
-            outputs = super().forward(inputs.to(place, compute))
+            program = self._program(rows.to(compute)) if rows.ndim else None
+            if program is not None:
+                weights = [self._parameters[name].to(rows.device, compute) for name in self.qnode_weights]
+                outputs = program(rows.to(compute), weights)
+                outputs = outputs.reshape((*inputs.shape[:-1], *outputs.shape[rows.ndim - 1 :]))
+            else:
+                # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
+                here = self.backend == "default.qubit" and kind != "mps"
+                outputs = super().forward(inputs.to(inputs.device if here else "cpu", compute))
+        if outputs.is_complex():
+            return outputs
         self.n_features = inputs.shape[-1]
         self.n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim else None
         return outputs.to(inputs.device, surrounding)
 
-    def with_qnode(self, qnode: qp.QNode) -> QuantumLayer:
+    def with_qnode(self, qnode: qp.QNode, backend: str | None = None) -> QuantumLayer:
         """The same layer, own copies of the weights, around another QNode of the same weights."""
         weights = {name: weight.detach().clone() for name, weight in self.qnode_weights.items()}
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        layer = QuantumLayer(qnode, shapes, weights)
+        layer = QuantumLayer(qnode, shapes, weights, backend=backend or self.wanted_backend)
+        if qnode is self.qnode and backend is None:
+            layer._programs = self._programs
         for name, weight in self.qnode_weights.items():
             layer.qnode_weights[name].requires_grad_(weight.requires_grad)
         layer.n_features, layer.n_outputs = self.n_features, self.n_outputs

@@ -53,8 +53,8 @@ class Faulty(QuantumLayer):
     def forward(self, inputs):
         return Scale.apply(super().forward(inputs), self.factor)
 
-    def with_qnode(self, qnode):
-        layer = super().with_qnode(qnode)
+    def with_qnode(self, qnode, backend=None):
+        layer = super().with_qnode(qnode, backend)
         if qnode is self.qnode:
             layer.__class__ = Faulty
             layer.factor = self.factor
@@ -108,7 +108,7 @@ def test_every_circuit_passes(ansatz, embedding):
     gradients.require(rows)
 
 
-@pytest.mark.parametrize("backend", ["default.qubit", "lightning.qubit"])
+@pytest.mark.parametrize("backend", ["auto", "default.qubit", "lightning.qubit"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-7)])
 def test_every_precision_and_backend_passes(backend, dtype, tolerance):
     rows = gradients.check(layer_of(backend=backend).to(dtype), samples=2)

@@ -1,0 +1,51 @@
+"""The batched simulator: a QNode as one fused torch program, exact, differentiable, on any torch device."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pennylane as qp
+import torch
+
+from qnnkit.simulator.fused import Fused
+from qnnkit.simulator.trace import NotFusable, trace
+
+__all__ = ["Fused", "NotFusable", "fuse", "trace"]
+
+
+def fuse(
+    qnode: qp.QNode,
+    inputs_shape: tuple[int, ...],
+    weight_shapes: dict[str, tuple[int, ...]],
+    dtype: torch.dtype = torch.float32,
+    input_name: str = "inputs",
+) -> Fused:
+    """The program of a QNode for inputs of one form.
+
+    Args:
+        qnode: Takes `input_name` and the names of `weight_shapes`.
+        inputs_shape: (batch, n_features), for any batch; or (n_features,).
+        weight_shapes: Shapes by name, in the order in which the program takes its weights.
+        dtype: Of inputs and weights.
+        input_name: Name of the argument that takes the data.
+
+    Raises:
+        NotFusable: The circuit has no fused form; the message completes "because ...".
+    """
+
+    def make() -> Fused:
+        inputs = torch.full(
+            (3, *inputs_shape[1:]) if len(inputs_shape) == 2 else inputs_shape, 0.1, dtype=dtype
+        )
+        weights = {name: torch.full(shape, 0.1, dtype=dtype) for name, shape in weight_shapes.items()}
+        return Fused(trace(qnode, inputs, weights, input_name), inputs, list(weights.values()))
+
+    # In a thread of its own, where no autocast, inference mode or functional transform of the caller holds.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        try:
+            return thread.submit(make).result()
+        except NotFusable:
+            raise
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise NotFusable(f"it could not be compiled ({type(error).__name__}: {reason})") from error

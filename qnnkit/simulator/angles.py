@@ -1,0 +1,111 @@
+"""Gate angles from inputs and weights: a lookup or a matrix product where they are linear, else the graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+EXACT = 1e-12
+
+
+class Angles:
+    """The angles of some gates as a function of one vector per sample, or of the weights.
+
+    Three forms, from fast to general, chosen when the circuit is compiled and equal in value:
+
+    - a lookup: each angle is one entry of the vector;
+    - affine: angles = vector @ matrix + offset;
+    - the traced graph itself, for everything else (products of features, functions of them).
+
+    Args:
+        graph: (inputs, *weights) -> angles.
+        wanted: Indices of the angles that are asked for, in order.
+        inputs: Example inputs, float64.
+        weights: Example weights, float64.
+        on_inputs: Whether the angles differ from sample to sample.
+    """
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        wanted: Sequence[int],
+        inputs: Tensor,
+        weights: Sequence[Tensor],
+        *,
+        on_inputs: bool,
+    ):
+        self.graph, self.on_inputs = _only(graph, wanted), on_inputs
+        self.index: np.ndarray | None = None
+        self.matrix: np.ndarray | None = None
+        self.offset: np.ndarray | None = None
+        self.batched = inputs.ndim == 2
+        self.size = len(wanted)
+        if self.size:
+            self._find_form(inputs, weights)
+
+    def _find_form(self, inputs: Tensor, weights: Sequence[Tensor]) -> None:
+        """Tells the form by the Jacobian at two points, and checks what it predicts at a third."""
+        generator = torch.Generator().manual_seed(0)
+        shapes = [weight.shape for weight in weights]
+
+        def angles(vector: Tensor, other: Tensor) -> Tensor:
+            flat, features = (other, vector) if self.on_inputs else (vector, other)
+            parts = flat.split([shape.numel() for shape in shapes])
+            given = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+            row = features.expand(2, -1) if self.batched else features
+            found = self.graph(row, *given)
+            return torch.stack([angle[0] if angle.ndim else angle for angle in found])
+
+        n_features = inputs.shape[-1]
+        n_weights = sum(shape.numel() for shape in shapes)
+        n_vector, n_other = (n_features, n_weights) if self.on_inputs else (n_weights, n_features)
+
+        def draw(n: int) -> Tensor:
+            return torch.rand(n, generator=generator, dtype=torch.float64) * 2 - 1
+
+        other = draw(n_other)
+        with torch.enable_grad():
+            first, second = (
+                torch.autograd.functional.jacobian(lambda v: angles(v, other), draw(n_vector))
+                for _ in range(2)
+            )
+        assert isinstance(first, Tensor) and isinstance(second, Tensor)
+        offset = angles(torch.zeros(n_vector, dtype=torch.float64), other)
+        third, elsewhere = draw(n_vector), draw(n_other)
+        predicted = first @ third + offset
+        if not torch.allclose(first, second, rtol=0, atol=EXACT):
+            return
+        if not torch.allclose(angles(third, elsewhere), predicted, rtol=0, atol=EXACT * 100):
+            return  # not affine, or it depends on both inputs and weights
+        one = first.abs().sum(1) == 1
+        if bool(one.all()) and bool((first.max(1).values == 1).all()) and not bool(offset.any()):
+            self.index = first.argmax(1).numpy()
+        self.matrix, self.offset = first.T.numpy(), offset.numpy()
+
+    @property
+    def affine(self) -> bool:
+        return self.matrix is not None
+
+    def by_graph(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """Of shape (batch, n_angles) if they depend on the inputs, else (n_angles,)."""
+        n = len(inputs) if self.batched else 0
+        if self.batched and n == 1:
+            inputs = inputs.expand(2, -1)  # the graph was traced for batches, of which one is none
+        found = torch.stack(list(self.graph(inputs, *weights)), dim=-1)
+        if self.on_inputs and not self.batched:
+            return found.unsqueeze(0)
+        return found[:n] if self.on_inputs else found
+
+
+def _only(graph: fx.GraphModule, wanted: Sequence[int]) -> fx.GraphModule:
+    """The graph that gives some of the outputs, without what the others need."""
+    graph = copy.deepcopy(graph)
+    [output] = [node for node in graph.graph.nodes if node.op == "output"]
+    output.args = (tuple(output.args[0][i] for i in wanted),)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph

@@ -1,0 +1,103 @@
+"""Gates as numbers: how a matrix depends on its one angle, and how it acts on more wires."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pennylane as qp
+
+from qnnkit.simulator.trace import NotFusable
+
+EXACT = 1e-12
+"""Largest deviation that counts as rounding, in float64."""
+FREQUENCIES = (0.5, 1.0, 0.25, 2.0)
+
+
+@dataclass(frozen=True)
+class TrigForm:
+    """U(t) = fixed + cos(frequency t) cosine + sin(frequency t) sine, on the gate's own wires.
+
+    Every gate exp(-i t G) whose generator has eigenvalues {-f, f}, {-f, 0, f} or {0, f} is of this form:
+    rotations, phase shifts, their controlled forms, excitations.
+    """
+
+    fixed: np.ndarray
+    cosine: np.ndarray
+    sine: np.ndarray
+    frequency: float
+
+    def at(self, angle: float) -> np.ndarray:
+        turned = self.frequency * angle
+        return self.fixed + np.cos(turned) * self.cosine + np.sin(turned) * self.sine
+
+
+def constant(operation: qp.operation.Operator) -> np.ndarray:
+    """Matrix of a gate without a traced angle."""
+    return np.asarray(qp.matrix(operation, wire_order=operation.wires), dtype=complex)
+
+
+def trig_form(operation: qp.operation.Operator) -> TrigForm:
+    """How the gate's matrix depends on its angle: found from five angles, checked at a sixth.
+
+    Raises:
+        NotFusable: It is no trigonometric polynomial of one frequency.
+    """
+    angles = np.array([0.0, 0.7, 1.9, -1.3, 2.6, 3.9])
+    matrices = np.stack([_at(operation, angle) for angle in angles])
+    for frequency in FREQUENCIES:
+        basis = np.stack([np.ones(6), np.cos(frequency * angles), np.sin(frequency * angles)], axis=1)
+        parts, *_ = np.linalg.lstsq(basis[:5], matrices[:5].reshape(5, -1), rcond=None)
+        if np.abs(basis @ parts - matrices.reshape(6, -1)).max() < EXACT:
+            parts[np.abs(parts) < EXACT] = 0
+            fixed, cosine, sine = parts.reshape(3, *matrices.shape[1:])
+            return TrigForm(fixed, cosine, sine, frequency)
+    raise NotFusable(f"{operation.name} depends on its angle in an unknown way")
+
+
+def _at(operation: qp.operation.Operator, angle: float) -> np.ndarray:
+    return constant(qp.ops.functions.bind_new_parameters(operation, [angle]))
+
+
+def eigenbasis(form: TrigForm) -> tuple[np.ndarray, np.ndarray]:
+    """(V, rates) with U(t) = V diag(exp(-i rates t)) V^dagger U(0) for every t.
+
+    Raises:
+        NotFusable: There is no such pair.
+    """
+    probe = 0.37  # small enough that no eigenphase wraps, odd enough that no two coincide by chance
+    start = form.at(0.0)
+    unitary = form.at(probe) @ start.conj().T
+    if np.abs(unitary - np.diag(np.diag(unitary))).max() < EXACT:
+        basis = np.eye(len(unitary), dtype=complex)
+    else:
+        # Hermitian, with the same eigenvectors: eigh gives orthonormal ones also where eigenvalues repeat.
+        hermitian = (unitary - unitary.conj().T) / 2j
+        _, basis = np.linalg.eigh(hermitian)
+    rates = -np.angle(np.diag(basis.conj().T @ unitary @ basis)) / probe
+    rates = np.round(rates * 8) / 8  # they are multiples of 1/4, or of 1/8 in excitations of half an angle
+    rebuilt = (basis * np.exp(-1j * rates * 2.9)) @ basis.conj().T @ start
+    if np.abs(rebuilt - form.at(2.9)).max() > 1e-10:
+        raise NotFusable("a gate on the inputs is not of the form exp(-i t G)")
+    return basis, rates
+
+
+def embed(matrix: np.ndarray, wires: Sequence[int], among: Sequence[int]) -> np.ndarray:
+    """`matrix` on `wires`, as it acts on the wires `among` (most significant first)."""
+    k, n = len(wires), len(among)
+    rest = [wire for wire in among if wire not in wires]
+    full = np.kron(matrix, np.eye(2 ** (n - k))).reshape([2] * (2 * n))  # in the order wires + rest
+    order = [(*wires, *rest).index(wire) for wire in among]
+    return full.transpose([*order, *(n + i for i in order)]).reshape(2**n, 2**n)
+
+
+def real_form(matrix: np.ndarray) -> np.ndarray:
+    """A complex matrix as it acts on rows (re, im) from the right: row -> row @ real_form(matrix).
+
+    Works on a stack: (..., m, n) complex -> (..., 2 n, 2 m) real.
+    """
+    re, im = np.swapaxes(matrix.real, -1, -2), np.swapaxes(matrix.imag, -1, -2)
+    return np.concatenate([np.concatenate([re, im], -1), np.concatenate([-im, re], -1)], -2)

@@ -1,0 +1,173 @@
+"""A user's QNode, whatever its Python, as a fixed list of gates and a torch graph of their angles."""
+
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pennylane as qp
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+
+class NotFusable(Exception):
+    """Why a circuit has no fused program, in words that complete "because ..."."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """An operation with at most one angle."""
+
+    operation: qp.operation.Operator
+    """As it was queued; its matrix is asked for again at other angles."""
+    wires: tuple[int, ...]
+    """Positions of its wires, most significant first."""
+    angle: int | None
+    """Index into the angles that the graph gives; None for a constant gate."""
+    on_inputs: bool
+    """Whether the angle depends on the inputs, and so differs from sample to sample."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a QNode does for inputs of one form."""
+
+    gates: tuple[Gate, ...]
+    measurements: tuple[Any, ...]
+    wires: tuple[Any, ...]
+    """The QNode's wire labels by position; position 0 is the most significant bit."""
+    as_list: bool
+    """Whether the QNode returns several measurements, as a list or a tuple."""
+    graph: fx.GraphModule
+    """(inputs, *weights) -> angles, of shape (batch,) if they depend on inputs, else ()."""
+
+
+def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_name: str = "inputs") -> Trace:
+    """Runs the QNode's Python once on symbolic tensors.
+
+    Args:
+        qnode: Takes `input_name` and the names of `weights`.
+        inputs: Example of shape (batch, n_features), or (n_features,).
+        weights: Examples, by name.
+
+    Raises:
+        NotFusable: The circuit depends on values, or holds what no unitary program can express.
+    """
+    names, seen = list(weights), {}
+
+    def run(inputs: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        tape = qp.workflow.construct_tape(qnode, level="user")(
+            **{input_name: inputs}, **dict(zip(names, weights, strict=True))
+        )
+        [tape], _ = qp.transforms.decompose(tape, stopping_condition=_is_elementary)
+        angles, gates = [], []
+        for operation in tape.operations:
+            angle = None
+            _require_unitary(operation)
+            traced = [value for value in operation.data if isinstance(value, Tensor)]
+            if traced:
+                angle = len(angles)
+                angles.append(traced[0])
+            gates.append((operation, angle))
+        with qp.queuing.AnnotatedQueue():  # once more, for what it returns: a list, or a single measurement
+            result = qnode.func(**{input_name: inputs}, **dict(zip(names, weights, strict=True)))
+        seen.update(tape=tape, gates=gates, as_list=isinstance(result, list | tuple))
+        return tuple(angles)
+
+    if inputs.ndim == 2 and len(inputs) < 2:
+        inputs = inputs.expand(2, -1)  # a batch of one would be taken for a constant
+    try:
+        with _quietly():
+            graph = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(
+                inputs, *weights.values()
+            )
+    except NotFusable:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise NotFusable(
+            f"its Python could not be followed without values ({type(error).__name__}: {reason})"
+        ) from error
+    return _assemble(qnode, graph, seen, inputs.ndim == 2)
+
+
+def _assemble(qnode: qp.QNode, graph: fx.GraphModule, seen: dict[str, Any], batched: bool) -> Trace:
+    tape = seen["tape"]
+    if tape.shots:
+        raise NotFusable("it has a finite number of shots")
+    label = list(qnode.device.wires or tape.wires)
+    label += [wire for wire in tape.wires if wire not in label]
+    place = {wire: i for i, wire in enumerate(label)}
+    on_inputs = _depends_on_inputs(graph)
+    gates = []
+    for operation, angle in seen["gates"]:
+        if angle is not None:
+            [output] = [node for node in graph.graph.nodes if node.op == "output"]
+            shape = output.args[0][angle].meta["val"].shape
+            if len(shape) > batched or (len(shape) == 0 and batched and on_inputs[angle]):
+                raise NotFusable(f"the angle of {operation.name} is no single number for each sample")
+            if len(shape) == 1 and not on_inputs[angle]:
+                raise NotFusable(f"the angle of {operation.name} is a vector")
+        wires = tuple(place[wire] for wire in operation.wires)
+        gates.append(Gate(operation, wires, angle, angle is not None and on_inputs[angle]))
+    return Trace(tuple(gates), tuple(tape.measurements), tuple(label), seen["as_list"], graph)
+
+
+def _depends_on_inputs(graph: fx.GraphModule) -> list[bool]:
+    """For each angle, whether the first placeholder reaches it."""
+    reached, first = set(), True
+    outputs: list[bool] = []
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and first:
+            reached.add(node)
+            first = False
+        elif node.op == "output":
+            outputs = [angle in reached for angle in node.args[0]]
+        elif any(argument in reached for argument in node.all_input_nodes) and _is_value(node):
+            reached.add(node)
+    return outputs
+
+
+def _is_value(node: fx.Node) -> bool:
+    """False for sizes: a tensor made in the size of the batch does not depend on what is in it."""
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def _is_elementary(operation: qp.operation.Operator) -> bool:
+    """Whether a gate is taken as it is: a matrix on few wires, with at most one number as its angle."""
+    template = type(operation).__module__.startswith("pennylane.templates")
+    if not operation.has_matrix or template:
+        return not operation.has_decomposition
+    if len(operation.wires) > 4 and operation.has_decomposition:
+        return False
+    return operation.num_params == 0 or (operation.num_params == 1 and _is_scalar(operation.data[0]))
+
+
+def _is_scalar(value: Any) -> bool:
+    return getattr(value, "ndim", 0) <= 1 and not (
+        hasattr(value, "ndim") and value.ndim == 1 and not isinstance(value, Tensor)
+    )
+
+
+def _require_unitary(operation: qp.operation.Operator) -> None:
+    if isinstance(operation, qp.measurements.MeasurementProcess | qp.operation.Channel):
+        raise NotFusable(f"{operation.name} is no unitary gate")
+    if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
+        raise NotFusable(f"{operation.name} has no matrix")
+    if any(isinstance(value, Tensor) for value in operation.data) and operation.num_params != 1:
+        raise NotFusable(f"{operation.name} cannot be taken apart into gates of one angle")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Tracing is nobody's concern: no gradients are recorded, no warnings shown."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
