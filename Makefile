@@ -11,8 +11,8 @@ help:  ## what each target does
 
 # The stamp is older than what it was made from: install again.
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qnnkit needs Python 3.11 or later, but this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "qnnkit needs Python 3.11, 3.12 or 3.13, but this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

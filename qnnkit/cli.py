@@ -15,7 +15,10 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
 
 
 def main() -> None:
-    """Runs the command; what a person can mend is told in one sentence, with exit status 2."""
+    """Runs the command; what a person can mend is told in one sentence, with exit status 2.
+
+    `QNNKIT_DEBUG=1` shows the whole trace instead.
+    """
     for name, value in device.launch_environment().items():  # before torch is imported
         os.environ.setdefault(name, value)
     try:
@@ -24,6 +27,8 @@ def main() -> None:
         from qnnkit.runs import NotebookError  # not before: `--help` need not wait for torch
 
         if not isinstance(error, ValueError | TypeError | OSError | NotebookError):
+            raise
+        if os.environ.get("QNNKIT_DEBUG"):
             raise
         # qnnkit's own sentences stand in strerror; the system's say little without the file's name.
         told = error.strerror if isinstance(error, OSError) and not error.filename else None
@@ -66,6 +71,8 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a finished ru
     from qnnkit import runs
 
     begun = runs.open_run(run_dir)
+    if begun.result is None:
+        raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     _print_result(begun, reports.finish(begun))
 
 

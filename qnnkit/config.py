@@ -101,7 +101,9 @@ class RunConfig(Settings):
     device: str = "auto"
     """Torch device: auto, cpu, cuda, cuda:N or mps. Placement: may differ when a run is resumed."""
     backend: str = "auto"
-    """What runs the circuits: auto or a PennyLane device. Placement, as above."""
+    """What runs the circuits: auto, batched or a PennyLane device. Placement, as above."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads that train; None leaves torch's choice. Placement, as above."""
 
     @field_validator("controls")
     @classmethod
@@ -149,7 +151,7 @@ class RunConfig(Settings):
         }
 
 
-PLACEMENT = ("device", "backend")
+PLACEMENT = ("device", "backend", "threads")
 """Settings that say where a run computes, not what."""
 _SECTIONS = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
 

@@ -191,7 +191,7 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> lis
             layer.qnode.update(device=device, diff_method=method, gradient_kwargs=settings),
             backend="default.qubit",  # PennyLane's own, never the program that is on trial
         ).requires_grad_(True)
-        witness.double().cpu()
+        witness.cpu().double()  # in this order: MPS has no float64
         start = time.perf_counter()
         # One by one: parameter shifts and finite differences take no batches.
         theirs = sum(

@@ -62,7 +62,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         checks.choice("backend", backend, BACKENDS)
         if backend not in ("auto", "batched", qnode.device.name):
             method = "backprop" if backend == "default.qubit" else "adjoint"
-            qnode = qnode.update(device=circuits.make_device(backend, qnode.device.wires), diff_method=method)
+            qnode = qnode.update(device=_device(backend, qnode.device.wires), diff_method=method)
         super().__init__(qnode, dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
         self.wanted_backend = backend
         self._programs: dict[Any, Fused | str] = {}  # form of the inputs -> program, or why there is none
@@ -367,6 +367,16 @@ def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every circuit in `model`."""
     layers = [module for module in model.modules() if isinstance(module, QuantumLayer)]
     return [weight for layer in layers for weight in layer.parameters()]
+
+
+def _device(name: str, wires: Any) -> qp.devices.Device:
+    """A PennyLane device, or one sentence on why it cannot be had."""
+    try:
+        return circuits.make_device(name, wires)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        step = f"PennyLane says: {reason} `qnnkit doctor` tells what to install."
+        raise ValueError(checks.message("backend", "be a device that works here", name, step)) from None
 
 
 def _uniform_angles(generator: torch.Generator) -> Callable[[Tensor], Tensor]:

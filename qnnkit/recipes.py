@@ -22,6 +22,7 @@ RECIPES: dict[str, RunConfig] = {
         ),
         n_seeds=3,
         controls=ALL_CONTROLS,
+        threads=1,  # nets this small gain nothing from more, and lose tenfold on a machine that is busy
     ),
     # The same net on your own images: data_dir/<class>/*.png.
     "folder_quanv": RunConfig(
@@ -33,6 +34,7 @@ RECIPES: dict[str, RunConfig] = {
         ),
         n_seeds=3,
         controls=ALL_CONTROLS,
+        threads=1,  # nets this small gain nothing from more, and lose tenfold on a machine that is busy
     ),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -167,7 +166,6 @@ def render(run: Run, result: dict[str, Any]) -> str:
     """The run's page: table, sentences, every kept figure, settings and provenance, in one HTML file."""
     from jinja2 import Environment, PackageLoader
 
-    provenance = json.loads((run.folder / "provenance.json").read_text())
     page = Environment(loader=PackageLoader("qnnkit", "."), autoescape=True).get_template("report.html")
     return page.render(
         run=run,
@@ -175,7 +173,7 @@ def render(run: Run, result: dict[str, Any]) -> str:
         table=table(result["nets"]),
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
-        provenance=provenance,
+        provenance=run.provenance,
         notes=run.splits.notes,
     )
 

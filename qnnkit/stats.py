@@ -83,6 +83,11 @@ def verdict(name: str, values: Sequence[float], other: str, others: Sequence[flo
         )
     differences = [100 * (a - b) for a, b in zip(values, others, strict=True)]
     gap = mean_interval(differences)
+    if gap.mean and gap.high - gap.low < 1e-9:
+        return (
+            f"{name} and {other} differ by {gap.mean:+.1f} points on each of {gap.n} seeds, which says "
+            "nothing of how seeds differ; train more seeds."
+        )
     if gap.low <= 0 <= gap.high:
         return (
             f"No difference is shown between {name} and {other}: {gap.mean:+.1f} points, 95 % interval "

@@ -119,7 +119,7 @@ def test_settings_that_are_none(word, told):
         ("digits_quanv", "epochs", "Option --set must be KEY=VALUE"),
         ("digits_quanv", "recipe=folder_quanv", "Use --recipe"),
         ("digit_quanv", "epochs=1", "Did you mean 'digits_quanv'?"),
-        ("folder_quanv", "epochs=1", "`root` must"),
+        ("folder_quanv", "epochs=1", "`data_dir` must"),
         ("folder_quanv", "data_dir=nowhere", "`data_dir` must be an existing folder"),
     ],
 )
@@ -137,8 +137,8 @@ def test_cuda_without_cuda(qnnkit, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "told"),
     [
-        ("empty class", "`root` must hold images in every class folder"),
-        ("one class", "`root` must hold two or more"),
+        ("empty class", "`data_dir` must hold images in every class folder"),
+        ("one class", "`data_dir` must hold two or more"),
         ("no class", "root/<class>/"),
         ("only text", "b/0.png"),
         ("a file", "`data_dir` must be an existing folder"),
@@ -264,7 +264,7 @@ def test_report_writes_the_page_anew(qnnkit, pictures):
 
 def test_report_of_a_run_that_is_not_trained(qnnkit, pictures):
     runs.open_run("run", "folder_quanv", data_dir="pictures")
-    refused(qnnkit("report", "run"), "must have trained a net, but has not: run 03_train first")
+    refused(qnnkit("report", "run"), "is not finished. Finish it: qnnkit run")
 
 
 def test_what_is_wrong_with_the_files_is_said_before_the_notebooks(qnnkit, pictures, tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ OTHERS = {
     "trainable": False, "hidden": 8, "epochs": 2, "batch_size": 8, "learning_rate": 0.5,
     "quantum_learning_rate": 0.25, "optimizer": "sgd", "weight_decay": 0.125, "schedule": "linear",
     "warmup_epochs": 1.5, "clip_norm": 2.0, "quantum_clip_norm": 3.0, "accumulation": 4,
-    "precision": "bfloat16", "patience": 6, "label_smoothing": 0.0625,
+    "precision": "bfloat16", "patience": 6, "label_smoothing": 0.0625, "threads": 2,
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_override_changes_that_setting_alone(name):
 def test_difference_names_that_setting_unless_it_is_placement(name):
     changed = BASE.override(**{name: OTHERS[name]})
     found = BASE.difference(changed)
-    if name in ("device", "backend"):
+    if name in ("device", "backend", "threads"):
         assert found == {}
     else:
         assert found == {name: (BASE.flat()[name], OTHERS[name])}

@@ -1,5 +1,6 @@
 """qnnkit.recipes: every recipe is complete: its names exist, and its nets can be built and trained."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -72,3 +73,12 @@ def test_the_nets_of_a_recipe_differ_in_the_quantum_part_alone(name, pictures, t
 def test_an_unknown_recipe():
     with pytest.raises(ValueError, match="Did you mean 'digits_quanv'"):
         recipes.recipe("digit_quanv")
+
+
+def test_the_digits_recipe_reaches_95_percent(tmp_path):
+    """The hybrid net alone, as the main job trains it: the mean test accuracy of three seeds."""
+    run = runs.open_run(tmp_path / "run", "digits_quanv")
+    assert list(run.seeds) == [0, 1, 2]
+    hybrid = dataclasses.replace(run, config=run.config.model_copy(update={"controls": ()}))
+    accuracies = [final["test_accuracy"] for final in runs.train_all(hybrid)]
+    assert len(accuracies) == 3 and np.mean(accuracies) >= 0.95

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -174,6 +175,39 @@ def test_placement_may_differ_and_is_not_written(tiny):
     assert files(run.folder) == content
 
 
+def test_auto_takes_back_a_begun_placement(tiny):
+    run = tiny(backend="default.qubit", threads=2)
+    assert runs.open_run(run.folder).config.backend == "default.qubit"
+    assert runs.open_run(run.folder, backend="auto").config.backend == "auto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"kernel_size": 9}, "kernel_size"), ({"precision": "float16", "device": "cpu"}, "precision")],
+)
+def test_a_net_that_cannot_be_built_begins_no_run(tiny, tmp_path, settings, words):
+    with pytest.raises(ValueError, match=words):
+        tiny(**settings)
+    assert not (tmp_path / "run").exists(), "the corrected command would be another experiment"
+
+
+def test_a_run_is_trained_on_one_dataset(pictures, tiny, tmp_path):
+    own = shutil.copytree(pictures, tmp_path / "own")
+    run = tiny(data_dir=str(own))
+    assert len(list(runs.train_all(run))) == 2
+    Image.new("L", (6, 6)).save(own / "above" / "later.png")
+    with pytest.raises(ValueError, match=r"trained on other data: `.*own` has changed since"):
+        list(runs.train_all(runs.open_run(run.folder)))
+    (own / "above" / "later.png").unlink()
+    assert len(list(runs.train_all(runs.open_run(run.folder)))) == 2
+
+
+def test_threads_hold_while_training_only(tiny):
+    before, seen = torch.get_num_threads(), []
+    list(runs.train_all(tiny(threads=1), on_epoch=lambda row: seen.append(torch.get_num_threads())))
+    assert set(seen) == {1} and torch.get_num_threads() == before
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
 def test_placement_that_is_not_here_is_refused_before_anything_starts(tiny):
     run = tiny()
@@ -214,9 +248,9 @@ def test_a_run_of_another_machine_may_be_looked_at_here(tiny):
             {"data_dir": "/nowhere"},
             "`data_dir` must be an existing folder, but is '/nowhere'",
         ),
-        ("digits_quanv", {"data_dir": "."}, "`root` must"),
+        ("digits_quanv", {"data_dir": "."}, "`data_dir` must"),
         ("digits_quanv", {"test_fraction": 0.9}, "`test_fraction` must"),
-        ("folder_quanv", {}, "`root` must"),
+        ("folder_quanv", {}, "`data_dir` must"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, recipe, settings, told):

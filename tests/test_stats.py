@@ -139,3 +139,9 @@ def test_verdict_of_bad_values(values, others, argument):
     with pytest.raises(ValueError) as caught:
         verdict("a", values, "b", others)
     assert re.fullmatch(rf"Argument `{argument}` must .+, but is .+\. .+\.", str(caught.value))
+
+
+def test_seeds_without_spread_show_no_winner():
+    """One test image more on every seed is no interval of width zero."""
+    sentence = verdict("hybrid", [1.0, 1.0], "classical", [0.9, 0.9])
+    assert "which says nothing of how seeds differ" in sentence and "better" not in sentence

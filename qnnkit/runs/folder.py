@@ -61,19 +61,44 @@ class Run:
 
     @cached_property
     def splits(self) -> ImageSplits:
-        """The data, as the configuration asks for them."""
+        """The data, as the configuration asks for them.
+
+        Raises:
+            ValueError: They cannot be used, or are not those that the run was trained on.
+        """
         from qnnkit import data
 
         chosen = self.config.data
-        return data.load(
-            chosen.dataset,
-            root=chosen.data_dir,
-            image_size=chosen.image_size,
-            grey=chosen.grey,
-            split_seed=chosen.split_seed,
-            validation_fraction=chosen.validation_fraction,
-            test_fraction=chosen.test_fraction,
-        )
+        try:
+            splits = data.load(
+                chosen.dataset,
+                root=chosen.data_dir,
+                image_size=chosen.image_size,
+                grey=chosen.grey,
+                split_seed=chosen.split_seed,
+                validation_fraction=chosen.validation_fraction,
+                test_fraction=chosen.test_fraction,
+            )
+        except (ValueError, OSError) as error:
+            told = error.args[-1] if error.args else ""
+            if not isinstance(told, str) or "root" not in told:
+                raise
+            # The library's argument has another name in notebooks and on the command line.
+            told = told.replace("`root`", "`data_dir`").replace("root=", "data_dir=")
+            raise type(error)(told) from None
+        trained_on = self.provenance.get("data")
+        if trained_on is not None and splits.fingerprint() != trained_on:
+            raise ValueError(
+                f"Run folder `{self.folder}` was trained on other data: "
+                f"`{chosen.data_dir or chosen.dataset}` has changed since. Put the files back as they were, or begin another run_dir."
+            )
+        return splits
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """On what the run began and computed."""
+        path = self.folder / "provenance.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
@@ -110,9 +135,7 @@ class Run:
 
     def note_provenance(self, **facts: Any) -> None:
         """Adds facts to provenance.json; those that are there already are replaced."""
-        path = self.folder / "provenance.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
-        workspace.write_json(path, known | facts)
+        workspace.write_json(self.folder / "provenance.json", self.provenance | facts)
 
 
 def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatValue) -> Run:
@@ -142,12 +165,12 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         _check_names(config)
         _check_placement(config)
         run = Run(folder, config)
-        _ = run.splits  # a run begins only with data that can be loaded
+        _require_usable(run)
         workspace.make_folder(folder)
         run.note_provenance(**_provenance())
         workspace.write_json(path, config.model_dump(mode="json"))
         return run
-    placement = {name: value for name, value in given.items() if name in PLACEMENT and value != "auto"}
+    placement = {name: value for name, value in given.items() if name in PLACEMENT}
     asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
     if recipe is not None and recipe != begun.recipe:
         asked = recipes.recipe(recipe).override(**given)
@@ -183,6 +206,21 @@ def _check_placement(config: RunConfig) -> None:
 
     checks.choice("backend", config.backend, layers.BACKENDS)
     device.choose(config.device)
+
+
+def _require_usable(run: Run) -> None:
+    """A run begins only with data that load and a net that takes them: the folder cannot be mended later."""
+    import torch
+
+    from qnnkit import device
+    from qnnkit.runs.nets import build
+
+    model = build(run, "hybrid", run.config.seed)
+    with torch.no_grad():
+        model(run.splits.train.images[:1])
+    if run.config.training.precision == "float16" and device.choose(run.config.device).type == "cpu":
+        step = "Use bfloat16 or float32."
+        raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
 
 
 def _read_config(path: Path) -> RunConfig | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,6 +85,16 @@ def trained(run: Run, net: str = "hybrid", seed: int | None = None) -> nn.Module
     return model.eval()
 
 
+@contextlib.contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     from qnnkit import workspace
 
@@ -99,18 +110,19 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
         run.log("metrics", row)
         on_epoch(row)
 
-    progress = train.fit(
-        model,
-        task,
-        {name: loaders[name] for name in ("train", "validation")},
-        config,
-        groups=parameter_groups(model, config),
-        device=place,
-        seed=seed,
-        folder=workspace.make_folder(run.checkpoints(net, seed)),
-        log=log,
-    )
-    test = train.evaluate(model, task, loaders["test"], place)
+    with _threads(run.config.threads):
+        progress = train.fit(
+            model,
+            task,
+            {name: loaders[name] for name in ("train", "validation")},
+            config,
+            groups=parameter_groups(model, config),
+            device=place,
+            seed=seed,
+            folder=workspace.make_folder(run.checkpoints(net, seed)),
+            log=log,
+        )
+        test = train.evaluate(model, task, loaders["test"], place)
     final = {
         "event": "test",
         "net": net,
