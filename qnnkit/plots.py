@@ -6,6 +6,7 @@ Figures are made without pyplot, so nothing global is kept; a notebook shows one
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.textpath import TextPath
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 # Okabe and Ito (2008): told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -118,7 +119,8 @@ def gradient_errors(methods: Sequence[str], errors: Sequence[float], tolerance: 
     axis.barh(range(len(methods)), _lengths(errors), color=colours)
     axis.axvline(tolerance, color="black", linestyle="--", label=f"allowed: {tolerance:g}")
     _name_rows(axis, methods, errors)
-    axis.set(xscale="log", xlabel="largest error of a weight's gradient (relative)")
+    axis.set_xlabel("largest error of a weight's gradient (relative)")
+    _decades(axis, [*_lengths(errors), tolerance])
     _legend_beside(figure, axis)
     return figure
 
@@ -132,7 +134,8 @@ def gradient_sizes(names: Sequence[str], kinds: Sequence[str], means: Sequence[f
         if rows:
             axis.barh(rows, _lengths([means[i] for i in rows]), color=colour, label=kind)
     _name_rows(axis, names, means)
-    axis.set(xscale="log", xlabel="mean absolute gradient of one weight")
+    axis.set_xlabel("mean absolute gradient of one weight")
+    _decades(axis, _lengths(means))
     _legend_beside(figure, axis)
     return figure
 
@@ -313,6 +316,14 @@ def _name_rows(axis: Any, names: Sequence[str], values: Sequence[float]) -> None
     ]
     axis.set_yticks(range(len(names)), told)
     axis.set_ylim(len(names) - 0.5, -0.5)
+
+
+def _decades(axis: Any, lengths: Sequence[float]) -> None:
+    """A logarithmic axis over whole decades, labelled at some of them: bars start a decade below the least."""
+    first, last = math.floor(math.log10(min(lengths))) - 1, math.ceil(math.log10(max(lengths)) + 0.1)
+    axis.set(xscale="log", xlim=(10.0**first, 10.0**last))
+    axis.xaxis.set_major_locator(LogLocator(numticks=8))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend_beside(figure: Figure, axis: Any) -> None:

@@ -90,7 +90,8 @@ class Run:
         if trained_on is not None and splits.fingerprint() != trained_on:
             raise ValueError(
                 f"Run folder `{self.folder}` was trained on other data: "
-                f"`{chosen.data_dir or chosen.dataset}` has changed since. Put the files back as they were, or begin another run_dir."
+                f"`{chosen.data_dir or chosen.dataset}` has changed since. Put the files back as they were, "
+                "or begin another run_dir."
             )
         return splits
 
