@@ -318,8 +318,8 @@ def _name_rows(axis: Any, names: Sequence[str], values: Sequence[float]) -> None
     axis.set_ylim(len(names) - 0.5, -0.5)
 
 
-def _decades(axis: Any, lengths: Sequence[float]) -> None:
-    """A logarithmic axis over whole decades, labelled at some of them: bars start a decade below the least."""
+def _decades(axis: Any, lengths: Any) -> None:
+    """A logarithmic axis over whole decades, with labels at them; bars start a decade below the least."""
     first, last = math.floor(math.log10(min(lengths))) - 1, math.ceil(math.log10(max(lengths)) + 0.1)
     axis.set(xscale="log", xlim=(10.0**first, 10.0**last))
     axis.xaxis.set_major_locator(LogLocator(numticks=8))

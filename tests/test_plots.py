@@ -302,3 +302,17 @@ def test_live_redraws_at_the_end(monkeypatch):
     assert len(shown) == 1
     live.update(final=True)
     assert len(shown) == 2 and shown[0] is not shown[1]
+
+
+@pytest.mark.parametrize("values", [[2.4e-3, 1.8e-3, 5.8e-3], [1e-9, 1e-3, 0.5], [3e-5]])
+def test_labels_of_a_logarithmic_axis_do_not_touch(values):
+    """Also within one decade, where matplotlib would label every minor tick."""
+    figure = plots.gradient_sizes(["a"] * len(values), ["quantum"] * len(values), values)
+    figure.png()
+    axis = figure.axes[0].xaxis
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    boxes = [tick.label1.get_window_extent() for tick in ticks if tick.label1.get_text()]
+    boxes = sorted((box for box in boxes if box.width), key=lambda box: box.x0)
+    assert len(boxes) >= 2
+    for left, right in itertools.pairwise(boxes):
+        assert left.x1 < right.x0
