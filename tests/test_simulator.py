@@ -232,3 +232,20 @@ def test_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append((values.detach(), layer.weights.grad))
     for whole, cut in zip(*found, strict=True):
         assert torch.allclose(whole, cut, atol=FLOAT64)
+
+
+def test_a_tensor_from_outside_is_never_frozen_in() -> None:
+    """It may change between calls, or be trained: such a circuit is no fixed program."""
+    outside = torch.tensor(0.4, requires_grad=True)
+
+    def circuit(inputs, weights):
+        qp.RX(outside, wires=0)
+        return rotations(inputs, weights)
+
+    layer, inputs = layer_of(circuit), torch.tensor([[0.3, 1.1], [2.0, 0.4]])
+    first = layer(inputs)
+    assert layer.backend == "default.qubit" and "from outside" in layer.explain()
+    assert torch.autograd.grad(first.sum(), outside)[0].abs() > 0.01
+    with torch.no_grad():
+        outside += 1
+    assert (layer(inputs) - first).abs().max() > 0.01

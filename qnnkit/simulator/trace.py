@@ -95,6 +95,10 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
         raise NotFusable(
             f"its Python could not be followed without values ({type(error).__name__}: {reason})"
         ) from error
+    for node in graph.graph.nodes:  # a constant made in the QNode is lifted; one from outside is not
+        lifted = all("lift_fresh" in str(user.target) for user in node.users)
+        if node.op == "get_attr" and not lifted:
+            raise NotFusable("it uses a tensor from outside, which may change or ask for a gradient")
     return _assemble(qnode, graph, seen, inputs.ndim == 2)
 
 
