@@ -81,7 +81,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         obstacle = self._obstacle()
         if obstacle is None:
             programs = [program for program in self._programs.values() if isinstance(program, Fused)]
-            size = f" of {len(programs[-1].blocks)} matrix products" if programs else ""
+            size = f" of {len(programs[-1].plan.blocks)} matrix products" if programs else ""
             return f"Runs as one fused program{size} over the whole batch: every gate is unitary, no shots."
         how = "all samples at once" if self.backend == "default.qubit" else "one sample after the other"
         return (

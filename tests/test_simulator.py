@@ -220,12 +220,13 @@ def test_a_traced_circuit_takes_any_batch() -> None:
 
 def test_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The values and gradients of chunks are those of the whole."""
-    from qnnkit.simulator import fused
+    from qnnkit.simulator import execute
 
     inputs = torch.linspace(-3, 3, 40, dtype=torch.float64).reshape(20, 2)
     found = []
-    for limit in (fused.CHUNK_BYTES, 3000):
-        monkeypatch.setattr(fused, "CHUNK_BYTES", limit)
+    for limit in (execute.KEPT_BYTES, 3000):
+        monkeypatch.setattr(execute, "KEPT_BYTES", limit)
+        monkeypatch.setattr(execute, "CACHE_BYTES", limit // 16)
         layer = layer_of(rotations).double()
         values = layer(inputs)
         values.square().sum().backward()

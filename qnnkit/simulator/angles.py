@@ -1,4 +1,4 @@
-"""Gate angles from inputs and weights: a lookup or a matrix product where they are linear, else the graph."""
+"""Gate angles from inputs and weights: a matrix product where they are linear, else the traced graph."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ EXACT = 1e-12
 class Angles:
     """The angles of some gates as a function of one vector per sample, or of the weights.
 
-    Three forms, from fast to general, chosen when the circuit is compiled and equal in value:
+    Two forms, chosen when the circuit is compiled and equal in value:
 
-    - a lookup: each angle is one entry of the vector;
     - affine: angles = vector @ matrix + offset;
     - the traced graph itself, for everything else (products of features, functions of them).
 
@@ -39,10 +38,9 @@ class Angles:
         on_inputs: bool,
     ):
         self.graph, self.on_inputs = _only(graph, wanted), on_inputs
-        self.index: np.ndarray | None = None
         self.matrix: np.ndarray | None = None
         self.offset: np.ndarray | None = None
-        self.batched = inputs.ndim == 2
+        self.batched, self.n_features = inputs.ndim == 2, inputs.shape[-1]
         self.size = len(wanted)
         if self.size:
             self._find_form(inputs, weights)
@@ -81,14 +79,17 @@ class Angles:
             return
         if not torch.allclose(angles(third, elsewhere), predicted, rtol=0, atol=EXACT * 100):
             return  # not affine, or it depends on both inputs and weights
-        one = first.abs().sum(1) == 1
-        if bool(one.all()) and bool((first.max(1).values == 1).all()) and not bool(offset.any()):
-            self.index = first.argmax(1).numpy()
         self.matrix, self.offset = first.T.numpy(), offset.numpy()
 
     @property
     def affine(self) -> bool:
         return self.matrix is not None
+
+    def affine_form(self) -> tuple[np.ndarray, np.ndarray]:
+        """(matrix, offset): angles = vector @ matrix + offset; if not affine, the vector is the angles."""
+        if self.matrix is None or self.offset is None:
+            return np.eye(self.size), np.zeros(self.size)
+        return self.matrix, self.offset
 
     def by_graph(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """Of shape (batch, n_angles) if they depend on the inputs, else (n_angles,)."""

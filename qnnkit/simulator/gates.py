@@ -95,9 +95,11 @@ def embed(matrix: np.ndarray, wires: Sequence[int], among: Sequence[int]) -> np.
 
 
 def real_form(matrix: np.ndarray) -> np.ndarray:
-    """A complex matrix as it acts on rows (re, im) from the right: row -> row @ real_form(matrix).
+    """A complex matrix as it acts on columns (re, im): a stack (..., m, n) -> (..., 2 m, 2 n) real."""
+    re, im = matrix.real, matrix.imag
+    return np.concatenate([np.concatenate([re, -im], -1), np.concatenate([im, re], -1)], -2)
 
-    Works on a stack: (..., m, n) complex -> (..., 2 n, 2 m) real.
-    """
-    re, im = np.swapaxes(matrix.real, -1, -2), np.swapaxes(matrix.imag, -1, -2)
-    return np.concatenate([np.concatenate([re, im], -1), np.concatenate([-im, re], -1)], -2)
+
+def is_monomial(matrix: np.ndarray) -> bool:
+    """Whether it only renames basis states and turns their phases, as CNOT, SWAP, CZ and T do."""
+    return bool((np.count_nonzero(np.abs(matrix) > EXACT, axis=0) == 1).all())

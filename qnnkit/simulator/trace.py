@@ -16,6 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+UNLIKELY = 100_003
+"""Length of a batch that no axis of weights or features has by chance."""
+
 
 class NotFusable(Exception):
     """Why a circuit has no fused program, in words that complete "because ..."."""
@@ -81,8 +84,8 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
         seen.update(tape=tape, gates=gates, as_list=isinstance(result, list | tuple))
         return tuple(angles)
 
-    if inputs.ndim == 2 and len(inputs) < 2:
-        inputs = inputs.expand(2, -1)  # a batch of one would be taken for a constant
+    if inputs.ndim == 2:  # no other axis may have its length: equal lengths would share a symbol
+        inputs = inputs.new_full((UNLIKELY, inputs.shape[1]), 0.1)
     try:
         with _quietly():
             graph = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(
@@ -95,6 +98,10 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
         raise NotFusable(
             f"its Python could not be followed without values ({type(error).__name__}: {reason})"
         ) from error
+    first = next(iter(graph.graph.nodes)).meta["val"]
+    guards = first.fake_mode.shape_env.guards
+    if inputs.ndim == 2 and any(first.shape[0].node.expr in guard.expr.free_symbols for guard in guards):
+        raise NotFusable("its Python depends on the size of the batch")
     for node in graph.graph.nodes:  # a constant made in the QNode is lifted; one from outside is not
         lifted = all("lift_fresh" in str(user.target) for user in node.users)
         if node.op == "get_attr" and not lifted:
@@ -110,15 +117,14 @@ def _assemble(qnode: qp.QNode, graph: fx.GraphModule, seen: dict[str, Any], batc
     label += [wire for wire in tape.wires if wire not in label]
     place = {wire: i for i, wire in enumerate(label)}
     on_inputs = _depends_on_inputs(graph)
+    [output] = [node for node in graph.graph.nodes if node.op == "output"]
     gates = []
     for operation, angle in seen["gates"]:
         if angle is not None:
-            [output] = [node for node in graph.graph.nodes if node.op == "output"]
-            shape = output.args[0][angle].meta["val"].shape
-            if len(shape) > batched or (len(shape) == 0 and batched and on_inputs[angle]):
+            expected = (UNLIKELY,) if batched and on_inputs[angle] else ()
+            shape = tuple(int(length) for length in output.args[0][angle].meta["val"].shape)
+            if shape != expected:
                 raise NotFusable(f"the angle of {operation.name} is no single number for each sample")
-            if len(shape) == 1 and not on_inputs[angle]:
-                raise NotFusable(f"the angle of {operation.name} is a vector")
         wires = tuple(place[wire] for wire in operation.wires)
         gates.append(Gate(operation, wires, angle, angle is not None and on_inputs[angle]))
     return Trace(tuple(gates), tuple(tape.measurements), tuple(label), seen["as_list"], graph)
@@ -141,7 +147,9 @@ def _depends_on_inputs(graph: fx.GraphModule) -> list[bool]:
 
 def _is_value(node: fx.Node) -> bool:
     """False for sizes: a tensor made in the size of the batch does not depend on what is in it."""
-    return isinstance(node.meta.get("val"), Tensor)
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(part, Tensor) for part in parts)
 
 
 def _is_elementary(operation: qp.operation.Operator) -> bool:

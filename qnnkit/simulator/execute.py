@@ -1,0 +1,136 @@
+"""Running a program: in plain torch where autograd must see everything, else with gradients by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qnnkit.simulator.matrices import Constants
+from qnnkit.simulator.steps import Gradients, Step
+
+CACHE_BYTES = 2**20
+"""On a CPU, a batch is run in parts whose state takes this much: most of the time is memory traffic."""
+FEWEST_COLUMNS = 16
+"""No part has fewer samples than this: thinner matrix products are slow."""
+KEPT_BYTES = 2**27
+"""States kept for the backward pass; a batch that would need more runs its forward pass again there."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program on one device, in one dtype: everything that no input and no weight changes."""
+
+    matrices: Constants
+    steps: list[Step]
+    state_bytes: int
+    """Of one sample."""
+
+    def __call__(self, columns: Tensor, vector: Tensor) -> Tensor:
+        """Values of shape (n_columns, batch), or states of shape (2, 2**n_wires, batch).
+
+        Args:
+            columns: Inputs or their angles, of shape (n, batch); batch 1 if nothing depends on them.
+            vector: Weights or their angles, of shape (m,).
+        """
+        if _autograd_must():
+            return self.run(columns, vector)
+        if torch.is_grad_enabled():
+            return _Run.apply(self, columns, vector)
+        groups, _ = self.matrices.forward(vector)
+        return _joined([self.forward(part, groups, None) for part in self.parts(columns)])
+
+    def run(self, columns: Tensor, vector: Tensor) -> Tensor:
+        """The same in plain torch."""
+        groups, state = self.matrices.run(vector), None
+        for step in self.steps:
+            state = step.run(state, columns, step.matrices(groups))
+        assert state is not None  # a program has steps
+        return state
+
+    def forward(self, columns: Tensor, groups: Sequence[Tensor], tape: list[Any] | None) -> Tensor:
+        """From columns and matrices to values, without a graph; what the way back needs goes on the tape."""
+        state: Any = None
+        for step in self.steps:
+            state, saved = step.forward(state, columns, groups)
+            if tape is not None:
+                tape.append(saved)
+        return state
+
+    def backward(
+        self, gradient: Tensor, tape: list[Any], columns: Tensor, groups: Sequence[Tensor], to: Gradients
+    ) -> None:
+        """Adds to the gradients in `to`; uses the tape up, so that its memory serves the steps before."""
+        flowing: Any = gradient
+        for step in reversed(self.steps):
+            flowing = step.backward(flowing, tape.pop(), columns, groups, to)
+
+    def parts(self, columns: Tensor) -> tuple[Tensor, ...]:
+        """The batch in parts that fit the cache (CPU), or the memory to be kept (elsewhere)."""
+        if columns.device.type == "cpu":
+            return columns.split(max(FEWEST_COLUMNS, CACHE_BYTES // self.state_bytes), dim=1)
+        return columns.split(max(1, KEPT_BYTES // (self.state_bytes * len(self.steps))), dim=1)
+
+    def keeps(self, n_columns: int) -> bool:
+        """Whether the states of a batch are kept for the way back."""
+        return n_columns * self.state_bytes * len(self.steps) <= KEPT_BYTES
+
+
+def _autograd_must() -> bool:
+    """Whether the gradients by hand do not serve: under functional transforms, forward mode, a compiler."""
+    # Neither has a public name; autograd.Function itself asks the first.
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+class _Run(torch.autograd.Function):
+    """Columns and a vector of weights -> values."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Compiled, columns: Tensor, vector: Tensor) -> Tensor:
+        ctx.program, parts = program, program.parts(columns)
+        groups, ctx.built = program.matrices.forward(vector)
+        ctx.tapes = [[] for _ in parts] if program.keeps(columns.shape[1]) else None
+        tapes = ctx.tapes or [None] * len(parts)
+        values = [program.forward(part, groups, tape) for part, tape in zip(parts, tapes, strict=True)]
+        ctx.save_for_backward(columns, vector)
+        return _joined(values).detach()  # a state may be on the tape itself: no cycle through this node
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        with torch.autocast(gradient.device.type, enabled=False):  # it may still hold around backward()
+            return _Run._backward(ctx, gradient)
+
+    @staticmethod
+    def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        program, (_, *needed), (columns, vector) = ctx.program, ctx.needs_input_grad, ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again: by autograd, through plain torch
+            wanted = [given for given, needs in zip((columns, vector), needed, strict=True) if needs]
+            values = program.run(columns, vector)
+            found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True, allow_unused=True))
+            return (None, *(next(found) if needs else None for needs in needed))
+        # What the forward pass kept goes with the first backward pass, as autograd's does.
+        built, tapes, ctx.built, ctx.tapes = ctx.built, ctx.tapes, None, None
+        if built is None:
+            _, built = program.matrices.forward(vector)
+        groups = [products[-1] for _, products in built]
+        to_columns = torch.zeros_like(columns, memory_format=torch.contiguous_format) if needed[0] else None
+        to_groups = [torch.zeros_like(group) if needed[1] else None for group in groups]
+        parts, first = program.parts(columns), 0
+        for part, tape in zip(parts, tapes or [None] * len(parts), strict=True):
+            here = slice(first, first := first + part.shape[1])
+            if tape is None:
+                program.forward(part, groups, tape := [])
+            to = Gradients(None if to_columns is None else to_columns[:, here], to_groups)
+            program.backward(gradient[..., here], tape, part, groups, to)
+        return None, to_columns, program.matrices.backward(to_groups, built) if needed[1] else None
