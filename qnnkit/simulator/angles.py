@@ -37,7 +37,7 @@ class Angles:
         *,
         on_inputs: bool,
     ):
-        self.graph, self.on_inputs = _only(graph, wanted), on_inputs
+        self.graph, self.on_inputs = only(graph, wanted), on_inputs
         self.matrix: np.ndarray | None = None
         self.offset: np.ndarray | None = None
         self.batched, self.n_features = inputs.ndim == 2, inputs.shape[-1]
@@ -92,17 +92,21 @@ class Angles:
         return self.matrix, self.offset
 
     def by_graph(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Of shape (batch, n_angles) if they depend on the inputs, else (n_angles,)."""
-        n = len(inputs) if self.batched else 0
-        if self.batched and n == 1:
-            inputs = inputs.expand(2, -1)  # the graph was traced for batches, of which one is none
-        found = torch.stack(list(self.graph(inputs, *weights)), dim=-1)
-        if self.on_inputs and not self.batched:
-            return found.unsqueeze(0)
-        return found[:n] if self.on_inputs else found
+        """Of shape (n_angles, batch) if they depend on the inputs, else (n_angles,)."""
+        found = torch.stack(list(replay(self.graph, inputs, weights)))
+        if not self.on_inputs:
+            return found
+        return found[:, : len(inputs)] if self.batched else found.unsqueeze(1)
 
 
-def _only(graph: fx.GraphModule, wanted: Sequence[int]) -> fx.GraphModule:
+def replay(graph: fx.GraphModule, inputs: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The graph's outputs; for a batch of one, those of two, since of one is no batch to a traced graph."""
+    if inputs.ndim == 2 and len(inputs) == 1:
+        inputs = inputs.expand(2, -1)
+    return graph(inputs, *weights)
+
+
+def only(graph: fx.GraphModule, wanted: Sequence[int]) -> fx.GraphModule:
     """The graph that gives some of the outputs, without what the others need."""
     graph = copy.deepcopy(graph)
     [output] = [node for node in graph.graph.nodes if node.op == "output"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.simulator import program, steps
-from qnnkit.simulator.angles import Angles
+from qnnkit.simulator.angles import Angles, only, replay
 from qnnkit.simulator.execute import Compiled
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.simulator.readout import readout
@@ -41,7 +41,10 @@ class Fused:
         example, examples = inputs.double(), [weight.double() for weight in weights]
         self.weight_angles = Angles(trace.graph, on_weights, example, examples, on_inputs=False)
         self.input_angles = Angles(trace.graph, on_inputs, example, examples, on_inputs=True)
-        self.plan = program.plan(items, self.n_wires, self.input_angles.size)
+        self.prepared = trace.prepared
+        self.amplitudes = None if self.prepared is None else only(trace.graph, [self.prepared.output])
+        given = self.prepared is not None
+        self.plan = program.plan(items, self.n_wires, self.input_angles.size, given=given)
         self.matrices = Matrices(self.plan.blocks, *self.weight_angles.affine_form())
         self._compiled: dict[tuple[torch.device, torch.dtype], Compiled] = {}
 
@@ -52,22 +55,34 @@ class Fused:
             inputs: Of shape (batch, n_features), or (n_features,).
             weights: In the order of the trace; the same dtype and device as `inputs`.
         """
-        compiled = self.compiled(inputs.device, inputs.dtype)
         vector = inputs.new_zeros(0)
         if self.weight_angles.affine:
             vector = torch.cat([weight.reshape(-1) for weight in weights])
         elif self.weight_angles.size:
             vector = self.weight_angles.by_graph(inputs, weights).to(inputs.dtype)
+        columns = inputs.new_zeros(0, 1)  # where nothing depends on the inputs
         if self.input_angles.affine:
             columns = (inputs if inputs.ndim == 2 else inputs.unsqueeze(0)).t()  # (n_features, batch)
         elif self.input_angles.size:
-            columns = self.input_angles.by_graph(inputs, weights).to(inputs.dtype).t()
-        else:
-            columns = inputs.new_zeros(0, 1)  # nothing depends on the inputs
+            columns = self.input_angles.by_graph(inputs, weights).to(inputs.dtype)
+        if self.amplitudes is not None:
+            columns = self._with_amplitudes(columns, inputs, weights)
+        compiled = self.compiled(inputs.device, inputs.dtype)
         values = self._shape(compiled(columns, vector))
         if inputs.ndim == 1:
             return values[0]
         return values if len(values) == len(inputs) else values.expand(len(inputs), *values.shape[1:])
+
+    def _with_amplitudes(self, columns: Tensor, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """The columns, and below them the amplitudes of the first state."""
+        assert self.amplitudes is not None and self.prepared is not None
+        [state] = replay(self.amplitudes, inputs, weights)
+        of_samples = self.prepared.on_inputs and inputs.ndim == 2
+        rows = state[: len(inputs)].t() if of_samples else state.unsqueeze(1)
+        if self.prepared.is_complex:
+            rows = torch.cat([rows.real, rows.imag])
+        width = max(columns.shape[1], rows.shape[1])
+        return torch.cat([columns.expand(-1, width), rows.to(inputs.dtype).expand(-1, width)])
 
     def _shape(self, values: Tensor) -> Tensor:
         """Columns of numbers, (n_columns, batch), or states, (2, 2**n_wires, batch): now batch first."""
@@ -99,13 +114,22 @@ class Fused:
 
         matrix, offset = self.input_angles.affine_form()
 
+        n_amplitudes = 0
+        if self.prepared is not None:
+            n_amplitudes = 2 ** len(self.prepared.wires) * (1 + self.prepared.is_complex)
+
         def on_inputs(table: np.ndarray) -> steps.Affine:
-            return steps.Affine(put(table @ matrix.T), put((table @ offset)[:, None]))
+            table_of_columns = np.pad(table @ matrix.T, ((0, 0), (0, n_amplitudes)))
+            return steps.Affine(put(table_of_columns), put((table @ offset)[:, None]))
 
         places = iter(self.matrices.places)
         plan, made = self.plan, []
         start = [next(places) for _ in plan.start]
-        if plan.half is None:
+        if self.prepared is not None:
+            states = program.states_of(self.prepared.wires, self.n_wires)
+            first = len(matrix) if self.input_angles.size else 0
+            made.append(steps.Given(first, put(states), 2**self.n_wires, self.prepared.is_complex))
+        elif plan.half is None:
             made.append(steps.Start(None, plan.embedded, start))
         else:
             of = steps.StartOfOneCell if len(start) == 1 else steps.Start

@@ -183,12 +183,8 @@ class Permutation:
         for item in self.items:
             assert isinstance(item.form, np.ndarray)
             source = np.argmax(np.abs(item.form), axis=1)  # of each local state
-            local, rest = _local(item.wires, everything), states.copy()
-            for wire in item.wires:
-                rest &= ~(1 << (self.n_wires - 1 - wire))
-            old = rest
-            for place, wire in enumerate(reversed(item.wires)):
-                old = old | (source[local] >> place & 1) << (self.n_wires - 1 - wire)
+            local, of_wires = _local(item.wires, everything), states_of(item.wires, self.n_wires)
+            old = states - of_wires[local] + of_wires[source[local]]
             turn = item.form[np.arange(len(source)), source][local]
             index, phases = index[old], turn * phases[old]
         return index, phases
@@ -271,7 +267,7 @@ class Plan:
     embedded: list[int]
     """Number of embedded wires in each cell."""
     start: list[Block]
-    """One for each cell of wires."""
+    """One for each cell of wires; none where the circuit is given its first state."""
     steps: list[Block | Permutation | Phases]
 
     @property
@@ -280,15 +276,16 @@ class Plan:
         return [*self.start, *(step for step in self.steps if isinstance(step, Block))]
 
 
-def plan(items: Sequence[Item], n_wires: int, n_angles: int) -> Plan:
-    """The plan of a circuit whose inputs give `n_angles` angles."""
+def plan(items: Sequence[Item], n_wires: int, n_angles: int, *, given: bool = False) -> Plan:
+    """The plan of a circuit whose inputs give `n_angles` angles, on |0...0> or on a given state."""
     segments, phases = alternate(items, turns=lambda item: item.on_inputs)
     half, columns = None, [np.eye(2, dtype=complex)[:, :1]] * n_wires
-    if (product := product_start(segments[0], phases, n_wires, n_angles)) is not None:
+    product = None if given else product_start(segments[0], phases, n_wires, n_angles)
+    if product is not None:
         half, columns = product
         segments, phases = segments[1:], phases[1:]
     start, embedded = [], []
-    for cell in cells(n_wires):
+    for cell in () if given else cells(n_wires):
         of_cell = np.eye(1)
         for wire in cell:
             of_cell = np.kron(of_cell, columns[wire])
@@ -354,6 +351,14 @@ def _local(wires: Sequence[int], among: Sequence[int]) -> np.ndarray:
     for wire in wires:
         local = 2 * local + (states >> (n - 1 - list(among).index(wire)) & 1)
     return local
+
+
+def states_of(wires: Sequence[int], n_wires: int) -> np.ndarray:
+    """For each state of `wires`, the basis state of all wires in which the others are 0."""
+    local, states = np.arange(2 ** len(wires)), np.zeros(2 ** len(wires), dtype=int)
+    for place, wire in enumerate(reversed(wires)):
+        states |= (local >> place & 1) << (n_wires - 1 - wire)
+    return states
 
 
 def _is_identity(matrix: np.ndarray) -> bool:

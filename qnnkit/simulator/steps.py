@@ -161,6 +161,28 @@ def _complex_outer(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re]).flatten(1, 2)
 
 
+class Given(Step):
+    """A state that the circuit is handed: the last rows of the columns, its amplitudes.
+
+    Args:
+        first: Where they begin: real parts, then imaginary parts if there are any.
+        index: Basis state of each amplitude, of shape (n_amplitudes,).
+        n_states: Number of basis states of all wires.
+        is_complex: Whether there are imaginary parts.
+    """
+
+    on_inputs = True
+
+    def __init__(self, first: int, index: Tensor, n_states: int, is_complex: bool):
+        self.first, self.index, self.n_states, self.is_complex = first, index, n_states, is_complex
+
+    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
+        rows = columns[self.first :]
+        parts = rows.unflatten(0, (2, -1)) if self.is_complex else torch.stack([rows, torch.zeros_like(rows)])
+        state = rows.new_zeros(2, self.n_states, rows.shape[1])
+        return state.index_copy(1, self.index, parts)
+
+
 # --- phases ---------------------------------------------------------------------------------------
 
 

@@ -1,21 +1,25 @@
 """A user's QNode, whatever its Python, as a fixed list of gates and a torch graph of their angles."""
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor, fx
+from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+_TRACING_ONE_AT_A_TIME = threading.Lock()
 UNLIKELY = 100_003
 """Length of a batch that no axis of weights or features has by chance."""
 
@@ -39,9 +43,21 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """The state that a circuit begins with, as amplitudes of some wires; the others are |0>."""
+
+    wires: tuple[int, ...]
+    output: int
+    """Which output of the graph it is, of shape (batch, 2**n) if it depends on inputs, else (2**n,)."""
+    on_inputs: bool
+    is_complex: bool
+
+
+@dataclass(frozen=True)
 class Trace:
     """What a QNode does for inputs of one form."""
 
+    prepared: Prepared | None
     gates: tuple[Gate, ...]
     measurements: tuple[Any, ...]
     wires: tuple[Any, ...]
@@ -50,6 +66,11 @@ class Trace:
     """Whether the QNode returns several measurements, as a list or a tuple."""
     graph: fx.GraphModule
     """(inputs, *weights) -> angles, of shape (batch,) if they depend on inputs, else ()."""
+
+    @property
+    def batched(self) -> bool:
+        """Whether the inputs it takes are of shape (batch, n_features)."""
+        return next(iter(self.graph.graph.nodes)).meta["val"].ndim == 2
 
 
 def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_name: str = "inputs") -> Trace:
@@ -70,8 +91,12 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
             **{input_name: inputs}, **dict(zip(names, weights, strict=True))
         )
         [tape], _ = qp.transforms.decompose(tape, stopping_condition=_is_elementary)
-        angles, gates = [], []
-        for operation in tape.operations:
+        angles, gates, operations = [], [], list(tape.operations)
+        if operations and isinstance(operations[0], qp.StatePrep):
+            angles.append(_amplitudes(seen.setdefault("prepared", operations.pop(0))))
+        elif operations and _is_traced_basis_state(operations[0]):
+            operations[:1] = _flips(operations[0])
+        for operation in operations:
             angle = None
             _require_unitary(operation)
             traced = [value for value in operation.data if isinstance(value, Tensor)]
@@ -118,16 +143,24 @@ def _assemble(qnode: qp.QNode, graph: fx.GraphModule, seen: dict[str, Any], batc
     place = {wire: i for i, wire in enumerate(label)}
     on_inputs = _depends_on_inputs(graph)
     [output] = [node for node in graph.graph.nodes if node.op == "output"]
-    gates = []
+
+    def require_shape(index: int, operation: qp.operation.Operator, shape: tuple[int, ...]) -> None:
+        expected = (UNLIKELY, *shape) if batched and on_inputs[index] else shape
+        if tuple(int(length) for length in output.args[0][index].meta["val"].shape) != expected:
+            raise NotFusable(f"what {operation.name} takes is no single number for each sample")
+
+    prepared, gates = None, []
+    if (operation := seen.get("prepared")) is not None:
+        wires = tuple(place[wire] for wire in operation.wires)
+        require_shape(0, operation, (2 ** len(wires),))
+        is_complex = output.args[0][0].meta["val"].is_complex()
+        prepared = Prepared(wires, 0, on_inputs[0], is_complex)
     for operation, angle in seen["gates"]:
         if angle is not None:
-            expected = (UNLIKELY,) if batched and on_inputs[angle] else ()
-            shape = tuple(int(length) for length in output.args[0][angle].meta["val"].shape)
-            if shape != expected:
-                raise NotFusable(f"the angle of {operation.name} is no single number for each sample")
+            require_shape(angle, operation, ())
         wires = tuple(place[wire] for wire in operation.wires)
         gates.append(Gate(operation, wires, angle, angle is not None and on_inputs[angle]))
-    return Trace(tuple(gates), tuple(tape.measurements), tuple(label), seen["as_list"], graph)
+    return Trace(prepared, tuple(gates), tuple(tape.measurements), tuple(label), seen["as_list"], graph)
 
 
 def _depends_on_inputs(graph: fx.GraphModule) -> list[bool]:
@@ -155,6 +188,8 @@ def _is_value(node: fx.Node) -> bool:
 def _is_elementary(operation: qp.operation.Operator) -> bool:
     """Whether a gate is taken as it is: a matrix on few wires, with at most one number as its angle."""
     template = type(operation).__module__.startswith("pennylane.templates")
+    if isinstance(operation, qp.StatePrep) or _is_traced_basis_state(operation):
+        return True
     if not operation.has_matrix or template:
         return not operation.has_decomposition
     if len(operation.wires) > 4 and operation.has_decomposition:
@@ -180,6 +215,61 @@ def _require_unitary(operation: qp.operation.Operator) -> None:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Tracing is nobody's concern: no gradients are recorded, no warnings shown."""
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), _states_unseen():
         warnings.simplefilter("ignore")
         yield
+
+
+# --- states that the circuit begins with ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _states_unseen() -> Iterator[None]:
+    """Lets state preparations take tensors without values, at whose values PennyLane would look."""
+    state, basis = qp.StatePrep.__dict__["_preprocess"], qp.BasisState.__init__
+
+    def preprocess(values: Any, wires: Any, pad_with: Any, normalize: bool, validate_norm: bool) -> Any:
+        if not isinstance(values, FakeTensor):
+            return state.__func__(values, wires, pad_with, normalize, validate_norm)
+        if not normalize and pad_with is None:
+            raise NotFusable("PennyLane checks the norm of its states; normalize=True needs no check")
+        missing = 2 ** len(qp.wires.Wires(wires)) - values.shape[-1]
+        if missing and (pad_with is None or missing < 0):
+            raise NotFusable("PennyLane refuses the number of its amplitudes")
+        values = torch.nn.functional.pad(values, (0, missing), value=pad_with) if missing else values
+        return values / torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+
+    def init(self: Any, state: Any, wires: Any, id: Any = None) -> None:
+        if isinstance(state, FakeTensor) and state.ndim:
+            qp.operation.Operation.__init__(self, state, wires=wires, id=id)
+        else:
+            basis(self, state, wires, id=id)
+
+    with _TRACING_ONE_AT_A_TIME:
+        qp.StatePrep._preprocess, qp.BasisState.__init__ = staticmethod(preprocess), init
+        try:
+            yield
+        finally:
+            qp.StatePrep._preprocess, qp.BasisState.__init__ = state, basis
+
+
+def _amplitudes(operation: qp.operation.Operator) -> Tensor:
+    if isinstance(operation.data[0], Tensor):
+        return operation.data[0]
+    return torch.tensor(np.asarray(operation.state_vector()).ravel().tolist(), dtype=torch.complex128)
+
+
+def _is_traced_basis_state(operation: qp.operation.Operator) -> bool:
+    return isinstance(operation, qp.BasisState) and isinstance(operation.data[0], Tensor)
+
+
+def _flips(operation: qp.operation.Operator) -> list[qp.operation.Operator]:
+    """Bits as rotations of |0> by 0 or pi; what is no bit, at which PennyLane stops, becomes NaN."""
+    bits = operation.data[0].unbind(-1)
+    if len(bits) != len(operation.wires):
+        raise NotFusable("PennyLane refuses the number of its bits")
+    flips = []
+    for bit, wire in zip(bits, operation.wires, strict=True):
+        angle = (bit == 1).to(bit.dtype) * torch.pi
+        flips.append(qp.RY(torch.where((bit == 0) | (bit == 1), angle, torch.nan), wires=wire))
+    return flips
