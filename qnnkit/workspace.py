@@ -35,6 +35,15 @@ def home() -> Path:
     return here.parent if here.name == "notebooks" and (here.parent / "qnnkit").is_dir() else here
 
 
+def shelf(name: str) -> Path | None:
+    """The folder `name` of the workspace, for what may be made again; None where no workspace is in use.
+
+    One is in use where `QNNKIT_HOME` names it, or where it holds runs: a plain script leaves no files behind.
+    """
+    folder = home()
+    return folder / name if os.environ.get("QNNKIT_HOME") or (folder / "runs").is_dir() else None
+
+
 def place(path: str | Path) -> Path:
     """`path`, made absolute: a relative one is meant from `home()`."""
     path = Path(path).expanduser()

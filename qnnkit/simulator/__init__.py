@@ -8,9 +8,10 @@ import pennylane as qp
 import torch
 
 from qnnkit.simulator.fused import Fused
+from qnnkit.simulator.together import together
 from qnnkit.simulator.trace import NotFusable, trace
 
-__all__ = ["Fused", "NotFusable", "fuse", "trace"]
+__all__ = ["Fused", "NotFusable", "fuse", "together", "trace"]
 
 
 def fuse(

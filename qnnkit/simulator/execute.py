@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ KEPT_BYTES = 2**27
 """States kept for the backward pass; a batch that would need more runs its forward pass again there."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Compiled:
     """A program on one device, in one dtype: everything that no input and no weight changes."""
 
@@ -28,6 +29,9 @@ class Compiled:
     steps: list[Step]
     state_bytes: int
     """Of one sample."""
+    fast: Callable[[Tensor, Tensor], Tensor] | None = None
+    """The plain program through torch.compile, for batches of one size; see `Fused.compile`."""
+    fast_batch: int | None = None
 
     def __call__(self, columns: Tensor, vector: Tensor) -> Tensor:
         """Values of shape (n_columns, batch), or states of shape (2, 2**n_wires, batch).
@@ -38,10 +42,26 @@ class Compiled:
         """
         if _autograd_must():
             return self.run(columns, vector)
+        if self.fast is not None and columns.shape[1] == self.fast_batch:
+            return self.fast(columns, vector)
         if torch.is_grad_enabled():
             return _Run.apply(self, columns, vector)
         groups, _ = self.matrices.forward(vector)
         return _joined([self.forward(part, groups, None) for part in self.parts(columns)])
+
+    def speed_up(self, columns: Tensor, vector: Tensor) -> None:
+        """Compiles the plain program for batches of this size: a shape that varies costs more than it gains.
+
+        Raises:
+            Exception: There is no compiler, or it fails; the program runs as before.
+        """
+        example = columns.detach().requires_grad_(), vector.detach().requires_grad_()
+        own = [columns.device] if columns.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=own), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's own, of no use to whoever trains
+            fast = torch.compile(self.run, dynamic=False)
+            fast(*example).sum().backward()
+        self.fast, self.fast_batch = fast, columns.shape[1]
 
     def run(self, columns: Tensor, vector: Tensor) -> Tensor:
         """The same in plain torch."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +49,10 @@ class Fused:
         self.plan = program.plan(items, self.n_wires, self.input_angles.size, given=given)
         self.matrices = Matrices(self.plan.blocks, *self.weight_angles.affine_form())
         self._compiled: dict[tuple[torch.device, torch.dtype], Compiled] = {}
+        self.wants_compiler = False
+        """Whether the next batch is compiled for: some seconds once, then a fifth to a third less a step."""
+        self.no_compiler: str | None = None
+        """Why that was not possible."""
 
     def __call__(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """Measured values, shaped as `TorchLayer` shapes them for lists.
@@ -55,11 +61,7 @@ class Fused:
             inputs: Of shape (batch, n_features), or (n_features,).
             weights: In the order of the trace; the same dtype and device as `inputs`.
         """
-        vector = inputs.new_zeros(0)
-        if self.weight_angles.affine:
-            vector = torch.cat([weight.reshape(-1) for weight in weights])
-        elif self.weight_angles.size:
-            vector = self.weight_angles.by_graph(inputs, weights).to(inputs.dtype)
+        vector = self.vector(inputs, weights)
         columns = inputs.new_zeros(0, 1)  # where nothing depends on the inputs
         if self.input_angles.affine:
             columns = (inputs if inputs.ndim == 2 else inputs.unsqueeze(0)).t()  # (n_features, batch)
@@ -68,10 +70,27 @@ class Fused:
         if self.amplitudes is not None:
             columns = self._with_amplitudes(columns, inputs, weights)
         compiled = self.compiled(inputs.device, inputs.dtype)
+        if self.wants_compiler and compiled.fast is None and inputs.ndim == 2:
+            self._speed_up(compiled, columns, vector)
         values = self._shape(compiled(columns, vector))
         if inputs.ndim == 1:
             return values[0]
         return values if len(values) == len(inputs) else values.expand(len(inputs), *values.shape[1:])
+
+    def vector(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """The weights, or their angles where these are not affine, as the matrices take them."""
+        if self.weight_angles.affine:
+            return torch.cat([weight.reshape(-1) for weight in weights])
+        if self.weight_angles.size:
+            return self.weight_angles.by_graph(inputs, weights).to(inputs.dtype)
+        return inputs.new_zeros(0)
+
+    def _speed_up(self, compiled: Compiled, columns: Tensor, vector: Tensor) -> None:
+        try:
+            compiled.speed_up(columns, vector)
+        except Exception as error:  # whatever a compiler may raise, the program as it is gives the answer
+            reason = str(error).strip().split("\n")[0]
+            self.wants_compiler, self.no_compiler = False, f"{type(error).__name__}: {reason}"
 
     def _with_amplitudes(self, columns: Tensor, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The columns, and below them the amplitudes of the first state."""
@@ -97,6 +116,28 @@ class Fused:
                 [of[1] - of[0] ** 2 if k == "var" else torch.cat(of, 1) for (k, _, _), of in pairs], 1
             )
         return values if self.trace.as_list or kinds == {"probs"} else values[:, 0]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides what the program computes, weights and inputs aside."""
+        digest = hashlib.sha256()
+        graphs = [self.weight_angles, self.input_angles]
+        codes = [angles.graph.code for angles in graphs if angles.size and not angles.affine]
+        codes += [] if self.amplitudes is None else [self.amplitudes.code]
+        tables = [*self.weight_angles.affine_form(), *self.input_angles.affine_form(), self.matrices.rates]
+        tables += [array for group in self.matrices.groups for array in group]
+        tables += [] if self.plan.half is None else [self.plan.half]
+        for step in self.plan.steps:
+            if isinstance(step, program.Phases):
+                tables.append(step.table(range(self.n_wires), self.input_angles.size))
+            elif isinstance(step, program.Permutation):
+                tables += step.arrays()
+        tables += [table for _, table in sorted(self.readout.flips.items())]
+        names = (codes, self.n_wires, self.prepared, sorted(self.readout.flips), self.readout.shapes)
+        digest.update(repr((names, self.trace.as_list, self.matrices.places)).encode())
+        for table in tables:
+            digest.update(repr((table.shape, table.dtype)).encode() + np.ascontiguousarray(table).tobytes())
+        return digest.hexdigest()
 
     # --- constants --------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Start(Step):
         for n_embedded, matrix in zip(self.embedded, matrices, strict=True):
             mine, features = features[:n_embedded], features[n_embedded:]
             cell = matrix[:, : 2**n_embedded] @ _outer(mine) if mine else matrix[:, :1]
-            cell = cell.reshape(2, -1, cell.shape[-1])
+            cell = cell.unflatten(0, (2, -1))
             state = cell if state is None else _complex_outer(state, cell)
         return state
 
@@ -123,31 +123,34 @@ class StartOfOneCell(Start):
         self.partners = (states ^ bits[:, None]).flatten().to(half.table.device)
         self.signs = torch.where((states & bits[:, None]) == 0, -1.0, 1.0).to(half.table).unsqueeze(1)
 
-    def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
+    def features(self, columns: Tensor) -> Tensor:
+        """The product state of the embedding, of shape (2**n_embedded, batch)."""
         assert self.half is not None
         half = self.half(columns)
-        features = _outer(list(zip(half.cos(), half.sin(), strict=True)))
+        return _outer(list(torch.stack([half.cos(), half.sin()], dim=1)))
+
+    def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        features = self.features(columns)
         [matrix] = self.matrices(groups)
-        return (matrix[:, : len(features)] @ features).view(2, -1, columns.shape[1]), features
+        return (matrix[:, : len(features)] @ features).unflatten(0, (2, -1)), features
 
     def backward(
         self, gradient: Tensor, saved: Any, columns: Tensor, groups: Sequence[Tensor], to: Gradients
     ) -> None:
         features, [matrix], [(group, row)] = saved, self.matrices(groups), self.places
-        flat = gradient.view(len(matrix), -1)
+        flat = gradient.flatten(0, 1)
         if (target := to.groups[group]) is not None:
             target[row, :, : len(features)].addmm_(flat, features.t())
         if to.columns is not None:
             assert self.half is not None
             to_features = matrix[:, : len(features)].t() @ flat
-            turned = features.index_select(0, self.partners).view(-1, *features.shape)
+            turned = features.index_select(0, self.partners).unflatten(0, (-1, len(features)))
             to_half = torch.bmm(self.signs, turned.mul_(to_features)).squeeze(1)
             to.columns.addmm_(self.half.table.t(), to_half)
 
 
-def _outer(vectors: list[Any]) -> Tensor:
+def _outer(vectors: list[Tensor]) -> Tensor:
     """The product of vectors, each (n, batch), the first most significant; by halves, in few operations."""
-    vectors = [torch.stack(list(vector)) if isinstance(vector, tuple) else vector for vector in vectors]
     while len(vectors) > 1:
         pairs = zip(vectors[0::2], vectors[1::2], strict=False)
         joined = [(a.unsqueeze(1) * b.unsqueeze(0)).flatten(0, 1) for a, b in pairs]
@@ -268,7 +271,7 @@ class Permutation(Step):
 
 
 def _gather(state: Tensor, index: Tensor) -> Tensor:
-    return state.reshape(len(index), -1).index_select(0, index).view(state.shape)
+    return state.flatten(0, 1).index_select(0, index).view(state.shape)
 
 
 # --- blocks ---------------------------------------------------------------------------------------
@@ -289,7 +292,7 @@ class Block(Step):
     def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
         [matrix] = matrices
         if self.whole:
-            return (matrix @ state.reshape(len(matrix), -1)).view(state.shape)
+            return (matrix @ state.flatten(0, 1)).view(state.shape)
         a, b, re, im = self._split(matrix, state)
         return torch.stack([a @ re - b @ im, b @ re + a @ im]).view(state.shape)
 
@@ -313,7 +316,7 @@ class Block(Step):
 
     def _apply(self, matrix: Tensor, state: Tensor) -> Tensor:
         if self.whole:
-            return (matrix @ state.reshape(len(matrix), -1)).view(state.shape)
+            return (matrix @ state.flatten(0, 1)).view(state.shape)
         a, b, re, im = self._split(matrix, state)
         product = torch.empty_like(state, memory_format=torch.contiguous_format)
         new_re, new_im = product.view(2, *re.shape)
@@ -323,7 +326,7 @@ class Block(Step):
 
     def _add_outer(self, target: Tensor, gradient: Tensor, state: Tensor) -> None:
         if self.whole:
-            target.addmm_(gradient.view(len(target), -1), state.reshape(len(target), -1).t())
+            target.addmm_(gradient.flatten(0, 1), state.flatten(0, 1).t())
             return
         size = len(target) // 2
         re, im = state.reshape(2, self.before, size, -1).transpose(2, 3)

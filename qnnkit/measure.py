@@ -1,0 +1,85 @@
+"""Time as measured: warm-up, synchronise, median; and what was measured, remembered."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from qnnkit import workspace
+
+_FOUND: dict[str, dict[str, float]] = {}
+
+
+def seconds(run: Callable[[], Any], device: torch.device, *, rounds: int = 5) -> float:
+    """Median time of one call, in seconds, after one that warms up.
+
+    Args:
+        run: What is timed.
+        device: Where it computes; waited for before each reading of the clock.
+        rounds: Number of timed calls.
+    """
+    run()
+    times = []
+    for _ in range(rounds):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a time depends on beside the program: processor, device, threads, versions."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {
+        "processor": f"{platform.system()} {platform.machine()} {platform.processor()}",
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def once(question: Mapping[str, Any], answer: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """The seconds that `answer` measures: asked once per question, then remembered.
+
+    In this process always; in the workspace where there is one (`QNNKIT_HOME`, or a folder with runs), as
+    `measured/<hash>.json`, so that a run which is resumed decides as it did. What cannot be read is measured
+    anew.
+
+    Args:
+        question: Everything that the times depend on, in plain values.
+        answer: Gives seconds by name.
+    """
+    key = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    if key in _FOUND:
+        return _FOUND[key]
+    folder = workspace.shelf("measured")
+    path = None if folder is None else folder / f"{key}.json"
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads(path.read_text())["seconds"]
+            _FOUND[key] = {str(name): float(value) for name, value in kept.items()}
+            return _FOUND[key]
+    _FOUND[key] = answer()
+    if path is not None:
+        with contextlib.suppress(OSError):  # a full or read-only workspace is no reason to stop
+            workspace.make_folder(path.parent)
+            workspace.write_json(path, {"question": dict(question), "seconds": _FOUND[key]})
+    return _FOUND[key]
