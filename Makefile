@@ -39,8 +39,9 @@ type: .venv/installed  ## types, by pyright
 lab: .venv/installed  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks
 
-bench: .venv/installed  ## seconds per epoch of the hybrid net on each simulator, against its classical control
-	$(BIN)/python benchmarks/epoch.py
+bench: .venv/installed  ## time and memory beside PennyLane's simulators and JAX, as a table and a plot
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m benchmarks.run
 
 clean:  ## remove the environment and caches, keep runs
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

@@ -63,6 +63,18 @@ def confusion(names):
     return plots.confusion(np.diag([999] * len(names)) + 88, names)
 
 
+PEERS = ["qnnkit, eager", "qnnkit, compiled", "default.qubit (backprop)", "lightning.qubit (adjoint)", "JAX"]
+TIMES = {
+    f"W{i}: a workload of some kind": {
+        peer: (0.9 * 10.0 ** (i + j), 10.0 ** (i + j), 2 * 10.0 ** (i + j)) for j, peer in enumerate(PEERS)
+    }
+    for i in range(5)
+}
+WIDTHS = {
+    peer: {n: (2.0 ** (n + j), 1.1 * 2.0 ** (n + j), 1.5 * 2.0 ** (n + j)) for n in (4, 8, 10, 12, 14, 16)}
+    for j, peer in enumerate(PEERS)
+}
+
 FIGURES = {
     **by_classes(class_samples),
     **by_classes(class_balance),
@@ -102,6 +114,12 @@ FIGURES = {
     "comparison-many": lambda: plots.comparison(
         {f"net {i}": [0.9, 0.8] for i in range(9)}, {f"net {i}": (0.85, 0.8, 0.9) for i in range(9)}
     ),
+    "benchmark-both": lambda: plots.benchmark(
+        TIMES, WIDTHS, "A processor, 2 cores, torch on 2 of them", PEERS
+    ),
+    "benchmark-times": lambda: plots.benchmark(TIMES, {}, "A long kind of machine, " * 9, PEERS),
+    "benchmark-widths": lambda: plots.benchmark({}, WIDTHS, "$ one", PEERS),
+    "benchmark-one": lambda: plots.benchmark({"W1": {"a": (1.0, 1.0, 1.0)}}, {}, "one", ["a"]),
     "circuit-data_reuploading": lambda: quantum_layer("data_reuploading", "angle", 2),
     "circuit-strongly_entangling": lambda: quantum_layer("strongly_entangling", "amplitude", 3),
     "circuit-random": lambda: quantum_layer("random", "iqp", 1),
@@ -178,6 +196,10 @@ AXES = {
     "gradient_sizes": [("mean absolute gradient of one weight", "")],
     "training_curves-four": [("epoch", "validation loss"), ("epoch", "validation accuracy (%)")],
     "comparison-four": [("test accuracy (%): a dot per seed, the mean and its 95 % interval", "")],
+    "benchmark-both": [
+        ("time (ms): median, least to most", ""),
+        ("wires", "time (ms): median, least to most"),
+    ],
     "feature_maps-one": [("", ""), ("", ""), ("", "expectation value")],
 }
 
@@ -284,6 +306,24 @@ def test_feature_maps_share_one_scale():
     figure = plots.feature_maps(images_of(1), maps, ["m", "n"])
     assert [axes.get_title() for axes in figure.axes[:3]] == ["image", "m", "n"]
     assert all(axes.images[0].get_clim() == (-1, 1) for axes in figure.axes[1:3])
+
+
+def test_benchmark_shows_medians_and_spreads_in_the_peers_colours():
+    times = {"W1": {"b": (1.0, 2.0, 3.0)}, "W2": {"a": (4.0, 5.0, 6.0), "b": (7.0, 8.0, 9.0)}}
+    figure = plots.benchmark(
+        times, {"a": {8: (2.0, 3.0, 4.0), 4: (1.0, 1.5, 2.0)}}, "machine", ["a", "b", "c"]
+    )
+    rows, lines = figure.axes
+    spreads = [(list(at.get_xdata()), round(at.get_ydata()[0], 6), at.get_color()) for at in rows.lines[::2]]
+    a, b = plots.COLOURS[:2]
+    assert spreads == [([1, 3], 0, b), ([4, 6], 0.7, a), ([7, 9], 1, b)]
+    assert [line.get_xdata()[0] for line in rows.lines[1::2]] == [2, 5, 8]
+    assert rows.get_xscale() == lines.get_yscale() == "log" and lines.get_xscale() == "linear"
+    assert [text.get_text() for text in rows.get_yticklabels()] == ["W1", "W2"]
+    medians = lines.lines[-1]
+    assert list(medians.get_xdata()) == [4, 8] and list(medians.get_ydata()) == [1.5, 3]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert figure.get_suptitle() == "machine"
 
 
 def test_live_redraws_at_the_end(monkeypatch):

@@ -1,0 +1,373 @@
+"""Who is measured. One class per kind of peer, all with the same four things:
+
+`Peer(name, workload, device)` builds it, `first()` evaluates for the first time, `run()` evaluates again and
+returns when the numbers are there, `answer()` gives the numbers to check. `samples` of the workload's `total`
+are evaluated each time; a peer that would take too long or too much memory on all of them has fewer.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from benchmarks.workloads import CHECKED, Epoch, Evaluation, Workload
+
+LABELS = {
+    "batched": "qnnkit, eager",
+    "compiled": "qnnkit, compiled",
+    "default.qubit": "default.qubit (backprop)",
+    "lightning.qubit": "lightning.qubit (adjoint)",
+    "lightning.gpu": "lightning.gpu (adjoint)",
+    "jax": "JAX jit(vmap)",
+    "classical": "classical control",
+}
+WHOLE_EPOCH = 30.0
+"""Seconds up to which a whole epoch is run; a slower one is run in part and scaled."""
+PART_OF_EPOCH = 5.0
+"""Seconds for a part of an epoch, at most, unless one step takes longer."""
+
+
+class Absent(Exception):
+    """A peer that this machine has not; the text says why, to follow its name."""
+
+
+def left_out(name: str, workload: Workload) -> str | None:
+    """Why a peer does not take part in a workload, whatever the machine; None if it does."""
+    if name == "classical" and isinstance(workload, Evaluation):
+        return "stands in for the circuit of a whole net, so only the epoch has it"
+    if name == "jax" and isinstance(workload, Epoch):
+        return "does not train the epoch's net, which is a torch module"
+    return None
+
+
+def libraries(name: str) -> list[str]:
+    """What to import before the clock starts.
+
+    Raises:
+        Absent: It is not installed.
+    """
+    needed = ["pennylane", *(["jax", "jax.numpy"] if name == "jax" else ["torch", "qnnkit.layers"])]
+    for library in needed:
+        try:
+            import_module(library)
+        except ImportError as error:
+            step = ": install the extra `bench`" if name == "jax" else ""
+            raise Absent(f"is left out: {error}{step}") from None
+    return needed
+
+
+def make(name: str, workload: Workload, device: str) -> Any:
+    """The peer of that name, ready for its first evaluation.
+
+    Raises:
+        Absent: It cannot run here.
+    """
+    kind = EpochPeer if isinstance(workload, Epoch) else JaxPeer if name == "jax" else TorchPeer
+    return kind(name, workload, device)
+
+
+def deviation(answer: dict[str, Any], reference: dict[str, Any]) -> float:
+    """The largest difference to `reference`, relative to an array's largest number where that is above 1.
+
+    NaN, or an array of another shape, counts as infinitely far.
+
+    Raises:
+        ValueError: The two do not name the same arrays.
+    """
+    if answer.keys() != reference.keys():
+        raise ValueError(
+            f"Argument `answer` must hold {sorted(reference)}, but holds {sorted(answer)}. Ask for the same."
+        )
+    largest = 0.0
+    for name, wanted in reference.items():
+        given, wanted = np.asarray(answer[name], dtype=float), np.asarray(wanted, dtype=float)
+        if given.shape != wanted.shape or not np.isfinite(given).all():
+            return float("inf")
+        error = np.abs(given - wanted).max() / max(1.0, np.abs(wanted).max())
+        largest = max(largest, float(error))
+    return largest
+
+
+def reference(workload: Workload, *, control: bool) -> dict[str, np.ndarray]:
+    """The first samples' numbers in float64: by default.qubit, above 8 wires by lightning.qubit.
+
+    Args:
+        workload: What is evaluated.
+        control: Whether for the classical control, which is another function than the circuit.
+    """
+    if isinstance(workload, Epoch):
+        name = "classical" if control else "default.qubit"
+        return EpochPeer(name, workload, "cpu", double=True).answer()
+    name = "default.qubit" if workload.n_qubits <= 8 else "lightning.qubit"
+    return TorchPeer(name, workload, "cpu", double=True).answer()
+
+
+class TorchPeer:
+    """A circuit as torch sees it: qnnkit's layer, or PennyLane's QNode on one of its devices."""
+
+    def __init__(self, name: str, workload: Evaluation, device: str, *, double: bool = False):
+        import torch
+
+        self.torch, self.workload, self.total = torch, workload, workload.total
+        self.samples = CHECKED if double else _samples(name, workload)
+        self.device = torch.device(device if on_device(name) else "cpu")
+        data, dtype = workload.data(), torch.float64 if double else torch.float32
+        inputs, weights, mixture = (
+            torch.from_numpy(array).to(self.device, dtype)
+            for array in (data.inputs[: self.samples], data.weights, data.mixture[: self.samples])
+        )
+        self.inputs, self.mixture = inputs.requires_grad_(workload.gradients), mixture
+        if name in ("batched", "compiled"):
+            from qnnkit import QuantumLayer
+
+            layer = QuantumLayer(*workload.circuit(), {"weights": weights}, backend="batched")
+            layer.to(self.device).requires_grad_(workload.gradients)
+            if name == "compiled":
+                layer.compile()
+            [self.weights], self.function = layer.parameters(), layer
+        else:
+            qnode = _qnode(name, workload, double=double)
+            self.weights = weights.requires_grad_(workload.gradients)
+            self.function = lambda inputs: torch.stack(list(qnode(inputs, self.weights)), dim=-1)
+        self.dtype = "unknown"
+
+    def first(self) -> None:
+        self.run()
+        if isinstance(self.function, self.torch.nn.Module):
+            _refuse_fallback(self.function)
+
+    def run(self) -> None:
+        self._evaluate(self.mixture)
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize(self.device)
+
+    def _evaluate(self, mixture: Any) -> tuple[Any, ...]:
+        if not self.workload.gradients:
+            with self.torch.no_grad():
+                values = self.function(self.inputs)
+            return (values,)
+        values = self.function(self.inputs)
+        return values, *self.torch.autograd.grad((values * mixture).sum(), (self.inputs, self.weights))
+
+    def answer(self) -> dict[str, np.ndarray]:
+        """Values and gradients of the checked samples alone, from an evaluation of the whole batch."""
+        mixture = self.mixture.clone()
+        mixture[CHECKED:] = 0
+        values, *gradients = (part.detach().cpu() for part in self._evaluate(mixture))
+        self.dtype = str(values.dtype).removeprefix("torch.")
+        return _named(values.numpy(), *(gradient.numpy() for gradient in gradients))
+
+
+class JaxPeer:
+    """The same QNode under JAX: mapped over the batch, differentiated and compiled."""
+
+    def __init__(self, name: str, workload: Evaluation, device: str):
+        import jax
+        import jax.numpy as jnp
+
+        self.jax, self.workload, self.total = jax, workload, workload.total
+        self.samples = _samples(name, workload)
+        qnode, _ = workload.circuit()
+        qnode = qnode.update(interface="jax", diff_method="backprop")
+        batched = jax.vmap(lambda inputs, weights: jnp.stack(qnode(inputs, weights)), in_axes=(0, None))
+
+        def loss(inputs, weights, mixture):
+            values = batched(inputs, weights)
+            return (values * mixture).sum(), values
+
+        data = workload.data()
+        self.inputs, self.weights, self.mixture = (
+            jnp.asarray(array)
+            for array in (data.inputs[: self.samples], data.weights, data.mixture[: self.samples])
+        )
+        if workload.gradients:
+            self.function = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+        else:
+            self.function = jax.jit(lambda inputs, weights, mixture: batched(inputs, weights))
+        self.dtype = "unknown"
+
+    def first(self) -> None:
+        self.run()
+
+    def run(self) -> None:
+        self.jax.block_until_ready(self.function(self.inputs, self.weights, self.mixture))
+
+    def answer(self) -> dict[str, np.ndarray]:
+        """Values and gradients of the checked samples alone, from an evaluation of the whole batch."""
+        mixture = self.mixture.at[CHECKED:].set(0)
+        found = self.function(self.inputs, self.weights, mixture)
+        values, gradients = (found[0][1], found[1]) if self.workload.gradients else (found, ())
+        self.dtype = str(values.dtype)
+        return _named(np.asarray(values), *map(np.asarray, gradients))
+
+
+class EpochPeer:
+    """A training epoch of the hybrid net: images from memory, shuffled, batches, Adam."""
+
+    def __init__(self, name: str, workload: Epoch, device: str, *, double: bool = False):
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        from benchmarks.net import HybridNet
+        from qnnkit import QuantumLayer, Quanv2d, controls
+
+        self.torch, self.workload, self.total = torch, workload, workload.total
+        self.device = torch.device(device if on_device(name) else "cpu")
+        fused = name in ("batched", "compiled")
+        device_name = "default.qubit" if fused or name == "classical" else name
+        circuit = (_qnode(device_name, workload, double=double), workload.circuit()[1])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            quanv = Quanv2d(4, circuit, backend="batched" if fused else device_name)
+            net = HybridNet(quanv, n_classes=workload.n_classes)
+        images, labels = (torch.from_numpy(array) for array in workload.data())
+        self.pixels = images[:CHECKED].to(self.device, torch.float64 if double else torch.float32) / 255
+        if name == "classical":
+            with torch.no_grad():  # the control takes the sizes that the circuit has seen
+                net.eval()(self.pixels[:1].float().cpu())
+            net = controls(net)["classical"].train()
+        self.net = net.to(self.device, self.pixels.dtype)
+        if name == "compiled":
+            for layer in self.net.modules():
+                if isinstance(layer, QuantumLayer):
+                    layer.compile()
+        self.start = copy.deepcopy(self.net.state_dict())
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
+        # A device that runs the circuits one by one gets a step of few images.
+        self.batch = 2 if name.startswith("lightning") else workload.batch
+        self.loader = DataLoader(
+            TensorDataset(images, labels),
+            self.batch,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(0),
+        )
+        self.steps = self.samples = 0  # of a part of an epoch; known after the first step
+        self.share, self.dtype = 0.0, "unknown"
+
+    def first(self) -> None:
+        """One step of training."""
+        self._step(*next(iter(self.loader)))
+        self._finish()
+        _refuse_fallback(self.net)
+
+    def plan(self) -> None:
+        """Decides how much of an epoch one round runs, after an untimed step of every size of batch."""
+        images, labels = next(iter(self.loader))
+        start = time.perf_counter()
+        self._step(images, labels)
+        self._finish()
+        seconds = time.perf_counter() - start
+        whole = len(self.loader)
+        self.steps = whole if seconds * whole <= WHOLE_EPOCH else max(1, int(PART_OF_EPOCH / seconds))
+        self.samples = min(self.total, self.steps * self.batch)
+        last = self.total - (whole - 1) * self.batch
+        if self.steps == whole and last < self.batch:
+            self._step(images[:last], labels[:last])
+
+    def run(self) -> None:
+        start, before = time.perf_counter(), self.net.quanv.seconds
+        for step, (images, labels) in enumerate(self.loader, start=1):
+            self._step(images, labels)
+            if step == self.steps:
+                break
+        self._finish()
+        self.share = (self.net.quanv.seconds - before) / (time.perf_counter() - start)
+
+    def _finish(self) -> None:
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize(self.device)
+
+    def _step(self, images: Any, labels: Any) -> None:
+        logits = self.net(images.to(self.device, self.pixels.dtype) / 255)
+        loss = self.torch.nn.functional.cross_entropy(logits, labels.to(self.device))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def answer(self) -> dict[str, np.ndarray]:
+        """The net at its start: logits of the checked images, and gradients of a mixture of them."""
+        self.net.load_state_dict(self.start)
+        self.net.eval().zero_grad()
+        logits = self.net(self.pixels)
+        mixture = np.random.default_rng(1).standard_normal(logits.shape)
+        (logits * self.torch.from_numpy(mixture).to(logits)).sum().backward()
+        self.net.train()
+        inside = {id(weight) for weight in self.net.quanv.parameters()}
+        parts: dict[bool, list[Any]] = {True: [], False: []}
+        for weight in self.net.parameters():
+            parts[id(weight) in inside].append(weight.grad.detach().cpu().flatten())
+        circuit, rest = (self.torch.cat(parts[which]).numpy() for which in (True, False))
+        self.dtype = str(logits.dtype).removeprefix("torch.")
+        return {
+            "values": logits.detach().cpu().numpy(),
+            "gradient of the circuit": circuit,
+            "gradient of the rest": rest,
+        }
+
+
+def _refuse_fallback(module: Any) -> None:
+    """Raises if a layer that was to be compiled has quietly gone on without: its times are eager.
+
+    Raises:
+        Absent: This machine has no compiler.
+        RuntimeError: The compiler failed.
+    """
+    from qnnkit import QuantumLayer
+    from qnnkit.simulator import Fused
+
+    layers = [layer for layer in module.modules() if isinstance(layer, QuantumLayer)]
+    programs = [program for layer in layers for program in layer._programs.values()]
+    for program in programs:
+        if isinstance(program, Fused) and program.no_compiler:
+            if "InvalidCxxCompiler" in program.no_compiler:
+                raise Absent("is left out: torch.compile finds no C++ compiler")
+            raise RuntimeError(f"not compiled: {program.no_compiler}")
+
+
+def on_device(name: str) -> bool:
+    """Whether the peer computes where `--device` says; the others have one place of their own."""
+    return name in ("batched", "compiled", "default.qubit", "classical")
+
+
+def _named(values: np.ndarray, inputs: Any = None, weights: Any = None) -> dict[str, np.ndarray]:
+    found = {"values": values[:CHECKED]}
+    if inputs is not None:
+        found |= {"gradient of inputs": inputs[:CHECKED], "gradient of weights": weights}
+    return found
+
+
+def _qnode(name: str, workload: Workload, *, double: bool) -> Any:
+    """The workload's QNode on a PennyLane device, in single precision where the device lets one choose."""
+    import pennylane as qp
+
+    qnode, _ = workload.circuit()
+    if name == "default.qubit":
+        return qnode.update(diff_method="backprop")
+    settings: dict[str, Any] = {"c_dtype": np.complex128 if double else np.complex64}
+    if name == "lightning.qubit":
+        settings["seed"] = None  # else it draws one from NumPy's global generator
+    try:
+        device = qp.device(name, wires=workload.n_qubits, **settings)
+    except Exception as error:  # each device fails to be made in its own way
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise Absent(f"is left out: {reason}") from None
+    return qnode.update(device=device, diff_method="adjoint")
+
+
+def _samples(name: str, workload: Evaluation) -> int:
+    """How many samples one evaluation takes: few where they run one by one, fewer where memory is short."""
+    if name.startswith("lightning"):
+        return min(workload.batch, max(CHECKED, 256 >> max(0, workload.n_qubits - 8)))
+    samples = workload.batch
+    if name in ("default.qubit", "jax") and workload.gradients:
+        from qnnkit.device import machine
+
+        gates = workload.n_qubits * (1 + 2 * workload.n_layers)
+        state = 2**workload.n_qubits * (16 if name == "default.qubit" else 8)
+        while samples > CHECKED and 2 * gates * state * samples > machine.memory()[1] / 2:
+            samples //= 2
+    return samples

@@ -1,0 +1,186 @@
+"""`make bench` at toy size: every peer is there, measured and checked, and a wrong number is caught."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks import net, peers, run, workloads
+from qnnkit import Quanv2d
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def bench(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--out", str(out), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_quick_run_writes_checked_numbers_a_table_and_a_plot(tmp_path):
+    done = bench(tmp_path, "--only", "W1,W3", "--rounds", "2", "--peers", "batched,default.qubit")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    found = {(row["workload"], row["peer"]): row for row in results["rows"]}
+    keys = ("W1", "W3-64", "W3-256")
+    assert set(found) == {(key, peer) for key in keys for peer in ("batched", "default.qubit")}
+    for (key, peer), row in found.items():
+        assert 0 <= row["deviation"] <= run.TOLERANCE
+        assert len(row["rounds_ms"]) == 2 and 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"]
+        assert row["first_s"] > 0 and row["peak_mb"] >= row["before_mb"] > 50
+        assert row["samples"] == row["total"] == workloads.find(key, quick=True).batch
+        assert row["x_batched"] == pytest.approx(row["median_ms"] / found[key, "batched"]["median_ms"])
+        assert peer != "batched" or row["x_batched"] == 1
+    assert results["problems"] == [] and results["about"]["threads"] >= 1
+    assert results["about"]["versions"]["torch"] == torch.__version__
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert table in done.stdout and results["about"]["kind"] in table
+    assert "| W3-256 | default.qubit (backprop) |" in table
+    with Image.open(tmp_path / "times.png") as image:
+        assert min(image.size) > 200
+
+
+@pytest.mark.slow
+def test_the_other_workloads_and_peers(tmp_path):
+    names = "batched,compiled,default.qubit,lightning.qubit,jax,classical"
+    done = bench(tmp_path, "--only", "W2,W4,W5", "--rounds", "1", "--peers", names)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    measured = {peer: {row["workload"] for row in rows if row["peer"] == peer} for peer in names.split(",")}
+    assert measured["classical"] == {"W5"}
+    for peer in ("batched", "default.qubit", "lightning.qubit"):
+        assert measured[peer] == {"W2", "W4-4", "W4-8", "W5"}
+    assert all(row["deviation"] <= run.TOLERANCE for row in rows)
+    assert all(0 < row["share"] < 1 for row in rows if row["workload"] == "W5")
+
+
+@pytest.mark.parametrize("options", [["--only", "W9"], ["--peers", "cirq"], ["--rounds", "0"]])
+def test_a_wrong_option_is_refused(tmp_path, options):
+    done = bench(tmp_path / "none", *options)
+    assert done.returncode == 2 and options[1] in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+# --- the check ------------------------------------------------------------------------------------
+
+SMALL = workloads.Evaluation("W3-64", "small", "strongly_entangling", 3, 1, 6)
+
+
+def answer() -> dict[str, np.ndarray]:
+    return peers.make("batched", SMALL, "cpu").answer()
+
+
+@pytest.mark.parametrize("name", ["batched", "default.qubit", "lightning.qubit"])
+def test_peers_agree_with_float64(name):
+    found = peers.make(name, SMALL, "cpu").answer()
+    assert [found[part].shape for part in found] == [(4, 3), (4, 3), (1, 3, 3)]
+    assert peers.deviation(found, peers.reference(SMALL, control=False)) < 1e-5
+
+
+@pytest.mark.parametrize("part", ["values", "gradient of inputs", "gradient of weights"])
+def test_a_planted_wrong_number_is_caught(part):
+    found, right = answer(), peers.reference(SMALL, control=False)
+    found[part] = found[part].copy()
+    found[part].flat[-1] += 3e-3
+    far = peers.deviation(found, right)
+    assert 1e-3 < far < 4e-3
+    row = {"workload": "W3-64", "peer": "batched", "deviation": far}
+    [sentence] = run.problems([row])
+    assert sentence.startswith("W3-64: qnnkit, eager deviates from float64 by") and "0.0001" in sentence
+    assert run.problems([row | {"deviation": 9e-5}]) == []
+
+
+def test_a_number_that_is_none_is_infinitely_far():
+    right = {"values": np.ones(2)}
+    assert peers.deviation({"values": np.array([1.0, np.nan])}, right) == np.inf
+    assert peers.deviation({"values": np.ones((2, 1))}, right) == np.inf
+    assert len(run.problems([{"workload": "W1", "peer": "jax", "deviation": np.nan}])) == 1
+    with pytest.raises(ValueError, match=r"hold \['values'\]"):
+        peers.deviation({}, right)
+
+
+def test_the_deviation_of_large_numbers_is_relative():
+    assert peers.deviation({"a": np.array([101.0, 1])}, {"a": np.array([100.0, 1])}) == pytest.approx(0.01)
+    assert peers.deviation({"a": np.array([0.2])}, {"a": np.array([0.1])}) == pytest.approx(0.1)
+
+
+def test_a_peer_that_failed_is_told():
+    row = {"workload": "W1", "peer": "jax", "failed": True, "reason": "no memory"}
+    assert run.problems([row]) == ["W1: JAX jit(vmap) failed: no memory."]
+
+
+def test_medians_and_ratios():
+    rows = run.complete(
+        [
+            {"workload": "W1", "peer": "batched", "rounds_s": [0.002, 0.001, 0.009]},
+            {"workload": "W1", "peer": "compiled", "rounds_s": [0.001]},
+            {"workload": "W1", "peer": "jax", "rounds_s": [], "failed": True, "reason": "no memory"},
+        ]
+    )
+    assert (rows[0]["median_ms"], rows[0]["min_ms"], rows[0]["max_ms"]) == pytest.approx((2, 1, 9))
+    assert (rows[0]["x_compiled"], rows[1]["x_batched"]) == pytest.approx((2, 0.5))
+    assert "median_ms" not in rows[2] and run.notes(rows[2], 3) == "no memory"
+    assert run.notes(rows[1] | {"samples": 4, "total": 64, "dtype": "float64"}, 3) == (
+        "scaled up from 4 of 64; computes in float64; 1 of 3 rounds"
+    )
+
+
+# --- the workloads --------------------------------------------------------------------------------
+
+
+def test_workloads_are_those_that_were_asked_for():
+    sizes = {key: workload.total for key, workload in workloads.WORKLOADS.items()}
+    widths = {f"W4-{wires}": 64 for wires in (4, 8, 10, 12, 14, 16)}
+    assert sizes == {"W1": 8192, "W2": 200_704, "W3-64": 64, "W3-256": 256, **widths, "W5": 3085}
+    assert workloads.keys(["W3"], quick=False) == ["W3-64", "W3-256"]
+    assert workloads.WORKLOADS["W2"].gradients is False
+
+
+def test_data_is_the_same_every_time():
+    for one, other in zip(vars(SMALL.data()).values(), vars(SMALL.data()).values(), strict=True):
+        assert one.dtype == np.float32 and (one == other).all()
+
+
+def test_the_net_has_about_88000_weights_and_one_circuit():
+    with torch.random.fork_rng():
+        model = net.HybridNet(Quanv2d(4, "data_reuploading"))
+    assert 87_000 < sum(weight.numel() for weight in model.parameters()) < 89_000
+    assert sum(weight.numel() for weight in model.quanv.parameters()) == 24
+    model(torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_timed_counts_both_passes_and_changes_nothing(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(net, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    class Slow(torch.autograd.Function):
+        """Twice its argument; 1 s forward, 10 s backward."""
+
+        @staticmethod
+        def forward(ctx, maps):
+            clock.now += 1
+            return 2 * maps
+
+        @staticmethod
+        def backward(ctx, gradient):
+            clock.now += 10
+            return 2 * gradient
+
+    class Inner(torch.nn.Module):
+        def forward(self, maps):
+            return Slow.apply(maps)
+
+    timed, maps = net.Timed(Inner()), torch.ones(3, requires_grad=True)
+    values = Slow.apply(timed(Slow.apply(maps)))
+    assert timed.seconds == 1
+    values.sum().backward()
+    assert (timed.seconds, clock.now) == (11, 33)
+    assert values.tolist() == maps.grad.tolist() == [8] * 3
