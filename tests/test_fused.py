@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qnnkit import QuantumLayer, circuits
+from qnnkit import QuantumLayer, Quanv2d, circuits
 from qnnkit.simulator import fuse, together
 from qnnkit.simulator.execute import Compiled
 
@@ -76,3 +76,20 @@ def test_the_compiled_form_is_the_same_program():
     for plain, fast in zip(*found, strict=True):
         assert torch.allclose(plain, fast, atol=FLOAT32)
     assert torch.allclose(layer(inputs[:3]), found[0][0][:3], atol=FLOAT32), "another batch, not compiled for"
+
+
+def test_frozen_filters_of_a_quanvolution_share_one_program(monkeypatch):
+    from qnnkit.layers import quantum
+
+    calls = []
+    monkeypatch.setattr(quantum, "together", lambda *given: calls.append(1) or together(*given))
+    frozen, trained = (Quanv2d(2, "random", filters=3, trainable=trainable) for trainable in (False, True))
+    images = torch.linspace(0, 3, 2 * 2 * 36).reshape(2, 2, 6, 6)
+    first = frozen(images)  # traces each filter by itself
+    values = frozen(images)
+    assert not values.requires_grad and calls
+    assert torch.allclose(values, trained(images).detach(), atol=FLOAT32)
+    assert torch.allclose(values, first, atol=FLOAT32)
+    del calls[:]
+    assert trained(images).requires_grad and not calls
+    assert frozen(images.requires_grad_()).requires_grad, "the way to the images stays open"

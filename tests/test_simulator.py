@@ -1,129 +1,25 @@
-"""The batched simulator against `default.qubit` in float64: random circuits over every gate."""
+"""The batched simulator: derivatives of every order, large batches and circuits, what is not fused.
+
+Random circuits over every gate stand in `test_random_circuits.py`.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from torch import Tensor
 
 from qnnkit import QuantumLayer
-from qnnkit.simulator import Fused, trace
+from qnnkit.simulator import Fused, execute, fuse
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
-
-# name -> (number of wires, number of angles)
-GATES: dict[str, tuple[int, int]] = {
-    "RX": (1, 1), "RY": (1, 1), "RZ": (1, 1), "Rot": (1, 3), "PhaseShift": (1, 1), "U1": (1, 1), "U2": (1, 2),
-    "U3": (1, 3), "Hadamard": (1, 0), "PauliX": (1, 0), "PauliY": (1, 0), "PauliZ": (1, 0), "S": (1, 0),
-    "T": (1, 0), "SX": (1, 0), "CNOT": (2, 0), "CZ": (2, 0), "CY": (2, 0), "CH": (2, 0), "SWAP": (2, 0),
-    "ISWAP": (2, 0), "SISWAP": (2, 0), "ECR": (2, 0), "CRX": (2, 1), "CRY": (2, 1), "CRZ": (2, 1),
-    "CRot": (2, 3), "ControlledPhaseShift": (2, 1), "IsingXX": (2, 1), "IsingYY": (2, 1), "IsingZZ": (2, 1),
-    "IsingXY": (2, 1), "SingleExcitation": (2, 1), "PSWAP": (2, 1), "CPhaseShift00": (2, 1),
-    "CSWAP": (3, 0), "CCZ": (3, 0), "Toffoli": (3, 0), "MultiRZ": (3, 1), "DoubleExcitation": (4, 1),
-}  # fmt: skip
-N_WEIGHTS, N_FEATURES = 4, 3
-
-
-@st.composite
-def programs(draw: Callable) -> tuple[int, list, list]:
-    """(number of wires, gates, measurements): gates are (name, wires, angle sources)."""
-    n_wires = draw(st.integers(1, 8))
-    names = [name for name, (wires, _) in GATES.items() if wires <= n_wires]
-    source = st.one_of(
-        st.tuples(st.just("weight"), st.integers(0, N_WEIGHTS - 1)),
-        st.tuples(st.just("input"), st.integers(0, N_FEATURES - 1)),
-        st.tuples(st.just("product"), st.integers(0, N_FEATURES - 1)),
-        st.tuples(st.just("number"), st.integers(-3, 3)),
-    )
-    gates = []
-    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=12)):
-        wires, angles = GATES[name]
-        on = draw(st.permutations(range(n_wires)))[:wires]
-        gates.append((name, tuple(on), tuple(draw(source) for _ in range(angles))))
-    kinds = ["Z", "X", "ZZ", "sum", "var", "probs"]
-    return n_wires, gates, draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3))
-
-
-def qnode_of(n_wires: int, gates: list, measurements: list) -> qp.QNode:
-    last = n_wires - 1
-
-    @qp.qnode(qp.device("default.qubit", wires=n_wires, seed=None))
-    def circuit(inputs, weights):
-        for name, wires, sources in gates:
-            values = []
-            for kind, i in sources:
-                match kind:
-                    case "weight":
-                        values.append(weights[i])
-                    case "input":
-                        values.append(inputs[..., i])
-                    case "product":
-                        values.append(torch.sin(inputs[..., i]) * weights[i] + 0.3)
-                    case _:
-                        values.append(
-                            0.4 * i if len(sources) == 1 else torch.tensor(0.4 * i, dtype=inputs.dtype)
-                        )
-            getattr(qp, name)(*values, wires=wires)
-        found = []
-        for kind in measurements:
-            match kind:
-                case "Z":
-                    found.append(qp.expval(qp.PauliZ(0)))
-                case "X":
-                    found.append(qp.expval(qp.PauliX(last)))
-                case "ZZ":
-                    found.append(
-                        qp.expval(qp.PauliZ(0) @ qp.PauliY(last)) if last else qp.expval(qp.PauliY(0))
-                    )
-                case "sum":
-                    found.append(qp.expval(0.3 * qp.PauliX(0) + 2.0 * qp.PauliZ(last) - 0.5 * qp.Identity(0)))
-                case "var":
-                    found.append(qp.var(qp.PauliX(0) + qp.PauliZ(last)))
-                case _:
-                    found.append(qp.probs(wires=[last]))
-        return found
-
-    return circuit
-
-
-def exact(qnode: qp.QNode, inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """TorchLayer's own arrangement, by default.qubit: of shape (batch, n_columns)."""
-    columns = []
-    batch = len(inputs)
-    if batch > 1:  # one by one: PennyLane's own IsingXY and PSWAP take no batches that need gradients
-        return torch.cat([exact(qnode, row[None], weights) for row in inputs])
-    for value in qnode(inputs[0], weights):
-        value = torch.as_tensor(value, dtype=inputs.dtype)
-        columns.append(value.reshape(1, -1))
-    return torch.cat(columns, dim=1)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(programs(), st.sampled_from([3, 5]))
-def test_random_circuits(made: tuple[int, list, list], batch: int) -> None:
-    generator = torch.Generator().manual_seed(len(made[1]))
-    inputs = 3 * torch.rand(batch, N_FEATURES, generator=generator, dtype=torch.float64) - 1
-    weights = 6 * torch.rand(N_WEIGHTS, generator=generator, dtype=torch.float64)
-    qnode = qnode_of(*made)
-    fused = Fused(trace(qnode, inputs, {"weights": weights}), inputs, [weights])
-    pairs = []
-    for run in (lambda x, w: fused(x, [w]), lambda x, w: exact(qnode, x, w)):
-        x, w = inputs.clone().requires_grad_(), weights.clone().requires_grad_()
-        values = run(x, w)
-        mixture = torch.linspace(-1, 1, values.numel(), dtype=torch.float64).reshape(values.shape)
-        total = (values * mixture).sum() + 0 * (x.sum() + w.sum())
-        pairs.append((values, *torch.autograd.grad(total, [x, w])))
-    for ours, theirs in zip(*pairs, strict=True):
-        assert ours.shape == theirs.shape
-        assert (ours - theirs).abs().max() < FLOAT64
-    single = fused(inputs.float(), [weights.float()])
-    assert single.dtype == torch.float32
-    assert (single.double() - pairs[1][0]).abs().max() < FLOAT32
 
 
 def layer_of(function: Callable, shape: tuple[int, ...] = (2,), device: str = "default.qubit", **options):
@@ -218,21 +114,292 @@ def test_a_traced_circuit_takes_any_batch() -> None:
     assert set(layer._programs) == {(2, 2, torch.float32), (1, 2, torch.float32)}
 
 
-def test_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values and gradients of chunks are those of the whole."""
-    from qnnkit.simulator import execute
+# --- derivatives ------------------------------------------------------------------------------------------
 
-    inputs = torch.linspace(-3, 3, 40, dtype=torch.float64).reshape(20, 2)
+
+def uploads_twice(inputs, weights):
+    """Two wires; angles of inputs, weights and both; every kind of measurement."""
+    qp.AngleEmbedding(inputs, wires=range(2))
+    qp.Rot(weights[0], weights[1], weights[0] * weights[1], wires=0)
+    qp.IsingXY(inputs[..., 0] * weights[2], wires=(0, 1))
+    qp.CRY(torch.sin(inputs[..., 1]), wires=(1, 0))
+    qp.AngleEmbedding(inputs, wires=range(2), rotation="Y")
+    return [
+        qp.expval(0.3 * qp.X(0) - qp.Z(0) @ qp.Y(1)),
+        qp.var(qp.Z(0) + qp.X(1)),
+        qp.probs(wires=[1]),
+    ]
+
+
+def wide(inputs, weights):
+    """Seven wires: several blocks, swaps that bring far wires together, phases of the inputs in between."""
+    qp.AngleEmbedding(inputs, wires=(0, 6))
+    qp.BasicEntanglerLayers(weights[:1] * torch.ones(1, 7, dtype=weights.dtype), wires=range(7))
+    qp.CRX(weights[1], wires=(6, 0))
+    qp.Toffoli(wires=(5, 0, 3))
+    qp.IsingZZ(inputs[..., 1] * weights[2], wires=(1, 5))
+    qp.ISWAP(wires=(2, 6))
+    qp.DoubleExcitation(weights[2], wires=(0, 2, 4, 6))
+    qp.RY(inputs[..., 0], wires=3)
+    return [qp.expval(qp.X(0) @ qp.Z(6)), qp.expval(qp.Z(3)), qp.expval(qp.Y(5))]
+
+
+def amplitudes_first(inputs, weights):
+    qp.AmplitudeEmbedding(inputs, wires=0, normalize=True)
+    qp.RX(weights[0], wires=0)
+    qp.CRot(weights[0], weights[1], weights[2], wires=(0, 1))
+    return [qp.expval(qp.Z(1)), qp.expval(qp.X(0))]
+
+
+def one_number(inputs, weights):
+    qp.RY(inputs[..., 0] + weights[0], wires=0)
+    qp.PSWAP(inputs[..., 1], wires=(0, 1))
+    return qp.expval(qp.X(0) @ qp.Y(1) + 0.5 * qp.Z(1))
+
+
+DERIVED = [(uploads_twice, 2), (wide, 7), (amplitudes_first, 2), (one_number, 2)]
+"""(function, wires): each takes two features and three weights."""
+
+
+def program_of(function: Callable, n_wires: int, batch: int | None = 2) -> tuple[Fused, Tensor, Tensor]:
+    """The program, and inputs and weights that ask for gradients, in float64."""
+    shape = (2,) if batch is None else (batch, 2)
+    qnode = qp.QNode(function, qp.device("default.qubit", wires=n_wires, seed=None))
+    inputs = torch.linspace(0.4, 2.1, int(np.prod(shape)), dtype=torch.float64).reshape(shape)
+    weights = torch.tensor([0.7, 1.9, -0.6], dtype=torch.float64)
+    program = fuse(qnode, shape, {"weights": (3,)}, torch.float64)
+    return program, inputs.requires_grad_(), weights.requires_grad_()
+
+
+@pytest.mark.parametrize("batch", [2, None])
+@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
+def test_gradients_are_finite_differences(function: Callable, n_wires: int, batch: int | None) -> None:
+    program, inputs, weights = program_of(function, n_wires, batch)
+    with torch.random.fork_rng(devices=[]):  # gradcheck draws
+        assert torch.autograd.gradcheck(lambda x, w: program(x, [w]), (inputs, weights))
+
+
+@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
+def test_second_derivatives_are_finite_differences(function: Callable, n_wires: int) -> None:
+    program, inputs, weights = program_of(function, n_wires)
+    with torch.random.fork_rng(devices=[]):
+        assert torch.autograd.gradgradcheck(lambda x, w: program(x, [w]), (inputs, weights))
+
+
+@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
+def test_a_graph_is_walked_back_twice(function: Callable, n_wires: int) -> None:
+    """Whatever the first walk used up is made again."""
+    program, inputs, weights = program_of(function, n_wires, 5)
+    total = program(inputs, [weights]).square().sum()
+    first = torch.autograd.grad(total, [inputs, weights], retain_graph=True)
+    again = torch.autograd.grad(total, [inputs, weights])
+    for one, other in zip(first, again, strict=True):
+        assert one.abs().max() > 0.01
+        assert torch.allclose(one, other, rtol=0, atol=FLOAT64)
+
+
+@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
+def test_only_what_asks_gets_a_gradient(function: Callable, n_wires: int) -> None:
+    program, inputs, weights = program_of(function, n_wires)
+    true = torch.autograd.grad(program(inputs, [weights]).square().sum(), [inputs, weights])
+    to_inputs = program(inputs, [weights.detach()]).square().sum()
+    to_weights = program(inputs.detach(), [weights]).square().sum()
+    assert torch.allclose(torch.autograd.grad(to_inputs, inputs)[0], true[0], rtol=0, atol=FLOAT64)
+    assert torch.allclose(torch.autograd.grad(to_weights, weights)[0], true[1], rtol=0, atol=FLOAT64)
+    assert not program(inputs.detach(), [weights.detach()]).requires_grad
+
+
+def test_a_layer_becomes_double() -> None:
+    """Constants are made for every dtype by themselves: none keeps float32's rounding."""
+    layer = layer_of(uploads_twice, (3,))
+    inputs = torch.tensor([[0.3, 1.1], [2.0, 0.4]])
+    single = layer(inputs)
+    layer.double()
+    double = layer(inputs.double())
+    weights, rows = layer.weights.detach(), inputs.double()
+    true = torch.stack([torch.cat([v.reshape(-1) for v in layer.qnode(row, weights)]) for row in rows])
+    assert single.dtype == torch.float32 and double.dtype == torch.float64
+    assert (single - true).abs().max() < FLOAT32
+    assert (double - true).abs().max() < FLOAT64
+
+
+# --- large batches, large circuits ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
+def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values and gradients of parts are those of the whole, with states kept or made again."""
+    program, inputs, weights = program_of(function, n_wires, 40)
+    compiled = program.compiled(inputs.device, inputs.dtype)
+    columns, found = torch.zeros(1, 40), []
+    for kept, cache in (
+        (execute.KEPT_BYTES, execute.CACHE_BYTES),
+        (execute.KEPT_BYTES, 1),
+        (1, 1),
+        (1, 2**20),
+    ):
+        monkeypatch.setattr(execute, "KEPT_BYTES", kept)
+        monkeypatch.setattr(execute, "CACHE_BYTES", cache)
+        assert len(compiled.parts(columns)) == (1 if cache > 1 else 3)
+        assert compiled.keeps(40) == (kept > 1)
+        values = program(inputs, [weights])
+        found.append((values.detach(), *torch.autograd.grad(values.square().sum(), [inputs, weights])))
+        with torch.no_grad():
+            assert torch.allclose(program(inputs, [weights]), values, rtol=0, atol=FLOAT64)
+    for other in found[1:]:
+        for whole, cut in zip(found[0], other, strict=True):
+            assert torch.allclose(whole, cut, rtol=0, atol=FLOAT64)
+
+
+MEASURED = """
+import resource, sys
+import pennylane as qp, torch
+from qnnkit import QuantumLayer, circuits
+
+torch.set_num_threads(1)
+n_wires, batch = int(sys.argv[1]), int(sys.argv[2])
+if n_wires == 4:
+    qnode, shapes = circuits.build("data_reuploading", n_qubits=4, n_layers=2)
+else:
+    def function(inputs, weights):
+        qp.AngleEmbedding(inputs, wires=range(n_wires))
+        qp.StronglyEntanglingLayers(weights, wires=range(n_wires))
+        return [qp.expval(qp.Z(wire)) for wire in range(n_wires)]
+    qnode = qp.QNode(function, qp.device("default.qubit", wires=n_wires))
+    shapes = {"weights": (3, n_wires, 3)}
+layer = QuantumLayer(qnode, shapes, backend="batched")
+inputs = torch.rand(batch, n_wires, requires_grad=True)
+layer(inputs).square().sum().backward()
+assert inputs.grad.isfinite().all() and layer.weights.grad.abs().max() > 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1 if sys.platform == "darwin" else 2**-10))
+"""
+
+
+@pytest.mark.parametrize(("n_wires", "batch", "gib"), [(4, 1_000_000, 2), (16, 64, 1)])
+def test_memory_stays_small(n_wires: int, batch: int, gib: int) -> None:
+    """Of the whole process, in which PennyLane and torch alone take 0.35 GiB."""
+    pytest.importorskip("resource")  # Windows has none
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MEASURED, str(n_wires), str(batch)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < gib * 2**30
+
+
+@pytest.mark.parametrize("n_wires", [17, 20])
+def test_many_wires(n_wires: int) -> None:
+    """Beside lightning.qubit, differentiated by its adjoint method."""
+
+    def circuit(inputs, weights):
+        qp.AngleEmbedding(inputs, wires=range(n_wires))
+        qp.BasicEntanglerLayers(weights, wires=range(n_wires))
+        qp.CRX(weights[0, 0], wires=(n_wires - 1, 0))
+        return [qp.expval(qp.Z(0) @ qp.Y(n_wires - 1)), qp.expval(qp.Z(n_wires // 2))]
+
+    def mixed(inputs, weights):  # through NumPy: the way to torch cuts lightning's values to float32
+        first, second = lightning(inputs, weights)
+        return first - 2 * second
+
+    lightning = qp.QNode(
+        circuit, qp.device("lightning.qubit", wires=n_wires, seed=None), diff_method="adjoint"
+    )
+    weights = torch.linspace(0.1, 0.5, n_wires, dtype=torch.float64).reshape(1, -1).requires_grad_()
+    inputs = torch.linspace(-0.3, 0.4, n_wires, dtype=torch.float64).requires_grad_()
+    total = fuse(lightning, (n_wires,), {"weights": (1, n_wires)}, torch.float64)(inputs, [weights])
+    total = total[0] - 2 * total[1]
+    ours = total, *torch.autograd.grad(total, [inputs, weights])
+    given = [qp.numpy.array(leaf.tolist(), requires_grad=True) for leaf in (inputs, weights)]
+    for mine, true in zip(ours, (mixed(*given), *qp.grad(mixed)(*given)), strict=True):
+        assert np.abs(true).max() > 0.01
+        assert np.abs(mine.detach().numpy() - true).max() < FLOAT64
+
+
+# --- states that are given --------------------------------------------------------------------------------
+
+
+def exact(qnode: qp.QNode, inputs: Tensor, weights: Tensor) -> Tensor:
+    """What TorchLayer makes of a list, sample by sample."""
+    if inputs.ndim == 2:
+        return torch.stack([exact(qnode, row, weights) for row in inputs])
+    return torch.cat([value.reshape(-1) for value in qnode(inputs, weights)])
+
+
+def amplitudes(inputs: Tensor, wires: range) -> None:
+    qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True)
+
+
+def few_amplitudes(inputs: Tensor, wires: range) -> None:
+    qp.AmplitudeEmbedding(
+        inputs[..., :3], wires=wires, normalize=True, pad_with=0.5
+    )  # 0.3 is padded in float32
+
+
+def function_of_amplitudes(inputs: Tensor, wires: range) -> None:
+    qp.AmplitudeEmbedding(torch.sin(inputs) + 1.5, wires=wires, normalize=True)
+
+
+def amplitudes_of_some(inputs: Tensor, wires: range) -> None:
+    qp.AmplitudeEmbedding(inputs[..., :2], wires=wires[1:2], normalize=True)
+
+
+def amplitudes_and_angles(inputs: Tensor, wires: range) -> None:
+    amplitudes(inputs, wires)
+    qp.AngleEmbedding(inputs[..., : len(wires)], wires=wires)
+
+
+def bits_of(inputs: Tensor, wires: range) -> None:
+    qp.BasisEmbedding((inputs[..., : len(wires)] > 0.5).int(), wires=wires)
+
+
+def bits_as_numbers(inputs: Tensor, wires: range) -> None:
+    qp.BasisEmbedding((inputs[..., : len(wires)] > 0.5).to(inputs.dtype), wires=wires)
+
+
+def bits_as_given(inputs: Tensor, wires: range) -> None:
+    qp.BasisEmbedding(inputs[..., : len(wires)], wires=wires)
+
+
+def fixed_bits(inputs: Tensor, wires: range) -> None:
+    qp.BasisEmbedding(features=[1, *(0 for _ in wires[1:])], wires=wires)
+    qp.AngleEmbedding(inputs[..., : len(wires)], wires=wires)
+
+
+EMBEDDINGS = [
+    amplitudes, few_amplitudes, function_of_amplitudes, amplitudes_of_some, amplitudes_and_angles, bits_of,
+    bits_as_numbers, bits_as_given, fixed_bits,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [None, 1, 3])
+@pytest.mark.parametrize("n_wires", [2, 3, 7])
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_amplitude_and_basis_embeddings(embedding: Callable, n_wires: int, batch: int | None) -> None:
+    wires = range(n_wires)
+
+    def circuit(inputs: Tensor, weights: Tensor) -> list[Any]:
+        embedding(inputs, wires)
+        qp.StronglyEntanglingLayers(weights, wires=wires)
+        return [qp.expval(qp.Z(0) @ qp.X(n_wires - 1)), qp.expval(qp.Z(1)), qp.probs(wires=[1, 0])]
+
+    generator = torch.Generator().manual_seed(n_wires)
+    shape = (2**n_wires,) if batch is None else (batch, 2**n_wires)
+    inputs = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.05
+    if embedding is bits_as_given:
+        inputs = inputs.round().clamp(max=1)
+    weights = 6 * torch.rand((1, n_wires, 3), generator=generator, dtype=torch.float64)
+    qnode = qp.QNode(circuit, qp.device("default.qubit", wires=n_wires, seed=None))
+    layer = QuantumLayer(qnode, {"weights": (1, n_wires, 3)}, {"weights": weights.clone()}).double()
     found = []
-    for limit in (execute.KEPT_BYTES, 3000):
-        monkeypatch.setattr(execute, "KEPT_BYTES", limit)
-        monkeypatch.setattr(execute, "CACHE_BYTES", limit // 16)
-        layer = layer_of(rotations).double()
-        values = layer(inputs)
-        values.square().sum().backward()
-        found.append((values.detach(), layer.weights.grad))
-    for whole, cut in zip(*found, strict=True):
-        assert torch.allclose(whole, cut, atol=FLOAT64)
+    for run, w in ((layer, layer.weights), (lambda x: exact(qnode, x, weights), weights.requires_grad_())):
+        x = inputs.clone().requires_grad_()
+        values = run(x)
+        mixture = torch.linspace(-0.9, 1.1, values.numel(), dtype=torch.float64).reshape(values.shape)
+        found.append((values, *torch.autograd.grad((values * mixture).sum() + 0 * x.sum(), [x, w])))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() < FLOAT64
 
 
 def test_a_tensor_from_outside_is_never_frozen_in() -> None:

@@ -20,7 +20,6 @@ FLOAT32 = 1e-5
 CURVE = 1e-4
 """Largest relative difference allowed of two losses, at any step of a training."""
 TorchLayer = qp.qnn.TorchLayer
-FAILS = pytest.mark.xfail(strict=True, reason="open in qnnkit/layers.py; the fix takes this mark away")
 
 
 def uniform(*shape: int, seed: int = 0, top: float = np.pi) -> Tensor:
@@ -234,13 +233,13 @@ def test_another_input_name_and_order():
         TorchLayer.set_input_argument()
 
 
-@FAILS
 def test_states_are_alike_on_every_path():
-    batched, device = (
-        make(QuantumLayer, embedded(qp.state), backend=path)(INPUTS) for path in ("auto", "default.qubit")
-    )
-    same([batched.detach()], [device.detach()])
-    assert batched.dtype == torch.complex64
+    layers = [make(QuantumLayer, embedded(qp.state), backend=path) for path in ("auto", "default.qubit")]
+    for inputs in (INPUTS, INPUTS.reshape(5, 1, 2), INPUTS[0]):
+        batched, device = (layer(inputs).detach() for layer in layers)
+        same([batched], [device])
+        assert batched.dtype == torch.complex64 and batched.shape == (*inputs.shape[:-1], 4)
+    assert [(layer.n_features, layer.n_outputs) for layer in layers] == [(2, None)] * 2
 
 
 # --- public demos -------------------------------------------------------------------------------------

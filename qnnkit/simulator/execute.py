@@ -40,7 +40,7 @@ class Compiled:
             columns: Inputs or their angles, of shape (n, batch); batch 1 if nothing depends on them.
             vector: Weights or their angles, of shape (m,).
         """
-        if _autograd_must():
+        if autograd_must():
             return self.run(columns, vector)
         if self.fast is not None and columns.shape[1] == self.fast_batch:
             return self.fast(columns, vector)
@@ -99,7 +99,7 @@ class Compiled:
         return n_columns * self.state_bytes * len(self.steps) <= KEPT_BYTES
 
 
-def _autograd_must() -> bool:
+def autograd_must() -> bool:
     """Whether the gradients by hand do not serve: under functional transforms, forward mode, a compiler."""
     # Neither has a public name; autograd.Function itself asks the first.
     return (

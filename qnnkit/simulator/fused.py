@@ -37,7 +37,7 @@ class Fused:
         self.trace, self.n_wires = trace, len(trace.wires)
         if self.n_wires > MOST_WIRES:
             gib = 2 ** (self.n_wires + 3) / 2**30
-            raise NotFusable(f"a state of {self.n_wires} wires takes {gib:.0f} GiB for every sample")
+            raise NotFusable(f"a state of {self.n_wires} wires takes {gib:.3g} GiB for every sample")
         items, on_weights, on_inputs = program.items(trace)
         self.readout = readout(trace.measurements, trace.wires)
         example, examples = inputs.double(), [weight.double() for weight in weights]
@@ -210,4 +210,4 @@ class Fused:
         if isinstance(last, steps.Permutation):  # it only renames what is weighed
             made.remove(last)
             table = table[:, last.inverse.cpu().numpy()]
-        return [steps.Weigh(put(np.tile(table, 2)))]
+        return [steps.Weigh(put(table))]

@@ -13,6 +13,8 @@ import pennylane as qp
 from qnnkit.simulator.trace import NotFusable
 
 MOST_COLUMNS = 4096
+MOST_NUMBERS = 2**25
+"""Of all columns together; each takes 16 bytes while they are built."""
 
 
 @dataclass
@@ -62,7 +64,7 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
                 raise NotFusable(f"it measures {type(measurement).__name__.removesuffix('MP').lower()}")
         found.shapes.append((kind, first, len(columns) - first))
     found.n_columns = len(columns)
-    if len(columns) * 2 ** len(wires) > MOST_COLUMNS * 2**12:
+    if len(columns) * 2 ** len(wires) > MOST_NUMBERS:
         raise NotFusable("it measures too many numbers of too many wires")
     for i, column in enumerate(columns):
         for flip, phases in column.items():

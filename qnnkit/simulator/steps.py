@@ -343,23 +343,28 @@ class Weigh(Step):
     """Expectation values of what is diagonal: table @ |state|^2, of shape (n_columns, batch).
 
     Args:
-        table: Of shape (n_columns, 2 * 2**n_wires), the same for real and imaginary parts.
+        table: Of shape (n_columns, 2**n_wires).
     """
 
     def __init__(self, table: Tensor):
         self.table = table
 
     def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
-        return self.table @ state.square().flatten(0, 1)
+        return self.table @ probabilities(state)
 
     def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        flat = state.flatten(0, 1)
-        return self.table @ (flat * flat), state
+        return self.run(state, columns, ()), state
 
     def backward(
         self, gradient: Tensor, saved: Any, columns: Tensor, groups: Sequence[Tensor], to: Gradients
     ) -> Tensor:
-        return (self.table.t() @ (2 * gradient)).view(saved.shape).mul_(saved)
+        return (self.table.t() @ (2 * gradient)) * saved
+
+
+def probabilities(state: Tensor) -> Tensor:
+    """|state|^2, of shape (2**n_wires, batch)."""
+    re, im = state
+    return torch.addcmul(re * re, im, im)
 
 
 class Correlate(Step):

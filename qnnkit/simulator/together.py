@@ -41,8 +41,9 @@ def together(programs: Sequence[Fused], inputs: Tensor, weights: Sequence[Sequen
     at_once = at_once if inputs.device.type == "cpu" else max(1, len(inputs))
     values = []
     for part in inputs.t().split(at_once, dim=1):
-        state = (matrix @ starts[0].features(part)).view(*tables.shape[::2], part.shape[1])
-        values.append(tables @ (state * state))  # (n_circuits, n_values, batch)
+        states = (matrix @ starts[0].features(part)).unflatten(0, (len(programs), 2, -1))
+        re, im = states.unbind(1)
+        values.append(tables @ torch.addcmul(re * re, im, im))  # (n_circuits, n_values, batch)
     return (values[0] if len(values) == 1 else torch.cat(values, dim=-1)).permute(2, 0, 1)
 
 

@@ -95,7 +95,7 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
         if operations and isinstance(operations[0], qp.StatePrep):
             angles.append(_amplitudes(seen.setdefault("prepared", operations.pop(0))))
         elif operations and _is_traced_basis_state(operations[0]):
-            operations[:1] = _flips(operations[0])
+            operations[:1] = _flips(operations[0], inputs.dtype)
         for operation in operations:
             angle = None
             _require_unitary(operation)
@@ -263,13 +263,13 @@ def _is_traced_basis_state(operation: qp.operation.Operator) -> bool:
     return isinstance(operation, qp.BasisState) and isinstance(operation.data[0], Tensor)
 
 
-def _flips(operation: qp.operation.Operator) -> list[qp.operation.Operator]:
+def _flips(operation: qp.operation.Operator, dtype: torch.dtype) -> list[qp.operation.Operator]:
     """Bits as rotations of |0> by 0 or pi; what is no bit, at which PennyLane stops, becomes NaN."""
     bits = operation.data[0].unbind(-1)
     if len(bits) != len(operation.wires):
         raise NotFusable("PennyLane refuses the number of its bits")
     flips = []
     for bit, wire in zip(bits, operation.wires, strict=True):
-        angle = (bit == 1).to(bit.dtype) * torch.pi
+        angle = (bit == 1).to(dtype) * torch.pi
         flips.append(qp.RY(torch.where((bit == 0) | (bit == 1), angle, torch.nan), wires=wire))
     return flips

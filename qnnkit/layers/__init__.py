@@ -1,0 +1,16 @@
+"""`QuantumLayer`, `Quanv2d` and the classical layers that stand in for them as controls."""
+
+from qnnkit.layers.controls import ClassicalLayer, controls, count_parameters, quantum_parameters
+from qnnkit.layers.quantum import BACKENDS, EXACT_DEVICES, QuantumLayer
+from qnnkit.layers.quanvolution import Quanv2d
+
+__all__ = [
+    "QuantumLayer",
+    "Quanv2d",
+    "ClassicalLayer",
+    "controls",
+    "count_parameters",
+    "quantum_parameters",
+    "BACKENDS",
+    "EXACT_DEVICES",
+]

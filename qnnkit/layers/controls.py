@@ -1,0 +1,165 @@
+"""The classical and the crippled stand-ins of circuits, and which parameters are whose."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import checks, circuits
+from qnnkit.layers.quantum import QuantumLayer
+
+
+class ClassicalLayer(nn.Module):
+    """The classical stand-in of a circuit: as many weights to the last one, outputs in (-1, 1).
+
+    Every output is tanh of a polynomial in the features (divided by pi, so that angles are of order 1).
+    Weights are dealt out in turn: a constant to every output, then each feature, then products of two, of
+    three ... until `n_weights` are spent. With n_weights = n_outputs * (n_features + 1) it is the ordinary
+    linear layer or convolution with a tanh; no weight is left over as padding, whatever the count.
+
+    Args:
+        n_features: Length of the inputs' last axis.
+        n_outputs: Length of the outputs' last axis.
+        n_weights: Number of trainable weights.
+        seed: Fixes the weights' start.
+
+    Example:
+        >>> layer = ClassicalLayer(4, 4, 24)
+        >>> sum(weight.numel() for weight in layer.parameters()), layer(torch.zeros(8, 4)).shape
+        (24, torch.Size([8, 4]))
+    """
+
+    powers: Tensor
+    slots: Tensor
+
+    def __init__(self, n_features: int, n_outputs: int, n_weights: int, *, seed: int = 0):
+        super().__init__()
+        for name in ("n_features", "n_outputs", "n_weights"):
+            checks.positive(name, locals()[name])
+        self.n_features, self.n_outputs = n_features, n_outputs
+        n_terms = math.ceil(n_weights / n_outputs)
+        exponents = [
+            [term.count(feature) for feature in range(n_features)]
+            for term in itertools.islice(_terms(n_features), n_terms)
+        ]
+        self.register_buffer("powers", torch.tensor(exponents), persistent=False)  # (n_terms, n_features)
+        self.register_buffer("slots", torch.arange(n_weights), persistent=False)
+        generator = torch.Generator().manual_seed(seed)
+        bound = 1 / math.sqrt(n_features)  # torch.nn.Linear's
+        self.weights = nn.Parameter((2 * torch.rand(n_weights, generator=generator) - 1) * bound)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
+        checks.last_axis("inputs", inputs, self.n_features, "Give as many features as the layer has.")
+        scaled = inputs / math.pi
+        terms = (scaled.unsqueeze(-2) ** self.powers).prod(-1)  # (..., n_terms)
+        matrix = self.weights.new_zeros(self.powers.shape[0] * self.n_outputs)
+        matrix = matrix.index_put((self.slots,), self.weights).reshape(-1, self.n_outputs)
+        return torch.tanh(terms.to(matrix.dtype) @ matrix)
+
+    def extra_repr(self) -> str:
+        return f"{self.n_features}, {self.n_outputs}, n_weights={self.weights.numel()}"
+
+
+def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
+    """The same network with only the quantum part exchanged, once for each question one may ask of it.
+
+    - `no_entanglement`: the circuit without its entangling gates. Does entanglement help?
+    - `frozen_random`: the circuit at random weights that never train. Does training the circuit help?
+    - `classical`: a bounded polynomial map of equal parameter count, trained where the circuit is. Does the
+      circuit help at all?
+
+    Everything classical starts from the same weights as in `model`, which is left as it was.
+
+    Args:
+        model: Any module that holds at least one `QuantumLayer` and has run once (so that shapes are known).
+        seed: Fixes the weights of the exchanged parts.
+
+    Raises:
+        ValueError: The model holds no `QuantumLayer`, or has not run yet.
+        NotImplementedError: A layer's QNode returns no list, but a single value or a tuple.
+    """
+    if not any(isinstance(module, QuantumLayer) for module in model.modules()):
+        rule = "hold at least one QuantumLayer"
+        raise ValueError(checks.message("model", rule, type(model).__name__, "There is nothing to exchange."))
+    makers = {
+        "no_entanglement": lambda layer, i: layer.with_qnode(circuits.drop_entanglement(layer.qnode)),
+        "frozen_random": lambda layer, i: _frozen_random(layer, seed * 1000 + i),
+        "classical": lambda layer, i: _classical(layer, seed * 1000 + i),
+    }
+    return {name: _exchange(copy.deepcopy(model), make) for name, make in makers.items()}
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Numbers of parameters by kind: `quantum` and `classical` (trained), `frozen` (of either kind).
+
+    Example:
+        >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=4, n_layers=2))
+        >>> count_parameters(nn.Sequential(nn.Linear(3, 4), layer))
+        {'quantum': 24, 'classical': 16, 'frozen': 0}
+    """
+    quantum = quantum_parameters(model)
+    counts = {"quantum": 0, "classical": 0, "frozen": 0}
+    for parameter in model.parameters():
+        kind = "quantum" if any(parameter is weight for weight in quantum) else "classical"
+        counts[kind if parameter.requires_grad else "frozen"] += parameter.numel()
+    return counts
+
+
+def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of every circuit in `model`."""
+    layers = [module for module in model.modules() if isinstance(module, QuantumLayer)]
+    return [weight for layer in layers for weight in layer.parameters()]
+
+
+def _terms(n_features: int):
+    """The monomials of the features by degree: (), (0,), (1,), ..., (0, 0), (0, 1), ..."""
+    for degree in itertools.count():
+        yield from itertools.combinations_with_replacement(range(n_features), degree)
+
+
+def _frozen_random(layer: QuantumLayer, seed: int) -> QuantumLayer:
+    frozen = layer.with_qnode(layer.qnode).requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for weight in frozen.parameters():
+        weight.copy_(2 * math.pi * torch.rand(weight.shape, generator=generator))
+    return frozen
+
+
+def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
+    if layer.n_features is None:
+        raise ValueError(
+            checks.message(
+                "model", "have run once", "a model that has not", "Call it on one batch, then ask again."
+            )
+        )
+    if layer.n_outputs is None:
+        rule, step = "return a list", "Write `return [qp.expval(...)]` in the QNode."
+        raise NotImplementedError(checks.message("qnode", rule, "a QNode that returns something else", step))
+    weights = list(layer.parameters())
+    n_weights = sum(weight.numel() for weight in weights)
+    twin = ClassicalLayer(layer.n_features, layer.n_outputs, n_weights, seed=seed).to(weights[0])
+    return twin.requires_grad_(any(weight.requires_grad for weight in weights)).train(layer.training)
+
+
+def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:
+    """`model`, changed in place: each QuantumLayer replaced by what `make(layer, index)` gives."""
+    if isinstance(model, QuantumLayer):
+        return make(model, 0)
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent._modules.items()  # named_children() gives a child of two names once
+        if isinstance(child, QuantumLayer)
+    ]
+    made: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
+    for parent, name, child in places:
+        if child not in made:
+            made[child] = make(child, len(made))
+        setattr(parent, name, made[child])
+    return model

@@ -1,0 +1,125 @@
+"""`Quanv2d`: a circuit slid over an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pennylane as qp
+import torch
+from torch import Tensor, nn
+
+from qnnkit import checks, circuits
+from qnnkit.layers.quantum import QuantumLayer
+
+
+class Quanv2d(nn.Module):
+    """A quanvolution: a circuit slid over every channel of an image, as a convolution's kernel is.
+
+    Each patch of `kernel_size` x `kernel_size` pixels of one channel is embedded into the wires; each
+    wire's <Z> is one output channel. All channels share the weights (depthwise); a filter has its own.
+
+    Args:
+        in_channels: Channels of the input.
+        circuit: Name of an ansatz in `CIRCUITS`, or a pair (qnode, weight_shapes) as `circuits.build` makes.
+        kernel_size: Side of a patch, in pixels.
+        stride: Step between patches, in pixels.
+        filters: Number of circuits, each with its own weights (and its own structure, if `random`).
+        trainable: Whether the weights receive gradients.
+        seed: Fixes the weights' start and the structure of `random`; no global generator is touched.
+        backend: As in `QuantumLayer`.
+        n_layers: Depth of a named circuit.
+        embedding: Embedding of a named circuit that does not embed its data itself.
+
+    Reference: Henderson et al. (2020), arXiv:1904.04767.
+
+    Example:
+        >>> Quanv2d(1, "data_reuploading", filters=2)(torch.rand(3, 1, 8, 8)).shape
+        torch.Size([3, 8, 4, 4])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        circuit: str | tuple[qp.QNode, dict[str, tuple[int, ...]]],
+        *,
+        kernel_size: int = 2,
+        stride: int = 2,
+        filters: int = 1,
+        trainable: bool = True,
+        seed: int = 0,
+        backend: str = "auto",
+        n_layers: int = 2,
+        embedding: str = "angle",
+    ):
+        super().__init__()
+        for name in ("in_channels", "kernel_size", "stride", "filters", "n_layers"):
+            checks.positive(name, locals()[name])
+        self.in_channels, self.kernel_size, self.stride = in_channels, kernel_size, stride
+        n_features = kernel_size**2
+        self.filters = nn.ModuleList()
+        for i in range(filters):
+            generator = torch.Generator().manual_seed(seed * 1000 + i)
+            if isinstance(circuit, str):
+                n_qubits = circuits.embedding_of(circuit, embedding).n_qubits(n_features)
+                qnode, shapes = circuits.build(
+                    circuit, n_qubits=n_qubits, n_layers=n_layers, embedding=embedding, seed=seed * 1000 + i
+                )
+            else:
+                qnode, shapes = circuit
+            layer = QuantumLayer(qnode, shapes, _uniform_angles(generator), backend=backend)
+            self.filters.append(layer.requires_grad_(trainable))
+        with torch.no_grad():  # how many values one patch gives, found by asking
+            self.out_channels = in_channels * sum(
+                int(f(torch.zeros(n_features)).numel()) for f in self.filters
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The feature maps of `images`.
+
+        Args:
+            images: Angles in radians, of shape (batch, in_channels, height, width).
+
+        Returns:
+            Expectation values in [-1, 1], of shape (batch, out_channels, height', width'); the channels
+            run over input channel, filter and wire, wires fastest.
+
+        Raises:
+            ValueError: The shape does not fit, or the image is smaller than a patch.
+        """
+        checks.axes("images", images, "batch, in_channels, height, width", "Add the missing axis.")
+        batch, channels, height, width = images.shape
+        if channels != self.in_channels or min(height, width) < self.kernel_size:
+            rule = f"have {self.in_channels} channels and sides of at least {self.kernel_size} pixels"
+            raise ValueError(
+                checks.message("images", rule, tuple(images.shape), "Set in_channels or kernel_size to fit.")
+            )
+        k, s = self.kernel_size, self.stride
+        patches = images.unfold(2, k, s).unfold(3, k, s)  # (batch, channels, rows, columns, k, k), a view
+        rows, columns = patches.shape[2:4]
+        patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, as the program reads them
+        trains = images.requires_grad or any(weight.requires_grad for weight in self.parameters())
+        with torch.set_grad_enabled(trains and torch.is_grad_enabled()):  # no graph of frozen circuits
+            values = self._values(patches.t())  # (batch * channels * rows * columns, all outputs)
+        values = values.reshape(batch, channels, rows, columns, -1).movedim(-1, 2)
+        return values.reshape(batch, self.out_channels, rows, columns)
+
+    def _values(self, patches: Tensor) -> Tensor:
+        """Outputs of every filter, one after the other, for patches of shape (n_patches, n_features)."""
+        if len(self.filters) == 1:
+            return self.filters[0](patches)
+        if not torch.is_grad_enabled():  # with gradients each filter's own way back, by hand, is faster
+            layers = [layer for layer in self.filters if isinstance(layer, QuantumLayer)]
+            values = QuantumLayer.together(layers, patches)
+            if values is not None:
+                return values.flatten(1)
+        return torch.cat([layer(patches) for layer in self.filters], dim=1)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        )
+
+
+def _uniform_angles(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    return lambda weight: weight.uniform_(0, 2 * math.pi, generator=generator)

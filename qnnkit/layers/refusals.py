@@ -1,0 +1,89 @@
+"""Why a circuit cannot take what it was given: one sentence each, found before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qnnkit import checks
+from qnnkit.device import machine
+
+STATE_DEVICES = ("default.qubit", "lightning.qubit")
+"""PennyLane devices that hold a whole state in the machine's memory."""
+NEAR = 64
+"""Other numbers of features are tried up to so many, and up to so many more or fewer."""
+AMPLITUDES = {2**n_wires for n_wires in range(6, 13)}
+"""Larger ones that a circuit may well take."""
+
+
+def no_features(inputs: Any) -> Exception:
+    """The error for inputs without an axis of features."""
+    if not isinstance(inputs, Tensor):
+        step = "Convert it with torch.as_tensor."
+        return TypeError(checks.message("inputs", "be a tensor", type(inputs).__name__, step))
+    rule, step = "have the shape (..., n_features), with n_features above 0", "Add the features' axis."
+    return ValueError(checks.message("inputs", rule, tuple(inputs.shape), step))
+
+
+def wrong_number_of_features(
+    tapes: Callable[[Tensor], Any], rows: Tensor, shape: Sequence[int], error: Exception
+) -> None:
+    """Explains a QNode's error, if the QNode would take these rows with more or fewer features.
+
+    Args:
+        tapes: Builds the circuit for rows.
+        rows: For which it raised `error`, of shape (batch, n_features) or (n_features,).
+        shape: That the inputs were given in.
+        error: What it raised.
+
+    Raises:
+        ValueError: It would; the message names the nearest such number.
+    """
+    n_features = rows.shape[-1]
+    around = range(max(1, n_features - NEAR), n_features + NEAR + 1)
+    counts = {*range(1, NEAR + 1), *around, *AMPLITUDES} - {n_features}
+    for count in sorted(counts, key=lambda count: abs(count - n_features)):
+        if _takes(tapes, rows[..., torch.arange(count, device=rows.device) % n_features]):
+            rule, reason = f"have {count} features", str(error).strip().split("\n")[0].rstrip(".")
+            step = f"The QNode raised {type(error).__name__}: {reason}."
+            raise ValueError(checks.message("inputs", rule, tuple(shape), step)) from error
+
+
+def _takes(tapes: Callable[[Tensor], Any], rows: Tensor) -> bool:
+    try:
+        tapes(rows)
+    except Exception:
+        return False
+    return True
+
+
+def too_large(device: Any, tapes: Sequence[Any]) -> str | None:
+    """Why the state of a circuit cannot be held by its PennyLane device; None if it can, or is none.
+
+    Completes "because ...".
+    """
+    if device.name not in STATE_DEVICES:
+        return None
+    n_wires = max((_n_wires(device, tape) for tape in tapes), default=0)
+    size = 2**n_wires * np.dtype(getattr(device, "c_dtype", complex)).itemsize
+    memory, _ = machine.memory()
+    if size <= memory:
+        return None
+    return f"a state of {n_wires} wires takes {_gib(size)}, and this machine has {_gib(memory)}"
+
+
+def _n_wires(device: Any, tape: Any) -> int:
+    """How many wires the device's state has for this tape."""
+    every = device.name == "lightning.qubit" or any(
+        measurement.obs is None and not measurement.wires for measurement in tape.measurements
+    )
+    wires = set(device.wires or ()) if every else set()
+    return len(wires | set(tape.wires))
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:{'.0f' if size >= 10 * 2**30 else '.2g'}} GiB"
