@@ -52,7 +52,7 @@ def save_checkpoint(
         {"optimizer": {"param_groups": state["param_groups"], "state": plain}, "progress": progress}
     )
     alone = _alone(tensors)
-    write_bytes(path, save(alone, metadata={"qnnkit": header, "crc32": _checksum(alone, header)}))
+    write_bytes(path, save(alone, metadata={"qnnkit": header, "crc32": checksum(alone, header)}))
 
 
 def load_checkpoint(
@@ -72,8 +72,8 @@ def load_checkpoint(
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = json.loads(metadata["qnnkit"])
-        checksum = _checksum(tensors, metadata["qnnkit"])
-        if metadata.get("crc32", checksum) != checksum:
+        found = checksum(tensors, metadata["qnnkit"])
+        if metadata.get("crc32", found) != found:
             raise ValueError("its checksum does not fit")
         settings, progress = header["optimizer"], header["progress"]
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -121,8 +121,8 @@ def _alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _checksum(tensors: dict[str, Tensor], header: str) -> str:
-    """CRC-32 of all that a checkpoint says: a disk's flipped bit must not train on in silence."""
+def checksum(tensors: dict[str, Tensor], header: str) -> str:
+    """CRC-32 of all that a file says: a disk's flipped bit must not train on in silence."""
     crc = zlib.crc32(header.encode())
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)

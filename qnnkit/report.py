@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qnnkit import stats, workspace
-from qnnkit.runs import Run, trained
+from qnnkit import measure, stats, workspace
+from qnnkit.device import machine
+from qnnkit.layers import QuantumLayer
+from qnnkit.models import features
+from qnnkit.runs import Run, build, trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +52,8 @@ class Predictions:
 
 def predict(run: Run, net: str = "hybrid") -> Predictions:
     """The test split through a trained net of the run's first seed, on the CPU."""
-    model, test = trained(run, net), run.splits.test
+    model = trained(run, net)
+    test = features.of(model, run.splits).test
     with torch.no_grad():
         logits = torch.cat([model(images) for images in test.images.split(256)])
     return Predictions(test.labels.numpy(), logits.float().softmax(dim=1).numpy())
@@ -136,6 +140,56 @@ def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     ).set_index("net")
 
 
+def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
+    """How long the circuits of one training epoch take on lightning.qubit, which runs them one by one.
+
+    Times those of two images, or as many as half a second allows, and scales up.
+
+    Args:
+        run: Its hybrid net is built anew: the time does not depend on the weights.
+        seconds_per_epoch: What the run itself measured, for the sentence.
+
+    Returns:
+        `seconds` per epoch (None where there is no lightning.qubit), what they follow from, and a `sentence`.
+    """
+    model, train = build(run, "hybrid", run.config.seed), run.splits.train
+    layer = next(module for module in model.modules() if isinstance(module, QuantumLayer))
+    with torch.no_grad():
+        maps = model.feature_maps(train.images[:1])  # pyright: ignore[reportCallIssue]
+    assert layer.n_features and layer.n_outputs  # it has just run
+    per_image, features = maps.numel() // layer.n_outputs, layer.n_features
+    try:
+        slow = layer.with_qnode(layer.qnode, "lightning.qubit")
+    except ValueError as error:
+        return {"seconds": None, "sentence": f"lightning.qubit could not be timed beside it. {error}"}
+
+    trains = any(weight.requires_grad for weight in slow.parameters())
+    way = "forward and backward" if trains else "forward"
+
+    def seconds(n_circuits: int, rounds: int) -> float:
+        def step() -> None:
+            values = slow(torch.ones(n_circuits, features))
+            if trains:
+                values.sum().backward()
+
+        return measure.seconds(step, torch.device("cpu"), rounds=rounds)
+
+    timed = max(1, min(2 * per_image, int(4 * 0.5 / seconds(4, rounds=1))))
+    total = per_image * len(train)
+    found = {
+        "seconds": seconds(timed, rounds=3) / timed * total,
+        "circuits_timed": timed,
+        "circuits_per_epoch": total,
+        "machine": f"{machine.processor()}, cores: {machine.cores()}",
+    }
+    found["sentence"] = (
+        f"An epoch of the hybrid net took {seconds_per_epoch:.2f} s. On lightning.qubit, one circuit after "
+        f"the other, its {total:,} circuits alone take {found['seconds']:,.1f} s, scaled up from "
+        f"{timed / per_image:.2g} images, {timed} circuits ({way}; {found['machine']})."
+    )
+    return found
+
+
 def finish(run: Run) -> dict[str, Any]:
     """Writes report.html and, last, result.json; returns the result.
 
@@ -149,11 +203,13 @@ def finish(run: Run) -> dict[str, Any]:
             f"Run `{run.folder}` must have trained every net, but lacks {', '.join(sorted(missing))}. "
             "Run 03_train on it."
         )
+    before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
     result = {
         "recipe": run.config.recipe,
         "seeds": list(run.seeds),
         "nets": rows,
         "verdicts": verdicts(rows),
+        "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from qnnkit import checkpoint, checks
 from qnnkit.config import TrainingConfig
-from qnnkit.tasks import Task
+from qnnkit.tasks import Step, Task
 
 PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 """Our names of precisions -> Accelerate's."""
@@ -84,7 +85,8 @@ def fit(
         log: Called after every epoch with one row of plain numbers.
 
     Raises:
-        FloatingPointError: The loss or a gradient is not finite.
+        FloatingPointError: The loss or a gradient is not finite; told are the layer, epoch and batch. Nothing
+            of that epoch is kept: once the cause is mended, the same call goes on from the epoch before.
         ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained.
     """
     device = torch.device(device)
@@ -98,15 +100,66 @@ def fit(
 def evaluate(
     model: nn.Module, task: Task, loader: DataLoader, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """The task's numbers on a loader: means over all samples."""
+    """The task's numbers on a loader: means over all samples.
+
+    Raises:
+        FloatingPointError: One of them is not finite; told are the layer and the batch.
+    """
     from accelerate.utils import send_to_device
 
     model.to(device).eval()
+    with torch.random.fork_rng(devices=[]):  # a plain DataLoader draws a number per pass
+        return _evaluate(model, lambda batch: task(model, send_to_device(batch, device)), loader)
+
+
+def _evaluate(
+    model: nn.Module, compute: Callable[[Any], Step], loader: DataLoader, kind: str = "", where: str = ""
+) -> dict[str, float]:
     totals = _Totals()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a plain DataLoader draws a number per pass
+    with torch.no_grad():
         for batch in loader:
-            totals.add(task(model, send_to_device(batch, device)))
-    return totals.means()
+            totals.add(compute(batch))
+        means = totals.means()
+        for name in (name for name, mean in means.items() if not math.isfinite(mean)):
+            for index, batch in enumerate(loader):  # again, now that waiting for each is no matter
+                if not math.isfinite(compute(batch).sums[name]):
+                    raise _not_finite(f"{kind}{name}", f"{where}batch {index}", model, compute, batch)
+            raise FloatingPointError(f"The sum of the {kind}{name} is not finite, though each batch is.")
+    return means
+
+
+def _not_finite(
+    what: str, where: str, model: nn.Module, compute: Callable[[Any], Step], batch: Any
+) -> FloatingPointError:
+    """The error that names the layer: the batch is computed once more, and every layer watched."""
+    entered, guilty = {}, []
+
+    def enter(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        entered[layer] = _all_finite((args, kwargs))
+
+    def leave(layer: nn.Module, args: Any, output: Any) -> None:
+        if entered[layer] and not _all_finite(output):
+            guilty.append(layer)  # what is inside a layer leaves before it
+
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for layer in model.modules():
+            hooks.enter_context(layer.register_forward_pre_hook(enter, with_kwargs=True))
+            hooks.enter_context(layer.register_forward_hook(leave))
+        compute(batch)
+    if guilty:
+        name = next(name for name, layer in model.named_modules() if layer is guilty[0])
+        why = f"layer `{name or 'model'}` ({type(guilty[0]).__name__}) makes such numbers of finite ones"
+        step = "Look at its weights and at what it is given; a lower learning rate or a clip_norm may help."
+    elif not _all_finite(batch):
+        why, step = "the data of that batch are not finite", "Mend these samples or leave them out."
+    else:
+        why, step = "every layer's output is, so the fault is in the task", "Look at the labels and the loss."
+    return FloatingPointError(f"The {what} is not finite at {where}: {why}. {step}")
+
+
+def _all_finite(values: Any) -> bool:
+    """Whether every number is, in tensors inside tuples, lists and dictionaries."""
+    return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
 
 
 class _Totals:
@@ -165,14 +218,16 @@ class _Loop:
         self.model.train()
         self.train_loader.set_epoch(self.progress.epoch)
         totals, norms = _Totals(), {group.name: [] for group in self.groups}
+        batches = []  # of one update: (index, batch, loss)
         for index, batch in enumerate(self.train_loader):
             with self.accelerator.accumulate(self.model):
-                with self.accelerator.autocast():
-                    step = self.task(self.model, batch)
+                step = self._step(batch)
                 self.accelerator.backward(step.loss * self._weight(index))
                 totals.add(step)
+                batches.append((index, batch, step.loss.detach()))
                 if self.accelerator.sync_gradients:
-                    self._update(norms, index)
+                    self._update(norms, batches)
+                    batches.clear()
                 self.optimizer.zero_grad()
         train = totals.means()  # waits for the device, so the time below is the whole time
         self.progress.seconds.append(time.perf_counter() - start)
@@ -185,24 +240,32 @@ class _Loop:
         row |= {f"gradient_norm_{name}": _finite_mean(values) for name, values in norms.items()}
         return row | {"learning_rate": self.optimizer.param_groups[0]["lr"], "best": self._is_best()}
 
+    def _step(self, batch: Any) -> Step:
+        with self.accelerator.autocast():
+            return self.task(self.model, batch)
+
     def _weight(self, index: int) -> float:
         """Accelerate divides each loss by `accumulation`; the last batches of an epoch may be fewer."""
         first = index - index % self.config.accumulation
         return self.config.accumulation / min(self.config.accumulation, len(self.train_loader) - first)
 
-    def _update(self, norms: dict[str, list[float]], index: int) -> None:
+    def _update(self, norms: dict[str, list[float]], batches: list[tuple[int, Any, torch.Tensor]]) -> None:
         scale = self._schedule(self.progress.updates / self.updates_per_epoch)
         for group, rate, parameters in zip(self.groups, self.rates, self.optimizer.param_groups, strict=True):
             parameters["lr"] = rate * scale
             # Unscales first, so under a gradient scaler these are the true norms too.
             norm = self.accelerator.clip_grad_norm_(group.parameters, group.clip_norm or math.inf)
             norms[group.name].append(float(norm))  # type: ignore[arg-type]
+        where = f"epoch {self.progress.epoch + 1}, batch "
+        for index, batch, loss in batches:
+            if not math.isfinite(loss):  # the norms have been waited for, so this one is there
+                raise _not_finite("training loss", f"{where}{index}", self._bare(), self._step, batch)
         scaled = self.accelerator.scaler is not None  # a scaler skips steps that overflow by itself
         if not scaled and not all(math.isfinite(values[-1]) for values in norms.values()):
             worst = next(name for name, values in norms.items() if not math.isfinite(values[-1]))
             raise FloatingPointError(
-                f"The gradient of the {worst} weights is not finite at epoch {self.progress.epoch + 1}, "
-                f"batch {index}. Lower the learning rate, or set clip_norm and quantum_clip_norm."
+                f"The gradient of the {worst} weights is not finite at {where}{batches[-1][0]}. Lower the "
+                "learning rate, or set clip_norm and quantum_clip_norm."
             )
         self.optimizer.step()
         self.progress.updates += 1
@@ -223,12 +286,8 @@ class _Loop:
 
     def _validate(self) -> dict[str, float]:
         self.model.eval()
-        totals = _Totals()
-        with torch.no_grad():
-            for batch in self.validation_loader:
-                with self.accelerator.autocast():
-                    totals.add(self.task(self.model, batch))
-        return totals.means()
+        where = f"epoch {self.progress.epoch}, "
+        return _evaluate(self._bare(), self._step, self.validation_loader, "validation ", where)
 
     def _note_best(self, validation: dict[str, float]) -> None:
         score = [validation[self.task.monitor], -validation["loss"]]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qnnkit import QuantumLayer, circuits, measure
-from qnnkit.layers import choice
+from qnnkit.layers import choice, worth_compiling
 
 FLOAT32 = 1e-5
 
@@ -72,3 +72,14 @@ def test_what_a_device_cannot_run_it_does_not_win(monkeypatch):
     one = layer()
     one(INPUTS)
     assert one.backend == "batched" and [*next(iter(one._times.values()))] == ["batched"]
+
+
+def test_a_circuit_is_compiled_where_the_run_is_long_enough(monkeypatch):
+    """Half a second a step: a fifth of 200 steps is 20 s, of 100 steps 10 s."""
+    monkeypatch.setattr(choice, "_race", lambda *given: {"batched": 0.5})
+    net = torch.nn.Sequential(layer(), torch.nn.Dropout(), layer(backend="batched")).train()
+    assert worth_compiling(net, INPUTS, 200) == ["0"]
+    assert worth_compiling(net, INPUTS, 100) == []
+    assert net.training and net[1].training
+    net[0].compile()
+    assert "torch.compile" in net[0].explain()

@@ -193,6 +193,7 @@ def test_prove_on_the_cpu():
     for row in rows:
         assert row["agrees"] and row["torch device"] == "cpu" and row["seconds"] > 0
         assert 0 < max(row["value error"], row["gradient error"]) < 1e-5  # float32 is never exact
+        assert 0 < row["step error"] < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,45 @@ def test_prove_tells_of_a_wrong_backend(monkeypatch, fault, wrong):
     assert wrong is None or not row[wrong] <= 1e-5
 
 
+@pytest.mark.parametrize("fault", ["silent", "late", "slightly small"])
+def test_prove_tells_of_an_optimizer_that_does_not_write(monkeypatch, fault):
+    """As on MPS once: values and gradients right, and weights whose layout is unusual stay as they were."""
+    right, steps = torch.optim.Adam.step, []
+
+    def step(self, *arguments):
+        before = [weight.detach().clone() for weight in self.param_groups[0]["params"]]
+        right(self, *arguments)
+        for old, weight in zip(before, self.param_groups[0]["params"], strict=True):
+            if weight.dtype == torch.float64:  # the witness on the CPU
+                continue
+            assert not weight.is_contiguous()
+            steps.append(weight)
+            with torch.no_grad():
+                if fault == "silent" or (fault == "late" and len(steps) == gradients.STEPS):
+                    weight.copy_(old)
+                elif fault == "slightly small":
+                    weight.copy_(old + 0.999 * (weight - old))
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    [row] = gradients.prove([CPU], ["batched"])
+    assert row["agrees"] is False and row["step error"] > 1e-4
+    assert max(row["value error"], row["gradient error"]) < 1e-5
+
+
+def test_prove_tells_of_an_operation_that_a_device_lacks(monkeypatch):
+    right = torch.optim.Adam.step
+
+    def step(self):
+        if self.param_groups[0]["params"][0].dtype == torch.float32:
+            raise NotImplementedError("The operator 'aten::lerp_' is not implemented for MPS.\nUse the CPU.")
+        right(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    [row] = gradients.prove([CPU], ["batched"])
+    assert row["agrees"] is False and row["step error"] != row["step error"]
+    assert row["raised"] == "The operator 'aten::lerp_' is not implemented for MPS."
+
+
 def test_prove_of_an_unknown_backend():
     with pytest.raises(ValueError, match="Argument `backend` must be a known name, but is 'qiskit'"):
         gradients.prove([CPU], ["qiskit"])
@@ -226,7 +266,7 @@ def test_prove_of_an_unknown_backend():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_prove_on_cuda():
-    rows = gradients.prove([torch.device("cuda")], ["default.qubit", "lightning.qubit"])
+    rows = gradients.prove([torch.device("cuda")], ["batched", "default.qubit", "lightning.qubit"])
     assert all(row["agrees"] for row in rows)
 
 

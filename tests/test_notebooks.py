@@ -217,6 +217,33 @@ def test_a_wrong_gradient_stops_the_run(prelude: str, stops: bool, tmp_path: Pat
         assert "Do not train this net" in last
 
 
+SILENT_STEP = """
+import torch
+
+right = torch.optim.Adam.step
+
+def step(self):
+    weights = [weight for group in self.param_groups for weight in group["params"]]
+    before = [weight.detach().clone() for weight in weights]
+    right(self)
+    with torch.no_grad():
+        for old, weight in zip(before, weights):
+            if weight.dtype == torch.float32:  # the witness is float64
+                weight.copy_(old)
+
+torch.optim.Adam.step = step
+"""
+
+
+def test_a_device_that_does_not_step_stops_the_run(tmp_path: Path) -> None:
+    done = run_cells(ROOT / "notebooks" / "00_setup.ipynb", SILENT_STEP, run_dir=str(tmp_path / "run"))
+    told = (
+        r"ArithmeticError: Wrong numbers or steps come from batched on cpu( and \S+ on \S+)*\. Choose another"
+    )
+    assert re.match(told, done.stderr.strip().splitlines()[-1]), done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_analysis_before_training_says_what_is_missing(tmp_path: Path) -> None:
     runs.open_run(tmp_path / "run", "digits_quanv")
     path = ROOT / "notebooks" / "04_analyze.ipynb"

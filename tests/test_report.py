@@ -5,7 +5,9 @@ import io
 import json
 import math
 import re
+import time
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ import torch
 from PIL import Image
 
 from qnnkit import plots, report, runs
+from qnnkit.device import machine
+from qnnkit.layers import QuantumLayer
 from qnnkit.report import Predictions
 
 T_95_3 = 4.302653  # Student's t for a 95 % interval of three values, from a printed table
@@ -63,6 +67,13 @@ def one(open_run):
     log_final(run, "hybrid", 0, 0.9)
     log_final(run, "classical", 0, 0.95)
     return run
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """lightning.qubit is not timed."""
+    told = {"seconds": 120.0, "sentence": "On lightning.qubit its circuits take 120.0 s."}
+    monkeypatch.setattr(report, "beside_lightning", lambda run, seconds: told | {"epoch": seconds})
 
 
 # --- numbers -----------------------------------------------------------------------------------------------
@@ -193,7 +204,7 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == "img"]
 
 
-def test_finish_writes_what_it_returns(three):
+def test_finish_writes_what_it_returns(three, quickly):
     result = report.finish(three)
     assert json.loads((three.folder / "result.json").read_text()) == result == three.result
     assert result["recipe"] == "digits_quanv" and result["seeds"] == [0, 1, 2]
@@ -204,7 +215,7 @@ def test_finish_writes_what_it_returns(three):
         assert told in page.text
 
 
-def test_the_page_of_one_seed(one):
+def test_the_page_of_one_seed(one, quickly):
     report.finish(one)
     text = Page(one.report.read_text()).text
     assert "90.0 (one seed)" in text and "shows nothing about which is better" in text
@@ -223,7 +234,7 @@ def test_finish_refuses_while_a_net_is_missing(open_run, lost):
     assert not run.report.exists() and run.result is None
 
 
-def test_every_kept_figure_is_in_the_page_whole(three):
+def test_every_kept_figure_is_in_the_page_whole(three, quickly):
     kept = {}
     for name, title in (("01_curves", "Learning curves"), ("02_again", "The same & again")):
         figure = plots.training_curves(report.curves(three))
@@ -280,7 +291,7 @@ def test_hostile_names_stay_text(tmp_path):
         assert told in page.text
 
 
-def test_the_result_comes_last(three):
+def test_the_result_comes_last(three, quickly):
     """Where the page cannot be written, there is no result, and so the run is not finished."""
     three.report.mkdir()
     with pytest.raises(OSError, match=r"Cannot write .*report\.html"):
@@ -289,6 +300,72 @@ def test_the_result_comes_last(three):
     three.report.rmdir()
     report.finish(three)
     assert three.result is not None
+
+
+@pytest.mark.parametrize("settings", [{}, {"trainable": False, "filters": 2}])
+def test_an_epoch_on_lightning_is_scaled_up_from_few_circuits(open_run, settings, monkeypatch):
+    """A clock that counts circuits: a tenth of a second each, so that half a second holds five."""
+    counted = []
+
+    def seconds(step, device, *, rounds):
+        step()
+        counted.append(rounds)
+        return 0.1 * ran.pop()
+
+    ran, right = [], QuantumLayer.forward
+
+    def forward(layer, inputs):
+        if layer.backend == "lightning.qubit":
+            ran.append(len(inputs))
+        return right(layer, inputs)
+
+    monkeypatch.setattr(report, "measure", SimpleNamespace(seconds=seconds))
+    monkeypatch.setattr(QuantumLayer, "forward", forward)
+    run = open_run(stride=4, **settings)
+    found = report.beside_lightning(run, 0.25)
+    total = 4 * settings.get("filters", 1) * 1079
+    assert found["circuits_per_epoch"] == total and found["circuits_timed"] == 5
+    assert found["seconds"] == pytest.approx(0.1 * total) and counted == [1, 3]
+    told = f"took 0.25 s. On lightning.qubit, one circuit after the other, its {total:,} circuits alone take "
+    assert told + f"{0.1 * total:,.1f} s, scaled up from " in found["sentence"]
+    assert f"scaled up from {5 / (total / 1079):.2g} images, 5 circuits (" in found["sentence"]
+    way = "forward and backward" if settings.get("trainable", True) else "forward"
+    assert f"({way}; {machine.processor()}, " in found["sentence"]
+
+
+def test_an_epoch_on_lightning_as_measured(open_run):
+    """Circuits timed on lightning.qubit, scaled up to the epoch: what was timed fits into the call."""
+    run = open_run()
+    start = time.perf_counter()
+    found = report.beside_lightning(run, 0.25)
+    elapsed = time.perf_counter() - start
+    assert 0 < found["circuits_timed"] <= 98 and found["circuits_per_epoch"] == 49 * 1079
+    timed = found["seconds"] * found["circuits_timed"] / found["circuits_per_epoch"]
+    assert 0.05 * found["circuits_timed"] / 1000 < timed < elapsed, "no circuit takes less than 50 us there"
+    json.dumps(found, allow_nan=False)
+
+
+def test_without_lightning_the_report_says_so(three, monkeypatch):
+    import pennylane as qp
+
+    def none(name, **settings):
+        if name == "lightning.qubit":
+            raise RuntimeError("Device lightning.qubit does not exist.")
+        return device(name, **settings)
+
+    device = qp.device
+    monkeypatch.setattr(qp, "device", none)
+    result = report.finish(three)
+    assert result["lightning"]["seconds"] is None
+    text = Page(three.report.read_text()).text
+    assert "lightning.qubit could not be timed beside it. " in text and "does not exist" in text
+
+
+def test_a_report_written_anew_keeps_the_measured_time(three, quickly, monkeypatch):
+    first = report.finish(three)["lightning"]
+    assert first["epoch"] == 0.5 and first["sentence"] in Page(three.report.read_text()).text
+    monkeypatch.setattr(report, "beside_lightning", None)
+    assert report.finish(three)["lightning"] == first
 
 
 def test_predict_is_the_trained_net_on_the_test_images(tmp_path):

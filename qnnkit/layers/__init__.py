@@ -1,7 +1,7 @@
 """`QuantumLayer`, `Quanv2d` and the classical layers that stand in for them as controls."""
 
 from qnnkit.layers.controls import ClassicalLayer, controls, count_parameters, quantum_parameters
-from qnnkit.layers.quantum import BACKENDS, EXACT_DEVICES, QuantumLayer
+from qnnkit.layers.quantum import BACKENDS, EXACT_DEVICES, QuantumLayer, worth_compiling
 from qnnkit.layers.quanvolution import Quanv2d
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "controls",
     "count_parameters",
     "quantum_parameters",
+    "worth_compiling",
     "BACKENDS",
     "EXACT_DEVICES",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pennylane as qp
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qnnkit import checks, circuits
 from qnnkit.layers import choice, refusals
@@ -22,6 +22,11 @@ from qnnkit.simulator.execute import autograd_must
 BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
 EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
 """PennyLane devices whose exact results the batched program gives as well."""
+
+COMPILED_SAVES = 0.2
+"""Share of a step; a fifth to a third was measured, see the README."""
+COMPILING_TAKES = 15.0
+"""Seconds."""
 
 
 class QuantumLayer(qp.qnn.TorchLayer):
@@ -389,6 +394,35 @@ class QuantumLayer(qp.qnn.TorchLayer):
         import cloudpickle
 
         super().__setstate__({**state, "qnode": cloudpickle.loads(state["qnode"])})
+
+
+def worth_compiling(model: nn.Module, example: Tensor, n_steps: int) -> list[str]:
+    """Names of the layers whose compiled form pays for itself in the steps to come.
+
+    A layer's time per step is what `auto` measured; compiling is taken to save `COMPILED_SAVES` of it, and to
+    take `COMPILING_TAKES` seconds. Layers of a forced backend are left as they are.
+
+    Args:
+        model: Runs once on the example, in evaluation mode.
+        example: A batch as in training.
+        n_steps: Number of training steps.
+    """
+    before = {module: module.training for module in model.modules()}
+    with torch.enable_grad():
+        model.eval()(example)
+    for module, training in before.items():
+        module.training = training
+    found = []
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, QuantumLayer)
+            and module.wanted_backend == "auto"
+            and module.backend == "batched"
+        ):
+            seconds = max((times["batched"] for times in module._times.values()), default=0.0)
+            if n_steps * seconds * COMPILED_SAVES > COMPILING_TAKES:
+                found.append(name)
+    return found
 
 
 def _device(name: str, wires: Any) -> qp.devices.Device:

@@ -65,10 +65,23 @@ class QuanvNet(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, n_classes) for uint8 images of shape (batch, channels, height, width)."""
+        """Logits of shape (batch, n_classes) for images, or feature maps, as `feature_maps` takes them."""
         return self.reader(self.feature_maps(images))
 
     def feature_maps(self, images: Tensor) -> Tensor:
-        """What the reader sees: expectation values of shape (batch, out_channels, rows, columns)."""
+        """What the reader sees: expectation values of shape (batch, out_channels, rows, columns).
+
+        Args:
+            images: uint8, of shape (batch, channels, height, width); or feature maps, which return unchanged.
+
+        Raises:
+            ValueError: Numbers that are no bytes do not have the shape of feature maps.
+        """
+        if images.is_floating_point():  # computed before, by `models.features`
+            if images.shape[1] != self.quanv.out_channels:
+                rule = f"be uint8, or feature maps of {self.quanv.out_channels} channels"
+                told = f"{images.dtype} of shape {tuple(images.shape)}"
+                raise ValueError(checks.message("images", rule, told, "Give pixels of 0 to 255 as uint8."))
+            return images
         angles = images.to(next(self.reader.parameters()).dtype) * (math.pi / 255)  # 0..255 -> 0..pi
         return self.quanv(angles)

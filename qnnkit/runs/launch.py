@@ -96,6 +96,7 @@ def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, An
                 progress_bar=False,
                 cwd=str(notebook.parent),
                 config=_kernels(),
+                extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
             )
     except papermill.PapermillExecutionError as error:
         running.replace(failed)

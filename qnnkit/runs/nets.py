@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from qnnkit import checkpoint, checks, device, layers, models, tasks, train
+from qnnkit import checkpoint, checks, device, layers, models, tasks, train, workspace
 from qnnkit.config import TrainingConfig
+from qnnkit.models import features
 from qnnkit.runs.folder import Run
 
 
@@ -95,15 +98,25 @@ def _threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    from qnnkit import workspace
+def _compile(
+    model: nn.Module, example: Tensor, loaders: dict[str, Any], config: TrainingConfig, folder: Path
+) -> None:
+    """Compiles circuits where the run is long enough; resumed, it keeps to what was decided, bit for bit."""
+    path = folder / "compiled.json"
+    if not path.exists():
+        model.to(example.device)
+        names = layers.worth_compiling(model, example, config.epochs * len(loaders["train"]))
+        workspace.write_json(path, names)
+    for name in json.loads(path.read_text()):
+        model.get_submodule(name).compile()
 
+
+def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     config, place = run.config.training, device.choose(run.config.device)
     model, task = build(run, net, seed), task_of(config)
-    loaders = {
-        split: run.splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
-        for split in ("train", "validation", "test")
-    }
+    folder = workspace.make_folder(run.checkpoints(net, seed))
+    if (folder / "last.safetensors").exists():
+        checkpoint.load_checkpoint(folder / "last.safetensors", model)  # frozen weights count from here on
 
     def log(row: dict[str, Any]) -> None:
         row = {"event": "epoch", "net": net, "seed": seed, **row}
@@ -111,6 +124,12 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
         on_epoch(row)
 
     with _threads(run.config.threads):
+        splits = features.of(model, run.splits, place)
+        loaders = {
+            split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
+            for split in ("train", "validation", "test")
+        }
+        _compile(model, splits.train.images[: config.batch_size].to(place), loaders, config, folder)
         progress = train.fit(
             model,
             task,
@@ -119,7 +138,7 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
             groups=parameter_groups(model, config),
             device=place,
             seed=seed,
-            folder=workspace.make_folder(run.checkpoints(net, seed)),
+            folder=folder,
             log=log,
         )
         test = train.evaluate(model, task, loaders["test"], place)

@@ -1,0 +1,417 @@
+"""qnnkit.models.features: frozen circuits run once; no other circuit, weight or image reads their file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from PIL import Image
+
+from qnnkit import controls, report, runs, workspace
+from qnnkit.config import ModelConfig
+from qnnkit.data import ImageSet, ImageSplits
+from qnnkit.layers import QuantumLayer, Quanv2d
+from qnnkit.models import build, features
+
+FLOAT32 = 1e-6  # one batch of another size may add in another order
+SAME_TRAINING = 1e-4
+
+
+def image_set(n: int, seed: int) -> ImageSet:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (n, 1, 6, 6), generator=generator, dtype=torch.uint8)
+    return ImageSet(images, torch.arange(n) % 2, tuple(f"{i}.png" for i in range(n)))
+
+
+def some_splits() -> ImageSplits:
+    return ImageSplits("noise", image_set(9, 0), image_set(4, 1), image_set(5, 2), ("a", "b"))
+
+
+def net_of(seed: int = 0, backend: str = "auto", **settings):
+    config = ModelConfig(**{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
+    return build(config, channels=1, image_size=(6, 6), n_classes=2, seed=seed, backend=backend)
+
+
+def close(found: ImageSplits, net, images: ImageSplits) -> None:
+    """The maps are those of the net itself, and all else is as it was."""
+    assert found is not images
+    for name in ("train", "validation", "test"):
+        part, whole = found.split(name), images.split(name)
+        torch.testing.assert_close(part.images, net.feature_maps(whole.images), rtol=0, atol=FLOAT32)
+        assert part.labels is whole.labels and part.sources is whole.sources
+        assert part.images.grad_fn is None and not part.images.requires_grad
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A workspace; its features are in home / "features"."""
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """How many images quanvolutions have seen, call by call."""
+    counted, right = [], Quanv2d.forward
+
+    def forward(self, images):
+        counted.append(len(images))
+        return right(self, images)
+
+    monkeypatch.setattr(Quanv2d, "forward", forward)
+    return counted
+
+
+def files(home):
+    return sorted((home / "features").glob("*")) if (home / "features").exists() else []
+
+
+# --- what is kept -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"filters": 2}, {"circuit": "random", "embedding": "amplitude"}])
+@pytest.mark.parametrize("backend", ["auto", "lightning.qubit"])
+def test_the_maps_are_those_of_the_net_and_are_read_back(home, ran, settings, backend):
+    net, splits = net_of(backend=backend, **settings), some_splits()
+    close(features.of(net, splits), net, splits)
+    [path] = files(home)
+    kept, ran[:] = path.stat().st_mtime_ns, []
+    again = features.of(net_of(backend=backend, **settings), splits)
+    assert ran == [1]  # to know the size
+    close(again, net, splits)
+    assert files(home) == [path] and path.stat().st_mtime_ns == kept
+    logits = net(again.train.images)
+    torch.testing.assert_close(logits, net(splits.train.images), rtol=0, atol=10 * FLOAT32)
+
+
+def with_shots():
+    net = net_of()
+    layer = net.quanv.filters[0]
+    net.quanv.filters[0] = layer.with_qnode(qp.set_shots(layer.qnode, 10)).requires_grad_(False)
+    return net
+
+
+def noisy():
+    net = net_of()
+    layer = net.quanv.filters[0]
+    mixed = layer.qnode.update(device=qp.device("default.mixed", wires=4, seed=0))
+    net.quanv.filters[0] = layer.with_qnode(mixed)
+    return net
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: net_of(trainable=True),
+        lambda: controls(net_of())["classical"],
+        lambda: controls(net_of(trainable=True))["no_entanglement"],
+        with_shots,
+        noisy,
+        lambda: torch.nn.Flatten(),
+    ],
+    ids=["trained", "classical", "separable", "shots", "another device", "another net"],
+)
+def test_what_is_not_frozen_and_exact_keeps_its_images(home, make):
+    splits = some_splits()
+    assert features.of(make(), splits) is splits
+    assert files(home) == []
+
+
+def test_what_would_crowd_the_memory_is_not_kept(home, monkeypatch):
+    monkeypatch.setattr(features, "MOST_BYTES", 18 * 4 * 9 * 4 - 1)  # 18 images, 4 maps of 3x3, 4 bytes
+    splits = some_splits()
+    assert features.of(net_of(), splits) is splits
+    monkeypatch.setattr(features, "MOST_BYTES", 18 * 4 * 9 * 4)
+    assert features.of(net_of(), splits) is not splits
+
+
+def test_without_a_workspace_no_file_is_left(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QNNKIT_HOME", raising=False)
+    net, splits = net_of(), some_splits()
+    close(features.of(net, splits), net, splits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_that_are_neither_bytes_nor_maps_are_refused():
+    told = r"`images` must be uint8, or feature maps of 4 channels, but is 'torch.float32 of shape \(2, 1, 6"
+    with pytest.raises(ValueError, match=told):
+        net_of()(torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(0)))
+
+
+# --- whose file it is -------------------------------------------------------------------------------
+
+
+def turned(by):
+    """The same net, one of its angles turned a little."""
+    net = net_of()
+    with torch.no_grad():
+        net.quanv.filters[0].weights.view(-1)[3] += by
+    return net
+
+
+def exchanged(change):
+    """The same net, `change(inputs, weights)` as its circuit."""
+    net = net_of()
+    layer = net.quanv.filters[0]
+    qnode = qp.QNode(change, qp.device("default.qubit", wires=4, seed=0))
+    net.quanv.filters[0] = layer.with_qnode(qnode)
+    return net
+
+
+def plain(axis=qp.RY, observable=None, order=(0, 1), factor=1.0):
+    def circuit(inputs, weights):
+        for wire in range(4):
+            axis(factor * inputs[..., wire], wires=wire)
+            qp.RY(weights[0][wire][0], wires=wire)
+        qp.CNOT(wires=order)
+        return [qp.expval(observable or qp.PauliZ(wire)) for wire in range(4)]
+
+    return circuit
+
+
+def matrix(x):
+    return np.array([[1, x], [x, -1]])
+
+
+@qp.transform
+def halved(tape):
+    """The same gates; what is measured comes back halved."""
+    return [tape], lambda results: tuple(value / 2 for value in results[0])
+
+
+def other_pixel():
+    splits = some_splits()
+    images = splits.test.images.clone()
+    images[2, 0, 3, 3] ^= 1
+    return replace(splits, test=replace(splits.test, images=images))
+
+
+CHANGES = {
+    "itself": net_of,
+    "seed": lambda: net_of(seed=1),
+    "an angle": lambda: turned(1e-6),
+    "more layers": lambda: net_of(n_layers=2),
+    "stride": lambda: net_of(stride=1),
+    "two filters": lambda: net_of(filters=2),
+    "kernel": lambda: net_of(kernel_size=1),
+    "embedding": lambda: net_of(circuit="strongly_entangling", embedding="angle"),
+    "another embedding": lambda: net_of(circuit="strongly_entangling", embedding="iqp"),
+    "separable": lambda: controls(net_of())["no_entanglement"],
+    "random": lambda: controls(net_of(), seed=7)["frozen_random"],
+    "float64": lambda: net_of().double(),
+    "gates": lambda: exchanged(plain()),
+    "another gate": lambda: exchanged(plain(axis=qp.RX)),
+    "another wire": lambda: exchanged(plain(order=(1, 0))),
+    "another factor": lambda: exchanged(plain(factor=1 + 1e-6)),
+    "another observable": lambda: exchanged(plain(observable=qp.Hermitian(matrix(0.5), 0))),
+    "nearly that observable": lambda: exchanged(plain(observable=qp.Hermitian(matrix(0.5 + 1e-9), 0))),
+}
+
+
+def test_every_change_has_a_file_of_its_own(home):
+    splits, seen = some_splits(), set()
+    for name, make in CHANGES.items():
+        net = make()
+        close(features.of(net, splits), net, splits)
+        [new] = set(files(home)) - seen or [name]
+        assert new != name, "it has read the file of another"
+        seen.add(new)
+    splits = other_pixel()
+    close(features.of(net_of(), splits), net_of(), splits)
+    assert len(files(home)) == len(seen) + 1
+
+
+def test_what_is_out_of_sight_of_the_gates_counts(home):
+    net, splits = exchanged(plain()), some_splits()
+    layer = net.quanv.filters[0]
+    whole = features.of(net, splits)
+    net.quanv.filters[0] = layer.with_qnode(halved(layer.qnode), "default.qubit")
+    found = features.of(net, splits)
+    close(found, net, splits)
+    torch.testing.assert_close(found.train.images, whole.train.images / 2, rtol=0, atol=FLOAT32)
+    assert len(files(home)) == 2
+
+
+# --- a disk that fails ------------------------------------------------------------------------------
+
+
+def flipped(place):
+    def damage(content):
+        content = bytearray(content)
+        content[place] ^= 1
+        return bytes(content)
+
+    return damage
+
+
+DAMAGES = {
+    "truncated": lambda content: content[:-7],
+    "cut in its header": lambda content: content[:40],
+    "empty": lambda content: b"",
+    "a bit of a value": flipped(-100),
+    "a bit of the last value": flipped(-1),
+    "a bit of the header": flipped(30),
+    "a bit of its length": flipped(0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_told_once_and_made_anew(home, damage):
+    net, splits = net_of(), some_splits()
+    features.of(net, splits)
+    [path] = files(home)
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    with pytest.warns(
+        UserWarning, match=r"Features `.*safetensors` are damaged \(.*\) and are computed anew"
+    ):
+        close(features.of(net, splits), net, splits)
+    close(features.of(net, splits), net, splits)  # in silence: warnings are errors
+    assert files(home) == [path] and len(path.read_bytes()) == len(whole)
+
+
+def test_the_file_of_another_net_under_this_name_is_no_match(home):
+    net, splits = net_of(), some_splits()
+    features.of(net_of(seed=1), splits)
+    [other] = files(home)
+    features.of(net, splits)
+    [own] = set(files(home)) - {other}
+    own.write_bytes(other.read_bytes())
+    with pytest.warns(UserWarning, match="its checksum does not fit"):
+        close(features.of(net, splits), net, splits)
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only", "a file in its place"])
+def test_where_nothing_can_be_written_the_maps_stay_in_memory(home, monkeypatch, fault):
+    if fault == "a file in its place":
+        home.mkdir()
+        (home / "features").write_text("mine")
+    else:
+        number = errno.ENOSPC if fault == "full" else errno.EROFS
+
+        def refuse(*arguments):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", refuse)
+    net, splits = net_of(), some_splits()
+    with pytest.warns(
+        UserWarning, match=r"The features of frozen circuits stay in memory\. \S.+\."
+    ) as caught:
+        close(features.of(net, splits), net, splits)
+    assert len(caught) == 1
+    assert [path for path in files(home) if path.is_file()] == []
+
+
+# --- in a run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_run(tmp_path, home):
+    """A run on 24 images of 6x6 pixels, whose circuits are frozen."""
+    generator = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = generator.integers(0, 150, (6, 6), dtype=np.uint8) + 100 * (name == "b")
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "pictures" / name / f"{i}.png")
+    base = {"data_dir": str(tmp_path / "pictures"), "image_size": 6, "n_layers": 1, "hidden": 2, "epochs": 4}
+    base |= {"n_seeds": 1, "batch_size": 4, "trainable": False, "controls": ["no_entanglement", "classical"]}
+
+    def open_(name="run", **settings):
+        return runs.open_run(tmp_path / name, "folder_quanv", **base | settings)
+
+    return open_
+
+
+def rows(run):
+    """Every number of metrics.jsonl but times, by net and epoch."""
+    found = {}
+    for row in run.rows("metrics"):
+        key = (row["net"], row.get("epoch"))
+        found[key] = {name: value for name, value in row.items() if "seconds" not in name}
+    return found
+
+
+def test_circuits_run_once_and_the_training_is_the_same(open_run, home, monkeypatch):
+    rows_seen, right = [], QuantumLayer.forward
+
+    def forward(self, inputs):
+        rows_seen.append(len(inputs) if inputs.ndim > 1 else 1)
+        return right(self, inputs)
+
+    run = open_run()
+    run.splits  # noqa: B018  as the first cell does
+    monkeypatch.setattr(QuantumLayer, "forward", forward)
+    list(runs.train_all(run))
+    n_images = sum(len(run.splits.split(name)) for name in ("train", "validation", "test"))
+    assert n_images * 9 <= sum(rows_seen) // 2 < n_images * 9 + 100  # two nets, 9 patches an image, once
+    assert len(files(home)) == 2
+    rows_seen.clear()
+    report.predict(run), report.predict(run, "no_entanglement")
+    list(runs.train_all(open_run("again")))
+    assert sum(rows_seen) < 300  # single images, to ask for shapes and sizes
+    assert rows(open_run("again")) == rows(run)
+    monkeypatch.setattr(features, "of", lambda net, splits, device="cpu": splits)
+    list(runs.train_all(open_run("uncached")))
+    cached, uncached = rows(run), rows(open_run("uncached"))
+    assert cached.keys() == uncached.keys() and len(cached) == 3 * 5
+    for key, row in uncached.items():
+        assert cached[key] == pytest.approx(row, abs=SAME_TRAINING)
+    with_maps, with_images = (report.predict(each).class_probs for each in (run, open_run("uncached")))
+    np.testing.assert_allclose(with_maps, with_images, atol=SAME_TRAINING)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(open_run, home):
+    straight = open_run("straight")
+    list(runs.train_all(straight))
+    stopped, seen = open_run("stopped"), []
+
+    def stop(row):
+        seen.append(row)
+        if len(seen) in (2, 7):
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            list(runs.train_all(stopped, on_epoch=stop))
+        for path in files(home):
+            path.unlink()  # computed anew, or read: the same bits
+    list(runs.train_all(stopped, on_epoch=stop))
+    assert rows(open_run("stopped")) == rows(straight)
+
+
+def test_a_frozen_weight_of_an_older_checkpoint_counts(open_run, home):
+    """Its maps are computed from what the checkpoint holds, and not from what the seed would give now."""
+    run = open_run(epochs=2, controls=[])
+    list(runs.train_all(run))
+    [first] = files(home)
+    build_again = runs.nets.build  # pyright: ignore[reportAttributeAccessIssue]
+
+    def other(run, net, seed):
+        return build_again(run, net, seed + 1)
+
+    run.folder.joinpath("metrics.jsonl").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs.nets, "build", other)
+        [again] = runs.train_all(run)
+    assert files(home) == [first]
+    assert (report.predict(run).predicted == run.splits.test.labels.numpy()).mean() == again["test_accuracy"]
+
+
+def test_bfloat16_reads_them_too(open_run):
+    finals = list(runs.train_all(open_run(precision="bfloat16")))
+    assert all(np.isfinite(row["test_loss"]) for row in finals)
+
+
+def test_nothing_is_told_where_all_is_well(open_run):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(runs.train_all(open_run()))
+    assert workspace.shelf("features") is not None

@@ -1,0 +1,481 @@
+"""The batched simulator against `default.qubit`: random circuits over every gate, template and measurement.
+
+Every value and every gradient of a circuit is compared, in float64 (gradients by hand, and by autograd in
+plain torch) and in float32. What a circuit may hold stands in the tables; the draws are always the same ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qnnkit import QuantumLayer
+from qnnkit.simulator import Fused, trace
+
+FLOAT32, FLOAT64 = 1e-5, 1e-10
+"""Largest errors allowed of values, and of gradients relative to the largest if that exceeds 1."""
+N_WEIGHTS, N_FEATURES = 4, 3
+
+# --- gates --------------------------------------------------------------------------------------------
+
+# name -> (number of wires, number of angles)
+ONE_WIRE = {
+    "Identity": (1, 0), "Hadamard": (1, 0), "PauliX": (1, 0), "PauliY": (1, 0), "PauliZ": (1, 0), "S": (1, 0),
+    "T": (1, 0), "SX": (1, 0), "RX": (1, 1), "RY": (1, 1), "RZ": (1, 1), "PhaseShift": (1, 1), "U1": (1, 1),
+    "U2": (1, 2), "U3": (1, 3), "Rot": (1, 3), "GlobalPhase": (1, 1),
+}  # fmt: skip
+TWO_WIRES = {
+    "CNOT": (2, 0), "CY": (2, 0), "CZ": (2, 0), "CH": (2, 0), "SWAP": (2, 0), "ISWAP": (2, 0), "ECR": (2, 0),
+    "SISWAP": (2, 0), "CRX": (2, 1), "CRY": (2, 1), "CRZ": (2, 1), "CRot": (2, 3), "IsingXX": (2, 1),
+    "ControlledPhaseShift": (2, 1), "CPhaseShift00": (2, 1), "CPhaseShift01": (2, 1), "CPhaseShift10": (2, 1),
+    "IsingYY": (2, 1), "IsingZZ": (2, 1), "IsingXY": (2, 1), "PSWAP": (2, 1), "FermionicSWAP": (2, 1),
+    "SingleExcitation": (2, 1), "SingleExcitationPlus": (2, 1), "SingleExcitationMinus": (2, 1),
+}  # fmt: skip
+MORE_WIRES = {
+    "CSWAP": (3, 0), "CCZ": (3, 0), "Toffoli": (3, 0), "MultiRZ": (3, 1), "DoubleExcitation": (4, 1),
+    "DoubleExcitationPlus": (4, 1), "DoubleExcitationMinus": (4, 1), "OrbitalRotation": (4, 1),
+}  # fmt: skip
+
+
+def bits(n: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 2, n).tolist()
+
+
+def word(n: int, seed: int) -> str:
+    return "".join(np.random.default_rng(seed).choice(list("XYZXYZI"), n))
+
+
+def unitary(n: int, seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return np.linalg.qr(generator.normal(size=(2**n, 2**n)) + 1j * generator.normal(size=(2**n, 2**n)))[0]
+
+
+def hermitian(n: int, seed: int) -> np.ndarray:
+    matrix = unitary(n, seed)
+    return (matrix + matrix.conj().T) / 2
+
+
+def plain(name: str) -> Callable[..., Any]:
+    return lambda v, w, s: getattr(qp, name)(*v, wires=w)
+
+
+# (angles, wires, seed) -> the gate, with what else it needs drawn from the seed
+CONSTRUCTED: dict[str, tuple[int, int, Callable[..., Any]]] = {
+    "GlobalPhase of all": (1, 1, lambda v, w, s: qp.GlobalPhase(v[0])),
+    "GlobalPhase of 5": (5, 1, lambda v, w, s: qp.GlobalPhase(v[0], wires=w)),
+    "PauliRot 1": (1, 1, lambda v, w, s: qp.PauliRot(v[0], word(1, s), wires=w)),
+    "PauliRot 2": (2, 1, lambda v, w, s: qp.PauliRot(v[0], word(2, s), wires=w)),
+    "PauliRot 3": (3, 1, lambda v, w, s: qp.PauliRot(v[0], word(3, s), wires=w)),
+    "PauliRot 4": (4, 1, lambda v, w, s: qp.PauliRot(v[0], word(4, s), wires=w)),
+    "MultiRZ 5": (5, 1, lambda v, w, s: qp.MultiRZ(v[0], wires=w)),
+    "PCPhase 2": (2, 1, lambda v, w, s: qp.PCPhase(v[0], dim=s % 5, wires=w)),
+    "PCPhase 3": (3, 1, lambda v, w, s: qp.PCPhase(v[0], dim=s % 9, wires=w)),
+    "QubitUnitary 1": (1, 0, lambda v, w, s: qp.QubitUnitary(unitary(1, s), wires=w)),
+    "QubitUnitary 2": (2, 0, lambda v, w, s: qp.QubitUnitary(unitary(2, s), wires=w)),
+    "QubitUnitary 3": (3, 0, lambda v, w, s: qp.QubitUnitary(unitary(3, s), wires=w)),
+    "DiagonalQubitUnitary 1": (
+        1, 0, lambda v, w, s: qp.DiagonalQubitUnitary(np.exp(1j * np.arange(2) * s), wires=w)
+    ),
+    "DiagonalQubitUnitary 3": (
+        3, 0, lambda v, w, s: qp.DiagonalQubitUnitary(np.exp(1j * np.arange(8) ** 2 * s), wires=w)
+    ),
+    "ControlledQubitUnitary": (
+        3, 0, lambda v, w, s: qp.ControlledQubitUnitary(unitary(1, s), wires=w, control_values=bits(2, s))
+    ),
+    "MultiControlledX 2": (2, 0, lambda v, w, s: qp.MultiControlledX(wires=w, control_values=bits(1, s))),
+    "MultiControlledX 4": (4, 0, lambda v, w, s: qp.MultiControlledX(wires=w, control_values=bits(3, s))),
+    "MultiControlledX 5": (5, 0, lambda v, w, s: qp.MultiControlledX(wires=w, control_values=bits(4, s))),
+    "Permute": (4, 0, lambda v, w, s: qp.Permute(np.random.default_rng(s).permutation(w).tolist(), wires=w)),
+    "power": (2, 1, lambda v, w, s: qp.pow(qp.IsingXY(v[0], wires=w), s % 5 - 2)),
+    "power of CRX": (2, 1, lambda v, w, s: qp.pow(qp.CRX(v[0], wires=w), 1 + s % 2)),
+    "root": (1, 0, lambda v, w, s: qp.pow([qp.X, qp.Z, qp.SX, qp.Hadamard][s % 4](w[0]), 0.5 + s % 3)),
+    "exponential": (2, 0, lambda v, w, s: qp.exp(qp.X(w[0]) @ qp.Y(w[1]), 0.3j * (s % 7))),
+    "exponential of an angle": (2, 1, lambda v, w, s: qp.exp(qp.X(w[0]) @ qp.Z(w[1]), -0.7j * v[0])),
+    "evolution": (2, 1, lambda v, w, s: qp.evolve(qp.Z(w[0]) @ qp.Y(w[1]), v[0])),
+    "product": (2, 1, lambda v, w, s: qp.prod(qp.RX(v[0], w[0]), qp.CNOT(w), qp.RY(v[0], w[1]))),
+    "Barrier": (2, 0, lambda v, w, s: qp.Barrier(wires=w)),
+}  # fmt: skip
+GATES = {name: (*form, plain(name)) for name, form in {**ONE_WIRE, **TWO_WIRES, **MORE_WIRES}.items()}
+GATES |= CONSTRUCTED
+BY_OTHER_MEANS = {"OrbitalRotation", "exponential of an angle"}
+"""Gates without a fused form: a layer runs them on the QNode's own device."""
+NEVER_CONTROLLED = {"U2", "U3", "Rot", "CRot", "PCPhase 3", "evolution", "Barrier", *BY_OTHER_MEANS}
+"""Gates whose controlled forms PennyLane takes apart only with numbers at hand."""
+
+
+def shaped(values: Sequence[Any], shape: tuple[int, ...]) -> Tensor:
+    """Angles of a template from a few weights, each of them used more than once."""
+    flat = [values[i % len(values)] * (1 + 0.1 * i) for i in range(int(np.prod(shape)))]
+    return torch.stack(flat).reshape(shape)
+
+
+def repeated(inputs: Tensor, n: int) -> Tensor:
+    """A feature for each wire, the last of them on several."""
+    return torch.stack([inputs[..., min(i, N_FEATURES - 1)] for i in range(n)], dim=-1)
+
+
+# (inputs, weights, wires, seed) -> gates
+TEMPLATES: dict[str, Callable[..., Any]] = {
+    "AngleEmbedding": lambda x, v, w, s: qp.AngleEmbedding(
+        repeated(x, len(w)), wires=w, rotation="XYZ"[s % 3]
+    ),
+    "IQPEmbedding": lambda x, v, w, s: qp.IQPEmbedding(repeated(x, len(w)), wires=w, n_repeats=1 + s % 2),
+    "BasicEntanglerLayers": lambda x, v, w, s: qp.BasicEntanglerLayers(
+        shaped(v, (1 + s % 2, len(w))), wires=w, rotation=[qp.RX, qp.RY, qp.RZ][s % 3]
+    ),
+    "StronglyEntanglingLayers": lambda x, v, w, s: qp.StronglyEntanglingLayers(
+        shaped(v, (1 + s % 2, len(w), 3)), wires=w, imprimitive=[qp.CNOT, qp.CZ][s % 2]
+    ),
+    "RandomLayers": lambda x, v, w, s: qp.RandomLayers(shaped(v, (2, 3)), wires=w, seed=s),
+    "SimplifiedTwoDesign": lambda x, v, w, s: qp.SimplifiedTwoDesign(
+        shaped(v, (len(w),)), shaped(v, (1, len(w) - 1, 2)), wires=w
+    ),
+    "QFT": lambda x, v, w, s: qp.QFT(wires=w),
+    "adjoint of QFT": lambda x, v, w, s: qp.adjoint(qp.QFT)(wires=w),
+    "adjoint of layers": lambda x, v, w, s: qp.adjoint(qp.StronglyEntanglingLayers)(
+        shaped(v, (1, len(w), 3)), wires=w
+    ),
+    "GroverOperator": lambda x, v, w, s: qp.GroverOperator(wires=w),
+}
+
+
+class Gate(NamedTuple):
+    """A gate of a circuit, or a template."""
+
+    name: str
+    wires: tuple[int, ...]
+    sources: tuple[tuple[str, int], ...] = ()
+    """Of its angles: (kind, number)."""
+    seed: int = 0
+    wraps: tuple[str, ...] = ()
+    """What is done to it, the last first."""
+
+
+SOURCES = (
+    "weight", "input", "scaled", "sum", "product", "function", "features", "clamped", "folded", "turned",
+    "number",
+)  # fmt: skip
+
+
+def angle(kind: str, i: int, inputs: Tensor, weights: Tensor, *, alone: bool) -> Any:
+    match kind:
+        case "weight":
+            return weights[i]
+        case "input":
+            return inputs[..., i % N_FEATURES]
+        case "scaled":
+            return 0.3 - 2.5 * inputs[..., i % N_FEATURES]
+        case "sum":
+            return inputs[..., i % N_FEATURES] + 2 * weights[i]
+        case "product":
+            return torch.sin(inputs[..., i % N_FEATURES]) * weights[i] + 0.3
+        case "function":
+            return torch.tanh(weights[i]) * weights[i - 1] + weights.mean()
+        case "features":
+            return (1.5 - inputs[..., 0]) * (1.5 - inputs[..., 1])
+        case "clamped":  # looks linear for small inputs
+            return inputs[..., i % N_FEATURES].clamp(max=1.2)
+        case "folded":  # the identity, for small inputs
+            return torch.asin(torch.sin(inputs[..., i % N_FEATURES]))
+        case "turned":  # looks linear for small weights
+            return torch.remainder(weights[i] + 3, 5)
+        case _:  # default.qubit stacks the angles of a gate: all of them must be tensors, or none
+            return 0.4 * i - 0.6 if alone else torch.tensor(0.4 * i - 0.6, dtype=inputs.dtype)
+
+
+def apply(gate: Gate, inputs: Tensor, weights: Tensor) -> None:
+    if gate.name in TEMPLATES:
+        TEMPLATES[gate.name](inputs, weights, list(gate.wires), gate.seed)
+        return
+    alone = len(gate.sources) == 1
+    values = [angle(*source, inputs, weights, alone=alone) for source in gate.sources]
+    function, wires = GATES[gate.name][2], list(gate.wires)
+    for wrap in gate.wraps:
+        if wrap == "adjoint":
+            function = qp.adjoint(function)
+            continue
+        wires, control = wires[:-1], wires[-1:]
+        function = qp.ctrl(function, control=control, control_values=bits(1, gate.seed + len(wires)))
+    function(values, wires, gate.seed)
+
+
+# --- measurements -------------------------------------------------------------------------------------
+
+DIAGONAL = {
+    "Z": lambda w, s: qp.expval(qp.Z(w[0])),
+    "ZZ": lambda w, s: qp.expval(qp.prod(*map(qp.Z, w))),
+    "projector": lambda w, s: qp.expval(qp.Projector(bits(len(w[:2]), s), wires=w[:2])),
+    "probs": lambda w, s: qp.probs(wires=w[:2]),
+    "var of ZZ": lambda w, s: qp.var(qp.prod(*map(qp.Z, w[:2]))),
+    "probs of all": lambda w, s: qp.probs(),
+}
+OTHERS = {
+    "X": lambda w, s: qp.expval(qp.X(w[0])),
+    "word": lambda w, s: qp.expval(observable(w, s)),
+    "Hamiltonian": lambda w, s: qp.expval(
+        qp.Hamiltonian([0.7, -1.1, 0.4], [observable(w, s + i) for i in range(3)])
+    ),
+    "sum": lambda w, s: qp.expval(0.3 * qp.X(w[0]) + 2 * observable(w, s) - 0.5 * qp.Identity(w[0])),
+    "dot": lambda w, s: qp.expval(qp.dot([0.2, -0.9], [qp.Y(w[-1]), observable(w, s)])),
+    "Hermitian 1": lambda w, s: qp.expval(qp.Hermitian(hermitian(1, s), wires=w[0])),
+    "Hermitian 2": lambda w, s: qp.expval(qp.Hermitian(hermitian(len(w[:2]), s), wires=w[:2])),
+    "Hermitian beside Z": lambda w, s: qp.expval(
+        qp.prod(qp.Hermitian(hermitian(1, s), wires=w[0]), *map(qp.Z, w[1:2]))
+    ),
+    "var": lambda w, s: qp.var(qp.X(w[0]) + 0.5 * observable(w, s)),
+    "var of Hermitian": lambda w, s: qp.var(qp.Hermitian(hermitian(1, s), wires=w[-1])),
+}
+MEASUREMENTS = {**DIAGONAL, **OTHERS}
+STATE = {"state": lambda w, s: qp.state()}
+
+
+def observable(wires: Sequence[int], seed: int) -> Any:
+    return qp.prod(
+        *(getattr(qp, letter)(on) for letter, on in zip(word(len(wires), seed), wires, strict=True))
+    )
+
+
+# --- circuits -----------------------------------------------------------------------------------------
+
+
+class Circuit(NamedTuple):
+    n_wires: int
+    gates: list[Gate]
+    measurements: list[tuple[str, tuple[int, ...], int]]
+    """(kind, wires, seed); a single one is returned without a list."""
+    listed: bool
+    batch: int | None
+    """None: a single sample without a batch axis."""
+
+    def qnode(self) -> qp.QNode:
+        def circuit(inputs: Tensor, weights: Tensor) -> Any:
+            for gate in self.gates:
+                apply(gate, inputs, weights)
+            kinds = MEASUREMENTS | STATE
+            found = [kinds[kind](list(wires), seed) for kind, wires, seed in self.measurements]
+            return found if self.listed else found[0]
+
+        return qp.QNode(circuit, qp.device("default.qubit", wires=self.n_wires, seed=None))
+
+    def arguments(self) -> tuple[Tensor, Tensor]:
+        """Inputs and weights that float32 holds exactly, as float64."""
+        generator = torch.Generator().manual_seed(len(self.gates))
+        shape = (N_FEATURES,) if self.batch is None else (self.batch, N_FEATURES)
+        inputs = 3 * torch.rand(shape, generator=generator) - 1
+        return inputs.double(), (6 * torch.rand(N_WEIGHTS, generator=generator)).double()
+
+
+def drawn_gate(seed: int, n_wires: int, names: Sequence[str], wraps: Sequence[tuple[str, ...]]) -> Gate:
+    """The same gate for the same seed, so that hypothesis leaves gates out of a circuit as it likes."""
+    generator = random.Random(seed)
+    name = generator.choice([name for name in names if fewest_wires(name) <= n_wires])
+    everywhere = generator.sample(range(n_wires), n_wires)
+    if name in TEMPLATES:
+        return Gate(name, tuple(everywhere[: max(fewest_wires(name), n_wires - seed % 3)]), seed=seed % 100)
+    n, n_angles, _ = GATES[name]
+    free = 0 if name in NEVER_CONTROLLED else n_wires - n
+    wrap = generator.choice([wrap for wrap in wraps if wrap.count("ctrl") <= free])
+    sources = [(generator.choice(SOURCES), generator.randrange(N_WEIGHTS)) for _ in range(n_angles)]
+    return Gate(name, tuple(everywhere[: n + wrap.count("ctrl")]), tuple(sources), seed % 100, wrap)
+
+
+def drawn_measurement(seed: int, n_wires: int, kinds: Sequence[str]) -> tuple[str, tuple[int, ...], int]:
+    generator = random.Random(seed)
+    wires = generator.sample(range(n_wires), min(n_wires, 1 + generator.randrange(3)))
+    return generator.choice(kinds), tuple(wires), seed % 100
+
+
+def fewest_wires(name: str) -> int:
+    return GATES[name][0] if name in GATES else 1 + (name in ("GroverOperator", "SimplifiedTwoDesign"))
+
+
+SEEDS = st.integers(0, 2**24 - 1)  # hypothesis draws larger numbers by size: mostly the same small ones
+
+
+@st.composite
+def circuits(
+    draw: Callable,
+    wires: tuple[int, int],
+    names: Sequence[str],
+    wraps: Sequence[tuple[str, ...]] = ((),),
+    most: int = 12,
+) -> Circuit:
+    n_wires = draw(st.integers(*wires))
+    n_gates = draw(st.integers(1, most))
+    seeds = draw(st.lists(SEEDS, min_size=n_gates, max_size=n_gates))
+    gates = [drawn_gate(seed, n_wires, names, wraps) for seed in seeds]
+    if draw(st.booleans()):
+        gates.insert(0, Gate("AngleEmbedding", tuple(range(n_wires)), seed=seeds[0] % 100))
+    kinds = list(draw(st.sampled_from([MEASUREMENTS, DIAGONAL])))
+    measured = [drawn_measurement(s, n_wires, kinds) for s in draw(st.lists(SEEDS, min_size=1, max_size=3))]
+    listed = len(measured) > 1 or draw(st.booleans())
+    return Circuit(n_wires, gates, measured, listed, draw(st.sampled_from([2, None, 3, 1])))
+
+
+# --- both simulators ----------------------------------------------------------------------------------
+
+
+def exact(qnode: qp.QNode, inputs: Tensor, weights: Tensor, listed: bool) -> Tensor:
+    """What TorchLayer makes of a QNode, sample by sample.
+
+    PennyLane's own IsingXY and PSWAP take no batches that need gradients.
+    """
+    if inputs.ndim == 2:
+        return torch.stack([exact(qnode, row, weights, listed) for row in inputs])
+    values = qnode(inputs, weights)  # NumPy's where nothing depends on a tensor
+    return torch.cat([torch.as_tensor(v).reshape(-1) for v in values]) if listed else torch.as_tensor(values)
+
+
+def mixture(values: Tensor) -> Tensor:
+    """A weight for each value, so that no two errors cancel in the sum."""
+    return torch.linspace(-0.9, 1.1, values.numel(), dtype=values.dtype).reshape(values.shape)
+
+
+def with_gradients(run: Callable, *given: Tensor) -> tuple[Tensor, ...]:
+    leaves = [tensor.clone().requires_grad_() for tensor in given]
+    values = run(*leaves)
+    total = (values * mixture(values)).sum() + 0 * sum(leaf.sum() for leaf in leaves)
+    return values.detach(), *torch.autograd.grad(total, leaves)
+
+
+def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float) -> None:
+    for name, mine, true in zip(("values", "to inputs", "to weights"), ours, theirs, strict=True):
+        assert mine.shape == true.shape, name
+        error = float((mine - true).abs().max() / true.abs().max().clamp(min=1))
+        assert error < tolerance, f"{name}: {error:.1e}"
+
+
+def plain_torch(run: Callable, *given: Tensor) -> tuple[Tensor, ...]:
+    """Under a functional transform nothing is differentiated by hand."""
+    values, pull = torch.func.vjp(run, *given)
+    return values, *pull(mixture(values))
+
+
+def real(values: Tensor) -> Tensor:
+    return torch.view_as_real(values) if values.is_complex() else values
+
+
+def agree(circuit: Circuit) -> None:
+    given, qnode = circuit.arguments(), circuit.qnode()
+    fused = Fused(trace(qnode, given[0], {"weights": given[1]}), given[0], [given[1]])
+
+    def run(inputs: Tensor, weights: Tensor) -> Tensor:
+        return real(fused(inputs, [weights]))
+
+    true = with_gradients(lambda x, w: real(exact(qnode, x, w, circuit.listed)), *given)
+    close(with_gradients(run, *given), true, FLOAT64)
+    close(plain_torch(run, *given), true, FLOAT64)
+    single = with_gradients(run, *(tensor.float() for tensor in given))
+    assert all(tensor.dtype == torch.float32 for tensor in single)
+    close(single, true, FLOAT32)
+
+
+# --- every gate, template and measurement by itself ---------------------------------------------------
+
+FUSED = [name for name in GATES if name not in BY_OTHER_MEANS]
+WRAPS = [("adjoint",), ("ctrl",), ("ctrl", "adjoint"), ("adjoint", "ctrl"), ("ctrl", "ctrl")]
+LAYER = Gate("BasicEntanglerLayers", (2, 0, 1, 4, 3), seed=4)  # one layer of RY
+MIDDLE = [("Z", (1,), 0), ("word", (3, 0, 4), 2), ("word", (2, 1), 7)]
+
+
+def after_a_layer(*gates: Gate, measurements: list = MIDDLE, n_wires: int = 5) -> Circuit:
+    return Circuit(
+        n_wires, [Gate("AngleEmbedding", tuple(range(n_wires))), LAYER, *gates], measurements, True, 2
+    )
+
+
+@pytest.mark.parametrize("n_wires", [5, 7])
+@pytest.mark.parametrize("name", [*FUSED, *TEMPLATES])
+def test_every_gate_and_template(name: str, n_wires: int) -> None:
+    """The whole state, phases included: with angles of the inputs, then of the weights."""
+    fewest, n_angles = GATES[name][:2] if name in GATES else (5, 0)
+    on = [wire if wire < 4 else n_wires - 1 for wire in (3, 1, 4, 0, 2)]
+    gates = [Gate(name, tuple(on[:fewest]), (("input", 1), ("scaled", 0), ("number", 3))[:n_angles], 3)]
+    if n_angles:  # a constant gate stands alone: two wrong signs would be right
+        of_weights = (("weight", 1), ("weight", 1), ("function", 0))[:n_angles]
+        gates.append(Gate(name, tuple(on[::-1][:fewest]), of_weights, 5))
+    circuit = after_a_layer(*gates, measurements=[("state", (), 0)], n_wires=n_wires)
+    agree(circuit._replace(listed=False))
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["list", "single"])
+@pytest.mark.parametrize("kind", MEASUREMENTS)
+@pytest.mark.parametrize("n_wires", [5, 7])
+def test_every_measurement(kind: str, listed: bool, n_wires: int) -> None:
+    circuit = after_a_layer(measurements=[(kind, (3, 0, 1), 2)], n_wires=n_wires)
+    agree(circuit._replace(listed=listed, batch=None if listed else 2))
+
+
+# --- random circuits ----------------------------------------------------------------------------------
+
+
+def examples(n: int) -> settings:
+    return settings(max_examples=n, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@examples(120)
+@given(circuits((1, 4), [name for name in FUSED if GATES[name][0] < 3]))
+def test_gates_on_one_and_two_wires(circuit: Circuit) -> None:
+    agree(circuit)
+
+
+@examples(100)
+@given(circuits((3, 6), FUSED))
+def test_gates_on_any_number_of_wires(circuit: Circuit) -> None:
+    agree(circuit)
+
+
+@examples(90)
+@given(circuits((2, 6), FUSED, WRAPS))
+def test_controlled_and_adjoint_gates(circuit: Circuit) -> None:
+    agree(circuit)
+
+
+@examples(80)
+@given(circuits((1, 6), [*TEMPLATES, "RX", "RY", "CNOT"], most=5))
+def test_templates(circuit: Circuit) -> None:
+    agree(circuit)
+
+
+@examples(110)
+@given(circuits((7, 8), [*FUSED, *TEMPLATES], [(), (), *WRAPS], most=9))
+def test_wide_circuits(circuit: Circuit) -> None:
+    agree(circuit)
+
+
+@examples(40)
+@given(circuits((1, 8), [*FUSED, *TEMPLATES], most=6))
+def test_states(circuit: Circuit) -> None:
+    agree(circuit._replace(measurements=[("state", (), 0)], listed=False))
+
+
+# --- what may run by other means ----------------------------------------------------------------------
+
+
+def layer_agrees(qnode: qp.QNode, inputs: Tensor, weights: Tensor) -> None:
+    """Whatever runs a layer, it gives what the QNode gives sample by sample."""
+    layer = QuantumLayer(qnode, {"weights": tuple(weights.shape)}, {"weights": weights.clone()}).double()
+    x = inputs.clone().requires_grad_()
+    values = layer(x)
+    total = (values * mixture(values)).sum() + 0 * x.sum()
+    ours = values.detach(), *torch.autograd.grad(total, [x, layer.weights])
+    close(ours, with_gradients(lambda x, w: exact(qnode, x, w, True), inputs, weights), FLOAT64)
+
+
+@pytest.mark.parametrize("name", ["Rot", "U2", "U3", "CRot", "OrbitalRotation", "evolution"])
+@pytest.mark.parametrize("wrap", [(), ("ctrl",), ("ctrl", "ctrl"), ("ctrl", "adjoint")])
+def test_gates_that_may_have_no_fused_form(name: str, wrap: tuple[str, ...]) -> None:
+    n_wires, n_angles, _ = GATES[name]
+    wires = (3, 1, 4, 0, 2, 5)[: n_wires + wrap.count("ctrl")]
+    sources = (("weight", 2), ("weight", 1), ("function", 0))[:n_angles]
+    circuit = after_a_layer(Gate(name, wires, sources, 3, wrap), n_wires=6)
+    layer_agrees(circuit.qnode(), *circuit.arguments())
