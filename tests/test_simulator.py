@@ -5,6 +5,7 @@ Random circuits over every gate stand in `test_random_circuits.py`.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -417,3 +418,34 @@ def test_a_tensor_from_outside_is_never_frozen_in() -> None:
     with torch.no_grad():
         outside += 1
     assert (layer(inputs) - first).abs().max() > 0.01
+
+
+LOOKS_LINEAR = {
+    "clamp": lambda angle: angle.clamp(-3, 3),
+    "round": torch.round,
+    "remainder": lambda angle: torch.remainder(angle + 1.5, 3),
+    "above": lambda angle: (angle > 2).to(angle.dtype),
+    "abs": torch.abs,
+    "root of square": lambda angle: angle.square().sqrt(),
+    "arcsine of sine": lambda angle: torch.asin(torch.sin(angle)),
+    "arctangent of tangent": lambda angle: torch.atan(torch.tan(angle)),
+}
+
+
+@pytest.mark.parametrize("of", ["inputs", "weights"])
+@pytest.mark.parametrize("function", LOOKS_LINEAR.values(), ids=LOOKS_LINEAR)
+def test_angles_that_are_linear_near_zero_only(function: Callable, of: str) -> None:
+    """Whichever of eight it is: a few points that are drawn between -1 and 1 tell some of them apart only."""
+    n_features, n_weights = (8, 1) if of == "inputs" else (1, 8)
+    inputs = torch.tensor([[4.0], [0.3], [-2.6]], dtype=torch.float64).expand(3, n_features)
+    for i, weight in itertools.product(range(8), (3.7, -2.2)):
+
+        def circuit(inputs, weights, i=i):
+            qp.RX(function(inputs[..., i]) if of == "inputs" else inputs[..., 0], wires=0)
+            qp.RZ(function(weights[i]) if of == "weights" else weights[0], wires=0)
+            return [qp.expval(qp.X(0)), qp.expval(qp.Y(0)), qp.expval(qp.Z(0))]
+
+        weights = torch.full((n_weights,), weight, dtype=torch.float64)
+        qnode = qp.QNode(circuit, qp.device("default.qubit", wires=1, seed=None))
+        program = fuse(qnode, (3, n_features), {"weights": (n_weights,)}, torch.float64)
+        assert (program(inputs, [weights]) - exact(qnode, inputs, weights)).abs().max() < FLOAT64

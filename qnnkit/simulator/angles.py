@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, fx
 
 EXACT = 1e-12
-ANALYTIC = (
-    "add sub rsub mul div neg reciprocal sum mean prod square sqrt rsqrt pow exp expm1 log log1p sigmoid "
-    "sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh "
-    "mm mv bmm dot addmm matmul linear einsum cumsum linalg_vector_norm "
+SMOOTH = (
+    "add sub rsub mul div neg reciprocal sum mean prod square exp sigmoid sin cos sinh cosh tanh "
+    "mm mv bmm dot addmm matmul linear einsum cumsum "
     "select slice view _unsafe_view reshape unsqueeze squeeze expand t transpose permute movedim flip roll "
     "cat stack unbind split split_with_sizes chunk clone detach alias contiguous _to_copy lift_fresh_copy "
     "constant_pad_nd zeros ones full empty zeros_like ones_like full_like new_zeros new_ones new_full "
     "scalar_tensor diagonal index_select gather sym_size sym_numel sym_stride getitem"
 )
-"""Operations of torch without kinks or steps: two that agree near three points agree everywhere."""
+"""Operations of torch without kinks, steps or branches: what is linear near three points is so everywhere."""
 
 
 class Angles:
@@ -62,9 +61,9 @@ class Angles:
     def _find_form(self, inputs: Tensor, weights: Sequence[Tensor]) -> None:
         """Tells the form by the Jacobian at two points, and checks what it predicts at a third.
 
-        Three points tell for analytic functions only: what has kinks or steps is left to the graph.
+        Three points tell for smooth functions only: what has kinks, steps or branches is left to the graph.
         """
-        if not all(_is_analytic(node) for node in self.graph.graph.nodes):
+        if not all(_is_smooth(node) for node in self.graph.graph.nodes):
             return
         generator = torch.Generator().manual_seed(0)
         shapes = [weight.shape for weight in weights]
@@ -118,12 +117,12 @@ class Angles:
         return found[:, : len(inputs)] if self.batched else found.unsqueeze(1)
 
 
-def _is_analytic(node: fx.Node) -> bool:
+def _is_smooth(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
     name = str(getattr(node.target, "__name__", node.target)).split(".")[0]
     value = node.meta.get("val")
-    return name in ANALYTIC.split() and (not isinstance(value, Tensor) or value.is_floating_point())
+    return name in SMOOTH.split() and (not isinstance(value, Tensor) or value.is_floating_point())
 
 
 def replay(graph: fx.GraphModule, inputs: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:

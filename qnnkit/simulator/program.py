@@ -118,11 +118,15 @@ def items(trace: Trace) -> tuple[list[Item], list[int], list[int]]:
     """The traced gates; the traced indices of the weights' angles and of the inputs' angles."""
     found, on_weights, on_inputs = [], [], []
     for gate in trace.gates:
+        wires = gate.wires or (0,)  # a global phase acts anywhere
+        everywhere = np.eye(1 if gate.wires else 2)
         if gate.angle is None:
-            found.append(Item(gate.wires, constant(gate.operation)))
+            found.append(Item(wires, np.kron(constant(gate.operation), everywhere)))
             continue
         count = on_inputs if gate.on_inputs else on_weights
-        found.append(Item(gate.wires, trig_form(gate.operation), len(count), gate.on_inputs))
+        form = trig_form(gate.operation)
+        fixed, cosine, sine = (np.kron(part, everywhere) for part in (form.fixed, form.cosine, form.sine))
+        found.append(Item(wires, TrigForm(fixed, cosine, sine, form.frequency), len(count), gate.on_inputs))
         count.append(gate.angle)
     return found, on_weights, on_inputs
 

@@ -188,8 +188,8 @@ def _is_value(node: fx.Node) -> bool:
 def _is_elementary(operation: qp.operation.Operator) -> bool:
     """Whether a gate is taken as it is: a matrix on few wires, with at most one number as its angle."""
     template = type(operation).__module__.startswith("pennylane.templates")
-    if isinstance(operation, qp.StatePrep) or _is_traced_basis_state(operation):
-        return True
+    if isinstance(operation, qp.StatePrep | qp.GlobalPhase) or _is_traced_basis_state(operation):
+        return True  # a global phase would be decomposed into nothing
     if not operation.has_matrix or template:
         return not operation.has_decomposition
     if len(operation.wires) > 4 and operation.has_decomposition:
