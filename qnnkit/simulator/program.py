@@ -61,7 +61,9 @@ class Phases:
 
 
 def alternate(
-    items: Sequence[Item], turns: Callable[[Item], bool] = lambda item: item.angle is not None
+    items: Sequence[Item],
+    turns: Callable[[Item], bool] = lambda item: item.angle is not None,
+    earliest: int = 0,
 ) -> tuple[list[list[Item]], list[Phases]]:
     """The gates as segments with phases between them: U(t) = V exp(-i rates t) V^dagger U(0).
 
@@ -70,6 +72,7 @@ def alternate(
     Args:
         items: Gates in the order of time.
         turns: Which of them become phases.
+        earliest: First segment to which a gate may be moved back; 1 leaves what is before the first phases.
 
     Returns:
         Segments, one more than there are phases; the phases.
@@ -81,7 +84,7 @@ def alternate(
         wires = set(item.wires)
         if not turns(item):
             k = len(phases)  # as early as it can be, so that gates after it can be early too
-            while k and not wires & touched[k] and not phases[k - 1].touches(wires):
+            while k > earliest and not wires & touched[k] and not phases[k - 1].touches(wires):
                 k -= 1
             segments[k].append(item)
             touched[k] |= wires
@@ -282,7 +285,7 @@ class Plan:
 
 def plan(items: Sequence[Item], n_wires: int, n_angles: int, *, given: bool = False) -> Plan:
     """The plan of a circuit whose inputs give `n_angles` angles, on |0...0> or on a given state."""
-    segments, phases = alternate(items, turns=lambda item: item.on_inputs)
+    segments, phases = alternate(items, turns=lambda item: item.on_inputs, earliest=1)
     half, columns = None, [np.eye(2, dtype=complex)[:, :1]] * n_wires
     product = None if given else product_start(segments[0], phases, n_wires, n_angles)
     if product is not None:
