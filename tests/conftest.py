@@ -37,3 +37,12 @@ def unchanged_globals():
         after["CUDA's random state"] = before["CUDA's random state"]
     changed = [name for name, value in before.items() if value != after[name]]
     assert not changed, f"the test changed {', '.join(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def no_race(request, monkeypatch):
+    """What a busy machine measures decides no test: `auto` takes the fused program, but in test_choice."""
+    if not request.node.nodeid.startswith("tests/test_choice.py"):
+        from qnnkit.layers import choice
+
+        monkeypatch.setattr(choice, "_race", lambda *given: {"batched": 0.0})

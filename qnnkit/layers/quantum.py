@@ -242,13 +242,14 @@ class QuantumLayer(qp.qnn.TorchLayer):
         program = self._program(rows, inputs.shape)
         if program is None:
             return super().forward(self._fed(inputs))
+        chosen = "batched"
         if self.wanted_backend == "auto" and rows.ndim == 2 and not autograd_must():
-            self._chosen = self._choice(program, rows, weights)
-        if self._chosen == "batched":
+            chosen = self._chosen = self._choice(program, rows, weights)
+        if chosen == "batched":
             outputs = program(rows, [weight.to(inputs) for weight in weights])
         else:
-            near = rows if self._chosen == "default.qubit" else rows.cpu()
-            outputs = choice.columns(self._moved[self._chosen](**self._arguments(near)), near).to(rows.device)
+            near = rows if chosen == "default.qubit" else rows.cpu()
+            outputs = choice.columns(self._moved[chosen](**self._arguments(near)), near).to(rows.device)
         if inputs.ndim < 3:
             return outputs
         return outputs.reshape((*inputs.shape[:-1], *outputs.shape[1:]))
