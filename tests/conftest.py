@@ -45,4 +45,4 @@ def no_race(request, monkeypatch):
     if not request.node.nodeid.startswith("tests/test_choice.py"):
         from qnnkit.layers import choice
 
-        monkeypatch.setattr(choice, "_race", lambda *given: {"batched": 0.0})
+        monkeypatch.setattr(choice, "seconds", lambda *given: {"batched": 0.0})

@@ -350,7 +350,7 @@ def test_wrong_numbers_of_features(function, good, bad, leading, backend):
         words = f"have {good} features", f"but is {tuple(inputs.shape)}"
         refused(ValueError, "inputs", lambda inputs=inputs: layer(inputs), *words)
         layer(torch.zeros(*leading, good))
-    assert layer.backend == ("batched" if backend == "auto" else backend)
+    assert layer.backend == ("batched" if backend == "auto" else backend), layer.explain()
 
 
 @pytest.mark.parametrize("backend", ["auto", "batched", "default.qubit"])
