@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -140,6 +142,17 @@ class RunConfig(Settings):
         return {
             name: nested[section][name] if section else nested[name] for name, section in flat_names().items()
         }
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over every setting but placement: equal for runs that would be the same experiment.
+
+        Example:
+            >>> one, other = RunConfig(recipe="digits_quanv"), RunConfig(recipe="digits_quanv", device="cpu")
+            >>> one.digest() == other.digest()
+            True
+        """
+        chosen = {name: value for name, value in self.flat().items() if name not in PLACEMENT}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """Settings that make another experiment: name -> (here, there). Placement makes none."""

@@ -73,7 +73,7 @@ def one(open_run):
 def quickly(monkeypatch):
     """lightning.qubit is not timed."""
     told = {"seconds": 120.0, "sentence": "On lightning.qubit its circuits take 120.0 s."}
-    monkeypatch.setattr(report, "beside_lightning", lambda run, seconds: told | {"epoch": seconds})
+    monkeypatch.setattr(report.run, "beside_lightning", lambda run, seconds: told | {"epoch": seconds})
 
 
 # --- numbers -----------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_an_epoch_on_lightning_is_scaled_up_from_few_circuits(open_run, settings
             ran.append(len(inputs))
         return right(layer, inputs)
 
-    monkeypatch.setattr(report, "measure", SimpleNamespace(seconds=seconds))
+    monkeypatch.setattr(report.run, "measure", SimpleNamespace(seconds=seconds))
     monkeypatch.setattr(QuantumLayer, "forward", forward)
     run = open_run(stride=4, **settings)
     found = report.beside_lightning(run, 0.25)
@@ -364,7 +364,7 @@ def test_without_lightning_the_report_says_so(three, monkeypatch):
 def test_a_report_written_anew_keeps_the_measured_time(three, quickly, monkeypatch):
     first = report.finish(three)["lightning"]
     assert first["epoch"] == 0.5 and first["sentence"] in Page(three.report.read_text()).text
-    monkeypatch.setattr(report, "beside_lightning", None)
+    monkeypatch.setattr(report.run, "beside_lightning", None)
     assert report.finish(three)["lightning"] == first
 
 

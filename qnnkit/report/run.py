@@ -222,7 +222,7 @@ def render(run: Run, result: dict[str, Any]) -> str:
     """The run's page: table, sentences, every kept figure, settings and provenance, in one HTML file."""
     from jinja2 import Environment, PackageLoader
 
-    page = Environment(loader=PackageLoader("qnnkit", "."), autoescape=True).get_template("report.html")
+    page = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True).get_template("run.html")
     return page.render(
         run=run,
         result=result,
