@@ -84,6 +84,12 @@ class TrainingConfig(Settings):
     """Epochs without a better validation score before stopping early; 0 never stops."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of each label that is spread over all classes."""
+    save_every_steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
+    save_every_minutes: float | None = Field(default=5.0, gt=0)
+    """Minutes between checkpoints inside an epoch; every epoch ends in one anyway. May differ later."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints of each net that stay, the best epoch's beside them. May differ later."""
 
 
 class RunConfig(Settings):
@@ -164,8 +170,8 @@ class RunConfig(Settings):
         }
 
 
-PLACEMENT = ("device", "backend", "threads")
-"""Settings that say where a run computes, not what."""
+PLACEMENT = ("device", "backend", "threads", "save_every_steps", "save_every_minutes", "keep_checkpoints")
+"""Settings that say where and how a run computes, not what: they may differ when it is resumed."""
 _SECTIONS = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
 
 

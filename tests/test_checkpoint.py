@@ -1,297 +1,458 @@
-"""qnnkit.checkpoint: what is written comes back bit for bit; damaged or foreign files are refused."""
+"""qnnkit.checkpoint: what was whole stays whole, whatever happens to the newest, and nothing is executed."""
 
+import errno
 import json
 import os
+import pickle
+import random
+import shutil
+import struct
+import threading
+import time
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
-from qnnkit.checkpoint import keep_as, load_checkpoint, save_checkpoint
+from qnnkit import checkpoint
+from qnnkit.checkpoint import Store, file
 
-PROGRESS = {"epoch": 3, "best_score": [0.1, -1 / 3], "seconds": [0.25], "scaler": None}
-OPTIMIZERS = {
-    "adam": lambda weights: torch.optim.Adam(weights, lr=0.1),
-    "amsgrad": lambda weights: torch.optim.Adam(weights, lr=0.1, amsgrad=True),
-    "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.5),
-    "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
-}
+IDENTITY = {"net": "hybrid", "seed": 0}
 
 
-@pytest.fixture(autouse=True)
-def own_random_state():
-    """Loading with an optimizer sets torch's generator, as it must; the test gives it back."""
-    with torch.random.fork_rng(devices=[]):
-        yield
-
-
-def net(n_classes=2, seed=0, dtype=torch.float32):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, n_classes)).to(dtype)
-
-
-def step(model, optimizer, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    dtype = next(model.parameters()).dtype
-    optimizer.zero_grad()
-    model(torch.randn(5, 3, generator=generator, dtype=dtype)).square().sum().backward()
-    optimizer.step()
-
-
-def same_bits(one, other):
-    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
-def same_state(one, other):
-    """Whether two (nested) states agree in every bit."""
-    if isinstance(one, torch.Tensor):
-        return same_bits(one.reshape(-1), other.reshape(-1)) and one.shape == other.shape
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same_state, one, other))
-    return one == other
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """A checkpoint after one Adam step, with the model it is of."""
-    model = net()
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    step(model, optimizer)
-    path = tmp_path / "last.safetensors"
-    save_checkpoint(path, model, optimizer, PROGRESS)
-    return path, model
-
-
-# --- whole -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_everything_comes_back_bit_for_bit(tmp_path, name, dtype):
-    model = net(dtype=dtype)
-    optimizer = OPTIMIZERS[name](model.parameters())
-    step(model, optimizer)
-    path = tmp_path / "last.safetensors"
-    torch.manual_seed(123)
-    save_checkpoint(path, model, optimizer, PROGRESS)
-    drawn = torch.rand(4)
-
-    other = net(seed=1, dtype=dtype)
-    again = OPTIMIZERS[name](other.parameters())
-    assert not same_state(dict(model.state_dict()), dict(other.state_dict()))
-    assert load_checkpoint(path, other, again) == PROGRESS
-    assert same_state(dict(model.state_dict()), dict(other.state_dict()))
-    assert same_state(optimizer.state_dict()["state"], again.state_dict()["state"])
-    assert torch.equal(torch.rand(4), drawn)  # the generator went on from where it was
-    step(model, optimizer, seed=2)
-    step(other, again, seed=2)
-    assert same_state(dict(model.state_dict()), dict(other.state_dict()))
-
-
-def test_without_an_optimizer_only_the_weights_are_restored(saved):
-    path, model = saved
-    other = net(seed=1)
-    before = torch.get_rng_state()
-    assert load_checkpoint(path, other) == PROGRESS
-    assert same_state(dict(model.state_dict()), dict(other.state_dict()))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_an_optimizer_that_has_not_stepped(tmp_path):
-    model = net()
-    path = tmp_path / "last.safetensors"
-    save_checkpoint(path, model, OPTIMIZERS["adam"](model.parameters()), PROGRESS)
-    assert load_checkpoint(path, net(seed=1), OPTIMIZERS["adam"](net().parameters())) == PROGRESS
-
-
-def test_tied_weights(tmp_path):
-    def tied(seed):
+def net(seed=0, n_classes=2):
+    with checkpoint.own_generators():
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-        model[1].weight = model[0].weight
-        return model
-
-    model, other = tied(0), tied(1)
-    optimizer = OPTIMIZERS["sgd"](model.parameters())
-    step(model, optimizer)
-    path = tmp_path / "last.safetensors"
-    save_checkpoint(path, model, optimizer, PROGRESS)
-    load_checkpoint(path, other, OPTIMIZERS["sgd"](other.parameters()))
-    assert same_state(dict(model.state_dict()), dict(other.state_dict()))
-    assert other[1].weight is other[0].weight
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, n_classes))
 
 
-def test_weights_that_are_views_of_one_tensor(tmp_path):
-    block = torch.arange(12.0).reshape(3, 4)
-    model = nn.Module()
-    model.left, model.right = nn.Parameter(block[:, :2]), nn.Parameter(block.T[2:])
-    path = tmp_path / "last.safetensors"
-    save_checkpoint(path, model, OPTIMIZERS["sgd"](model.parameters()), PROGRESS)
-    other = nn.Module()
-    other.left, other.right = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(2, 3))
-    load_checkpoint(path, other)
-    assert torch.equal(other.left, block[:, :2]) and torch.equal(other.right, block.T[2:])
+def state_of(number):
+    """A state that tells which it is."""
+    return {"model": {"weight": torch.full((3,), float(number))}, "progress": {"updates": number}}
 
 
-# --- damaged -----------------------------------------------------------------------------------------------
+def same(one, other):
+    """Whether two states hold the same, tensors bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
 
 
-def refused(path, match="is damaged"):
-    """Asserts that loading `path` raises one sentence and changes neither the model nor the file."""
+@contextmanager
+def room_for(n_bytes):
+    """No file of this process grows past `n_bytes`."""
+    import resource
+    import signal
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+# --- one file ----------------------------------------------------------------------------------------------
+
+
+def test_everything_comes_back_bit_for_bit(tmp_path):
+    model = net()
+    optimizers = [
+        torch.optim.AdamW(model.parameters()),
+        torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+    ]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 10) for each in optimizers]
+    for each in (*optimizers, *schedules):
+        model(torch.ones(2, 3)).sum().backward()
+        each.step()
+    state = {
+        "model": dict(model.state_dict()),
+        "optimizers": [each.state_dict() for each in optimizers],
+        "schedulers": [{"last_epoch": each.last_epoch} for each in schedules],
+        "scaler": None,
+        "random": checkpoint.random_state(),
+        "tuple": (1, 2.5, "text", True, None, float("inf"), 0.1 + 0.2),
+        "empty": [torch.zeros(0, 3), {}, []],
+        "halves": torch.arange(5, dtype=torch.bfloat16),
+    }
+    path = file.write(tmp_path, 7, state)
+    assert same(file.read(path), state)
+
+
+def test_tied_weights_and_views(tmp_path):
+    one = torch.arange(6.0)
+    state = {"all": one, "again": one, "view": one[2:], "across": one.view(2, 3).T}
+    assert same(file.read(file.write(tmp_path, 0, state)), state)
+
+
+def test_the_name_holds_step_and_hash_and_equal_content_has_one_name(tmp_path):
+    first, second = file.write(tmp_path, 7, state_of(1)), file.write(tmp_path, 7, state_of(1))
+    other = file.write(tmp_path, 7, state_of(2))
+    assert first == second != other and first.name.startswith("step-00000007-")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({first.name, other.name})
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, np.float64(1).dtype, nn.Linear(1, 1)])
+def test_what_is_neither_tensor_nor_plain_is_refused(tmp_path, value):
+    with pytest.raises(TypeError, match=r"model/part is a"):
+        file.write(tmp_path, 0, {"model": {"part": value}})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.5, 0.999])
+def test_a_file_cut_short(tmp_path, share):
+    path = file.write(tmp_path, 0, state_of(1))
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(ValueError, match="is damaged"):
+        file.read(path)
+
+
+def test_a_flipped_bit_anywhere_is_noticed(tmp_path):
+    path = file.write(tmp_path, 0, state_of(1))
     content = path.read_bytes()
-    model = net(seed=1)
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    generator = torch.get_rng_state()
-    with pytest.raises(ValueError, match=match) as caught:
-        load_checkpoint(path, model, optimizer)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-    assert same_state(dict(model.state_dict()), weights)
-    assert optimizer.state_dict()["state"] == {}
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("share", [0, 0.0005, 0.1, 0.3, 0.6, 0.9999])
-def test_a_file_cut_short(saved, share):
-    path, _ = saved
-    content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
-    refused(path)
-
-
-def test_a_file_that_goes_on_too_long(saved):
-    path, _ = saved
-    path.write_bytes(path.read_bytes() + b"x")
-    refused(path)
-
-
-def test_a_flipped_bit_anywhere_is_noticed(saved):
-    path, _ = saved
-    content = path.read_bytes()
-    own_name = content.index(b'"crc32"')  # a flip in this key alone leaves all that counts whole
-    missed = []
-    for place in range(0, len(content), 7):
-        if own_name <= place < own_name + len(b'"crc32"'):
-            continue
-        flipped = bytearray(content)
-        flipped[place] ^= 1 << place % 8
-        path.write_bytes(flipped)
-        try:
-            load_checkpoint(path, net(), OPTIMIZERS["adam"](net().parameters()))
-            missed.append(place)
-        except ValueError:
-            pass
-    assert len(content) // 7 > 500 and missed == []
-
-
-def test_safetensors_of_someone_else(tmp_path):
-    from safetensors.torch import save_file
-
-    path = tmp_path / "best.safetensors"
-    save_file({"weight": torch.zeros(3)}, path)
-    refused(path)
+    for position in range(0, len(content), 7):
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 1 << position % 8]) + content[position + 1 :]
+        )
+        with pytest.raises(ValueError, match="is damaged"):
+            file.read(path)
 
 
 class Payload:
-    """A pickle of this makes whoever unpickles it write a file."""
+    """Leaves a trace when it is unpickled."""
 
-    def __init__(self, proof):
-        self.proof = proof
+    def __init__(self, path):
+        self.path = path
 
     def __reduce__(self):
-        return exec, (f"open({str(self.proof)!r}, 'w').close()",)
+        return os.mkdir, (str(self.path),)
+
+
+def hashed(folder, content, step=1):
+    """A file with this content and the name that fits it."""
+    import hashlib
+
+    path = folder / f"step-{step:08d}-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
+    path.write_bytes(content)
+    return path
+
+
+def crafted(folder, header, tensors=None):
+    draft = folder / "draft"
+    save_file(tensors or {"a": torch.ones(1)}, draft, metadata={"qnnkit": json.dumps(header)})
+    content = draft.read_bytes()
+    draft.unlink()
+    return hashed(folder, content)
 
 
 def test_a_pickle_is_refused_and_not_run(tmp_path):
-    path, proof = tmp_path / "best.safetensors", tmp_path / "it ran"
-    torch.save({"model": Payload(proof)}, path)
-    refused(path)
-    assert not proof.exists()
-    torch.load(path.rename(tmp_path / "best.pt"), weights_only=False)  # the payload is a real one
-    assert proof.exists()
+    for content in (pickle.dumps(Payload(tmp_path / "trace")), b"\x80\x04" + b"0" * 50):
+        with pytest.raises(ValueError, match="is damaged"):
+            file.read(hashed(tmp_path, content))
+    torch.save(Payload(tmp_path / "trace"), tmp_path / "zip")
+    with pytest.raises(ValueError, match="is damaged"):
+        file.read(hashed(tmp_path, (tmp_path / "zip").read_bytes()))
+    assert not (tmp_path / "trace").exists()
 
 
-def test_code_in_the_header_stays_text(tmp_path):
-    """What is not a tensor is read as JSON: no name in it is looked up, no expression evaluated."""
-    path, proof = tmp_path / "last.safetensors", tmp_path / "it ran"
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"tensor": "__import__('os').system('touch trace')"},
+        {"eval": "1"},
+        {"dict": [["a"]]},
+        {"dict": 5},
+        {"tensor": ["a"]},
+        {},
+        {"list": [1], "tuple": [2]},
+        {"tensor": "../../etc/passwd"},
+    ],
+)
+def test_a_crafted_header_is_refused_and_runs_nothing(tmp_path, state):
+    path = crafted(tmp_path, {"format": file.FORMAT, "step": 1, "state": {"dict": [["model", state]]}})
+    with pytest.raises(ValueError, match="is damaged"):
+        file.read(path)
+    assert {each.name for each in tmp_path.iterdir()} == {path.name}
+
+
+@pytest.mark.parametrize(
+    "header", [[], None, {"format": 1}, {"format": 99, "step": 1, "state": {}}, {"step": 1}]
+)
+def test_a_header_of_another_format(tmp_path, header):
+    with pytest.raises(ValueError, match="is damaged"):
+        file.read(crafted(tmp_path, header))
+
+
+def test_a_header_that_claims_to_be_huge(tmp_path):
+    with pytest.raises(ValueError, match="is damaged"):
+        file.read(hashed(tmp_path, struct.pack("<Q", 2**62) + b"{}"))
+
+
+def test_a_full_disk_leaves_no_draft(tmp_path):
+    whole = file.write(tmp_path, 1, state_of(1))
+    with room_for(200), pytest.raises(OSError, match="what was written before is whole") as caught:
+        file.write(tmp_path, 2, state_of(2))
+    assert caught.value.errno in (errno.EFBIG, errno.ENOSPC)
+    assert [path.name for path in tmp_path.iterdir()] == [whole.name] and same(file.read(whole), state_of(1))
+
+
+def test_another_model_is_refused_before_anything_is_changed(tmp_path):
     model = net()
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    progress = PROGRESS | {"epoch": f"__import__('pathlib').Path({str(proof)!r}).touch()"}
-    save_checkpoint(path, model, optimizer, progress)
-    assert load_checkpoint(path, model, optimizer) == progress
-    assert not proof.exists()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for other in (net(1, n_classes=3), nn.Sequential(nn.BatchNorm1d(3))):
+        with pytest.raises(ValueError, match="belongs to another model: `"):
+            file.load_model(tmp_path, model, other.state_dict())
+    assert same(dict(model.state_dict()), before)
 
 
-@pytest.mark.parametrize("n_classes", [1, 3])
-def test_another_model_is_refused_before_anything_is_copied(saved, n_classes):
-    path, _ = saved
-    model = net(n_classes, seed=1)
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"belongs to another model: `2\.weight` has shape \(2, 4\) there"):
-        load_checkpoint(path, model)
-    assert same_state(dict(model.state_dict()), weights)
+# --- generators --------------------------------------------------------------------------------------------
 
 
-def test_a_model_with_other_names_is_refused(saved):
-    path, _ = saved
-    with pytest.raises(ValueError, match="belongs to another model"):
-        load_checkpoint(path, nn.Sequential(nn.Linear(3, 4)))
-    with pytest.raises(ValueError, match="None there"):
-        load_checkpoint(path, nn.Sequential(*net(), nn.Linear(2, 2)))
+def drawn():
+    return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()  # noqa: NPY002
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        load_checkpoint(tmp_path / "none.safetensors", net())
+def test_every_generator_comes_back(tmp_path):
+    with checkpoint.own_generators():
+        checkpoint.seed_all("a", 1)
+        drawn()  # an odd number of normal ones is kept in hand
+        path = file.write(tmp_path, 0, {"random": checkpoint.random_state()})
+        ahead = drawn()
+        checkpoint.set_random_state(file.read(path)["random"])
+        assert drawn() == ahead
 
 
-def test_the_header_is_plain_json(saved):
-    path, _ = saved
-    with safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["qnnkit"])
-        assert {name.split(".")[0] for name in file.keys()} == {"model", "optimizer", "random"}  # noqa: SIM118
-    assert header["progress"] == PROGRESS
+def test_seeds_of_neighbours_differ():
+    with checkpoint.own_generators():
+        seen = []
+        for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0,)]:
+            checkpoint.seed_all(*key)
+            seen.append(drawn())
+        checkpoint.seed_all(0, 0)
+        assert drawn() == seen[0] and len({value for values in seen for value in values}) == 25
 
 
-# --- kept --------------------------------------------------------------------------------------------------
+# --- a folder of them --------------------------------------------------------------------------------------
 
 
-def test_keep_as_costs_no_space_and_survives_the_next_save(saved):
-    path, model = saved
-    best = path.with_name("best.safetensors")
-    keep_as(path, best.name)
-    assert best.stat().st_ino == path.stat().st_ino
-    first = best.read_bytes()
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    step(model, optimizer, seed=3)
-    save_checkpoint(path, model, optimizer, PROGRESS)
-    assert best.read_bytes() == first != path.read_bytes()
-    keep_as(path, best.name)
-    assert best.read_bytes() == path.read_bytes()
-    assert sorted(each.name for each in path.parent.iterdir()) == ["best.safetensors", "last.safetensors"]
+@pytest.fixture
+def kept(tmp_path):
+    """A folder with the states of steps 1 to 5, of which 3 is the best."""
+    store = Store(tmp_path / "store", IDENTITY, keep=3)
+    for step in range(1, 6):
+        store.save(step, state_of(step), best=step == 3)
+    store.wait()
+    return store.folder
 
 
-def test_keep_as_without_hard_links(saved, monkeypatch):
-    path, _ = saved
-    best = path.with_name("best.safetensors")
-    best.write_bytes(b"old")
-
-    def refuse(self, target):
-        raise PermissionError(1, "Operation not permitted")  # what Drive's file system says
-
-    monkeypatch.setattr(type(path), "hardlink_to", refuse)
-    keep_as(path, best.name)
-    assert best.read_bytes() == path.read_bytes()
-    assert best.stat().st_ino != path.stat().st_ino
-    assert sorted(each.name for each in path.parent.iterdir()) == ["best.safetensors", "last.safetensors"]
+def restored(folder, identity=IDENTITY):
+    state = Store(folder, identity).restore()
+    return None if state is None else state["progress"]["updates"]
 
 
-def test_keep_as_after_a_kill_left_the_link_behind(saved):
-    path, _ = saved
-    path.with_name(f".best.safetensors.{os.getpid()}").write_bytes(b"left")
-    keep_as(path, "best.safetensors")
-    assert path.with_name("best.safetensors").read_bytes() == path.read_bytes()
+def named(folder, step):
+    (path,) = folder.glob(f"step-{step:08d}-*.safetensors")
+    return path
+
+
+def best_of(folder):
+    model = nn.Module()
+    model.register_buffer("weight", torch.zeros(3))
+    Store(folder, IDENTITY).load_best(model)
+    return model.weight[0].item()
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_newest_the_last_few_and_the_best_stay(kept):
+    assert restored(kept) == 5
+    assert {int(path.name[5:13]) for path in kept.glob("step-*")} == {3, 4, 5}
+    store = Store(kept, IDENTITY, keep=1)
+    store.restore()
+    for step in (6, 7):
+        store.save(step, state_of(step))
+    store.wait()
+    assert {int(path.name[5:13]) for path in kept.glob("step-*")} == {3, 7}
+    assert best_of(kept) == 3
+
+
+def test_an_empty_folder(tmp_path):
+    assert restored(tmp_path) is None and restored(tmp_path / "none") is None
+    with pytest.raises(FileNotFoundError, match="holds no whole checkpoint"):
+        best_of(tmp_path)
+
+
+def swap(folder):
+    one, other = named(folder, 5), named(folder, 4)
+    one_content, other_content = one.read_bytes(), other.read_bytes()
+    one.write_bytes(other_content)
+    other.write_bytes(one_content)
+
+
+def foreign(folder):
+    """The newest is whole, but another net's, as after a mix-up of folders."""
+    state = {"identity": {"net": "classical", "seed": 0}, "best": None, "state": state_of(6)}
+    path = file.write(folder, 6, state)
+    (folder / "current.json").write_text(json.dumps({"current": path.name, "kept": []}))
+
+
+def replaced_by_folder(folder):
+    path = named(folder, 5)
+    path.unlink()
+    path.mkdir()
+
+
+def linked_to_itself(folder):
+    path = named(folder, 5)
+    path.unlink()
+    path.symlink_to(path)
+
+
+# What is done to the folder -> which state is restored.
+DAMAGE = {
+    "nothing": (lambda folder: None, 5),
+    "newest cut short": (lambda folder: os.truncate(named(folder, 5), 100), 4),
+    "newest of no length": (lambda folder: os.truncate(named(folder, 5), 0), 4),
+    "newest with a flipped bit": (lambda folder: flip(named(folder, 5)), 4),
+    "newest missing": (lambda folder: named(folder, 5).unlink(), 4),
+    "newest grown": (lambda folder: named(folder, 5).open("ab").write(b"more"), 4),
+    "newest is a folder": (replaced_by_folder, 4),
+    "newest is a link to itself": (linked_to_itself, 4),
+    "two newest cut short": (lambda folder: [os.truncate(named(folder, n), 50) for n in (5, 4)], 3),
+    "two swapped": (swap, 3),
+    "best with a flipped bit": (lambda folder: flip(named(folder, 3)), 5),
+    "everything cut short": (lambda folder: [os.truncate(named(folder, n), 9) for n in (5, 4, 3)], None),
+    "pointer missing": (lambda folder: (folder / "current.json").unlink(), 5),
+    "pointer of no length": (lambda folder: os.truncate(folder / "current.json", 0), 5),
+    "pointer cut short": (lambda folder: os.truncate(folder / "current.json", 20), 5),
+    "pointer to nowhere": (lambda folder: (folder / "current.json").write_text('{"current": "../../x"}'), 5),
+    "pointer that is a list": (lambda folder: (folder / "current.json").write_text("[[5]]"), 5),
+    "pointer with a list of numbers": (lambda f: (f / "current.json").write_text('{"kept": [5]}'), 5),
+    "pointer to an older one": (
+        lambda folder: (folder / "current.json").write_text(
+            json.dumps({"current": named(folder, 4).name, "kept": []})
+        ),
+        4,
+    ),
+    "another net's": (foreign, 5),
+    "drafts of killed writers": (lambda folder: (folder / ".step-00000009.123").write_bytes(b"half"), 5),
+    "clock gone back": (lambda folder: os.utime(named(folder, 5), (0, 0)), 5),
+    "clock far ahead": (lambda folder: os.utime(named(folder, 4), (2**33, 2**33)), 5),
+    "a stranger's file": (lambda folder: (folder / "step-99999999-notours.safetensors").write_bytes(b"?"), 5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_the_newest_whole_state_is_restored_and_nothing_good_is_deleted(kept, damage):
+    do, step = DAMAGE[damage]
+    do(kept)
+    before = {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()}
+    assert restored(kept) == step
+    assert {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()} == before
+    store = Store(kept, IDENTITY, keep=2)  # training goes on from there, and is kept in its turn
+    store.restore()
+    for ahead in (7, 8):
+        store.save(ahead, state_of(ahead), best=ahead == 7)
+    store.wait()
+    assert restored(kept) == 8
+
+
+def test_a_lost_best_costs_no_training(kept):
+    flip(named(kept, 3))
+    with pytest.warns(UserWarning, match="weights of the best epoch are lost"):
+        store = Store(kept, IDENTITY)
+        assert store.restore()["progress"]["updates"] == 5 and store.best_lost
+    with pytest.warns(UserWarning):
+        assert best_of(kept) == 5
+
+
+def test_what_is_passed_over_is_said(kept):
+    flip(named(kept, 5))
+    with pytest.warns(UserWarning, match=r"00005-\w+.safetensors` is damaged .* goes on from `step-00000004"):
+        restored(kept)
+    flip(named(kept, 3))
+    flip(named(kept, 4))
+    with pytest.warns(UserWarning, match="Training begins anew"):
+        assert restored(kept) is None
+
+
+def test_the_files_of_another_training_are_not_taken(kept):
+    with pytest.warns(UserWarning, match="belongs to another training"):
+        assert restored(kept, {"net": "hybrid", "seed": 1}) is None
+
+
+def test_a_folder_copied_elsewhere_is_as_good(kept, tmp_path):
+    shutil.copytree(kept, tmp_path / "elsewhere")
+    assert restored(tmp_path / "elsewhere") == 5
+
+
+@pytest.mark.parametrize("room", [0, 100, 300])
+def test_a_full_disk_is_told_and_the_state_before_stays(kept, room):
+    before = {path.name for path in kept.iterdir()}
+    store = Store(kept, IDENTITY)
+    store.restore()
+    with room_for(room):
+        store.save(6, state_of(6))
+        with pytest.raises(OSError, match="Free some space and run the same command again"):
+            store.wait()
+    assert restored(kept) == 5 and {path.name for path in kept.iterdir()} == before
+    store.save(7, state_of(7))  # there is room again
+    store.wait()
+    assert restored(kept) == 7
+
+
+def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
+    """The state is the one at the moment of saving, though it is changed before it is written."""
+    go, write = threading.Event(), file.write
+
+    def slow(*given):
+        go.wait(30)
+        return write(*given)
+
+    monkeypatch.setattr(file, "write", slow)
+    store, state = Store(tmp_path, IDENTITY), state_of(1)
+    store.save(1, state)
+    assert store.busy and not list(tmp_path.glob("step-*"))
+    state["model"]["weight"].fill_(9)
+    state["progress"]["updates"] = 9
+    go.set()
+    store.wait()
+    found = Store(tmp_path, IDENTITY).restore()
+    assert found["model"]["weight"].tolist() == [1, 1, 1] and found["progress"] == {"updates": 1}
+    assert not store.busy
+
+
+def test_a_reader_beside_the_writer_always_finds_a_whole_state(tmp_path):
+    store, seen = Store(tmp_path, IDENTITY, keep=2), []
+    store.save(0, state_of(0))
+    store.wait()
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        store.save(len(seen) + 1, state_of(len(seen) + 1), best=len(seen) % 3 == 0)
+        seen.append(restored(tmp_path))
+    store.wait()
+    assert None not in seen and len(seen) > 10 and seen == sorted(seen)
+
+
+def test_drafts_are_cleared_by_the_writer_alone(kept):
+    for name in (".step-00000009.123", ".current.json.123"):
+        (kept / name).write_bytes(b"half")
+    (kept / ".mine").touch()
+    restored(kept)
+    assert (kept / ".step-00000009.123").exists()
+    Store(kept, IDENTITY).clear_drafts()
+    assert {path.name for path in kept.glob(".*")} == {".mine"}

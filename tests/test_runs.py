@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from qnnkit import runs, workspace
+from qnnkit.checkpoint import Store
 from qnnkit.runs import chain
 
 NOBODY = 65534
@@ -97,8 +97,9 @@ def closed():
 
 
 def files(folder):
-    """Content of every file below `folder`."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Content of every file below `folder`, but for locks."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 # --- opening -----------------------------------------------------------------------------------------------
@@ -146,7 +147,8 @@ def test_a_begun_run_opens_again_with_its_own_settings(tiny, recipe):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"epochs": 5}, "epochs: 2 there, 5 now"),
+        ({"epochs": 1}, "epochs: 2 there, 1 now"),
+        ({"epochs": 5, "learning_rate": 0.5}, "learning_rate: 0.01 there, 0.5 now"),
         ({"controls": ["frozen_random"]}, "controls: ['classical'] there, ['frozen_random'] now"),
         ({"seed": 1, "hidden": 8}, "seed: 0 there, 1 now, hidden: 2 there, 8 now"),
         ({"data_dir": "/elsewhere"}, "'/elsewhere' now"),
@@ -352,12 +354,16 @@ def outcome(run):
         {name: value for name, value in row.items() if "seconds" not in name}
         for row in [*run.epochs().to_dict("records"), *run.finals().to_dict("records")]
     ]
-    tensors = {
-        f"{net}-{seed}-{name}": load_file(run.checkpoints(net, seed) / f"{name}.safetensors")
-        for net in run.nets
-        for seed in run.seeds
-        for name in ("best", "last")
-    }
+    tensors = {}
+    for net in run.nets:
+        for seed in run.seeds:
+            tensors[f"{net}-{seed}-best"] = dict(runs.trained(run, net, seed).state_dict())
+            state = Store(run.checkpoints(net, seed), run.identity(net, seed)).restore()
+            tensors[f"{net}-{seed}-last"] = state["model"] | {
+                f"{index} {name}": value
+                for index, entries in state["optimizer"]["state"].items()
+                for name, value in entries.items()
+            }
     return rows, tensors
 
 
@@ -458,9 +464,166 @@ def test_a_full_disk_while_training_loses_nothing_that_was_written(tiny):
     list(runs.train_all(straight))
     with room_for(4096), pytest.raises(OSError, match=r"Cannot write .*Free some space"):
         list(runs.train_all(run))  # a checkpoint is larger than that
-    assert not list(run.folder.rglob(".*"))
+    assert {path.name for path in run.folder.rglob(".*")} <= {".train.lock"}
     list(runs.train_all(runs.open_run(run.folder)))
     assert same(outcome(run), outcome(straight))
+
+
+def test_rows_that_the_file_has_lost_are_told_by_the_checkpoint(tiny):
+    straight, run = tiny("straight"), tiny("lost")
+    for each in (straight, run):
+        list(runs.train_all(each))
+    path = run.folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[1] + lines[2][: len(lines[2]) // 2])
+    list(runs.train_all(run))
+    assert sorted(map(repr, outcome(run)[0])) == sorted(map(repr, outcome(straight)[0]))
+
+
+# --- more epochs, forks, and two at once -------------------------------------------------------------------
+
+
+def test_more_epochs_go_on_where_the_fewer_ended(tiny):
+    run = tiny(epochs=2)
+    list(runs.train_all(run))
+    workspace.write_json(run.folder / "result.json", {"nets": []})
+    (run.folder / "notebooks").mkdir()
+    for name in ("02_gradient_check", "03_train", "04_analyze"):
+        run.notebook(name).write_text(name)
+    before = {name: content for name, content in files(run.folder).items() if "step-" in name}
+
+    more = runs.open_run(run.folder, epochs=4)
+    assert more.config == run.config.override(epochs=4) == runs.open_run(run.folder).config
+    assert more.result is None and not more.notebook("03_train").exists()
+    assert more.notebook("02_gradient_check").exists()
+    there = files(run.folder)
+    assert {"result.epochs-2.json", "notebooks/03_train.epochs-2.ipynb"} <= set(there)
+    assert {name: there[name] for name in before} == before
+    (extended,) = more.provenance["extended"]
+    assert (extended["from"], extended["to"]) == (2, 4)
+
+    epochs = []
+    finals = list(runs.train_all(more, on_epoch=epochs.append))
+    assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(finals) == 2
+    assert more.epochs().groupby("net")["epoch"].apply(list).tolist() == [[1, 2, 3, 4]] * 2
+    assert list(runs.train_all(more, on_epoch=epochs.append)) == finals and len(epochs) == 4
+
+
+def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(tiny, tmp_path):
+    source = tiny(epochs=2)
+    list(runs.train_all(source))
+    before = files(source.folder)
+    run = runs.fork(source.folder, tmp_path / "fork", epochs=3, learning_rate=0.001)
+    assert run.config == source.config.override(epochs=3, learning_rate=0.001)
+    epochs = []
+    list(runs.train_all(run, on_epoch=epochs.append))
+    assert [row["epoch"] for row in epochs] == [3, 3] and epochs[0]["learning_rate"] < 0.001
+    assert run.provenance["forked"]["from"] == str(source.folder)
+    assert run.provenance["forked"]["changed"]["learning_rate"] == {"from": 0.01, "to": 0.001}
+    assert {
+        name: content for name, content in files(source.folder).items() if not name.startswith(".")
+    } == before
+    again = runs.fork(source.folder, tmp_path / "fork", epochs=3, learning_rate=0.001)
+    assert again.config == run.config and len(again.finals()) == 2  # the same command opens it again
+
+
+def test_a_fork_in_the_middle_of_an_epoch_with_another_batch_size(tiny, tmp_path):
+    source = tiny(epochs=2, save_every_steps=1)
+    for _ in runs.train_all(source):
+        break  # the hybrid net alone
+    run = runs.fork(source.folder, tmp_path / "fork", epochs=3, batch_size=7, optimizer="sgd")
+    assert len(list(runs.train_all(run))) == 2
+    assert run.epochs().groupby("net")["epoch"].apply(list).tolist() == [[1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"seed": 5}, "and seed makes other nets or data"),
+        ({"hidden": 3, "epochs": 9}, "and hidden makes other nets or data"),
+        ({"test_fraction": 0.3}, "and test_fraction makes other nets or data"),
+        ({"learning_rate": 0.5}, "Argument `epochs` must be above 2"),
+        ({"epochs": 1}, "Argument `epochs` must be above 1"),
+    ],
+)
+def test_forks_that_are_refused_write_nothing(tiny, tmp_path, settings, told):
+    source = tiny(epochs=2)
+    list(runs.train_all(source))
+    with pytest.raises(ValueError, match=told):
+        runs.fork(source.folder, tmp_path / "fork", **settings)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_a_fork_into_a_used_folder_is_refused(tiny):
+    source, other = tiny(), tiny("other")
+    content = files(other.folder)
+    with pytest.raises(ValueError, match="must name a new folder"):
+        runs.fork(source.folder, other.folder, epochs=9)
+    assert files(other.folder) == content
+
+
+HOLDS = """
+    import sys, time
+    from pathlib import Path
+    from qnnkit.runs.lock import alone
+    with alone(Path(sys.argv[1]), sys.argv[2]):
+        print("held", flush=True)
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder():
+    """Starts a process that holds a run folder; it is killed at the end."""
+    started = []
+
+    def start(folder, work):
+        command = [sys.executable, "-c", textwrap.dedent(HOLDS), str(folder), work]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout.readline() == "held\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(tiny, holder, monkeypatch):
+    monkeypatch.setattr("qnnkit.runs.lock.alone.__defaults__", (0.2,))
+    run = tiny()
+    process = holder(run.folder, "train")
+    content = files(run.folder)
+    with pytest.raises(BlockingIOError, match=rf"is in use by process {process.pid} on .*same command again"):
+        list(runs.train_all(run))
+    assert files(run.folder) == content
+    process.kill()  # as a machine that runs out of memory does: nobody tidies up
+    process.wait()
+    assert len(list(runs.train_all(run))) == 2
+
+
+def test_a_chain_in_use_is_not_extended_nor_run(tiny, holder, monkeypatch):
+    monkeypatch.setattr("qnnkit.runs.lock.alone.__defaults__", (0.2,))
+    run = tiny()
+    holder(run.folder, "chain")
+    with pytest.raises(BlockingIOError, match="is in use"):
+        runs.run_notebooks(run)
+    with pytest.raises(BlockingIOError, match="is in use"):
+        runs.open_run(run.folder, epochs=9)
+    assert runs.open_run(run.folder).config == run.config
+
+
+def test_drafts_of_the_dead_are_cleared_and_others_stay(tiny):
+    run, dead = tiny(), subprocess.Popen(["true"])
+    dead.wait()
+    (run.folder / "figures").mkdir()
+    drafts = [run.folder / f".metrics.jsonl.{dead.pid}", run.folder / "figures" / f".a.png.{dead.pid}"]
+    others = [run.folder / f".mine.{os.getpid()}", run.folder / ".hidden"]
+    for path in (*drafts, *others):
+        path.touch()
+    list(runs.train_all(run))
+    assert not any(path.exists() for path in drafts) and all(path.exists() for path in others)
 
 
 @pytest.mark.parametrize("net", ["hybrid", "classical"])

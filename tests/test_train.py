@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import circuits, layers, train
+from qnnkit.checkpoint import Store
 from qnnkit.config import TrainingConfig
 from qnnkit.data.sample import Batches
 from qnnkit.tasks import Classification, Step
@@ -363,8 +364,9 @@ def test_the_best_epoch_is_what_stays(tmp_path, kept, best):
         log=lambda row: after.append(weights(model)),
     )
     assert [equal(weights(model), epoch) for epoch in after] == [epoch == best for epoch in range(1, 5)]
-    files = {"best.safetensors", "last.safetensors"} if folder else set()
-    assert {path.name for path in tmp_path.iterdir()} == files
+    kept = {int(path.name.split("-")[1]) for path in tmp_path.glob("step-*")}
+    wanted = {6 * epoch for epoch in (best, 3, 4)} if folder else set()  # the best and the last two
+    assert wanted <= kept and len(kept) <= len(wanted) + 1  # and what was best before
 
 
 def test_among_equal_scores_the_smaller_loss_is_better():
@@ -403,16 +405,21 @@ KILLED = """
     from qnnkit.data.sample import Batches
     from qnnkit.tasks import Classification
 
-    count, moment = {}, (None, 0)
+    count, moment, kind = {}, (None, 0), "SIGKILL"
+    ends = {"SIGKILL": (os.WTERMSIG, 9), "SIGTERM": (os.WEXITSTATUS, 143), "SIGINT": (os.WEXITSTATUS, 130)}
 
     def happens(event):
         count[event] = count.get(event, 0) + 1
         if (event, count[event]) == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, kind))
 
     def audit(event, arguments):
-        if event in ("os.rename", "os.link") and "safetensors" in str(arguments[1]):
-            happens("write" if str(arguments[1]).endswith("last.safetensors") else event)
+        if event == "os.rename" and "/step-" in str(arguments[1]):
+            happens("write")
+        if event == "os.rename" and str(arguments[1]).endswith("current.json"):
+            happens("pointer")
+        if event == "os.remove" and "/step-" in str(arguments[0]):
+            happens("prune")
 
     sys.addaudithook(audit)
 
@@ -431,7 +438,9 @@ KILLED = """
             "train": Batches(points[:64], labels[:64], 8, shuffle=True, seed=3),
             "validation": Batches(points[64:], labels[64:], 16, shuffle=False),
         }
-        config = TrainingConfig(epochs=6, learning_rate=0.1, accumulation=2, warmup_epochs=1, clip_norm=0.5)
+        config = TrainingConfig(
+            epochs=6, learning_rate=0.1, accumulation=2, warmup_epochs=1, clip_norm=0.5, save_every_steps=1
+        )
         def log(row):
             workspace.append_line(folder / "metrics.jsonl", row)
             happens("row")
@@ -439,11 +448,17 @@ KILLED = """
         torch.save((model.state_dict(), vars(progress)), folder / "end.pt")
 
     def child(folder, when):
-        global moment
+        global moment, kind
         process = os.fork()
         if not process:
-            moment = when
-            trains(folder)
+            *moment, kind = when
+            moment = tuple(moment)
+            try:
+                trains(folder)
+            except KeyboardInterrupt:
+                os._exit(130)
+            except SystemExit as error:
+                os._exit(error.code)
             os._exit(0)
         return os.waitpid(process, 0)[1]
 
@@ -455,24 +470,34 @@ KILLED = """
         folder = Path(sys.argv[1]) / name
         folder.mkdir()
         for when in moments:
-            status = child(folder, tuple(when))
-            assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (when, status)
-        assert child(folder, (None, 0)) == 0, name
+            status = child(folder, when)
+            read, code = ends[when[2]]
+            assert read(status) == code, (when, status)
+        assert child(folder, (None, 0, "")) == 0, name
 """
-# 8 batches and 2 validation batches an epoch, 6 epochs; an "os.link" is the best epoch being kept.
+# 8 batches, 4 updates and 2 validation batches an epoch, 6 epochs; at least the epochs' ends are written.
 MOMENTS = {
     "never": [],
-    "at the first batch": [("batch", 1)],
-    "in the middle of the first epoch": [("batch", 5)],
-    "between two accumulated batches": [("batch", 22)],
-    "in validation": [("validation", 6)],
-    "between the row and the checkpoint": [("row", 3)],
-    "before the checkpoint gets its name": [("write", 4)],
-    "before the first best is kept": [("os.link", 1)],
-    "before the last best is kept": [("os.link", -1)],
-    "in the last batch": [("batch", 48)],
-    "before the last checkpoint": [("write", 6)],
-    "three times": [("batch", 13), ("batch", 6), ("write", 2)],
+    "at the first batch": [("batch", 1, "SIGKILL")],
+    "in the middle of the first epoch": [("batch", 5, "SIGKILL")],
+    "between two accumulated batches": [("batch", 22, "SIGKILL")],
+    "in validation": [("validation", 6, "SIGKILL")],
+    "between the row and the checkpoint": [("row", 3, "SIGKILL")],
+    "before the first checkpoint gets its name": [("write", 1, "SIGKILL")],
+    "before a checkpoint gets its name": [("write", 4, "SIGKILL")],
+    "before a checkpoint is made current": [("pointer", 4, "SIGKILL")],
+    "before old ones are removed": [("prune", 2, "SIGKILL")],
+    "in the last batch": [("batch", 48, "SIGKILL")],
+    "four times": [
+        ("batch", 13, "SIGKILL"),
+        ("batch", 6, "SIGKILL"),
+        ("write", 2, "SIGKILL"),
+        ("validation", 2, "SIGKILL"),
+    ],
+    "asked to stop in a step": [("batch", 21, "SIGTERM")],
+    "asked to stop in validation": [("validation", 5, "SIGTERM")],
+    "asked to stop after a row": [("row", 2, "SIGTERM")],
+    "interrupted, and again": [("batch", 11, "SIGINT"), ("validation", 3, "SIGINT")],
 }
 
 
@@ -486,37 +511,40 @@ def killed(tmp_path_factory):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    execute({"scout": []})
-    n_best = sum(row["best"] for row in read_lines(folder / "scout" / "metrics.jsonl"))
-    assert 1 < n_best < 6  # so that the last one kept is neither the first nor the last epoch
-    moments = {name: [(event, n if n > 0 else n_best) for event, n in at] for name, at in MOMENTS.items()}
-    execute(moments)
+    execute(MOMENTS)
     return folder
 
 
 def ends(folder):
-    """Weights and progress at the end, the tensors of both checkpoints, the rows by epoch; no seconds."""
-    from safetensors.torch import load_file
-
+    """Weights and progress at the end, the state to go on from, the rows by epoch; no seconds."""
     state, progress = torch.load(folder / "end.pt", weights_only=True)
     rows = {}
     for row in read_lines(folder / "metrics.jsonl"):
-        del row["seconds"]
-        rows[row["epoch"]] = row
-    tensors = {name: load_file(folder / f"{name}.safetensors") for name in ("best", "last")}
-    progress["seconds"] = len(progress["seconds"])
-    return state, progress, tensors, rows
+        rows[row["epoch"]] = {name: value for name, value in row.items() if name != "seconds"}
+    kept = Store(folder).restore()
+    for told in (progress, kept["progress"]):
+        told["seconds"] = len(told["seconds"])
+        told["rows"] = [row | {"seconds": 0} for row in told["rows"]]
+    return {"weights": state, "progress": progress, "kept": kept, "rows": rows}
+
+
+def same(one, other):
+    """Whether two states hold the same, tensors bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
 
 
 @pytest.mark.parametrize("moment", [name for name in MOMENTS if name != "never"])
 def test_killed_and_resumed_is_as_never_stopped(killed, moment):
-    state, progress, tensors, rows = ends(killed / "never")
-    state_again, progress_again, tensors_again, rows_again = ends(killed / moment)
-    assert equal(state_again, state)
-    assert progress_again == progress
-    assert equal(tensors_again["best"], tensors["best"])
-    assert equal(tensors_again["last"], tensors["last"])
-    assert rows_again == rows and list(rows) == [1, 2, 3, 4, 5, 6]
+    straight, resumed = ends(killed / "never"), ends(killed / moment)
+    for part in straight:
+        assert same(resumed[part], straight[part]), part
+    assert list(straight["rows"]) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_finished_training_is_not_gone_on_with(tmp_path):
@@ -528,25 +556,27 @@ def test_a_finished_training_is_not_gone_on_with(tmp_path):
     assert len(rows) == 2 and again == progress and equal(weights(other), weights(model))
 
 
-def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path):
-    config = TrainingConfig(epochs=2)
-    train.fit(net(), TASK, loaders(), config, folder=tmp_path)
-    last = tmp_path / "last.safetensors"
+def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(tmp_path):
+    rows, config = [], TrainingConfig(epochs=3)
+    model = net()
+    train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
+    last = max(tmp_path.glob("step-*"))
     last.write_bytes(last.read_bytes()[:-100])
-    content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="is damaged"):
-        train.fit(net(), TASK, loaders(), config, folder=tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
+    again = net()
+    with pytest.warns(UserWarning, match=rf"{last.name}` is damaged .*goes on from `step-00000012"):
+        train.fit(again, TASK, loaders(), config, folder=tmp_path, log=rows.append)
+    assert equal(weights(again), weights(model))
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 3]
 
 
 def test_the_checkpoint_of_another_net_is_refused_and_stays(tmp_path):
     config = TrainingConfig(epochs=1)
     train.fit(net(), TASK, loaders(), config, folder=tmp_path)
-    content = (tmp_path / "last.safetensors").read_bytes()
+    content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other = built(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
     with pytest.raises(ValueError, match="belongs to another model"):
         train.fit(other, TASK, loaders(), config, folder=tmp_path)
-    assert (tmp_path / "last.safetensors").read_bytes() == content
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
 
 
 # --- precision ---------------------------------------------------------------------------------------------
@@ -607,11 +637,6 @@ def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
     config = TrainingConfig(epochs=3, precision="float16")
     train.fit(net(), TASK, loaders(), config, device="cuda", log=rows.append)
     json.dumps(rows, allow_nan=False)
-
-
-def test_a_mean_of_norms_leaves_out_skipped_steps():
-    assert train._finite_mean([1.0, math.inf, 3.0, math.nan]) == 2
-    assert train._finite_mean([math.inf]) is None
 
 
 # --- refusals ----------------------------------------------------------------------------------------------
@@ -680,7 +705,7 @@ def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index,
     with pytest.raises(FloatingPointError) as caught:
         train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
     assert str(caught.value) == told
-    assert len(rows) == epoch - 1 == len(list(tmp_path.glob("last.safetensors")))
+    assert len(rows) == epoch - 1 == len(list(tmp_path.glob("step-*")))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     train.fit(nested(0), TASK, loaders(), config, folder=tmp_path, log=rows.append)  # the cause is mended
     straight = []

@@ -1,5 +1,6 @@
 """Write, verify, keep, mirror and restore what a run must not lose."""
 
-from qnnkit.checkpoint.file import checksum, keep_as, load_checkpoint, save_checkpoint
+from qnnkit.checkpoint.generators import own_generators, random_state, seed_all, set_random_state
+from qnnkit.checkpoint.store import Store
 
-__all__ = ["checksum", "keep_as", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Store", "own_generators", "random_state", "seed_all", "set_random_state"]

@@ -1,4 +1,4 @@
-"""Write, keep and restore the state of a training: one safetensors file, made current by one rename.
+"""One checkpoint in one safetensors file, whose name holds a hash of its content.
 
 Tensors go into the file as they are, everything else as JSON in its header; nothing is pickled, so a
 checkpoint cannot execute code when it is read.
@@ -6,112 +6,143 @@ checkpoint cannot execute code when it is read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import zlib
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from qnnkit.workspace import write_bytes
+from qnnkit.workspace import cannot_write
+
+FORMAT = 2
+NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.safetensors")
+"""Step, and the first 16 hexadecimal digits of the file's SHA-256."""
 
 
-def save_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: dict[str, Any],
-) -> None:
-    """Writes a checkpoint; whatever `path` held before stays whole until the new one is.
+def write(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Writes a checkpoint under a name of its own; any file that was there before stays.
 
     Args:
-        path: File to make or replace.
-        model: Its parameters and buffers are kept.
-        optimizer: Its state is kept.
-        progress: Plain JSON values: epoch, best score, schedule, history.
+        folder: Where to; it exists.
+        step: Optimizer steps taken.
+        state: Dictionaries, lists and tuples, however nested, of tensors, numbers, strings and None, as
+            `state_dict` methods give them.
 
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
+        TypeError: `state` holds something else.
     """
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    state = optimizer.state_dict()
-    plain: dict[str, dict[str, Any]] = {}
-    for index, entries in state["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{key}"] = value
-            else:
-                plain.setdefault(str(index), {})[key] = value
-    for name, generator in _generators().items():
-        tensors[f"random.{name}"] = generator
-    header = json.dumps(
-        {"optimizer": {"param_groups": state["param_groups"], "state": plain}, "progress": progress}
-    )
-    alone = _alone(tensors)
-    write_bytes(path, save(alone, metadata={"qnnkit": header, "crc32": checksum(alone, header)}))
+    tensors: dict[str, Tensor] = {}
+    header = json.dumps({"format": FORMAT, "step": step, "state": _pack(state, "", tensors)})
+    draft = folder / f".step-{step:08d}.{os.getpid()}"
+    try:
+        save_file(_alone(tensors), draft, metadata={"qnnkit": header})
+        with draft.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        path = folder / f"step-{step:08d}-{digest[:16]}.safetensors"
+        draft.replace(path)
+        _flush_folder(folder)
+    except (OSError, SafetensorError) as error:
+        draft.unlink(missing_ok=True)
+        raise cannot_write(folder / f"step-{step:08d}", _as_os_error(error)) from None
+    return path
 
 
-def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
-) -> dict[str, Any]:
-    """Puts a checkpoint's state back and returns its `progress`.
-
-    Without an optimizer only the model's weights are restored (to evaluate); with one, also its state and
-    torch's random generators (to go on training).
+def read(path: Path) -> dict[str, Any]:
+    """The state that `write` was given.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or belongs to another model.
+        ValueError: The file is not what its name says, or no checkpoint.
     """
+    named = NAME.fullmatch(path.name)
     try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if named is None or digest[:16] != named[2]:
+            raise ValueError("its content does not fit the hash in its name")
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header = json.loads(metadata["qnnkit"])
-        found = checksum(tensors, metadata["qnnkit"])
-        if metadata.get("crc32", found) != found:
-            raise ValueError("its checksum does not fit")
-        settings, progress = header["optimizer"], header["progress"]
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"Checkpoint `{path}` is damaged ({error}). Delete the folder it is in; this net is then trained "
-            "from the beginning."
-        ) from None
-    weights = _under(tensors, "model.")
-    _require_fit(path, weights, model)
-    model.load_state_dict(weights)
-    if optimizer is not None:
-        entries = {int(index): dict(values) for index, values in settings["state"].items()}
-        for name, tensor in _under(tensors, "optimizer.").items():
-            index, key = name.split(".", 1)
-            entries.setdefault(int(index), {})[key] = tensor
-        optimizer.load_state_dict({"state": entries, "param_groups": settings["param_groups"]})
-        torch.set_rng_state(tensors["random.cpu"])
-        if "random.cuda" in tensors and torch.cuda.is_available():
-            torch.cuda.set_rng_state(tensors["random.cuda"])
-    return progress
+            header = json.loads((file.metadata() or {})["qnnkit"])
+            if header["format"] != FORMAT or header["step"] != int(named[1]):
+                raise ValueError(f"its format is {header['format']}, not {FORMAT}")
+            state = _unpack(header["state"], file.get_tensor)
+    except (SafetensorError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(f"Checkpoint `{path}` is damaged ({error!r}).") from None
+    except ValueError as error:
+        raise ValueError(f"Checkpoint `{path}` is damaged ({error}).") from None
+    return state
 
 
-def keep_as(path: Path, name: str) -> None:
-    """Gives the checkpoint at `path` a second name beside it, replacing what had that name.
+def load_model(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Puts weights that were read from `path` into a model; nothing is changed where one does not fit.
 
-    A hard link costs nothing; where the file system has none (Drive), the file is copied.
+    Raises:
+        ValueError: They belong to another model.
     """
-    target, link = path.with_name(name), path.with_name(f".{name}.{os.getpid()}")
-    try:
-        link.unlink(missing_ok=True)
-        link.hardlink_to(path)
-        link.replace(target)
-    except OSError:
-        write_bytes(target, path.read_bytes())
+    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"Checkpoint `{path}` belongs to another model: `{name}` has shape {there.get(name)} there, "
+                f"{here.get(name)} here. Choose another folder, or build the model that it was made from."
+            )
+    model.load_state_dict(weights)
+
+
+def copied(state: Any) -> Any:
+    """`state` with every tensor copied to the CPU: training may go on while it is written."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copied(value) for value in state)
+    return state
+
+
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON in place of `value`, with its tensors gathered under names that people can read."""
+    match value:
+        case Tensor():
+            tensors[name] = value
+            return {"tensor": name}
+        case dict():
+            items = [[key, _pack(each, f"{name}/{key}".lstrip("/"), tensors)] for key, each in value.items()]
+            return {"dict": items}
+        case list() | tuple():
+            items = [_pack(each, f"{name}/{index}", tensors) for index, each in enumerate(value)]
+            return {"list" if isinstance(value, list) else "tuple": items}
+        case None | bool() | int() | float() | str():
+            return value
+    raise TypeError(f"A checkpoint holds tensors and plain values, but {name} is a {type(value).__name__}.")
+
+
+def _unpack(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "tensor":
+            return tensor(content)
+        case "dict":
+            return {key: _unpack(each, tensor) for key, each in content}
+        case "list":
+            return [_unpack(each, tensor) for each in content]
+        case "tuple":
+            return tuple(_unpack(each, tensor) for each in content)
+    raise ValueError(f"it holds a {kind}")
 
 
 def _alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each on the CPU and in memory of its own, as safetensors wants them; tied weights are written twice."""
+    """Each contiguous and in memory of its own, as safetensors wants them; tied weights are written twice."""
     found: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -121,33 +152,22 @@ def _alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def checksum(tensors: dict[str, Tensor], header: str) -> str:
-    """CRC-32 of all that a file says: a disk's flipped bit must not train on in silence."""
-    crc = zlib.crc32(header.encode())
-    for name, tensor in sorted(tensors.items()):
-        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
-    return f"{crc:08x}"
+def _as_os_error(error: OSError | SafetensorError) -> OSError:
+    """safetensors tells of a full disk in words: `... (os error 28)`."""
+    if isinstance(error, OSError):
+        return error
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    number = int(found[1]) if found else 0
+    return OSError(number, os.strerror(number) if number else str(error))
 
 
-def _require_fit(path: Path, weights: dict[str, Tensor], model: nn.Module) -> None:
-    """Refuses another model's weights before any is put in place."""
-    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            raise ValueError(
-                f"Checkpoint `{path}` belongs to another model: `{name}` has shape {there.get(name)} there, "
-                f"{here.get(name)} here. Choose another folder, or build the model that it was made from."
-            )
-
-
-def _generators() -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def _flush_folder(folder: Path) -> None:
+    """Makes the new name last through a power cut, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError:  # Drive's file system flushes files only
+            pass
+        finally:
+            os.close(descriptor)

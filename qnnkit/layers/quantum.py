@@ -51,7 +51,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         ValueError: `backend` is unknown or not installed, or a tensor in `init_method` has another shape.
 
     Example:
-        >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=4, n_layers=2))
+        >>> circuit = circuits.build("data_reuploading", n_qubits=4, n_layers=2)
+        >>> layer = QuantumLayer(*circuit, backend="batched")
         >>> layer(torch.zeros(8, 4)).shape
         torch.Size([8, 4])
         >>> layer.backend

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from qnnkit import __version__, workspace
-from qnnkit.checkpoint import checksum
 from qnnkit.data.splits import SPLITS, ImageSplits
 from qnnkit.layers import BACKENDS, QuantumLayer
 from qnnkit.models.quanv import QuanvNet
@@ -103,7 +103,7 @@ def _read(path: Path, key: str) -> dict[str, Tensor] | None:
     try:
         with safe_open(path, framework="pt") as file:
             maps = {name: file.get_tensor(name) for name in SPLITS}
-            if file.metadata()["crc32"] != checksum(maps, key):
+            if file.metadata()["crc32"] != _checksum(maps, key):
                 raise ValueError("its checksum does not fit")
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         warnings.warn(f"Features `{path}` are damaged ({error}) and are computed anew.", stacklevel=3)
@@ -114,7 +114,16 @@ def _read(path: Path, key: str) -> dict[str, Tensor] | None:
 def _write(path: Path, key: str, maps: dict[str, Tensor]) -> None:
     try:
         workspace.make_folder(path.parent)
-        workspace.write_bytes(path, save(maps, metadata={"crc32": checksum(maps, key)}))
+        workspace.write_bytes(path, save(maps, metadata={"crc32": _checksum(maps, key)}))
     except OSError as error:
         told = f"The features of frozen circuits stay in memory. {error.strerror or error}"
         warnings.warn(told, stacklevel=3)
+
+
+def _checksum(maps: dict[str, Tensor], key: str) -> str:
+    """CRC-32 (hex) of all that a file says: a disk's flipped bit must not train on in silence."""
+    crc = zlib.crc32(key.encode())
+    for name in SPLITS:
+        crc = zlib.crc32(repr((name, maps[name].dtype, tuple(maps[name].shape))).encode(), crc)
+        crc = zlib.crc32(maps[name].reshape(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"

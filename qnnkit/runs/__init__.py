@@ -2,6 +2,7 @@
 
 from qnnkit.runs.chain import NOTEBOOKS, run_notebooks
 from qnnkit.runs.folder import Run, open_run
+from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
 from qnnkit.runs.nets import build, parameter_groups, task_of, train_all, trained
 
@@ -12,6 +13,7 @@ __all__ = [
     "build",
     "check_parameters",
     "declared",
+    "fork",
     "launch",
     "open_run",
     "parameter_groups",

@@ -10,6 +10,7 @@ from typing import Any
 
 from qnnkit.runs.folder import Run
 from qnnkit.runs.launch import declared, launch, notebook_folder
+from qnnkit.runs.lock import alone
 
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
 
@@ -25,7 +26,13 @@ def run_notebooks(run: Run, echo: Callable[[str], None] = print) -> dict[str, An
 
     Raises:
         NotebookError: A notebook stopped; the ones before it stay finished.
+        BlockingIOError: Another process runs the notebooks of this run.
     """
+    with alone(run.folder, "chain"):
+        return _run_notebooks(run, echo)
+
+
+def _run_notebooks(run: Run, echo: Callable[[str], None]) -> dict[str, Any]:
     for index, name in enumerate(NOTEBOOKS, start=1):
         label = f"[{index}/{len(NOTEBOOKS)}] {name}"
         if run.notebook(name).exists() or run.result is not None:

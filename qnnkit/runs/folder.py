@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import qnnkit
 from qnnkit import checks, recipes, workspace
 from qnnkit.config import PLACEMENT, FlatValue, RunConfig, validate
+from qnnkit.runs.lock import alone
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +41,12 @@ class Run:
     def checkpoints(self, net: str, seed: int) -> Path:
         """Folder of one net's checkpoints."""
         return self.folder / "checkpoints" / f"{net}-seed{seed}"
+
+    def identity(self, net: str, seed: int) -> dict[str, Any]:
+        """What tells one net's checkpoints from others: what it is made of and sees."""
+        made_of = self.config.model_dump(mode="json", include={"data", "model"})
+        digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+        return {"net": net, "seed": seed, "data and model": digest[:16]}
 
     @property
     def report(self) -> Path:
@@ -157,7 +165,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
     if isinstance(given.get("data_dir"), str):
         given["data_dir"] = str(workspace.place(str(given["data_dir"])))
     path = folder / "config.json"
-    begun = _read_config(path)
+    begun = read_config(path)
     if begun is None:
         if recipe is None:
             rule, step = "hold a run", "Name a recipe to begin one there."
@@ -168,7 +176,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         run = Run(folder, config)
         _require_usable(run)
         workspace.make_folder(folder)
-        run.note_provenance(**_provenance())
+        run.note_provenance(**provenance())
         workspace.write_json(path, config.model_dump(mode="json"))
         return run
     placement = {name: value for name, value in given.items() if name in PLACEMENT}
@@ -176,17 +184,45 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
     if recipe is not None and recipe != begun.recipe:
         asked = recipes.recipe(recipe).override(**given)
     difference = begun.difference(asked)
-    if difference:
-        told = ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
+    if set(difference) == {"epochs"} and asked.training.epochs > begun.training.epochs:
+        extend(Run(folder, begun), asked.training.epochs)
+        begun = asked
+    elif difference:
         raise ValueError(
-            f"Run folder `{folder}` holds another experiment ({told}). Choose another run_dir, or the "
-            "settings it began with."
+            f"Run folder `{folder}` holds another experiment ({_told(difference)}). Choose another run_dir, "
+            "or the settings it began with; --fork NEW_DIR goes on from it with other training settings."
         )
     config = begun.override(**placement)
     if placement:  # without one, a run of another machine may still be looked at here
         _check_placement(config)
     workspace.make_folder(folder)
     return Run(folder, config)
+
+
+def extend(run: Run, epochs: int) -> None:
+    """Lets a run train longer: what was concluded after fewer epochs is kept under names that say so.
+
+    The step sizes follow a schedule over all epochs, so a run that is extended is not the one that would have
+    been asked for more from the beginning; provenance.json tells.
+
+    Raises:
+        BlockingIOError: Another process works on the run.
+    """
+    fewer = run.config.training.epochs
+    with alone(run.folder, "chain"):
+        if (run.folder / "result.json").exists():  # first: the run is finished no more
+            (run.folder / "result.json").replace(run.folder / f"result.epochs-{fewer}.json")
+        for name in ("03_train", "04_analyze"):
+            if run.notebook(name).exists():
+                run.notebook(name).replace(run.notebook(f"{name}.epochs-{fewer}"))
+        told = {"from": fewer, "to": epochs, "at": now()}
+        run.note_provenance(extended=[*run.provenance.get("extended", []), told])
+        config = run.config.override(epochs=epochs)
+        workspace.write_json(run.folder / "config.json", config.model_dump(mode="json"))
+
+
+def _told(difference: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
 
 
 def _check_names(config: RunConfig) -> None:
@@ -224,7 +260,7 @@ def _require_usable(run: Run) -> None:
         raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
 
 
-def _read_config(path: Path) -> RunConfig | None:
+def read_config(path: Path) -> RunConfig | None:
     """The settings that a run began with; None where none has begun."""
     try:
         text = path.read_text()
@@ -239,7 +275,7 @@ def _read_config(path: Path) -> RunConfig | None:
         raise ValueError(f"Settings file `{path}` cannot be used: {error}") from None
 
 
-def _provenance() -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     """On what a run began: versions, commit, machine, time."""
     versions = {}
     for name in PACKAGES:
@@ -258,7 +294,7 @@ def _provenance() -> dict[str, Any]:
 
     changed = git("status", "--porcelain", "--", str(source))
     return {
-        "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "begun": now(),
         "qnnkit": qnnkit.__version__,
         "commit": git("rev-parse", "HEAD"),
         "commit_changed": None if changed is None else bool(changed),
@@ -266,3 +302,8 @@ def _provenance() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": versions,
     }
+
+
+def now() -> str:
+    """The time, as provenance tells it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

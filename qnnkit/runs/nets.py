@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checkpoint, checks, device, layers, models, tasks, train, workspace
+from qnnkit import checks, device, layers, models, tasks, train, workspace
+from qnnkit.checkpoint import Store
+from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
 from qnnkit.models import features
 from qnnkit.runs.folder import Run
+from qnnkit.runs.lock import alone
+from qnnkit.train.processes import is_main, wait_for_all
 
 
 def build(run: Run, net: str, seed: int) -> nn.Module:
@@ -60,15 +65,26 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[train.Gro
 def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> Iterator[dict[str, Any]]:
     """Trains what is not trained yet; yields the final row of each net and seed, finished before or now.
 
+    Under `accelerate launch` every process calls it; the first one writes.
+
     Args:
         run: The run; rows go to its metrics.jsonl, checkpoints to its folder.
         on_epoch: Called after every epoch with its row.
+
+    Raises:
+        BlockingIOError: Another process is training this run.
     """
-    run.note_provenance(data=run.splits.fingerprint(), device=str(device.choose(run.config.device)))
-    finished = {(row["net"], row["seed"]): row for row in run.rows("metrics") if row["event"] == "test"}
-    for seed in run.seeds:
-        for net in run.nets:
-            yield finished.get((net, seed)) or _train(run, net, seed, on_epoch or (lambda row: None))
+    rows = [row for row in run.rows("metrics") if row["event"] == "test"]
+    epochs = run.config.training.epochs
+    finished = {(row["net"], row["seed"]): row for row in rows if row.get("epochs", epochs) == epochs}
+    wait_for_all()  # nobody writes before all have read
+    with alone(run.folder, "train") if is_main() else contextlib.nullcontext():
+        if is_main():
+            place = str(device.choose(run.config.device))
+            run.note_provenance(data=run.splits.fingerprint(), device=place)
+        for seed in run.seeds:
+            for net in run.nets:
+                yield finished.get((net, seed)) or _train(run, net, seed, on_epoch or (lambda row: None))
 
 
 def trained(run: Run, net: str = "hybrid", seed: int | None = None) -> nn.Module:
@@ -78,13 +94,12 @@ def trained(run: Run, net: str = "hybrid", seed: int | None = None) -> nn.Module
         FileNotFoundError: It has not been trained yet.
     """
     seed = run.config.seed if seed is None else seed
-    path = run.checkpoints(net, seed) / "best.safetensors"
-    if not path.exists():
+    model, store = build(run, net, seed), Store(run.checkpoints(net, seed), run.identity(net, seed))
+    if store.restore() is None:
         raise FileNotFoundError(
             f"Net {net} of seed {seed} must be trained first: run 03_train on {run.folder}."
         )
-    model = build(run, net, seed)
-    checkpoint.load_checkpoint(path, model)
+    store.load_best(model)
     return model.eval()
 
 
@@ -103,10 +118,11 @@ def _compile(
 ) -> None:
     """Compiles circuits where the run is long enough; resumed, it keeps to what was decided, bit for bit."""
     path = folder / "compiled.json"
-    if not path.exists():
+    if is_main() and not path.exists():
         model.to(example.device)
         names = layers.worth_compiling(model, example, config.epochs * len(loaders["train"]))
         workspace.write_json(path, names)
+    wait_for_all()
     for name in json.loads(path.read_text()):
         model.get_submodule(name).compile()
 
@@ -114,9 +130,12 @@ def _compile(
 def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     config, place = run.config.training, device.choose(run.config.device)
     model, task = build(run, net, seed), task_of(config)
-    folder = workspace.make_folder(run.checkpoints(net, seed))
-    if (folder / "last.safetensors").exists():
-        checkpoint.load_checkpoint(folder / "last.safetensors", model)  # frozen weights count from here on
+    folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is damaged is told by `fit`
+        begun = Store(folder, identity).restore()
+    if begun is not None:
+        load_model(folder, model, begun["model"])  # frozen weights count from here on
 
     def log(row: dict[str, Any]) -> None:
         row = {"event": "epoch", "net": net, "seed": seed, **row}
@@ -139,6 +158,7 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
             device=place,
             seed=seed,
             folder=folder,
+            identity=identity,
             log=log,
         )
         test = train.evaluate(model, task, loaders["test"], place)
@@ -146,11 +166,21 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
         "event": "test",
         "net": net,
         "seed": seed,
+        "epochs": config.epochs,
         "best_epoch": progress.best_epoch,
         "validation_accuracy": progress.best_score[0],
         **{f"test_{name}": value for name, value in test.items()},
         **layers.count_parameters(model),
         "seconds_per_epoch": progress.seconds_per_epoch,
     }
-    run.log("metrics", final)
+    if is_main():
+        there = {row["epoch"] for row in run.rows("metrics") if _is_epoch_of(row, net, seed)}
+        for row in progress.rows:  # a row that the file has lost is still in the checkpoint
+            if row["epoch"] not in there:
+                run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row})
+        run.log("metrics", final)
     return final
+
+
+def _is_epoch_of(row: dict[str, Any], net: str, seed: int) -> bool:
+    return row["event"] == "epoch" and (row["net"], row["seed"]) == (net, seed)

@@ -1,0 +1,63 @@
+"""The state of every random generator that a training may draw from."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_all(*key: object) -> None:
+    """Seeds Python's, NumPy's and torch's generators, unlike those of any neighbouring key."""
+    number = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "big")
+    random.seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002  whoever draws from it is not asked
+    torch.manual_seed(number)
+
+
+def random_state() -> dict[str, Any]:
+    """As a checkpoint keeps it."""
+    version, words, gauss = random.getstate()
+    kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    return {
+        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
+        "numpy": {
+            "kind": kind,
+            "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Puts the state back; a device that is not here is passed over."""
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    key = numpy["key"].numpy().astype(np.uint32)
+    np.random.set_state((numpy["kind"], key, numpy["position"], numpy["has_gauss"], numpy["cached"]))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if devices and len(state["cuda"]) == devices:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["mps"] is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+
+
+@contextlib.contextmanager
+def own_generators() -> Iterator[None]:
+    """What is drawn inside leaves every generator outside as it was."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)

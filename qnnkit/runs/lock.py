@@ -1,0 +1,65 @@
+"""One process at a time works on a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+WAIT = 10.0
+"""Seconds that a newcomer waits: a killed parent's notebook needs a moment to notice."""
+DRAFT = re.compile(r"\..+\.(\d+)")
+"""What `workspace.write_bytes` calls a file that is not whole yet; the number is its process."""
+
+
+@contextlib.contextmanager
+def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
+    """Holds the folder for one kind of work ("chain", "train"); the system frees it when the process ends.
+
+    Raises:
+        BlockingIOError: Another process holds it; told is which.
+    """
+    from filelock import FileLock, Timeout
+
+    path, note = folder / f".{work}.lock", folder / f".{work}.json"
+    lock = FileLock(path, timeout=wait)
+    try:
+        lock.acquire()
+    except Timeout:
+        sentence = (
+            f"Run folder `{folder}` is in use{_owner(note)}. Wait for it, or stop it, and run the same "
+        )
+        raise BlockingIOError(errno.EWOULDBLOCK, f"{sentence}command again.") from None
+    try:
+        clear_drafts(folder)
+        owner = {"pid": os.getpid(), "machine": platform.node(), "since": time.strftime("%H:%M:%S")}
+        with contextlib.suppress(OSError):  # it only helps the sentence above
+            note.write_text(json.dumps(owner))
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def clear_drafts(folder: Path) -> None:
+    """Removes what killed processes have left half written."""
+    import psutil
+
+    for path in folder.rglob(".*"):
+        found = DRAFT.fullmatch(path.name)
+        if found and path.is_file() and not psutil.pid_exists(int(found[1])):
+            path.unlink(missing_ok=True)
+
+
+def _owner(note: Path) -> str:
+    try:
+        told = json.loads(note.read_text())
+        return f" by process {told['pid']} on {told['machine']}, since {told['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return " by another process"

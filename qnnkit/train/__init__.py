@@ -1,0 +1,6 @@
+"""One training loop, on Accelerate, for any model, task and loaders. It knows nothing quantum."""
+
+from qnnkit.train.loop import Group, Progress, evaluate, fit
+from qnnkit.train.processes import PRECISIONS
+
+__all__ = ["PRECISIONS", "Group", "Progress", "evaluate", "fit"]

@@ -1,0 +1,68 @@
+"""A signal that asks a training to stop is heard when its next step is done and saved."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C and a kernel's interrupt; a scheduler's or a machine's notice that it will go."""
+
+
+class Stop:
+    """Which signal has come, if any."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+class Stopped(BaseException):
+    """The training has saved its state and may be left."""
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Stop]:
+    """Holds back SIGINT and SIGTERM until `Stopped` is raised inside; then they do what they did before.
+
+    A second one does so at once. Python hears signals in its main thread only: in others none is held back.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def hear(number: int, frame: object) -> None:
+        if stop:
+            _restore(before)
+            _deliver(number, before[number])
+        stop.signal = number
+
+    for number in SIGNALS:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, hear)
+    try:
+        yield stop
+    except Stopped:
+        _restore(before)
+    finally:
+        _restore(before)
+    if stop.signal is not None:  # also one that came after the last step
+        _deliver(stop.signal, before[stop.signal])
+
+
+def _restore(handlers: Mapping[Any, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _deliver(number: int, handler: object) -> None:
+    if number == signal.SIGTERM and handler in (signal.SIG_DFL, None):
+        raise SystemExit(128 + number)  # dying at once would skip the last words: locks, mirrors
+    signal.raise_signal(number)
