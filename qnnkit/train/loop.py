@@ -23,7 +23,7 @@ from qnnkit.config import TrainingConfig
 from qnnkit.tasks import Step, Task
 from qnnkit.train.finite import not_finite
 from qnnkit.train.processes import Shares, accelerated, summed
-from qnnkit.train.stop import Stopped, deferred
+from qnnkit.train.stop import deferred
 
 
 @dataclass(frozen=True)
@@ -228,6 +228,8 @@ class _Loop:
                 store.wait()
         if store:
             self.accelerator.wait_for_everyone()
+            if not self.accelerator.is_main_process:
+                store.best = None  # which one it is, the files tell
             store.load_best(self._bare())
         else:
             self._bare().load_state_dict(self.best_weights)
@@ -255,7 +257,7 @@ class _Loop:
                 part.batch = index + 1
                 if stop:
                     self._save_part()
-                    raise Stopped
+                    self.stop.now()
                 if due:
                     self._save_part()
         train = part.totals.over_processes(self.accelerator).means()  # waits for the device: the whole time
@@ -367,7 +369,7 @@ class _Loop:
             if self.stop and alone:
                 self.started = time.perf_counter()  # validation is no part of an epoch's seconds
                 self._save_part(before)
-                raise Stopped
+                self.stop.now()
             return self._step(batch)
 
         where, own = f"epoch {self.progress.epoch + 1}, ", self.validation_loader.own_count
@@ -395,7 +397,7 @@ class _Loop:
         self._save(self._state(None), best=self._is_best())
         _, _, stop = self._agree(0)
         if stop:
-            raise Stopped
+            self.stop.now()
 
     def _save_part(self, random: dict[str, Any] | None = None) -> None:
         """Writes a checkpoint inside an epoch."""

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C and a kernel's interrupt; a scheduler's or a machine's notice that it will go."""
@@ -21,14 +21,19 @@ class Stop:
     def __bool__(self) -> bool:
         return self.signal is not None
 
+    def now(self) -> NoReturn:
+        """Leaves the training, which has saved its state; SIGTERM where only another process was asked."""
+        self.signal = self.signal or signal.SIGTERM
+        raise Stopped
+
 
 class Stopped(BaseException):
-    """The training has saved its state and may be left."""
+    """The training has saved its state and is being left."""
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Stop]:
-    """Holds back SIGINT and SIGTERM until `Stopped` is raised inside; then they do what they did before.
+    """Holds back SIGINT and SIGTERM until `Stop.now` is called inside; then they do what they did before.
 
     A second one does so at once. Python hears signals in its main thread only: in others none is held back.
     """

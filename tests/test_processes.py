@@ -1,0 +1,164 @@
+"""qnnkit.train.processes: two processes take the same steps as one with batches of twice the size."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from qnnkit.train.processes import _Share
+
+TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24 steps
+
+SCRIPT = """
+    # Every process runs this; the batches of all together hold 16 samples of 97, so the last is one sample.
+    import os, signal, sys
+    from pathlib import Path
+    import torch
+    from torch import nn
+    from qnnkit import train
+    from qnnkit.config import TrainingConfig
+    from qnnkit.data.sample import Batches
+    from qnnkit.tasks import Classification
+    from qnnkit.train.processes import n_processes
+
+    folder, rank = Path(sys.argv[1]), int(os.environ.get("RANK", 0))
+    seen = []
+
+    class Task(Classification):
+        stop_at = None
+
+        def __call__(self, model, batch):
+            seen.append(batch[0])
+            if len(seen) == self.stop_at and rank == n_processes() - 1:
+                os.kill(os.getpid(), signal.SIGTERM)  # the last process is told; all of them stop
+            return super().__call__(model, batch)
+
+    def trains(name, stop_at=None, accumulation=1):
+        torch.manual_seed(0)
+        points = torch.rand(141, 2, generator=torch.Generator().manual_seed(1))
+        labels = (points.sum(1) > 1).long()
+        model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+        size = 16 // n_processes()
+        loaders = {
+            "train": Batches(points[:97], labels[:97], size, shuffle=True, seed=3),
+            "validation": Batches(points[97:], labels[97:], size, shuffle=False),
+        }
+        config = TrainingConfig(epochs=3, learning_rate=0.05, clip_norm=0.3, accumulation=accumulation)
+        task = Task()
+        task.stop_at = stop_at
+        seen.clear()
+        rows = []
+        try:
+            progress = train.fit(model, task, loaders, config, seed=7, folder=folder / name, log=rows.append)
+        except SystemExit:
+            return print(rank, "stopped", flush=True)
+        assert bool(rows) <= (rank == 0), "the first process alone writes"
+        rows = [{key: value for key, value in row.items() if key != "seconds"} for row in progress.rows]
+        torch.save((model.state_dict(), rows), folder / f"{name}.{n_processes()}.{rank}.pt")
+
+    for task in sys.argv[2:]:
+        name, stop_at, accumulation = task.split(",")
+        trains(name, int(stop_at) or None, int(accumulation))
+"""
+
+
+def launch(script, n, *arguments):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, str(script), *arguments]
+    if n > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"]
+        command[1:1] = torchrun
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What trainings by one and by two processes end in; some begin with one and end with the other."""
+    folder = tmp_path_factory.mktemp("processes")
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    launch(script, 1, str(folder), "straight,0,1", "in turn,0,3", "first one,12,1")
+    told = launch(script, 2, str(folder), "both,0,1", "both in turn,0,3", "first two,12,1", "first one,0,1")
+    assert sorted(line for line in told.splitlines() if "stopped" in line) == ["0 stopped", "1 stopped"]
+    launch(script, 1, str(folder), "first two,0,1")
+    return lambda name: torch.load(folder / f"{name}.pt", weights_only=True)
+
+
+def close(one, other):
+    (weights, rows), (other_weights, other_rows) = one, other
+    assert all(torch.allclose(weights[name], other_weights[name], atol=TOLERANCE) for name in weights)
+    assert len(rows) == len(other_rows) == 3
+    for row, other_row in zip(rows, other_rows, strict=True):
+        assert row == pytest.approx(other_row, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("straight.1.0", "both.2.0"),
+        ("in turn.1.0", "both in turn.2.0"),
+        ("straight.1.0", "first one.2.0"),
+        ("straight.1.0", "first two.1.0"),
+    ],
+)
+def test_two_are_one_with_twice_the_batch_and_checkpoints_serve_both(trained, one, other):
+    close(trained(one), trained(other))
+
+
+def test_all_processes_end_with_the_same_bits(trained):
+    (weights, rows), (other_weights, other_rows) = trained("both.2.0"), trained("both.2.1")
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights) and rows == other_rows
+
+
+@pytest.mark.parametrize(("n", "size", "world"), [(97, 8, 2), (96, 8, 2), (5, 2, 3), (1, 4, 2), (64, 1, 4)])
+def test_shares_are_of_equal_number_and_together_everything(n, size, world):
+    batches = [list(range(start, min(start + size, n))) for start in range(0, n, size)]
+    shares = [list(_Share(batches, rank, world)) for rank in range(world)]
+    assert {len(share) for share in shares} == {len(_Share(batches, 0, world))}
+    for index, parts in enumerate(zip(*shares, strict=True)):
+        whole = range(index * world * size, min((index + 1) * world * size, n))
+        own = [part for rank, part in enumerate(parts) if rank < len(whole)]
+        assert sorted(sample for part in own for sample in part) == list(whole)
+        assert all(parts)  # one without samples of its own computes along on one
+
+
+NOTEBOOK = """
+    import json, socket, sys
+    from accelerate import notebook_launcher
+    from qnnkit import runs
+
+    def job():
+        run = runs.open_run(sys.argv[1])
+        for _ in runs.train_all(run):
+            pass
+
+    runs.open_run(sys.argv[1], "digits_quanv", **json.loads(sys.argv[2]))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    notebook_launcher(job, num_processes=2, use_port=str(port))
+"""
+
+
+def test_a_run_in_a_notebook_on_two_processes_and_in_one(tmp_path):
+    from qnnkit import runs
+
+    settings = {"epochs": 1, "n_seeds": 1, "controls": ["classical"], "n_layers": 1, "hidden": 4}
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(NOTEBOOK))
+    launch(script, 1, str(tmp_path / "two"), json.dumps(settings | {"batch_size": 32}))
+    one = runs.open_run(tmp_path / "one", "digits_quanv", **settings, batch_size=64)
+    list(runs.train_all(one))
+    two = runs.open_run(tmp_path / "two")
+    for run in (one, two):
+        assert len(run.finals()) == 2 and len(run.epochs()) == 2
+    for name in ("train_loss", "validation_loss"):
+        assert two.epochs()[name].tolist() == pytest.approx(one.epochs()[name].tolist(), abs=1e-4)
+    assert Path(two.folder / "provenance.json").exists()
