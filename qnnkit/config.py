@@ -112,6 +112,10 @@ class RunConfig(Settings):
     """What runs the circuits: auto, batched or a PennyLane device. Placement, as above."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads that train; None leaves torch's choice. Placement, as above."""
+    trackers: tuple[str, ...] = ()
+    """Where numbers go beside metrics.jsonl: tensorboard, mlflow, wandb, trackio. May differ later."""
+    price_per_hour: float | None = Field(default=None, ge=0)
+    """What an hour of the machine costs, in any currency, for the estimate in provenance.json. May differ."""
 
     @field_validator("controls")
     @classmethod
@@ -170,7 +174,16 @@ class RunConfig(Settings):
         }
 
 
-PLACEMENT = ("device", "backend", "threads", "save_every_steps", "save_every_minutes", "keep_checkpoints")
+PLACEMENT = (
+    "device",
+    "backend",
+    "threads",
+    "save_every_steps",
+    "save_every_minutes",
+    "keep_checkpoints",
+    "trackers",
+    "price_per_hour",
+)
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
 _SECTIONS = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
 

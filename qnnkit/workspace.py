@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from qnnkit import checks
+
 FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 """Error numbers that mean: no more fits here."""
 
@@ -22,14 +24,9 @@ def home() -> Path:
     Raises:
         NotADirectoryError: `QNNKIT_HOME` names a file.
     """
-    named = os.environ.get("QNNKIT_HOME")
-    if named:
-        path = Path(named).expanduser()
-        with contextlib.suppress(PermissionError):  # told, with the next step, when a folder is made there
-            if path.exists() and not path.is_dir():
-                raise NotADirectoryError(
-                    f"QNNKIT_HOME must name a folder, but {named} is a file. Set it to a folder or unset it."
-                )
+    path = _named("QNNKIT_HOME")
+    if path is not None:
+        _refuse_file("QNNKIT_HOME", path)
         return path
     here = Path.cwd()
     return here.parent if here.name == "notebooks" and (here.parent / "qnnkit").is_dir() else here
@@ -39,6 +36,8 @@ def shelf(name: str) -> Path | None:
     """The folder `name` of the workspace, for what may be made again; None where no workspace is in use.
 
     One is in use where `QNNKIT_HOME` names it, or where it holds runs: a plain script leaves no files behind.
+    It stays there even where `QNNKIT_LOCAL` is set: what lies on it is written once, never again, and a run
+    that goes on elsewhere must decide by the same measurements.
     """
     folder = home()
     return folder / name if os.environ.get("QNNKIT_HOME") or (folder / "runs").is_dir() else None
@@ -48,6 +47,109 @@ def place(path: str | Path) -> Path:
     """`path`, made absolute: a relative one is meant from `home()`."""
     path = Path(path).expanduser()
     return path if path.is_absolute() else (home() / path).absolute()
+
+
+def local_home() -> Path | None:
+    """The folder on fast local disk where runs are worked on; None where they are worked on in `home()`.
+
+    Raises:
+        ValueError: `QNNKIT_LOCAL` is not absolute, overlaps `QNNKIT_HOME`, or stands without it.
+        NotADirectoryError: `QNNKIT_LOCAL` names a file.
+    """
+    local, kept = _named("QNNKIT_LOCAL"), _named("QNNKIT_HOME")
+    if local is None:
+        return None
+    if kept is None:
+        raise ValueError(
+            f"QNNKIT_LOCAL ({local}) needs QNNKIT_HOME beside it, which is not set. Set QNNKIT_HOME to the "
+            "folder that keeps your runs, or unset QNNKIT_LOCAL."
+        )
+    if not local.is_absolute():
+        raise ValueError(
+            f"QNNKIT_LOCAL must be an absolute path, but is {local}. Begin it with /, or unset it."
+        )
+    if _overlap(local, kept):
+        raise ValueError(
+            f"QNNKIT_LOCAL must lie outside QNNKIT_HOME and not around it, but is {local} beside {kept}. "
+            "Choose a folder on local disk, or unset it."
+        )
+    _refuse_file("QNNKIT_LOCAL", local)
+    return local
+
+
+def run_folder(run_dir: str | Path) -> Path:
+    """The folder in which a run is worked on.
+
+    That is `place(run_dir)`. Only where `QNNKIT_LOCAL` is set, what lies in `QNNKIT_HOME` is worked on under
+    the same name in `QNNKIT_LOCAL`, and mirrored to its place.
+
+    Raises:
+        FileNotFoundError: `QNNKIT_LOCAL` is set but `QNNKIT_HOME` is not there: Drive is not mounted, and a
+            run that has begun there must not be begun again here.
+    """
+    path, local = place(run_dir), local_home()
+    inside = None if local is None else _inside(path, home())
+    if local is None or inside is None:
+        return path
+    checks.folder("QNNKIT_HOME", home(), "Mount Drive, or make the folder.")
+    return local / inside
+
+
+def remote_of(local: Path) -> Path | None:
+    """Where the folder `local` is mirrored to; None where it is not. Asks nothing of `QNNKIT_HOME` itself."""
+    root, kept = local_home(), _named("QNNKIT_HOME")
+    inside = None if root is None else _inside(local, root)
+    return None if inside is None or kept is None else kept.absolute() / inside
+
+
+def local_limit() -> int:
+    """How many bytes of runs may stay on local disk: `QNNKIT_LOCAL_GB`, or 20 GB.
+
+    Raises:
+        ValueError: It is no number of gigabytes.
+    """
+    told = os.environ.get("QNNKIT_LOCAL_GB") or "20"
+    with contextlib.suppress(ValueError):
+        if 0 <= float(told) < float("inf"):
+            return int(float(told) * 1e9)
+    raise ValueError(
+        f"QNNKIT_LOCAL_GB must be a number of gigabytes, but is {told!r}. Set it to 20, or unset it."
+    )
+
+
+def _named(variable: str) -> Path | None:
+    """The path in an environment variable; an empty one counts as unset."""
+    value = os.environ.get(variable)
+    return Path(value).expanduser() if value else None
+
+
+def _refuse_file(variable: str, path: Path) -> None:
+    try:
+        is_file = path.exists() and not path.is_dir()
+    except OSError:  # told, with the next step, when a folder is made there
+        return
+    if is_file:
+        raise NotADirectoryError(
+            f"{variable} must name a folder, but {path} is a file. Set it to a folder or unset it."
+        )
+
+
+def _inside(path: Path, folder: Path) -> Path | None:
+    """`path` as seen from `folder`, if it lies below it, by name or behind links."""
+    for here, there in ((_flat(path), _flat(folder)), (path.resolve(), folder.resolve())):
+        if there in here.parents:
+            return here.relative_to(there)
+    return None
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    one, other = _flat(one), _flat(other)  # by name alone: a Drive that hangs must not hang the asker
+    return one == other or one in other.parents or other in one.parents
+
+
+def _flat(path: Path) -> Path:
+    """An absolute path without `..`, as it is written: no link is followed."""
+    return Path(os.path.normpath(path.absolute()))
 
 
 def make_folder(path: Path) -> Path:
@@ -105,7 +207,7 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
     try:
         path.touch()
         with path.open("r+b", buffering=0) as file:
-            end = _whole_length(file)
+            end = whole_length(file)
             file.truncate(end)  # a kill may have left half a line
             file.seek(end)
             try:
@@ -126,8 +228,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1] if line]  # what follows the last newline is not whole
 
 
-def _whole_length(file: BinaryIO) -> int:
-    """Bytes up to and with the last newline, found from the end."""
+def whole_length(file: BinaryIO) -> int:
+    """Bytes of an open file up to and with the last newline, found from the end."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 65536)

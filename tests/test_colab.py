@@ -58,7 +58,8 @@ def mount(mountpoint):
 MAIN = """
 import json, os, pathlib, sys
 print("stand-in qnnkit", *sys.argv[1:])
-asked = {"arguments": sys.argv[1:], "home": os.environ.get("QNNKIT_HOME")}
+asked = {"arguments": sys.argv[1:]}
+asked |= {name: os.environ.get(f"QNNKIT_{name.upper()}") for name in ("home", "local")}
 with pathlib.Path(os.environ["STAND_IN"], "asked.jsonl").open("a") as log:
     log.write(json.dumps(asked) + "\\n")
 """
@@ -331,7 +332,8 @@ def test_set_up_twice(machine: Machine) -> None:
     assert machine.mounts() == [str(machine.content / "drive")]
     assert machine.head() == machine.head(machine.folder / "author")
     assert (machine.checkout / ".git" / "shallow").exists()
-    assert machine.asked() == [{"arguments": ["doctor"], "home": str(machine.workspace)}]
+    local = f"{machine.checkout}-local"
+    assert machine.asked() == [{"arguments": ["doctor"], "home": str(machine.workspace), "local": local}]
     assert "stand-in qnnkit doctor" in first
     assert machine.workspace.is_dir()
     held = (machine.content / "qnnkit-constraints.txt").read_text().splitlines()
@@ -367,6 +369,7 @@ def test_the_main_job_and_imports_in_the_same_kernel(machine: Machine) -> None:
     assert machine.asked()[-1] == {
         "arguments": ["run", "--recipe", "digits_quanv", "--run-dir", "runs/first"],
         "home": str(machine.workspace),
+        "local": f"{machine.checkout}-local",
     }
 
 

@@ -237,3 +237,93 @@ def test_make_folder_where_one_may_not_write(closed, below):
     with pytest.raises(PermissionError, match="Cannot write"):
         workspace.make_folder(closed / below)
     assert names(closed) == ["old.json"]
+
+
+# --- a fast local disk before a slow home ------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    """A home and a local folder."""
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
+    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "disk"))
+    (tmp_path / "drive").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_local_folder_runs_are_where_they_were(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
+    monkeypatch.delenv("QNNKIT_LOCAL", raising=False)
+    if value is not None:
+        monkeypatch.setenv("QNNKIT_LOCAL", value)
+    assert workspace.run_folder("runs/x") == workspace.place("runs/x") == tmp_path / "drive" / "runs" / "x"
+    assert workspace.remote_of(tmp_path / "drive" / "runs" / "x") is None
+
+
+@pytest.mark.parametrize("asked", ["runs/x", "runs/../runs/x", "{}/drive/runs/x", "{}/drive/a/../runs/x"])
+def test_runs_are_worked_on_in_the_local_folder(both, asked):
+    folder = workspace.run_folder(asked.format(both))
+    assert folder == both / "disk" / "runs" / "x"
+    assert workspace.remote_of(folder) == both / "drive" / "runs" / "x"
+    assert workspace.run_folder(folder) == folder  # as a notebook is told it
+
+
+@pytest.mark.parametrize("asked", ["{}/elsewhere/x", "{}/drive", "{}/drive2/x", "{}/drive/../x"])
+def test_runs_elsewhere_stay_there(both, asked):
+    folder = workspace.run_folder(asked.format(both))
+    assert folder == Path(asked.format(both))
+    assert workspace.remote_of(folder) is None
+
+
+def test_a_home_behind_a_link(both, monkeypatch):
+    (both / "My Drive").symlink_to(both / "drive")
+    assert workspace.run_folder(both / "My Drive" / "runs" / "x") == both / "disk" / "runs" / "x"
+    monkeypatch.setenv("QNNKIT_HOME", str(both / "My Drive"))
+    assert workspace.run_folder(both / "drive" / "runs" / "x") == both / "disk" / "runs" / "x"
+    assert workspace.remote_of(both / "disk" / "runs" / "x") == both / "My Drive" / "runs" / "x"
+
+
+def test_only_runs_are_redirected(both):
+    assert workspace.place("data") == both / "drive" / "data"
+    assert workspace.shelf("measured") == both / "drive" / "measured"
+
+
+def test_a_home_that_is_not_mounted_begins_no_run_anew(both):
+    (both / "drive").rmdir()
+    with pytest.raises(FileNotFoundError, match=r"`QNNKIT_HOME` must be an existing folder.*Mount Drive"):
+        workspace.run_folder("runs/x")
+    # What runs already goes on without it.
+    assert workspace.run_folder(both / "disk" / "runs" / "x") == both / "disk" / "runs" / "x"
+    assert workspace.remote_of(both / "disk" / "runs" / "x") == both / "drive" / "runs" / "x"
+
+
+@pytest.mark.parametrize(
+    ("local", "home", "told"),
+    [
+        ("{}/disk", "", "needs QNNKIT_HOME beside it"),
+        ("disk", "{}/drive", "must be an absolute path"),
+        ("{}/drive", "{}/drive", "must lie outside QNNKIT_HOME"),
+        ("{}/drive/disk", "{}/drive", "must lie outside QNNKIT_HOME"),
+        ("{}/disk", "{}/disk/drive", "must lie outside QNNKIT_HOME"),
+        ("{}/drive/../drive", "{}/drive", "must lie outside QNNKIT_HOME"),
+    ],
+)
+def test_a_local_folder_that_cannot_be(both, monkeypatch, local, home, told):
+    monkeypatch.setenv("QNNKIT_LOCAL", local.format(both))
+    monkeypatch.setenv("QNNKIT_HOME", home.format(both))
+    with pytest.raises(ValueError, match=told):
+        workspace.run_folder("runs/x")
+
+
+def test_a_local_folder_that_is_a_file(both):
+    (both / "disk").write_text("")
+    with pytest.raises(NotADirectoryError, match="QNNKIT_LOCAL must name a folder"):
+        workspace.run_folder("runs/x")
+
+
+def test_how_much_may_stay_on_local_disk(monkeypatch):
+    monkeypatch.delenv("QNNKIT_LOCAL_GB", raising=False)
+    assert workspace.local_limit() == 20 * 10**9
+    monkeypatch.setenv("QNNKIT_LOCAL_GB", "0.5")
+    assert workspace.local_limit() == 5 * 10**8

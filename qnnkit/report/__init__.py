@@ -1,5 +1,6 @@
 """What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
 
+from qnnkit.report.batch import write_batch_page
 from qnnkit.report.run import (
     Predictions,
     beside_lightning,
@@ -11,6 +12,7 @@ from qnnkit.report.run import (
     table,
     verdicts,
 )
+from qnnkit.report.verify import verify as verify_run
 
 __all__ = [
     "Predictions",
@@ -22,4 +24,6 @@ __all__ = [
     "summary",
     "table",
     "verdicts",
+    "verify_run",
+    "write_batch_page",
 ]

@@ -17,7 +17,9 @@ from qnnkit import measure, stats, workspace
 from qnnkit.device import machine
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import features
+from qnnkit.report.verify import hashes
 from qnnkit.runs import Run, build, trained
+from qnnkit.runs.lock import mirrored
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,7 +205,14 @@ def finish(run: Run) -> dict[str, Any]:
             f"Run `{run.folder}` must have trained every net, but lacks {', '.join(sorted(missing))}. "
             "Run 03_train on it."
         )
+    with mirrored(run.folder):
+        return _finish(run, rows)
+
+
+def _finish(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
+    if not before:
+        run.note_provenance(**_spent(run))
     result = {
         "recipe": run.config.recipe,
         "seeds": list(run.seeds),
@@ -212,10 +221,27 @@ def finish(run: Run) -> dict[str, Any]:
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "config_digest": run.config.digest(),
     }
     workspace.write_bytes(run.report, render(run, result).encode())
+    # What was trained keeps the hashes it had: they would say nothing if every report took them anew.
+    fresh, kept = hashes(run.folder), before.get("hashes", {})
+    drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
+    result["hashes"] = kept | drawn if kept else fresh
     workspace.write_json(run.folder / "result.json", result)
     return result
+
+
+def _spent(run: Run) -> dict[str, Any]:
+    """Time and money, for provenance.json."""
+    epochs = (row for row in run.rows("metrics") if row["event"] == "epoch")
+    hours = sum(row.get("seconds", 0.0) for row in epochs) / 3600
+    price = run.config.price_per_hour
+    return {
+        "seeds": list(run.seeds),
+        "training_hours": hours,
+        "cost_estimate": None if price is None else hours * price,
+    }
 
 
 def render(run: Run, result: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from qnnkit.runs.folder import Run
 from qnnkit.runs.launch import declared, launch, notebook_folder
-from qnnkit.runs.lock import alone
+from qnnkit.runs.lock import alone, mirrored
 
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
 
@@ -28,7 +28,7 @@ def run_notebooks(run: Run, echo: Callable[[str], None] = print) -> dict[str, An
         NotebookError: A notebook stopped; the ones before it stay finished.
         BlockingIOError: Another process runs the notebooks of this run.
     """
-    with alone(run.folder, "chain"):
+    with alone(run.folder, "chain"), mirrored(run.folder, echo):
         return _run_notebooks(run, echo)
 
 
@@ -56,6 +56,15 @@ def _parameters(run: Run, notebook: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in declared(notebook) and value is not None}
 
 
+def epoch_line(run: Run, row: dict[str, Any]) -> str:
+    """One row of metrics.jsonl, for people."""
+    epoch, accuracy = f"{row['epoch']:>3}/{run.config.training.epochs}", 100 * row["validation_accuracy"]
+    return (
+        f"{row['net']:<15} seed {row['seed']}  epoch {epoch}  loss {row['train_loss']:.3f}  "
+        f"validation {accuracy:.1f} %  {row['seconds']:.2f} s"
+    )
+
+
 class _Following:
     """Echoes each epoch that appears in metrics.jsonl, while a kernel writes it."""
 
@@ -80,9 +89,5 @@ class _Following:
         rows = self.run.rows("metrics")
         for row in rows[self.seen :]:
             if row["event"] == "epoch":
-                self.echo(
-                    f"      {row['net']:<15} seed {row['seed']}  epoch {row['epoch']:>3}/"
-                    f"{self.run.config.training.epochs}  loss {row['train_loss']:.3f}  validation "
-                    f"{100 * row['validation_accuracy']:.1f} %  {row['seconds']:.2f} s"
-                )
+                self.echo(f"      {epoch_line(self.run, row)}")
         self.seen = len(rows)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-import subprocess
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import qnnkit
 from qnnkit import checks, recipes, workspace
 from qnnkit.config import PLACEMENT, FlatValue, RunConfig, validate
-from qnnkit.runs.lock import alone
+from qnnkit.runs.lock import alone, bring
+from qnnkit.runs.origin import origin
+from qnnkit.runs.trackers import TRACKERS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from qnnkit.data import ImageSplits
     from qnnkit.plots import Picture
-
-PACKAGES = ("torch", "pennylane", "pennylane-lightning", "accelerate", "numpy", "scikit-learn", "papermill")
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,8 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         ValueError: A name or value is wrong, or the folder holds another experiment (it is told which).
         OSError: The folder cannot be made or written.
     """
-    folder = workspace.place(run_dir)
+    folder = workspace.run_folder(run_dir)
+    bring(folder)
     given = {name: value for name, value in settings.items() if value is not None}
     if isinstance(given.get("data_dir"), str):
         given["data_dir"] = str(workspace.place(str(given["data_dir"])))
@@ -176,7 +173,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         run = Run(folder, config)
         _require_usable(run)
         workspace.make_folder(folder)
-        run.note_provenance(**provenance())
+        run.note_provenance(**origin())
         workspace.write_json(path, config.model_dump(mode="json"))
         return run
     placement = {name: value for name, value in given.items() if name in PLACEMENT}
@@ -233,6 +230,8 @@ def _check_names(config: RunConfig) -> None:
     checks.choice("model", config.model.model, models.MODELS)
     checks.choice("circuit", config.model.circuit, circuits.ANSAETZE)
     checks.choice("embedding", config.model.embedding, circuits.EMBEDDINGS)
+    for name in config.trackers:
+        checks.choice("tracker", name, TRACKERS)
     if config.data.data_dir is not None:
         checks.folder("data_dir", config.data.data_dir, "Give a folder that holds one folder per class.")
 
@@ -273,35 +272,6 @@ def read_config(path: Path) -> RunConfig | None:
         return validate(json.loads(text))
     except ValueError as error:
         raise ValueError(f"Settings file `{path}` cannot be used: {error}") from None
-
-
-def provenance() -> dict[str, Any]:
-    """On what a run began: versions, commit, machine, time."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    source = Path(qnnkit.__file__).parent
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", source, *words], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    changed = git("status", "--porcelain", "--", str(source))
-    return {
-        "begun": now(),
-        "qnnkit": qnnkit.__version__,
-        "commit": git("rev-parse", "HEAD"),
-        "commit_changed": None if changed is None else bool(changed),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": versions,
-    }
 
 
 def now() -> str:

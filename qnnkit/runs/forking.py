@@ -8,8 +8,9 @@ from pathlib import Path
 
 from qnnkit import checks, workspace
 from qnnkit.config import FlatValue, flat_names
-from qnnkit.runs.folder import Run, open_run, provenance, read_config
-from qnnkit.runs.lock import alone
+from qnnkit.runs.folder import Run, open_run, read_config
+from qnnkit.runs.lock import alone, bring
+from qnnkit.runs.origin import origin
 
 
 def fork(run_dir: str | Path, new_dir: str | Path, **settings: FlatValue) -> Run:
@@ -21,7 +22,8 @@ def fork(run_dir: str | Path, new_dir: str | Path, **settings: FlatValue) -> Run
         FileNotFoundError: There is no run in `run_dir`.
     """
     source = open_run(run_dir)
-    folder = workspace.place(new_dir)
+    folder = workspace.run_folder(new_dir)
+    bring(folder)
     config = source.config.override(**{name: value for name, value in settings.items() if value is not None})
     difference = source.config.difference(config)
     made_of = [name for name in difference if flat_names()[name] != "training"]
@@ -54,6 +56,6 @@ def fork(run_dir: str | Path, new_dir: str | Path, **settings: FlatValue) -> Run
     workspace.write_bytes(folder / "metrics.jsonl", lines.encode())
     data = {"data": source.provenance["data"]} if "data" in source.provenance else {}
     told = {name: {"from": here, "to": there} for name, (here, there) in difference.items()}
-    run.note_provenance(**provenance(), **data, forked={"from": str(source.folder), "changed": told})
+    run.note_provenance(**origin(), **data, forked={"from": str(source.folder), "changed": told})
     workspace.write_json(folder / "config.json", config.model_dump(mode="json"))  # last: now it is a run
     return run

@@ -1,4 +1,4 @@
-"""One process at a time works on a run folder."""
+"""One process at a time works on a run folder, and while it does, the folder is mirrored."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from qnnkit import workspace
 
 WAIT = 10.0
 """Seconds that a newcomer waits: a killed parent's notebook needs a moment to notice."""
@@ -45,6 +48,32 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
     finally:
         note.unlink(missing_ok=True)
         lock.release()
+
+
+@contextlib.contextmanager
+def mirrored(folder: Path, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Keeps the folder's copy on Drive up to date; does nothing for a folder that has none."""
+    remote = workspace.remote_of(folder)
+    if remote is None:
+        yield
+        return
+    from qnnkit.checkpoint.mirror import Mirror
+
+    with Mirror(folder, remote) if tell is None else Mirror(folder, remote, tell=tell):
+        yield
+
+
+def bring(folder: Path) -> None:
+    """Makes a run folder from its copy on Drive, if that is newer or the only one."""
+    remote = workspace.remote_of(folder)
+    if remote is None:
+        return
+    from qnnkit.checkpoint.restore import evict, restore
+
+    for note in restore(remote, folder):
+        warnings.warn(note, stacklevel=3)
+    if not folder.exists():
+        evict()  # a new run wants room
 
 
 def clear_drafts(folder: Path) -> None:

@@ -18,7 +18,8 @@ from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
 from qnnkit.models import features
 from qnnkit.runs.folder import Run
-from qnnkit.runs.lock import alone
+from qnnkit.runs.lock import alone, mirrored
+from qnnkit.runs.trackers import Trackers
 from qnnkit.train.processes import is_main, wait_for_all
 
 
@@ -78,13 +79,25 @@ def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None
     epochs = run.config.training.epochs
     finished = {(row["net"], row["seed"]): row for row in rows if row.get("epochs", epochs) == epochs}
     wait_for_all()  # nobody writes before all have read
-    with alone(run.folder, "train") if is_main() else contextlib.nullcontext():
+    with contextlib.ExitStack() as work:
         if is_main():
+            work.enter_context(alone(run.folder, "train"))
+            work.enter_context(mirrored(run.folder))
             place = str(device.choose(run.config.device))
             run.note_provenance(data=run.splits.fingerprint(), device=place)
+        config = run.config
+        trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
+        work.enter_context(trackers)
+
+        def note(row: dict[str, Any]) -> None:
+            run.log("metrics", row)
+            trackers.log(row, step=row["epoch"], prefix=f"{row['net']}/seed{row['seed']}")
+            if on_epoch:
+                on_epoch(row)
+
         for seed in run.seeds:
             for net in run.nets:
-                yield finished.get((net, seed)) or _train(run, net, seed, on_epoch or (lambda row: None))
+                yield finished.get((net, seed)) or _train(run, net, seed, note)
 
 
 def trained(run: Run, net: str = "hybrid", seed: int | None = None) -> nn.Module:
@@ -138,9 +151,7 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
         load_model(folder, model, begun["model"])  # frozen weights count from here on
 
     def log(row: dict[str, Any]) -> None:
-        row = {"event": "epoch", "net": net, "seed": seed, **row}
-        run.log("metrics", row)
-        on_epoch(row)
+        on_epoch({"event": "epoch", "net": net, "seed": seed, **row})
 
     with _threads(run.config.threads):
         splits = features.of(model, run.splits, place)

@@ -1,0 +1,323 @@
+"""A batch on one page: every run in a table that sorts and filters, curves beside each other, notebooks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.parse import quote
+
+from qnnkit import checks, workspace
+
+POINTS = 200  # of a curve that the page keeps
+STATES = ("finished", "failed", "pruned", "unfinished", "waiting")
+
+
+@dataclass
+class Row:
+    """One run of the batch, as far as its folder can be read."""
+
+    id: str
+    settings: dict[str, Any]
+    state: str = "waiting"
+    error: str | None = None
+    notes: list[str] = field(default_factory=list)
+    """What is wrong with its folder."""
+    nets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Net -> its row of result.json."""
+    verdicts: list[str] = field(default_factory=list)
+    validation: float | None = None
+    """Best validation accuracy of the hybrid net, mean over its seeds."""
+    curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    """Net -> "epoch", "accuracy", "loss": means over the seeds that reached the epoch."""
+    report: str | None = None
+    """Address of the run's own page, from the batch's folder."""
+    notebooks: list[tuple[str, str, str]] = field(default_factory=list)
+    """(number, name, address) of the executed notebooks."""
+
+    @property
+    def varied(self) -> str:
+        """What sets it apart, in words."""
+        return ", ".join(f"{name} {show(value)}" for name, value in self.settings.items()) or "no setting"
+
+
+def write_batch_page(folder: str | Path) -> Path:
+    """Writes report.html into the folder of a batch, whatever its runs have come to; returns its path.
+
+    Args:
+        folder: The batch's, with batch.json in it; a relative one is meant from the workspace.
+
+    Raises:
+        FileNotFoundError: No batch is there.
+        ValueError: Its batch.json is damaged.
+        OSError: The page cannot be written.
+    """
+    folder = workspace.place(folder)
+    content = _batch(folder)
+    rows = [_row(folder, planned) for planned in content["runs"]]
+    page = folder / "report.html"
+    workspace.write_bytes(page, _render(content, rows).encode())
+    return page
+
+
+def best(rows: Iterable[Row]) -> str:
+    """Which setting did best on the validation split, and why that number flatters it."""
+    scored = [row for row in rows if row.state == "finished" and row.validation is not None]
+    if not scored:
+        return "No run has finished yet, so nothing can be said about which setting is best."
+    top = max(row.validation or 0.0 for row in scored)
+    winners = [row for row in scored if row.validation == top]
+    share = f"{100 * top:.1f} %"
+    if len(scored) == 1:
+        return f"One run has finished: {winners[0].varied}, validation accuracy {share}."
+    if len(winners) > 1:
+        told = f"{len(winners)} of {len(scored)} finished runs share the best validation accuracy, {share}: "
+        told += "; ".join(row.varied for row in winners[:3]) + (" and others." if len(winners) > 3 else ".")
+    else:
+        told = f"Best validation accuracy of {len(scored)} finished runs: {share}, with {winners[0].varied}."
+    return (
+        f"{told} It is the largest of {len(scored)} numbers that each vary by chance, so it is optimistic: "
+        "such a choice looks better on the validation split than it is. Its test accuracy was not used to "
+        "choose; seeds that took no part would tell more."
+    )
+
+
+def show(value: Any) -> str:
+    """A setting as people write it.
+
+    Example:
+        >>> show(True), show(None), show(0.0010000000474974513), show(["a", "b"])
+        ('yes', 'none', '0.001', 'a, b')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return ", ".join(map(show, value)) if isinstance(value, list) else str(value)
+
+
+# --- reading: any folder may be missing, half written or damaged -------------------------------------------
+
+
+def _batch(folder: Path) -> dict[str, Any]:
+    path = folder / "batch.json"
+    try:
+        content = json.loads(path.read_text())
+        runs = [planned for planned in content["runs"] if isinstance(planned, dict) and "folder" in planned]
+    except (FileNotFoundError, NotADirectoryError):
+        step = "Begin one: qnnkit batch FILE.yaml."
+        raise FileNotFoundError(checks.message("folder", "hold a batch", str(folder), step)) from None
+    except (ValueError, KeyError, TypeError) as error:
+        step = "Run the same qnnkit batch again; it writes it anew."
+        raise ValueError(f"Batch `{path}` is damaged ({type(error).__name__}: {error}). {step}") from None
+    return {"name": content.get("name", folder.name), "recipe": content.get("recipe", ""), "runs": runs}
+
+
+def _row(batch: Path, planned: dict[str, Any]) -> Row:
+    folder = Path(os.path.normpath(batch / str(planned["folder"])))
+    settings = planned.get("settings")
+    row = Row(str(planned.get("id", folder.name)), settings if isinstance(settings, dict) else {})
+    try:
+        _fill(row, folder, batch)
+    except (OSError, ValueError, TypeError, KeyError) as error:  # what nobody thought of costs one row
+        row.notes.append(f"Its folder cannot be read ({type(error).__name__}: {error}).")
+    return row
+
+
+def _fill(row: Row, folder: Path, batch: Path) -> None:
+    if not folder.is_dir():
+        row.notes.append("It has no folder yet.")
+        return
+    metrics, damaged = _lines(folder / "metrics.jsonl")
+    if damaged:
+        row.notes.append(f"metrics.jsonl is damaged: {damaged} of its lines cannot be read.")
+    _learn(row, metrics)
+    row.state = "unfinished" if metrics else "waiting"
+    failed = _json(row, folder / "failed.json")
+    if failed is not None:
+        row.state = "pruned" if failed.get("state") == "pruned" else "failed"
+        row.error = str(failed.get("error") or "It does not say why.")
+    result = _json(row, folder / "result.json")
+    if result is not None:
+        _finished(row, result)
+    _link(row, folder, batch)
+
+
+def _finished(row: Row, result: dict[str, Any]) -> None:
+    nets = result.get("nets")
+    for each in nets if isinstance(nets, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("net"), str) and _number(each.get("accuracy")):
+            row.nets[each["net"]] = each
+    if "hybrid" not in row.nets:
+        row.notes.append("result.json is damaged: it tells nothing of the hybrid net.")
+        return
+    row.state, row.error = "finished", None
+    told = result.get("verdicts")
+    row.verdicts = [str(sentence) for sentence in told] if isinstance(told, list) else []
+
+
+def _learn(row: Row, metrics: list[dict[str, Any]]) -> None:
+    """Curves and the best validation accuracy; an epoch that was computed twice counts once."""
+    epochs: dict[str, dict[int, dict[Any, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    best: dict[Any, float] = {}
+    for each in metrics:
+        net, seed, epoch = str(each.get("net")), str(each.get("seed")), each.get("epoch")
+        score = _number(each.get("validation_accuracy"))
+        if each.get("event") == "epoch" and isinstance(epoch, int):
+            epochs[net][epoch][seed] = each
+        if net == "hybrid" and score is not None:
+            best[seed] = score if each.get("event") == "test" else max(score, best.get(seed, score))
+    row.validation = fmean(best.values()) if best else None
+    controls = [net for net in epochs if net != "hybrid"]
+    control = "classical" if "classical" in controls else next(iter(controls), None)
+    for net in filter(None, ("hybrid" if "hybrid" in epochs else None, control)):
+        numbers = sorted(epochs[net])
+        numbers = numbers[:: math.ceil(len(numbers) / POINTS)]
+        row.curves[net] = {
+            "epoch": numbers,
+            "accuracy": [_mean(epochs[net][n].values(), "validation_accuracy", 100) for n in numbers],
+            "loss": [_mean(epochs[net][n].values(), "train_loss", 1) for n in numbers],
+        }
+
+
+def _link(row: Row, folder: Path, batch: Path) -> None:
+    def address(path: Path) -> str:
+        # Relative and quoted, so a folder cannot pass for another kind of address ("javascript:").
+        return quote(Path(os.path.relpath(path, batch)).as_posix())
+
+    if (folder / "report.html").is_file():
+        row.report = address(folder / "report.html")
+    for path in sorted((folder / "notebooks").glob("*.ipynb")):
+        if not path.name.endswith(".running.ipynb"):
+            title = path.name.removesuffix(".ipynb").replace(".failed", " (failed)")
+            label = re.sub(r"^(\d+)_\w+", r"\1", title)  # five of them are to fit a line
+            row.notebooks.append((label, title, address(path)))
+
+
+def _json(row: Row, path: Path) -> dict[str, Any] | None:
+    """What a file of the run says; None, with a note, where it is damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        row.notes.append(f"{path.name} cannot be read ({type(error).__name__}).")
+        return None
+    if not isinstance(found, dict):
+        row.notes.append(f"{path.name} is damaged.")
+        return None
+    return found
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of a file that are rows, and how many are not."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is being written
+    except FileNotFoundError:
+        return [], 0
+    rows, damaged = [], 0
+    for line in filter(None, lines):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            rows.append(found)
+        else:
+            damaged += 1
+    return rows, damaged
+
+
+def _number(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else None
+
+
+def _mean(rows: Iterable[dict[str, Any]], name: str, factor: float) -> float | None:
+    values = [value for value in (_number(row.get(name)) for row in rows) if value is not None]
+    return float(f"{factor * fmean(values):.5g}") if values else None
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cell:
+    """What a cell shows, and by what it sorts: a number, a word, or nothing."""
+
+    text: str = ""
+    key: Any = ""
+
+
+def _render(content: dict[str, Any], rows: list[Row]) -> str:
+    from jinja2 import Environment, PackageLoader
+
+    settings = list(dict.fromkeys(name for row in rows for name in row.settings))
+    nets = list(dict.fromkeys(["hybrid", *(net for row in rows for net in row.nets)]))
+    counts = Counter(row.state for row in rows)
+    environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
+    return environment.get_template("batch.html").render(
+        name=content["name"],
+        recipe=content["recipe"],
+        rows=[(row, _cells(row, settings, nets)) for row in rows],
+        heads=[
+            *settings,
+            "state",
+            *(f"{net}, test (%)" for net in nets),
+            "validation (%)",
+            "weights",
+            "s / epoch",
+        ],
+        first_number=len(settings) + 1,
+        counts=[(state, counts[state]) for state in STATES if counts[state]],
+        best=best(rows),
+        choices=_choices(rows, settings),
+        data={
+            row.id: {"label": row.varied, "validation": row.validation, "curves": row.curves} for row in rows
+        },
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    )
+
+
+def _cells(row: Row, settings: list[str], nets: list[str]) -> list[Cell]:
+    cells = []
+    for name in settings:
+        value = row.settings.get(name)
+        text = show(value) if name in row.settings else ""
+        cells.append(Cell(text, value if _number(value) is not None else text))
+    cells.append(Cell(row.state, row.state))
+    for net in nets:
+        found = row.nets.get(net, {})
+        accuracy, low, high = (_number(found.get(key)) for key in ("accuracy", "low", "high"))
+        spread = "" if low is None or high is None else f" ± {50 * (high - low):.1f}"
+        cells.append(Cell() if accuracy is None else Cell(f"{100 * accuracy:.1f}{spread}", accuracy))
+    cells.append(Cell() if row.validation is None else Cell(f"{100 * row.validation:.1f}", row.validation))
+    hybrid = row.nets.get("hybrid", {})
+    quantum, classical = (_number(hybrid.get(key)) for key in ("quantum", "classical"))
+    if quantum is None or classical is None:
+        cells.append(Cell())
+    else:
+        cells.append(Cell(f"{quantum:,.0f} + {classical:,.0f}", quantum + classical))
+    seconds = _number(hybrid.get("seconds_per_epoch"))
+    cells.append(Cell() if seconds is None else Cell(f"{seconds:.2f}", seconds))
+    return cells
+
+
+def _choices(rows: list[Row], settings: list[str]) -> list[tuple[int, str, list[str]]]:
+    """(column, name, values) of every select."""
+    found = []
+    for column, name in enumerate(settings):
+        values = {show(row.settings[name]): row.settings[name] for row in rows if name in row.settings}
+        numbers = all(_number(value) is not None for value in values.values())
+        ordered = sorted(values, key=lambda text: values[text]) if numbers else sorted(values)
+        found.append((column, name, ordered))
+    present = {row.state for row in rows}
+    return [*found, (len(settings), "state", [state for state in STATES if state in present])]

@@ -1,0 +1,176 @@
+"""Whether a finished run's folder still is what it was when the run finished."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qnnkit.runs import Run
+
+CHECKPOINT = re.compile(r"step-\d+-([0-9a-f]{16})\.safetensors")
+_LATER = ("result.json", "trackers.json", "failed.json", "notebooks/04_analyze.ipynb")
+"""Written after the hashes are taken, or not by the run itself."""
+_PASSING = (".running.ipynb", ".failed.ipynb", ".log")
+_REMEDY = "Restore the folder from a copy, or run the experiment again in a new run_dir."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was compared."""
+
+    name: str
+    """A file, relative to the run folder; or "settings", "data", "hashes", "result.json"."""
+    ok: bool | None
+    """None where it could not be checked."""
+    sentence: str
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 (hex) of every file of a finished run, by its path relative to `folder`, with `/`.
+
+    Left out is what is written after result.json or while something runs: result.json itself, 04_analyze's
+    executed copy, running and failed notebooks, logs, hidden files, and what belongs to trackers.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    return {name: _sha256(folder / name) for name in _files(folder)}
+
+
+def verify(run: Run) -> list[Finding]:
+    """Compares a finished run's folder with what result.json and provenance.json say of it.
+
+    Files are hashed anew, settings digested, data loaded and fingerprinted, and every checkpoint held against
+    its own name. Nothing is changed.
+
+    Args:
+        run: The run; it need not be able to run on this machine.
+
+    Returns:
+        What was found, troubles first; `ok` is None for what cannot be checked here.
+
+    Raises:
+        ValueError: The run is not finished.
+    """
+    try:
+        result = run.result
+    except (OSError, ValueError) as error:
+        told = f"result.json cannot be read ({type(error).__name__}: {error}). {_REMEDY}"
+        return [Finding("result.json", False, told)]
+    if result is None:
+        raise ValueError(
+            f"Run `{run.folder}` must be finished to be verified, but has no result.json. Finish it: "
+            f"qnnkit run --run-dir {run.folder}."
+        )
+    if not isinstance(result, dict):
+        return [Finding("result.json", False, f"result.json is damaged. {_REMEDY}")]
+    findings = [
+        *_check_files(run, result),
+        *_check_checkpoints(run),
+        _check_settings(run, result),
+        _check_data(run),
+    ]
+    return sorted(findings, key=lambda finding: {False: 0, None: 1, True: 2}[finding.ok])
+
+
+def _files(folder: Path) -> list[str]:
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if _counts(name))
+
+
+def _counts(name: str) -> bool:
+    parts = name.split("/")
+    hidden = any(part.startswith(".") for part in parts)
+    return not (hidden or name in _LATER or name.endswith(_PASSING) or parts[0] in ("tensorboard", "logs"))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_files(run: Run, result: dict[str, Any]) -> list[Finding]:
+    kept = result.get("hashes")
+    if not isinstance(kept, dict):
+        told = (
+            "result.json holds no hashes: the run finished before qnnkit kept them, so its files cannot be "
+            "compared with what they were. `qnnkit report` on it writes them as they are now."
+        )
+        return [Finding("hashes", None, told)]
+    findings, same = [], 0
+    there = set(_files(run.folder))
+    for name in sorted(there | set(kept)):
+        if name not in kept:
+            told = f"{name} is new: it was not there when the run finished. Move it out of the run folder."
+            findings.append(Finding(name, False, told))
+            continue
+        if name not in there:
+            findings.append(Finding(name, False, f"{name} is missing. {_REMEDY}"))
+            continue
+        try:
+            unchanged = _sha256(run.folder / name) == kept[name]
+        except OSError as error:
+            findings.append(Finding(name, False, f"{name} cannot be read ({error.strerror}). {_REMEDY}"))
+            continue
+        same += unchanged
+        if not unchanged:
+            findings.append(Finding(name, False, f"{name} has changed since the run finished. {_REMEDY}"))
+    told = f"{same} of {len(kept)} files are byte for byte what they were when the run finished."
+    return [*findings, Finding("hashes", None if findings else True, told)]
+
+
+def _check_checkpoints(run: Run) -> list[Finding]:
+    """Each against its own name, which says its hash: so a run without kept hashes is checked too."""
+    paths = [
+        path for path in sorted(run.folder.rglob("step-*.safetensors")) if CHECKPOINT.fullmatch(path.name)
+    ]
+    findings = []
+    for path in paths:
+        name, said = path.relative_to(run.folder).as_posix(), CHECKPOINT.fullmatch(path.name)
+        try:
+            whole = said is not None and _sha256(path).startswith(said[1])
+        except OSError:
+            whole = False
+        if not whole:
+            told = f"Checkpoint {name} is not what its name says: it is damaged or another. {_REMEDY}"
+            findings.append(Finding(name, False, told))
+    if paths and not findings:
+        findings.append(Finding("checkpoints", True, f"{len(paths)} checkpoints are what their names say."))
+    return findings
+
+
+def _check_settings(run: Run, result: dict[str, Any]) -> Finding:
+    kept = result.get("config_digest")
+    if kept is None:
+        told = "result.json holds no digest of the settings: the run finished before qnnkit kept one."
+        return Finding("settings", None, told)
+    if run.config.digest() == kept:
+        return Finding("settings", True, "The settings in config.json are those that the run finished with.")
+    told = f"The settings in config.json are not those that the run finished with. {_REMEDY}"
+    return Finding("settings", False, told)
+
+
+def _check_data(run: Run) -> Finding:
+    try:
+        kept = run.provenance.get("data")
+    except (OSError, ValueError) as error:
+        told = f"provenance.json cannot be read ({type(error).__name__}), nor the data checked. {_REMEDY}"
+        return Finding("data", False, told)
+    place = run.config.data.data_dir
+    if kept is None:
+        told = "provenance.json holds no fingerprint of the data, so they were not checked."
+        return Finding("data", None, told)
+    if place is not None and not Path(place).is_dir():
+        told = f"The data were not checked: the folder {place} is not on this machine."
+        return Finding("data", None, told)
+    try:
+        same = run.splits.fingerprint() == kept  # `splits` itself refuses other data
+    except (ValueError, OSError) as error:
+        return Finding("data", False, f"The data are not those that the run was trained on: {error}")
+    told = "The data are" if same else "The data are not"
+    return Finding(
+        "data", same, f"{told}, pixel by pixel and split by split, those that the run was trained on."
+    )

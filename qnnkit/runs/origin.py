@@ -1,0 +1,107 @@
+"""On what a run began: code, packages, machine, time. Nothing of it names a person or a host."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import qnnkit
+from qnnkit.device import accelerators, machine
+
+COMPUTING = ("torch", "pennylane", "pennylane-lightning", "accelerate", "numpy", "scikit-learn", "papermill")
+"""What to look for where qnnkit's own list is not there: in a checkout that is not installed."""
+SECONDS = 10  # that git has; a checkout on a slow drive is no reason to wait longer
+
+
+# Whatever a person has set for their own eyes, the same change must have the same hash.
+_PLAIN = ("--binary", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "-U3")
+_PLAIN += ("--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/", "--no-relative")
+
+
+def origin() -> dict[str, Any]:
+    """What to keep in provenance.json when a run begins; None for what cannot be found out."""
+    changed = _git("status", "--porcelain", "--", str(_package())) if _tracked() else None
+    commit = _git("rev-parse", "HEAD") if _tracked() else None
+    return {
+        "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "qnnkit": qnnkit.__version__,
+        "commit": commit.decode().strip() if commit else None,
+        "commit_changed": None if changed is None else bool(changed.strip()),
+        "diff": diff_hash(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": _machine(),
+        "packages": packages(),
+    }
+
+
+def diff_hash() -> str | None:
+    """SHA-256 (hex) over what the package's files differ from the commit by, untracked files included.
+
+    Equal commits and equal hashes mean equal code; a clean checkout has the hash of nothing.
+
+    Returns:
+        None where the package is not in a git checkout.
+    """
+    diff = _git("diff", "HEAD", *_PLAIN, "--", str(_package()))
+    listed = _git("ls-files", "-z", "--others", "--exclude-standard", "--full-name", "--", str(_package()))
+    top = _git("rev-parse", "--show-toplevel")
+    if diff is None or listed is None or top is None or not _tracked():
+        return None
+    digest = hashlib.sha256(diff)
+    root = Path(top.decode().rstrip("\n"))
+    for name in sorted(filter(None, listed.split(b"\0"))):
+        path = root / name.decode(errors="surrogateescape")
+        try:
+            content = path.read_bytes()
+        except OSError:  # a link that leads nowhere, or gone just now
+            content = b""
+        digest.update(b"%d %s %d\n" % (len(name), name, len(content)) + content)
+    return digest.hexdigest()
+
+
+def packages() -> dict[str, str | None]:
+    """Installed version of every package that qnnkit computes with; None: not installed."""
+    try:
+        required = metadata.requires("qnnkit") or []
+    except metadata.PackageNotFoundError:
+        required = list(COMPUTING)
+    computing = (line for line in required if not re.search(r"extra == .(dev|lab|bench)\b", line))
+    names = {re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in computing} - {"qnnkit"}
+    return {name: machine.version(name) for name in sorted(names, key=str.lower)}
+
+
+def _machine() -> dict[str, Any]:
+    """Kind of machine, in words that no host name is among."""
+    return {
+        "processor": machine.processor(),
+        "cores": machine.cores(),
+        "memory_gb": round(machine.memory()[0] / 1e9, 1),
+        "gpus": [f"{name}, driver {driver}" for name, driver in accelerators.nvidia_smi()],
+        "colab": machine.on_colab(),
+    }
+
+
+def _package() -> Path:
+    return Path(qnnkit.__file__).parent
+
+
+def _tracked() -> bool:
+    """Whether the package is in the checkout around it: an environment may lie in another project's."""
+    return _git("ls-files", "--error-unmatch", "--", str(_package() / "__init__.py")) is not None
+
+
+def _git(*words: str) -> bytes | None:
+    """What git says of the checkout that qnnkit was imported from."""
+    command = ["git", "-C", str(_package()), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
