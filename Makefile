@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PYTORCH_ENABLE_MPS_FALLBACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow lint format type lab bench clean
+.PHONY: help run test slow lint format type lab torture bench clean
 
 help:  ## what each target does
 	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
@@ -38,6 +38,9 @@ type: .venv/installed  ## types, by pyright
 
 lab: .venv/installed  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks
+
+torture: .venv/installed  ## kill trainings, notebook chains and batches at random moments, and compare
+	$(BIN)/python -m tests.torture
 
 bench: .venv/installed  ## time and memory beside PennyLane's simulators and JAX, as a table and a plot
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from qnnkit import device
+from qnnkit import device, workspace
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
@@ -43,16 +49,84 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
+    ] = None,
+    fork: Annotated[
+        Path | None,
+        typer.Option(metavar="NEW_DIR", help="Go on from run_dir there, with other training settings."),
+    ] = None,
 ) -> None:
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
-    from qnnkit import runs
+    with _ending_cleanly():
+        from qnnkit import runs
 
-    begun = runs.open_run(run_dir, recipe, **parse_settings(settings or []))
-    if begun.result is None:
-        for note in begun.splits.notes:  # data that cannot be used stops here, before a notebook starts
-            typer.echo(f"Note: {note}")
-    result = begun.result or runs.run_notebooks(begun, echo=typer.echo)
-    _print_result(begun, result)
+        asked = parse_settings(settings or []) | ({} if epochs is None else {"epochs": epochs})
+        begun = runs.fork(run_dir, fork, **asked) if fork else runs.open_run(run_dir, recipe, **asked)
+        result = runs.finished(begun)
+        if result is None:
+            for note in begun.splits.notes:  # data that cannot be used stops here, before a notebook starts
+                typer.echo(f"Note: {note}")
+            result = runs.run_notebooks(begun, echo=typer.echo)
+        _print_result(begun, result)
+
+
+@app.command()
+def train(
+    run_dir: Annotated[Path, typer.Option(help="Folder of the run; relative to the workspace.")],
+    recipe: Annotated[str | None, typer.Option(help="Named settings; a begun folder knows its own.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+    ] = None,
+) -> None:
+    """Train alone, without notebooks: accelerate launch --num_processes 2 -m qnnkit train --run-dir DIR."""
+    from qnnkit import runs
+    from qnnkit.train.processes import is_main, wait_for_all
+
+    with _ending_cleanly():
+        begun = runs.open_run(run_dir, recipe, **parse_settings(settings or [])) if is_main() else None
+        wait_for_all()  # the first process makes the folder, the others find it
+        begun = begun or runs.open_run(run_dir)
+        for final in runs.train_all(begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row))):
+            if is_main():
+                accuracy = f"test accuracy {100 * final['test_accuracy']:.1f} %"
+                typer.echo(
+                    f"{final['net']}, seed {final['seed']}: {accuracy}, best epoch {final['best_epoch']}"
+                )
+
+
+@app.command()
+def batch(
+    file: Annotated[Path, typer.Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="tcp://HOST:PORT", help="Use your own Dask scheduler and workers.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST", help="Where this machine's scheduler and dashboard listen.")
+    ] = "127.0.0.1",
+) -> None:
+    """Run many runs, some at a time. Run again, it finishes what is unfinished; Ctrl-C stops cleanly."""
+    from qnnkit import batch as batches
+
+    folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
+    echo = None if sys.stdout.isatty() else typer.echo
+    with _ending_cleanly(KeyboardInterrupt):
+        try:
+            outcomes = batches.run_batch(file, scheduler=scheduler, listen=listen, echo=echo)
+        except KeyboardInterrupt:
+            typer.echo("Stopped. The same command goes on.")
+            raise typer.Exit(130) from None
+        except ModuleNotFoundError as error:
+            typer.echo(f"qnnkit: {error}", err=True)
+            raise typer.Exit(2) from None
+    from qnnkit import report as reports
+
+    failed = [each for each in outcomes if each.state == "failed"]
+    for each in failed:
+        where = f" Notebook: {each.notebook}" if each.notebook else ""
+        typer.echo(f"Run {each.id} failed: {each.error}{where}")
+    typer.echo(f"Report: {reports.write_batch_page(folder)}")
+    raise typer.Exit(1 if failed else 0)
 
 
 @app.command()
@@ -65,15 +139,60 @@ def doctor(
 
 
 @app.command()
-def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")]) -> None:
-    """Write the report of a finished run anew, and print its table."""
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash its files, settings and data anew, and compare.")
+    ] = False,
+) -> None:
+    """Write the report of a finished run anew, and print its table; or only verify the run."""
     from qnnkit import report as reports
     from qnnkit import runs
 
     begun = runs.open_run(run_dir)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
-    _print_result(begun, reports.finish(begun))
+    if not verify:
+        _print_result(begun, reports.finish(begun))
+        return
+    findings = reports.verify_run(begun)
+    for finding in findings:
+        typer.echo({True: "ok    ", False: "WRONG ", None: "      "}[finding.ok] + finding.sentence)
+    raise typer.Exit(int(any(finding.ok is False for finding in findings)))
+
+
+@contextlib.contextmanager
+def _ending_cleanly(error: type[BaseException] | None = None) -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that no kernel or run is left behind.
+
+    `QNNKIT_STOP_WITH_PARENT` holds the process that started this one and cannot stop it once it is killed:
+    when it is gone, this one ends too.
+    """
+
+    def end(signal_number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: what is cleaned up now must not be cut short
+        raise (error or SystemExit)(128 + signal_number)
+
+    parent = os.environ.pop("QNNKIT_STOP_WITH_PARENT", None)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    if parent:
+        threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _follow(parent: int, patience: float = 60.0) -> None:
+    """Ends this process soon after its parent has gone, cleanly or, should that hang, at once."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(patience)
+    os._exit(128 + signal.SIGTERM)  # its kernel follows by itself
 
 
 def parse_settings(words: list[str]) -> dict[str, Any]:
@@ -114,4 +233,5 @@ def _print_result(begun: Any, result: dict[str, Any]) -> None:
     typer.echo(f"\n{reports.table(result['nets']).to_string()}\n")
     for sentence in result["verdicts"]:
         typer.echo(sentence)
-    typer.echo(f"\nReport: {begun.report}")
+    kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere
+    typer.echo(f"\nReport: {kept / begun.report.name}")

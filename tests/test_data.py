@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import re
 import zipfile
 from pathlib import Path
@@ -291,6 +292,43 @@ def test_a_root_that_is_missing_or_a_file(tmp_path: Path) -> None:
     refused(NotADirectoryError, root=put(tmp_path / "file.png", noise(4, 4)))
     for nothing in (None, ""):
         refused(ValueError, contains="Pass root=", root=nothing)
+
+
+class Payload:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.path),)
+
+
+def test_files_with_code_in_them_execute_nothing(tmp_path: Path) -> None:
+    """As the root, and as a picture among pictures: archives that climb out, pickles, scripts."""
+    trace, inside = tmp_path / "trace", tmp_path / "inside"
+    crafted = {
+        "object.npy": lambda path: np.save(path, np.array([Payload(trace)], dtype=object), allow_pickle=True),
+        "object.npz": lambda path: np.savez(path, images=np.array([Payload(trace)], dtype=object)),
+        "pickle.pt": lambda path: torch.save(Payload(trace), path),
+        "raw.pkl": lambda path: path.write_bytes(pickle.dumps(Payload(trace))),
+        "climbing.zip": climbing,
+        "script.eps": lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n(trace) (w) file closefile\n"),
+    }
+    folder_of(inside)
+    for name, make in crafted.items():
+        make(tmp_path / name)
+        refused(NotADirectoryError, root=tmp_path / name)
+        (inside / "a" / f"{name}.png").write_bytes((tmp_path / name).read_bytes())
+    splits = load("class_folder", root=inside)
+    assert any(f"{len(crafted)} " in note for note in splits.notes)  # counted, and named
+    assert not trace.exists() and not (tmp_path.parent / "escaped").exists()
+
+
+def climbing(path: Path) -> None:
+    """An archive whose member would land outside the folder it is unpacked in."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("../escaped", "out")
 
 
 def test_folders_without_classes_or_images(tmp_path: Path) -> None:

@@ -30,6 +30,11 @@ LATE = (
     "accelerate",
     "papermill",
     "dask",
+    "distributed",
+    "optuna",
+    "rich",
+    "tensorboard",
+    "mlflow",
     "matplotlib",
     "IPython",
 )

@@ -41,8 +41,8 @@ def qnnkit(*words: object) -> subprocess.CompletedProcess[str]:
 # --- form -----------------------------------------------------------------------------------------
 
 
-def test_there_are_five_numbered_notebooks() -> None:
-    assert tuple(path.stem for path in SOURCES) == runs.NOTEBOOKS
+def test_there_are_five_numbered_notebooks_and_one_over_many_runs() -> None:
+    assert tuple(path.stem for path in SOURCES) == (*runs.NOTEBOOKS, "06_study")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)

@@ -1,6 +1,6 @@
 """Run folders, the nets trained in them, and the strict launch of notebooks."""
 
-from qnnkit.runs.chain import NOTEBOOKS, epoch_line, run_notebooks
+from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
@@ -14,6 +14,7 @@ __all__ = [
     "check_parameters",
     "declared",
     "epoch_line",
+    "finished",
     "fork",
     "launch",
     "open_run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,16 @@ def run_notebooks(run: Run, echo: Callable[[str], None] = print) -> dict[str, An
     """
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
         return _run_notebooks(run, echo)
+
+
+def finished(run: Run) -> dict[str, Any] | None:
+    """The result of a run that is done, else None; the last notebook gets its name if a kill came before."""
+    result, last = run.result, run.notebook(NOTEBOOKS[-1])
+    running = last.with_suffix(".running.ipynb")
+    if result is not None and running.exists():
+        with contextlib.suppress(BlockingIOError), alone(run.folder, "chain", wait=0):
+            running.replace(last)
+    return result
 
 
 def _run_notebooks(run: Run, echo: Callable[[str], None]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             rule, step = "hold a run", "Name a recipe to begin one there."
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
         config = recipes.recipe(recipe).override(**given)
-        _check_names(config)
+        check_names(config)
         _check_placement(config)
         run = Run(folder, config)
         _require_usable(run)
@@ -222,7 +222,7 @@ def _told(difference: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
 
 
-def _check_names(config: RunConfig) -> None:
+def check_names(config: RunConfig) -> None:
     """Refuses what only the registries can: unknown datasets, models, circuits."""
     from qnnkit import circuits, data, models
 

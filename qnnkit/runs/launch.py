@@ -22,6 +22,9 @@ TYPES: dict[str, type | tuple[type, ...]] = {
     "list": list,
 }
 
+START_TIMEOUT = 300
+"""Seconds that a kernel has to start; papermill's own 60 are too few where many start at once."""
+
 
 class NotebookError(RuntimeError):
     """A notebook stopped; the message is the sentence it stopped with."""
@@ -94,6 +97,7 @@ def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, An
                 parameters=dict(parameters),
                 kernel_name="python3",
                 progress_bar=False,
+                start_timeout=START_TIMEOUT,
                 cwd=str(notebook.parent),
                 config=_kernels(),
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell

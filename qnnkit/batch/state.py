@@ -1,0 +1,189 @@
+"""What the folder of a batch says: its runs, and the state of each, read from files alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qnnkit import checks, workspace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STALE = 60.0  # seconds without a sign after which a run no longer counts as running
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of a batch as its folder tells it."""
+
+    id: str
+    folder: Path
+    settings: dict[str, Any]  # what sets it apart in its batch
+    state: str = "waiting"  # waiting, running, finished, failed or pruned
+    error: str | None = None
+    notebook: Path | None = None  # the notebook it stopped in, with the error
+    attempts: int = 0  # that failed
+    net: str | None = None  # which is being trained, or was last
+    seed: int | None = None
+    epoch: int | None = None
+    progress: float = 0.0  # share of all epochs of all nets and seeds
+    accuracy: float | None = None  # best of the hybrid net on validation images
+    started: float | None = field(default=None, compare=False)  # time.time() of this attempt
+
+
+def control(batch: Path) -> Path:
+    """Folder of the signs by which a batch and its workers speak."""
+    return batch / "control"
+
+
+def session(batch: Path) -> str | None:
+    """Id of the command that the batch belongs to now; None when none runs."""
+    try:
+        return (control(batch) / "session").read_text()
+    except OSError:
+        return None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What a file holds; None if it is missing or being replaced."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write_failure(folder: Path, how: str, error: str, attempts: int) -> None:
+    """Notes in a run folder that it failed or was pruned."""
+    failed = sorted((work(folder) / "notebooks").glob("*.failed.ipynb")) if how == "failed" else []
+    notebook = f"notebooks/{failed[-1].name}" if failed else None
+    content = {"state": how, "error": error, "attempts": attempts, "notebook": notebook}
+    workspace.write_json(workspace.make_folder(folder) / "failed.json", content)
+
+
+def write_runs(batch: Path, name: str, recipe: str, runs: Iterable[Any]) -> None:
+    """batch.json: which runs belong to the batch.
+
+    Args:
+        batch: Folder of the batch.
+        name: Its name.
+        recipe: What its runs start from.
+        runs: Planned runs.
+    """
+    rows = [
+        {"id": run.id, "folder": os.path.relpath(run.folder, batch), "settings": run.varied} for run in runs
+    ]
+    workspace.write_json(batch / "batch.json", {"name": name, "recipe": recipe, "runs": rows})
+
+
+def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list[Outcome]:
+    """The runs of a batch and how each stands.
+
+    Args:
+        folder: The batch's; a relative one is meant from the workspace.
+        known: Runs that need no second look, by id.
+
+    Raises:
+        FileNotFoundError: No batch is there.
+    """
+    batch = workspace.place(folder)
+    content = read_json(batch / "batch.json")
+    if content is None:
+        step = "Begin one: qnnkit batch FILE.yaml."
+        raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
+    known = known or {}
+    return [
+        known.get(row["id"])
+        or look(row["id"], Path(os.path.normpath(batch / row["folder"])), row["settings"], batch)
+        for row in content["runs"]
+    ]
+
+
+def look(id_: str, folder: Path, settings: Mapping[str, Any], batch: Path) -> Outcome:
+    """How one run stands."""
+    facts: dict[str, Any] = {"id": id_, "folder": folder, "settings": dict(settings)}
+    facts |= _progress(folder)
+    if finished(folder):
+        return Outcome(**facts | {"state": "finished", "progress": 1.0})
+    failure = read_json(folder / "failed.json")
+    if failure is not None:
+        notebook = failure.get("notebook")
+        return Outcome(
+            **facts,
+            state=failure["state"],
+            error=failure["error"],
+            attempts=failure["attempts"],
+            notebook=folder / notebook if notebook else None,
+        )
+    mark = control(batch) / f"running-{id_}"
+    sign = read_json(mark)
+    if sign is not None and sign.get("session") == session(batch):
+        try:
+            fresh = time.time() - mark.stat().st_mtime < STALE
+        except OSError:
+            fresh = False
+        if fresh:
+            return Outcome(**facts, state="running", started=sign["started"])
+    return Outcome(**facts)
+
+
+def work(folder: Path) -> Path:
+    """Where a run is worked on: its folder, or the copy of it on fast local disk."""
+    try:
+        local = workspace.run_folder(folder)
+    except (OSError, ValueError):
+        return folder
+    return local if (local / "config.json").exists() else folder
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has its result."""
+    return (folder / "result.json").exists() or (work(folder) / "result.json").exists()
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run; none where they cannot be read, for a table must not stop a batch."""
+    try:
+        return workspace.read_lines(work(folder) / "metrics.jsonl")
+    except (OSError, ValueError):
+        return []
+
+
+def _progress(folder: Path) -> dict[str, Any]:
+    settings = read_json(work(folder) / "config.json")
+    found = rows(folder)
+    if settings is None or not found:
+        return {}
+    epochs = settings["training"]["epochs"]
+    total = (1 + len(settings["controls"])) * settings["n_seeds"] * epochs
+    done: dict[tuple[str, int], int] = {}
+    for row in found:
+        pair = (row["net"], row["seed"])
+        done[pair] = epochs if row["event"] == "test" else max(done.get(pair, 0), row.get("epoch", 0))
+    last = found[-1]
+    scores = [row["validation_accuracy"] for row in found if row["net"] == "hybrid"]
+    return {
+        "net": last["net"],
+        "seed": last["seed"],
+        "epoch": last.get("epoch"),
+        "progress": min(1.0, sum(done.values()) / total),
+        "accuracy": max(scores) if scores else None,
+    }
+
+
+def frame(outcomes: Iterable[Outcome]) -> pd.DataFrame:
+    """One row per run: what varies, its state, and its best validation accuracy."""
+    import pandas as pd
+
+    table = [
+        {"run": each.id, **each.settings, "state": each.state, "validation accuracy": each.accuracy}
+        | ({"error": each.error} if each.error else {})
+        for each in outcomes
+    ]
+    return pd.DataFrame(table).set_index("run") if table else pd.DataFrame()

@@ -1,0 +1,998 @@
+"""qnnkit.batch: planned as a whole, run side by side, taken up again after any kill.
+
+Most tests run a stand-in for `qnnkit run` that trains in seconds and leaves the same files; see STAND_IN.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+from PIL import Image
+
+from qnnkit import batch, recipes
+from qnnkit.batch import cluster, engine, plan, state, table, task
+
+ROOT = Path(__file__).parent.parent
+TINY = {
+    "image_size": 6,
+    "n_layers": 1,
+    "hidden": 2,
+    "batch_size": 4,
+    "epochs": 2,
+    "n_seeds": 1,
+    "controls": ["classical"],
+    "backend": "batched",
+}
+BASE = {"name": "b", "recipe": "digits_quanv"}
+
+# Python imports `sitecustomize` as it starts. This one takes the place of `qnnkit run`: an epoch of the
+# hybrid net takes `warmup_epochs` seconds, metrics.jsonl is its checkpoint, hidden=99 fails, 98 fails once.
+STAND_IN = """
+import sys
+if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
+    import json, os, time
+    from pathlib import Path
+    from qnnkit import cli, workspace
+
+    words = sys.orig_argv[4:]
+    folder = Path(words[words.index("--run-dir") + 1])
+    given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    settings = {"warmup_epochs": 0.02} | cli.parse_settings(given)
+    status = 0
+    try:
+        with cli._ending_cleanly():
+            folder.mkdir(parents=True, exist_ok=True)
+            facts = {"pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"], "settings": settings}
+            facts["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+            workspace.append_line(folder / "calls.jsonl", facts)
+            calls = len(workspace.read_lines(folder / "calls.jsonl"))
+            training = {"epochs": settings["epochs"]}
+            workspace.write_json(folder / "config.json", {"training": training, "controls": [], "n_seeds": 1})
+            hidden = settings.get("hidden")
+            if hidden == 99 or (hidden == 98 and calls == 1):
+                (folder / "notebooks").mkdir(exist_ok=True)
+                (folder / "notebooks" / "03_train.failed.ipynb").write_text("{}")
+                print("qnnkit: Notebook 03_train.ipynb stopped: It diverged.", flush=True)
+                os._exit(2)
+            done = len(workspace.read_lines(folder / "metrics.jsonl"))
+            for epoch in range(done + 1, settings["epochs"] + 1):
+                time.sleep(settings["warmup_epochs"])
+                score = (1 - abs(settings.get("learning_rate", 0) - 0.3)) * epoch / settings["epochs"]
+                row = {"event": "epoch", "net": "hybrid", "seed": settings.get("seed", 0), "epoch": epoch}
+                workspace.append_line(folder / "metrics.jsonl", row | {"validation_accuracy": score})
+            row = {"event": "test", "net": "hybrid", "seed": settings.get("seed", 0)}
+            workspace.append_line(folder / "metrics.jsonl", row | {"validation_accuracy": score})
+            workspace.write_json(folder / "result.json", {"score": score})
+    except SystemExit as error:
+        status = error.code
+    os._exit(status)
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A workspace of its own. Whatever a test starts there has ended when the test ends."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("QNNKIT_HOME", str(home))
+    yield home
+    left = processes(home)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+@pytest.fixture
+def stand_in(home, tmp_path, monkeypatch):
+    """Runs are the stand-in's; gives a function: settings -> the content of a batch file."""
+    (tmp_path / "stand-in").mkdir()
+    (tmp_path / "stand-in" / "sitecustomize.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand-in"))
+
+    def content(**keys):
+        keys["settings"] = {"epochs": 3, **keys.get("settings", {})}
+        return {**BASE, "workers": 2, **keys}
+
+    return content
+
+
+def processes(home):
+    """Everything that was started with this workspace, but for this process."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            inside = process.environ().get("QNNKIT_HOME") == str(home)
+            tracker = "resource_tracker" in " ".join(process.cmdline())  # Python's own, ends with its parent
+            if inside and not tracker and process.pid != os.getpid():
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def is_run(process):
+    """Whether a process is `qnnkit run`."""
+    try:
+        return process.cmdline()[1:4] == ["-m", "qnnkit", "run"]
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(condition, seconds=60.0):
+    """Waits for a condition to hold, and returns its value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+    return value
+
+
+def calls(folder):
+    """What the stand-in noted each time it was started in a run folder."""
+    path = folder / "calls.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def quietly(content, **options):
+    """run_batch in this process; returns its outcomes and what it told."""
+    told = []
+    with warnings.catch_warnings():
+        outcomes = batch.run_batch(content, echo=told.append, **options)
+    return outcomes, told
+
+
+@contextlib.contextmanager
+def command(home, content, *words, **options):
+    """`qnnkit batch` as a process of its own, in its own group, as a terminal starts it."""
+    path = home.parent / "batch.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with (home.parent / "out.txt").open("a") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "qnnkit", "batch", path, *words],
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            **options,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def finish(home, content, *words):
+    """`qnnkit batch` to its end: exit status, and what it told."""
+    (home.parent / "out.txt").unlink(missing_ok=True)
+    with command(home, content, *words) as process:
+        status = process.wait(180)
+    return status, (home.parent / "out.txt").read_text()
+
+
+# --- planning ----------------------------------------------------------------------------------------------
+
+
+def varied(**keys):
+    return list(plan.combinations(batch.read_config({**BASE, **keys})))
+
+
+def test_a_batch_of_one(home):
+    (run,) = plan.plan(batch.read_config({**BASE, "settings": {"epochs": 3}}))
+    assert run.varied == {} and run.config == recipes.recipe("digits_quanv").override(epochs=3)
+    assert run.folder == home / "runs" / f"digits_quanv-{run.config.digest()[:12]}"
+    assert run.words == ("epochs=3",)
+
+
+def test_a_grid_is_every_combination_in_order():
+    assert varied(grid={"epochs": [1, 2], "hidden": [3, 4]}) == [
+        {"epochs": 1, "hidden": 3},
+        {"epochs": 1, "hidden": 4},
+        {"epochs": 2, "hidden": 3},
+        {"epochs": 2, "hidden": 4},
+    ]
+
+
+def test_zip_stands_side_by_side():
+    assert varied(zip={"epochs": [1, 2], "hidden": [3, 4]}) == [
+        {"epochs": 1, "hidden": 3},
+        {"epochs": 2, "hidden": 4},
+    ]
+
+
+def test_grid_zip_and_seeds_combine():
+    found = varied(grid={"epochs": [1, 2]}, zip={"hidden": [3, 4], "filters": [1, 2]}, seeds=[0, 7])
+    assert len(found) == 8 and found[0] == {"epochs": 1, "hidden": 3, "filters": 1, "seed": 0}
+    assert found[1]["seed"] == 7 and found[-1] == {"epochs": 2, "hidden": 4, "filters": 2, "seed": 7}
+
+
+SPACE = {
+    "learning_rate": {"low": "1e-4", "high": "1e-1", "log": True},
+    "weight_decay": {"low": 0, "high": 1},
+    "hidden": {"low": 1, "high": 3, "int": True},
+    "epochs": {"low": 1, "high": 100, "int": True, "log": True},
+    "circuit": ["data_reuploading", "random"],
+}
+
+
+def test_random_runs_lie_in_their_space_and_repeat():
+    found = varied(random={"n": 400, "seed": 3, "space": SPACE})
+    assert len(found) == 400
+    assert found == varied(random={"n": 400, "seed": 3, "space": SPACE})
+    assert found[:5] == varied(random={"n": 5, "seed": 3, "space": SPACE})
+    assert found[:5] != varied(random={"n": 5, "seed": 4, "space": SPACE})
+    rates = [each["learning_rate"] for each in found]
+    assert 1e-4 <= min(rates) < 2e-4 and 5e-2 < max(rates) <= 1e-1
+    assert 0.4 < sum(rate < 10**-2.5 for rate in rates) / 400 < 0.6  # half of the decades
+    assert {each["hidden"] for each in found} == {1, 2, 3}
+    assert {each["circuit"] for each in found} == {"data_reuploading", "random"}
+    epochs = [each["epochs"] for each in found]
+    assert all(isinstance(each, int) and 1 <= each <= 100 for each in epochs)
+    assert 0.3 < sum(each < 10 for each in epochs) / 400 < 0.6
+
+
+def test_each_random_run_is_run_with_each_seed():
+    found = varied(random={"n": 2, "space": {"hidden": [1, 2, 3]}}, seeds=[0, 1])
+    assert [each["seed"] for each in found] == [0, 1, 0, 1]
+    assert found[0]["hidden"] == found[1]["hidden"]
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
+    path = tmp_path / "b.yaml"
+    path.write_text("name: b\nrecipe: digits_quanv\ngrid: {learning_rate: [1e-3, 0.001, 2e-3]}\n")
+    runs = plan.plan(batch.read_config(path))
+    assert [run.varied for run in runs] == [{"learning_rate": 0.001}, {"learning_rate": 0.002}]
+    assert runs[0].words == ("learning_rate=0.001",)
+
+
+def test_identical_runs_are_planned_once():
+    runs = plan.plan(batch.read_config({**BASE, "grid": {"epochs": [12, 3, 3], "hidden": [24, 24]}}))
+    assert [run.varied["epochs"] for run in runs] == [12, 3]
+    own = plan.plan(batch.read_config({**BASE, "name": "other"}))
+    assert own[0].folder == runs[0].folder, "12 epochs and hidden 24 are the recipe's own"
+
+
+def test_placement_makes_no_other_run():
+    one = plan.plan(batch.read_config({**BASE, "settings": {"backend": "default.qubit", "device": "cpu"}}))
+    assert one[0].id == plan.plan(batch.read_config(BASE))[0].id
+
+
+def test_a_relative_data_dir_is_meant_from_the_workspace(home):
+    (home / "mine").mkdir()
+    content = {"name": "b", "recipe": "folder_quanv", "settings": {"data_dir": "mine"}}
+    (run,) = plan.plan(batch.read_config(content))
+    assert run.config.data.data_dir == str(home / "mine")
+    assert run.words == (f"data_dir={json.dumps(str(home / 'mine'))}",)
+
+
+def test_a_batch_file_and_its_copy_are_the_same_batch(tmp_path):
+    content = {**BASE, "random": {"n": 3, "space": SPACE}, "seeds": [1, 2], "retries": 1}
+    config = batch.read_config(content)
+    (tmp_path / "copy.yaml").write_text(engine.as_yaml(config))
+    assert batch.read_config(tmp_path / "copy.yaml") == config
+
+
+# --- refusals ----------------------------------------------------------------------------------------------
+
+OPTUNA = {"n_trials": 2, "space": {"hidden": [1, 2]}}
+BAD = [
+    ({"gird": {}}, "`key of the batch` must be a known name, but is 'gird'. Did you mean 'grid'?"),
+    ({"name": None}, "`name` must be a valid string"),
+    ({"name": "../b"}, "`name` must be made of letters, digits"),
+    ({"name": ".hidden"}, "`name` must be made of letters"),
+    ({"recipe": "digit_quanv"}, "Did you mean 'digits_quanv'?"),
+    (
+        {"grid": {"epocs": [1]}},
+        "`setting in grid` must be a known name, but is 'epocs'. Did you mean 'epochs'?",
+    ),
+    ({"settings": {"recipe": "folder_quanv"}}, "`setting in settings`"),
+    ({"grid": {"epochs": []}}, "`grid.epochs` must hold a value"),
+    ({"grid": {"epochs": 3}}, "`grid.epochs` must be a valid list"),
+    ({"grid": [1, 2]}, "`grid` must be a valid dictionary"),
+    ({"grid": {"epochs": [2.5]}}, "Run 1 of 1 (epochs=2.5) cannot be planned: Argument `epochs`"),
+    ({"grid": {"epochs": [1, 0]}}, "Run 2 of 2 (epochs=0) cannot be planned"),
+    ({"grid": {"circuit": ["data_reuploadin"]}}, "Did you mean 'data_reuploading'?"),
+    ({"grid": {"image_size": [None]}}, "must be a number, a text, true, false, or a list of them"),
+    ({"grid": {"learning_rate": [float("nan")]}}, "must be finite"),
+    ({"grid": {"backend": ["batched"]}}, "says where a run computes. Give it under `settings`."),
+    ({"grid": {"epochs": [1]}, "settings": {"epochs": 2}}, "stands in `settings` and in `grid`"),
+    ({"grid": {"seed": [1]}, "seeds": [1]}, "Setting `seed` must stand in one place"),
+    ({"zip": {"epochs": [1, 2], "hidden": [1]}}, "`zip` must hold lists of one length"),
+    ({"grid": {"epochs": list(range(1, 102)), "hidden": list(range(1, 102))}}, "10,000 runs or fewer"),
+    ({"seeds": [-1]}, "`seeds.0` must be greater than or equal to 0"),
+    ({"seeds": 3}, "`seeds` must be a valid list"),
+    ({"random": {"n": 2, "space": {"hidden": [1]}}, "grid": {"epochs": [1]}}, "`random` excludes `grid`"),
+    ({"random": {"n": 2, "space": {"hidden": [1]}}, "zip": {"epochs": [1]}}, "`random` excludes `zip`"),
+    ({"random": {"n": 0, "space": {"hidden": [1]}}}, "`random.n` must be greater"),
+    ({"random": {"space": {"hidden": [1]}}}, "must have the key `random.n`"),
+    ({"random": {"n": 1, "spcae": {}, "space": {"hidden": [1]}}}, "Did you mean 'space'?"),
+    ({"random": {"n": 1, "space": {"hidden": {"low": 2, "hgih": 3}}}}, "`random.space.hidden.high`"),
+    ({"random": {"n": 1, "space": {"hidden": {"low": 2, "high": 3, "logs": True}}}}, "Did you mean 'log'?"),
+    ({"random": {"n": 1, "space": {"hidden": {"low": 3, "high": 3}}}}, "must have low below high"),
+    ({"random": {"n": 1, "space": {"weight_decay": {"low": 0, "high": 3, "log": True}}}}, "low above 0"),
+    ({"random": {"n": 1, "space": {"hidden": {"low": 1, "high": 2.5, "int": True}}}}, "whole ends"),
+    ({"optuna": OPTUNA, "grid": {"epochs": [1]}}, "`optuna` excludes `grid`"),
+    ({"optuna": OPTUNA, "seeds": [1]}, "`optuna` excludes `seeds`"),
+    ({"optuna": OPTUNA, "random": {"n": 1, "space": {"epochs": [1]}}}, "`optuna` excludes `random`"),
+    ({"optuna": {**OPTUNA, "sampler": "tep"}}, "`optuna.sampler` must be 'tpe' or 'random'"),
+    ({"optuna": {**OPTUNA, "metric": "test_accuracy"}}, "Test images are looked at once, at the end"),
+    ({"optuna": {**OPTUNA, "space": {"hidden": [1, 0]}}}, "`hidden` must be greater than or equal to 1"),
+    ({"workers": 0}, "`workers` must be greater than or equal to 1, but is 0. It means: Runs at a time"),
+    ({"retries": -1}, "`retries` must be greater"),
+    ({"gpus_per_run": 99}, "`gpus_per_run` must fit the"),
+]
+
+
+@pytest.mark.parametrize(("keys", "told"), BAD, ids=range(len(BAD)))
+def test_a_bad_batch_is_refused_before_anything_is_written(home, keys, told):
+    with pytest.raises((ValueError, OSError)) as caught:
+        batch.run_batch({**BASE, **keys}, echo=print)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).endswith((".", "?"))
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "must hold keys and values"),
+        ("- 1\n- 2", "must hold keys and values"),
+        ("1: 2", "must hold keys and values"),
+        ("name: [", "must be plain YAML, but is not in line"),
+        ("name: a\nname: b", "in line 2: `name` is given twice"),
+        ("name: \x07", "must be plain YAML"),
+        ("name: a\n\trecipe: b", "must be plain YAML"),
+        ("a: &a [1, 2]\nb: *a", "it links with `*`"),
+        ("name: 2024-13-45", "must be plain YAML"),
+        ("recipe: digits_quanv", "must have the key `name`, but has not. Add a line `name: ...`."),
+        ("name: a", "must have the key `recipe`"),
+        ("name: a\nrecipe: digits_quanv\nsettings: {data_dir: 2024-01-01}", "must be a number, a text"),
+        ("[" * 5000, "must be plain YAML"),
+    ],
+)
+def test_text_that_is_no_batch(home, tmp_path, text, told):
+    (tmp_path / "b.yaml").write_text(text)
+    with pytest.raises(ValueError) as caught:
+        batch.run_batch(tmp_path / "b.yaml")
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert list(home.iterdir()) == []
+
+
+def test_a_file_that_is_missing_or_no_text(home, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"Cannot read batch file .*No such file"):
+        batch.run_batch(tmp_path / "none.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00name")
+    with pytest.raises(ValueError, match="Save it as UTF-8"):
+        batch.run_batch(tmp_path / "b.yaml")
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "!!python/object/apply:os.system ['touch {mark}']",
+        "!!python/object/new:os.system ['touch {mark}']",
+        "!!python/name:os.system",
+        "!!python/module:antigravity",
+        "!!python/object/apply:subprocess.check_call [[touch, '{mark}']]",
+        '!!python/object/apply:builtins.eval [\'__import__("os").system("touch {mark}")\']',
+        "!!python/tuple [1, 2]",
+        "!include /etc/passwd",
+    ],
+)
+@pytest.mark.parametrize("line", ["name: {}", "settings: {{epochs: {}}}", "grid: {{epochs: [{}]}}", "{}"])
+def test_code_in_a_batch_file_is_never_executed(home, tmp_path, attack, line):
+    mark = tmp_path / "executed"
+    text = yaml.safe_dump(BASE) if line != "{}" else ""
+    text = "".join(each + "\n" for each in text.splitlines() if each.split(":")[0] != line.split(":")[0])
+    (tmp_path / "b.yaml").write_text(text + line.format(attack.format(mark=mark)) + "\n")
+    with pytest.raises(ValueError, match="must be plain YAML"):
+        batch.run_batch(tmp_path / "b.yaml")
+    assert not mark.exists() and list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(("module", "extra"), [("distributed", "cluster"), ("optuna", "sweep")])
+def test_a_missing_extra_says_what_to_type(home, monkeypatch, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"needs {module}.*pip install 'qnnkit\[{extra}\]'"):
+        batch.run_batch({**BASE, "optuna": OPTUNA}, echo=print)
+    assert list(home.iterdir()) == []
+
+
+def test_a_folder_without_a_batch(home):
+    with pytest.raises(FileNotFoundError, match=r"must hold a batch.*qnnkit batch FILE"):
+        batch.read("batches/none")
+
+
+# --- shares ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted", "runs", "gpus", "expected"),
+    [
+        ({}, 1, 100, 0, (8, 1)),
+        ({}, None, 100, 0, (8, 1)),
+        ({}, 4, 100, 0, (2, 4)),
+        ({}, 1, 3, 0, (3, 2)),
+        ({"workers": 3}, 1, 100, 0, (3, 2)),
+        ({"workers": 20}, 1, 100, 0, (20, 1)),
+        ({"threads": 3}, 1, 100, 0, (2, 3)),
+        ({"threads": 99}, 1, 100, 0, (1, 99)),
+        ({"gpus_per_run": 1}, 1, 100, 4, (4, 2)),
+        ({"gpus_per_run": 2}, 1, 100, 4, (2, 4)),
+        ({"gpus_per_run": 1, "workers": 3}, 1, 100, 4, (3, 2)),
+    ],
+)
+def test_cores_and_gpus_are_shared_out(monkeypatch, keys, wanted, runs, gpus, expected):
+    monkeypatch.setattr(cluster, "cores", lambda: 8)
+    monkeypatch.setattr(cluster, "RUN_BYTES", 1)
+    assert cluster.shares(batch.read_config({**BASE, **keys}), wanted, runs, gpus) == expected
+
+
+def test_memory_bounds_the_workers(monkeypatch):
+    monkeypatch.setattr(cluster, "cores", lambda: 8)
+    monkeypatch.setattr(cluster, "RUN_BYTES", psutil.virtual_memory().available / 2.5)
+    assert cluster.shares(batch.read_config(BASE), 1, 100, 0)[0] in (2, 3)
+
+
+# --- running -----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_runs_and_is_kept(stand_in, home):
+    content = stand_in(grid={"learning_rate": [0.1, 0.2, 0.3]}, seeds=[0, 1])
+    outcomes, told = quietly(content)
+    assert [each.state for each in outcomes] == ["finished"] * 6
+    assert [each.settings for each in outcomes[:2]] == [
+        {"learning_rate": 0.1, "seed": 0},
+        {"learning_rate": 0.1, "seed": 1},
+    ]
+    assert outcomes[-1].accuracy == pytest.approx(1.0) and outcomes[-1].progress == 1
+    folder = home / "batches" / "b"
+    assert batch.read("batches/b") == outcomes == batch.read(folder)
+    assert yaml.safe_load((folder / "batch.yaml").read_text()) == content
+    listed = json.loads((folder / "batch.json").read_text())
+    assert listed.keys() == {"name", "recipe", "runs"} and listed["runs"][0].keys() == {
+        "id",
+        "folder",
+        "settings",
+    }
+    for row, each in zip(listed["runs"], outcomes, strict=True):
+        assert (folder / row["folder"]).resolve() == each.folder
+        (call,) = calls(each.folder)
+        assert call["threads"] == "1" and call["settings"]["threads"] == 1
+    assert list((folder / "control").iterdir()) == []
+    assert told[0] == "Batch b: 6 runs."
+    assert "tcp://127.0.0.1:" in told[1] and "http://127.0.0.1:" in told[1]
+    assert sum("finished  validation" in line for line in told) == 6
+
+    def files():
+        return {path: path.stat().st_mtime_ns for path in (home / "runs").rglob("*")}
+
+    before = files()
+    again, told = quietly(content)
+    assert again == outcomes and told == ["Batch b: 6 runs, 6 of them finished before."]
+    assert files() == before
+    frame = batch.frame(outcomes)
+    assert frame["learning_rate"].tolist() == [0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
+    assert set(frame["state"]) == {"finished"}
+
+
+def test_a_failure_stops_no_other_and_is_tried_as_told(stand_in):
+    outcomes, told = quietly(stand_in(grid={"hidden": [99, 98, 4, 5]}, retries=1))
+    assert [each.state for each in outcomes] == ["failed", "finished", "finished", "finished"]
+    failed, mended = outcomes[:2]
+    assert failed.error == "Notebook 03_train.ipynb stopped: It diverged." and failed.attempts == 2
+    assert failed.notebook == failed.folder / "notebooks" / "03_train.failed.ipynb"
+    assert failed.notebook.exists()
+    assert len(calls(failed.folder)) == len(calls(mended.folder)) == 2
+    assert not (mended.folder / "failed.json").exists()
+    assert any("failed: Notebook 03_train" in line for line in told)
+
+
+def test_the_same_command_tries_failed_runs_again(stand_in):
+    content = stand_in(grid={"hidden": [98, 4]})
+    assert [each.state for each in quietly(content)[0]] == ["failed", "finished"]
+    outcomes, _ = quietly(content)
+    assert [each.state for each in outcomes] == ["finished", "finished"]
+    assert len(calls(outcomes[1].folder)) == 1
+
+
+def test_identical_runs_of_two_batches_are_run_once(stand_in):
+    quietly(stand_in(grid={"hidden": [3, 4]}))
+    outcomes, told = quietly(stand_in(name="c", zip={"hidden": [4, 5, 5]}))
+    assert (
+        told[0] == "Batch c: 2 runs (1 more are identical to others and run once), 1 of them finished before."
+    )
+    assert [each.state for each in outcomes] == ["finished", "finished"]
+    assert [len(calls(each.folder)) for each in outcomes] == [1, 1]
+
+
+def test_a_changed_batch_keeps_what_has_finished(stand_in):
+    first, _ = quietly(stand_in(grid={"hidden": [3, 4]}))
+    second, _ = quietly(stand_in(grid={"hidden": [4, 5]}))
+    assert second[0] == first[1] and second[1].state == "finished"
+    assert [len(calls(each.folder)) for each in (*first, second[1])] == [1, 1, 1]
+
+
+def test_threads_and_placement_reach_the_run(stand_in):
+    content = stand_in(settings={"threads": 3, "device": "cpu"}, workers=1, threads=2)
+    outcomes, _ = quietly(content)
+    (call,) = calls(outcomes[0].folder)
+    assert call["threads"] == "2" and call["settings"]["threads"] == 2 and call["settings"]["device"] == "cpu"
+
+
+def test_each_worker_has_its_own_gpus(stand_in, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d")
+    outcomes, _ = quietly(stand_in(grid={"hidden": [3, 4, 5]}, gpus_per_run=2))
+    seen = [calls(each.folder)[0]["gpus"] for each in outcomes]
+    assert set(seen) == {"GPU-a,GPU-b", "GPU-c,GPU-d"}
+
+
+def test_two_runs_at_a_time_and_only_loopback_is_listened_on(stand_in, home):
+    content = stand_in(grid={"hidden": [3, 4, 5, 6]}, settings={"warmup_epochs": 0.7})
+    with command(home, content) as process:
+        until(lambda: any(calls(each.folder) for each in written(home)))
+        listening = [
+            connection
+            for each in processes(home)
+            for connection in each.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        most = 0
+        while process.poll() is None:
+            running = [each for each in processes(home) if is_run(each)]
+            most = max(most, len(running))
+            time.sleep(0.1)
+    assert most == 2
+    assert len(listening) >= 4, "scheduler, dashboard, and two workers"
+    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+
+
+# --- kills -------------------------------------------------------------------------------------------------
+
+
+def written(home):
+    """The outcomes of the batch `b`; none before it is planned."""
+    folder = home / "batches" / "b"
+    return batch.read(folder) if (folder / "batch.json").exists() else []
+
+
+SLOW = {"settings": {"warmup_epochs": 0.7, "epochs": 4}, "grid": {"hidden": [3, 4, 5]}}
+
+
+def undisturbed(outcomes):
+    """What the stand-in would have written, had nobody killed it."""
+    for each in outcomes:
+        assert each.state == "finished", each
+        lines = [json.loads(line) for line in (each.folder / "metrics.jsonl").read_text().splitlines()]
+        assert [row.get("epoch") for row in lines] == [1, 2, 3, 4, None]
+
+
+def two_epochs(home):
+    return any(each.state == "running" and each.progress >= 0.5 for each in written(home))
+
+
+def test_a_killed_worker_loses_nothing(stand_in, home):
+    with command(home, stand_in(**SLOW)) as process:
+        until(lambda: two_epochs(home))
+        runs = [each for each in processes(home) if is_run(each)]
+        workers = {each.ppid() for each in runs}
+        assert len(workers) == 2 and process.pid not in workers
+        for each in workers:
+            psutil.Process(each).kill()
+        until(lambda: not any(each.is_running() and each.status() != "zombie" for each in runs), 10)
+        process.wait(120)
+    undisturbed(written(home))
+    assert max(len(calls(each.folder)) for each in written(home)) == 2
+
+
+def test_a_killed_batch_goes_on(stand_in, home):
+    with command(home, stand_in(**SLOW)) as process:
+        until(lambda: two_epochs(home))
+        process.kill()
+        process.wait()
+        until(lambda: processes(home) == [], 20)
+    done = {each.id: each.progress for each in written(home)}
+    outcomes, _ = quietly(stand_in(**SLOW))
+    undisturbed(outcomes)
+    assert max(done.values()) >= 0.5
+    assert sorted(len(calls(each.folder)) for each in outcomes) == [1, 2, 2]
+
+
+@pytest.mark.slow
+def test_a_killed_batch_is_taken_over_at_once(stand_in, home):
+    """The next command does not wait for what the killed one has left behind: it ends that itself."""
+    with command(home, stand_in(**SLOW)) as process:
+        until(lambda: two_epochs(home))
+        process.kill()
+    undisturbed(quietly(stand_in(**SLOW))[0])
+
+
+@pytest.mark.parametrize(
+    "sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "term"]
+)
+def test_ctrl_c_stops_cleanly_and_goes_on(stand_in, home, sign):
+    with command(home, stand_in(**SLOW)) as process:
+        until(lambda: two_epochs(home))
+        if sign == signal.SIGINT:
+            os.killpg(process.pid, sign)  # as a terminal does: to the batch and its workers
+        else:
+            process.send_signal(sign)
+        assert process.wait(60) == 130
+    assert processes(home) == []
+    assert {each.state for each in written(home)} <= {"waiting", "finished"}
+    text = (home.parent / "out.txt").read_text()
+    assert "Stopping: 2 runs write their checkpoints. The same command goes on." in text
+    assert "Traceback" not in text and "Error" not in text
+    undisturbed(quietly(stand_in(**SLOW))[0])
+
+
+def test_a_second_command_takes_over(stand_in, home):
+    with command(home, stand_in(**SLOW)) as process:
+        until(lambda: two_epochs(home))
+        undisturbed(quietly(stand_in(**SLOW))[0])
+        assert process.wait(30) == 2
+    text = (home.parent / "out.txt").read_text()
+    assert "qnnkit: Batch `b` was taken over by another command" in text and "Traceback" not in text
+
+
+# --- a scheduler elsewhere ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def scheduler(home, workers=1, **variables):
+    """A scheduler and workers as a person starts them."""
+    dask = [sys.executable, "-m", "dask"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"tcp://127.0.0.1:{port}"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = os.environ | variables
+    started = [
+        subprocess.Popen(
+            [*dask, "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
+            **quiet,
+            env=environment,
+        )
+    ]
+    worker = [*dask, "worker", address, "--nthreads", "1", "--host", "127.0.0.1", "--no-dashboard"]
+    started += [subprocess.Popen(worker, **quiet, env=environment) for _ in range(workers)]
+    try:
+        yield address, started
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(30)
+
+
+def test_workers_of_a_scheduler(stand_in, home):
+    with scheduler(home) as (address, _):
+        outcomes, told = quietly(stand_in(grid={"hidden": [3, 4]}), scheduler=address)
+    assert [each.state for each in outcomes] == ["finished", "finished"]
+    assert told[1].startswith(f"Scheduler: {address}")
+
+
+def test_a_scheduler_that_dies(stand_in, home):
+    with (
+        scheduler(home) as (address, started),
+        command(home, stand_in(**SLOW), "--scheduler", address) as run,
+    ):
+        until(lambda: two_epochs(home))
+        started[0].kill()
+        assert run.wait(60) == 2
+    assert "qnnkit: The scheduler is gone." in (home.parent / "out.txt").read_text()
+    until(lambda: processes(home) == [], 40)
+    undisturbed(quietly(stand_in(**SLOW))[0])
+
+
+def test_a_scheduler_that_does_not_answer(stand_in, monkeypatch):
+    monkeypatch.setattr(cluster, "TIMEOUT", 1.0)
+    with pytest.raises(ConnectionError, match=r"No scheduler answers at tcp://127.0.0.1:9"):
+        quietly(stand_in(), scheduler="tcp://127.0.0.1:9")
+
+
+# --- what is told ------------------------------------------------------------------------------------------
+
+
+def outcome(**facts):
+    return state.Outcome(**{"id": "a", "folder": Path("/a"), "settings": {"hidden": 3}} | facts)
+
+
+def test_time_left_comes_from_the_runs_that_have_finished():
+    running = outcome(state="running", progress=0.5)
+    assert table.left([running], [], {}, 1, 1) is None
+    assert table.left([running], [10.0, 30.0], {}, 0, 1) == pytest.approx(10)
+    assert table.left([running, running], [20.0], {}, 4, 2) == pytest.approx(50)
+    begun = {"a": (time.time() - 10, 0.25)}  # a quarter in ten seconds
+    assert table.left([running], [], begun, 0, 1) == pytest.approx(20, rel=0.01)
+
+
+def test_the_picture_shows_what_matters_where_not_all_fits():
+    from rich.console import Console
+
+    outcomes = [outcome(id=f"w{i}") for i in range(30)]
+    outcomes += [
+        outcome(id="bad", state="failed", error="It diverged."),
+        outcome(id="good", state="finished"),
+    ]
+    outcomes.append(
+        outcome(id="now", state="running", net="hybrid", seed=0, epoch=3, accuracy=0.5, progress=0.3)
+    )
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(table.picture(outcomes, 100.0, rows=5))
+    text = console.export_text()
+    assert "now" in text and "hybrid seed 0 epoch 3" in text and "50.0 %" in text and "30 %" in text
+    assert "bad: It diverged." in text and "w29" not in text and "... and 28 more" in text
+    assert "1 running, 1 failed, 30 waiting, 1 finished, about 1 min 40 s left" in text
+
+
+def test_a_notebook_shows_one_table(stand_in, home, tmp_path):
+    """In a kernel the table is one output that is replaced, and stays in the saved notebook."""
+    import nbformat
+
+    from qnnkit import runs
+
+    content = stand_in(grid={"hidden": [3, 4]})
+    cell = f"from qnnkit import batch\noutcomes = batch.run_batch({content!r})"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    book.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, tmp_path / "book.ipynb")
+    runs.launch(tmp_path / "book.ipynb", tmp_path / "out.ipynb", {})
+    outputs = nbformat.read(tmp_path / "out.ipynb", 4).cells[-1].outputs
+    tables = [each.data["text/plain"] for each in outputs if each.output_type == "display_data"]
+    assert len(tables) == 1 and "2 finished" in tables[0] and "hidden=3" in tables[0]
+    assert not [each for each in outputs if each.get("name") == "stderr"]
+
+
+def test_a_terminal_shows_a_live_table(stand_in, home):
+    import pty
+
+    ours, theirs = pty.openpty()
+    path = home.parent / "batch.yaml"
+    path.write_text(yaml.safe_dump(stand_in(grid={"hidden": [3, 99]}, settings={"warmup_epochs": 0.5})))
+    command = [sys.executable, "-m", "qnnkit", "batch", path]
+    environment = os.environ | {"COLUMNS": "140", "LINES": "40", "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+            while part := os.read(ours, 65536):
+                text += part
+    os.close(ours)
+    seen = text.decode()
+    assert process.returncode == 1, seen
+    for told in ("now at", "hidden=3", "1 failed, 1 finished", "It diverged.", "Report: "):
+        assert told in seen
+    assert "Traceback" not in seen
+
+
+@pytest.mark.parametrize(
+    ("log", "status", "told"),
+    [
+        ("[1/5] ...\nqnnkit: It broke.\n", 2, "It broke."),
+        ("Trace\nRuntimeError: odd\n", 1, "exit status 1: RuntimeError: odd Its log is"),
+        ("", -9, "ended from outside (SIGKILL). Memory may have run out"),
+        ("", -15, "ended from outside (SIGTERM). Its log"),
+        ("", 3, "it said nothing"),
+    ],
+)
+def test_why_a_run_ended(tmp_path, log, status, told):
+    (tmp_path / "log.txt").write_text("qnnkit: of an earlier attempt\n" + log)
+    begin = len("qnnkit: of an earlier attempt\n")
+    assert told in task._sentence(tmp_path / "log.txt", begin, status)
+
+
+# --- a sampler ---------------------------------------------------------------------------------------------
+
+STUDY = {
+    "n_trials": 8,
+    "sampler": "tpe",
+    "seed": 1,
+    "startup_trials": 2,
+    "warmup_epochs": 0,
+    "space": {"learning_rate": {"low": 0.01, "high": 1.0}},
+}
+
+
+def trials(home, name="b"):
+    """The trials of the study as another program reads them: (number, state, values, parameters)."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    path = str(home / "batches" / name / "optuna.jsonl")
+    storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    (study,) = optuna.get_all_study_summaries(storage)
+    return optuna.load_study(study_name=study.study_name, storage=storage).get_trials()
+
+
+def test_a_sampler_proposes_learns_and_prunes(stand_in, home):
+    content = stand_in(optuna=STUDY, settings={"warmup_epochs": 1.1, "epochs": 3}, workers=4)
+    outcomes, told = quietly(content)
+    assert told[0] == "Batch b: up to 8 runs, proposed by tpe."
+    found = trials(home)
+    assert len(found) == len(outcomes) == 8
+    states = {each.user_attrs["run"]: each.state.name for each in found}
+    for each in outcomes:
+        assert states[each.id] == {"finished": "COMPLETE", "pruned": "PRUNED"}[each.state]
+    assert set(states.values()) == {"COMPLETE", "PRUNED"}
+    for each in found:
+        assert each.params["learning_rate"] == pytest.approx(
+            next(one.settings["learning_rate"] for one in outcomes if one.id == each.user_attrs["run"])
+        )
+        if each.state.name == "COMPLETE":
+            assert each.value == pytest.approx(1 - abs(each.params["learning_rate"] - 0.3))
+            assert set(each.intermediate_values) <= {1, 2, 3}
+    pruned = next(each for each in outcomes if each.state == "pruned")
+    assert "worse than other runs" in pruned.error and pruned.notebook is None and pruned.progress < 1
+
+    again, _ = quietly(content)
+    assert again == outcomes and len(trials(home)) == 8
+    more = stand_in(optuna={**STUDY, "n_trials": 9, "pruner": "none"}, workers=1)
+    more["settings"] = content["settings"]
+    assert len(quietly(more)[0]) == 9
+
+
+def test_a_killed_study_goes_on_as_undisturbed(stand_in, home):
+    """One run at a time: the trials are those of a study that nobody killed, to the last digit."""
+    study = {**STUDY, "n_trials": 4, "pruner": "none"}
+    content = stand_in(optuna=study, settings={"warmup_epochs": 0.4}, workers=1)
+    with command(home, content) as process:
+        until(lambda: any(each.state == "running" and each.progress > 0 for each in written(home)[1:]))
+        process.kill()
+    lock = home / "batches" / "b" / "optuna.jsonl.lock"
+    lock.touch()  # a kill in the middle of a write leaves the lock, and half a line
+    with (home / "batches" / "b" / "optuna.jsonl").open("a") as file:
+        file.write('{"op_code": 5, "worker_id": "x')
+    start = time.monotonic()
+    outcomes, _ = quietly(content)
+    assert time.monotonic() - start < 60 and not lock.exists()
+    assert [each.state for each in outcomes] == ["finished"] * 4
+    calm, _ = quietly(stand_in(name="calm", optuna=study, settings={"warmup_epochs": 0.4}, workers=1))
+    assert [each.id for each in calm] == [each.id for each in outcomes]
+    assert [each.params for each in trials(home)] == [each.params for each in trials(home, "calm")]
+    assert [each.value for each in trials(home)] == [each.value for each in trials(home, "calm")]
+
+
+def test_what_is_proposed_twice_is_run_once(stand_in, home):
+    study = {"n_trials": 6, "sampler": "random", "space": {"hidden": [3, 4]}, "pruner": "none"}
+    outcomes, _ = quietly(stand_in(optuna=study))
+    assert len(outcomes) <= 2 and [len(calls(each.folder)) for each in outcomes] == [1] * len(outcomes)
+    assert [each.state.name for each in trials(home)] == ["COMPLETE"] * 6
+
+
+def test_a_failed_trial_is_told_and_tried_again_by_the_next_command(stand_in, home):
+    study = {"n_trials": 3, "sampler": "random", "space": {"hidden": [98]}, "pruner": "none"}
+    content = stand_in(optuna=study, workers=1)
+    assert [each.state for each in quietly(content)[0]] == ["failed"]
+    assert {each.state.name for each in trials(home)} >= {"FAIL"}
+    assert [each.state for each in quietly(content)[0]] == ["finished"]
+    assert trials(home)[-1].state.name == "COMPLETE"
+
+
+def test_choices_may_be_lists(stand_in, home):
+    space = {"controls": [["classical"], ["classical", "frozen_random"]]}
+    outcomes, _ = quietly(stand_in(optuna={"n_trials": 1, "space": space}))
+    assert outcomes[0].state == "finished" and outcomes[0].settings["controls"] in space["controls"]
+
+
+# --- the real thing ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Twelve 6x6 images in each of two class folders: bright above, or bright below."""
+    root, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for name, rows in (("above", slice(0, 3)), ("below", slice(3, 6))):
+        (root / name).mkdir()
+        for i in range(12):
+            pixels = generator.integers(0, 100, (6, 6), dtype=np.uint8)
+            pixels[rows] += 120
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+def small(pictures, **keys):
+    """A batch of real runs, of all five notebooks."""
+    settings = {**TINY, "data_dir": str(pictures), **keys.pop("settings", {})}
+    return {"name": "b", "recipe": "folder_quanv", "settings": settings, "workers": 2, **keys}
+
+
+def kernels(home):
+    return [each for each in processes(home) if "ipykernel_launcher" in " ".join(each.cmdline())]
+
+
+def numbers(outcomes):
+    """What training gave in each run, without times."""
+    found = {}
+    for each in outcomes:
+        rows = [json.loads(line) for line in (each.folder / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            {name: value for name, value in row.items() if "seconds" not in name}
+            for row in rows
+            if row["event"] in ("epoch", "test")
+        ]
+        # An epoch that a kill cut off before its checkpoint is computed again.
+        found[each.id] = {(row["event"], row["net"], row["seed"], row.get("epoch")): row for row in rows}
+    return found
+
+
+@pytest.mark.slow
+def test_real_runs_stop_cleanly_fail_alone_and_go_on(home, pictures):
+    """One run diverges and keeps its notebook; Ctrl-C in the middle leaves no kernel behind."""
+    content = small(pictures, grid={"learning_rate": [0.01, 1e30]})
+    with command(home, content) as process:
+        until(lambda: kernels(home), 90)
+        time.sleep(2)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(90) == 130
+    assert processes(home) == []
+    status, text = finish(home, content)
+    good, bad = written(home)
+    assert status == 1, text
+    assert good.state == "finished" and good.accuracy is not None and good.progress == 1
+    for name in ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze"):
+        assert (good.folder / "notebooks" / f"{name}.ipynb").exists()
+    assert bad.state == "failed" and bad.notebook is not None and bad.notebook.exists()
+    assert "stopped:" in bad.error and f"Run {bad.id} failed: {bad.error}" in text
+    assert f"Report: {home / 'batches' / 'b' / 'report.html'}" in text
+    assert processes(home) == []
+
+
+@pytest.mark.slow
+def test_twenty_four_real_runs_at_a_time_clash_nowhere(home, pictures):
+    status, text = finish(home, small(pictures, grid={"learning_rate": [0.01, 0.02]}, seeds=list(range(12))))
+    assert status == 0, text
+    assert [each.state for each in written(home)] == ["finished"] * 24
+
+
+@pytest.mark.slow
+def test_real_kills_at_many_moments_change_no_number(home, pictures):
+    """Workers and whole batches are killed at moments spread over the work; then one command finishes it."""
+    content = small(pictures, seeds=[0, 1, 2, 3], settings={"epochs": 6})
+    generator = np.random.default_rng(5)
+    for kill in ("worker", "batch") * 4:
+        with command(home, content) as process:
+            time.sleep(generator.uniform(5, 40))
+            if process.poll() is not None:
+                break
+            workers = [psutil.Process(each.ppid()) for each in processes(home) if is_run(each)]
+            victims = workers[:1] if kill == "worker" else [process]
+            for each in victims:
+                each.kill()
+            time.sleep(generator.uniform(0, 5) if kill == "worker" else 0)
+        assert until(lambda: kernels(home) == [], 60)
+    status, text = finish(home, content)
+    assert status == 0, text
+    calm, _ = quietly({**content, "name": "calm"})
+    disturbed = numbers(written(home))
+    assert all(each.state == "finished" for each in calm)
+    for each in calm:  # the same folders: run them again elsewhere
+        shutil.rmtree(each.folder)
+    calm, _ = quietly({**content, "name": "calm"})
+    assert numbers(calm) == disturbed
+
+
+@pytest.mark.slow
+def test_the_study_notebook(home, tmp_path):
+    from qnnkit import runs
+
+    values = {"run_dir": "batches/toy", "epochs": 1, "n_seeds": 1, "workers": 2}
+    runs.launch(ROOT / "notebooks" / "06_study.ipynb", tmp_path / "06_study.ipynb", values)
+    assert [each.state for each in batch.read("batches/toy")] == ["finished"] * 2
+    assert (home / "batches" / "toy" / "report.html").exists()

@@ -1,0 +1,268 @@
+"""Kills a training, a notebook chain and a batch at random moments, and compares what comes of it.
+
+`make torture` does so many times; tests/test_torture.py a few. Nothing is simulated: real processes get
+SIGKILL, and the same command is given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from PIL import Image
+
+from qnnkit import runs
+from qnnkit.checkpoint import Store
+
+TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1}
+TIMES = ("seconds", "seconds_per_epoch")
+"""What no two runs have in common."""
+
+
+def pictures(folder: Path) -> Path:
+    """Twelve 6x6 images in each of two class folders: bright above, or bright below."""
+    generator = random.Random(0)
+    for name in ("above", "below"):
+        (folder / name).mkdir(parents=True)
+        for i in range(12):
+            bright = [120 * ((row < 3) == (name == "above")) for row in range(6) for _ in range(6)]
+            image = Image.new("L", (6, 6))
+            image.putdata([level + generator.randrange(100) for level in bright])
+            image.save(folder / name / f"{i}.png")
+    return folder
+
+
+def outcome(folder: Path) -> dict:
+    """All that a run came to but its times: rows, weights at the best epoch, and the state to go on from."""
+    run = runs.open_run(folder)
+    found: dict = {}
+    for row in run.rows("metrics"):  # an epoch that was computed twice is there twice
+        key = (row["event"], row["net"], row["seed"], row.get("epoch"))
+        found[key] = {name: value for name, value in row.items() if name not in TIMES}
+    for net in run.nets:
+        for seed in run.seeds:
+            found[net, seed] = dict(runs.trained(run, net, seed).state_dict())
+            state = Store(run.checkpoints(net, seed), run.identity(net, seed)).restore()
+            assert state is not None
+            found[net, seed, "state"] = {"model": state["model"], "optimizer": state["optimizer"]}
+    return found
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two outcomes agree, tensors bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return (
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(same(one[k], other[k]) for k in one)
+        )
+    if isinstance(one, list | tuple):
+        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(same, one, other))
+    return repr(one) == repr(other)
+
+
+def kill(process: subprocess.Popen) -> None:
+    """SIGKILL for a process and all below it, as when a machine is switched off."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+
+
+def until_done(
+    command: list[str], environment: dict[str, str], moments: list[float], log: Path, deadline: float = 600
+) -> tuple[int, int]:
+    """Gives a command again and again, killed at each of `moments` (seconds), then left in peace.
+
+    Returns:
+        How many were killed, and how many ended before they could be.
+    """
+    killed = early = 0
+    for moment in [*moments, None]:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            code = process.wait(deadline if moment is None else moment)
+        except subprocess.TimeoutExpired:
+            assert moment is not None, f"{command} did not end within {deadline} s; see {log}"
+            kill(process)
+            killed += 1
+            continue
+        assert code == 0, f"{command} ended with {code}; see {log}:\n{log.read_text()[-2000:]}"
+        early += moment is not None
+    return killed, early
+
+
+# Forked children, so that what is killed is the work and not, nine times in ten, the import of torch. A
+# moment below 1 is seconds; above, it counts what touches files: when something could be half done.
+FORKED = """
+import json, os, signal, sys, threading, time
+import accelerate, torch, torch._dynamo, torch._inductor
+from qnnkit import runs
+
+torch.set_num_threads(1)
+moment, seen = 0.0, 0
+FILES = ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir")
+
+def audit(event, arguments):
+    global seen
+    if moment > 1 and event in FILES and arguments and "torture" in str(arguments[0]):
+        seen += 1
+        if seen == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def later():
+    time.sleep(moment)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(audit)
+for folder, moments in json.loads(sys.argv[1]):
+    for chosen in [*moments, 0]:
+        child = os.fork()
+        if not child:
+            moment = chosen
+            if 0 < moment < 1:
+                threading.Thread(target=later, daemon=True).start()
+            for final in runs.train_all(runs.open_run(folder)):
+                pass
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL), status
+        print("killed" if status else "ended", flush=True)
+"""
+
+
+def torture_training(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
+    """Trains undisturbed, then under `n_kills` kills or a few more: at times, or at file operations."""
+    settings = {**TINY, "epochs": 6, "controls": ["classical"], "save_every_steps": 1}
+    data = str(pictures(folder / "torture-pictures"))
+
+    def begun(name: str) -> str:
+        return str(runs.open_run(folder / name, "folder_quanv", data_dir=data, **settings).folder)
+
+    def moment() -> float:
+        return generator.uniform(0.01, 0.99) if generator.random() < 0.5 else generator.randrange(2, 250)
+
+    straight, killed, folders = begun("torture-straight"), 0, []
+    work: list[tuple[str, list[float]]] = [(straight, [])]
+    while killed < n_kills:
+        if folders:
+            work = [(folders[-1], [moment() for _ in range(4)])]
+        command = [sys.executable, "-c", FORKED, json.dumps(work)]
+        done = subprocess.run(
+            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        killed += done.stdout.count("killed")
+        assert not folders or same(outcome(Path(folders[-1])), outcome(Path(straight))), folders[-1]
+        folders.append(begun(f"torture-{len(folders)}"))
+    return {"kills": killed, "trainings": len(folders) - 1}
+
+
+def torture_chain(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
+    """The five notebooks, undisturbed and under kills of `qnnkit run` with its kernel."""
+    data = str(pictures(folder / "pictures"))
+    words = [f"{name}={value}" for name, value in {**TINY, "epochs": 4, "data_dir": data}.items()]
+    command = [sys.executable, "-m", "qnnkit", "run", "--recipe", "folder_quanv"]
+    command += [
+        part for word in [*words, 'controls=["classical"]', "save_every_steps=1"] for part in ("--set", word)
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "QNNKIT_HOME": str(folder)}
+    start = time.monotonic()
+    until_done([*command, "--run-dir", "straight"], environment, [], folder / "straight.log")
+    whole = time.monotonic() - start
+    moments = [generator.uniform(0.1, 0.6) * whole for _ in range(n_kills)]
+    killed, early = until_done([*command, "--run-dir", "killed"], environment, moments, folder / "killed.log")
+    assert same(outcome(folder / "killed"), outcome(folder / "straight"))
+    results = [json.loads((folder / name / "result.json").read_text()) for name in ("straight", "killed")]
+    for result in results:
+        for row in result["nets"]:
+            del row["seconds_per_epoch"]
+    assert results[0]["nets"] == results[1]["nets"] and results[0]["verdicts"] == results[1]["verdicts"]
+    assert not list((folder / "killed").rglob("*.running.ipynb"))
+    return {"kills": killed, "ended before": early}
+
+
+def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
+    """A batch of four, undisturbed and under kills: of the whole, and of single workers or runs in it."""
+    data = str(pictures(folder / "pictures"))
+    spec = {
+        "name": "torture",
+        "recipe": "folder_quanv",
+        "settings": {**TINY, "epochs": 3, "data_dir": data, "controls": ["classical"], "save_every_steps": 1},
+        "grid": {"learning_rate": [0.01, 0.02], "seed": [0, 1]},
+        "workers": 2,
+        "retries": 3,
+    }
+    for name in ("straight", "killed"):
+        (folder / name).mkdir()
+    file = folder / "batch.yaml"
+    file.write_text(json.dumps(spec))  # JSON is YAML
+    command = [sys.executable, "-m", "qnnkit", "batch", str(file)]
+    base = os.environ | {"OMP_NUM_THREADS": "1"}
+    start = time.monotonic()
+    until_done(command, base | {"QNNKIT_HOME": str(folder / "straight")}, [], folder / "straight.log")
+    whole = time.monotonic() - start
+    environment, log, killed = base | {"QNNKIT_HOME": str(folder / "killed")}, folder / "killed.log", 0
+    for turn in range(n_kills):
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        time.sleep(generator.uniform(0.1, 0.5) * whole)
+        if process.poll() is None and turn % 2:  # one member of the family: a worker, a run, a kernel
+            members = psutil.Process(process.pid).children(recursive=True)
+            if members:
+                generator.choice(members).kill()
+                killed += 1
+            time.sleep(2)
+        if process.poll() is None:
+            kill(process)
+            killed += 1
+        process.wait()
+    until_done(command, environment, [], log)
+    straight, again = (sorted((folder / name / "runs").iterdir()) for name in ("straight", "killed"))
+    assert [run.name for run in straight] == [run.name for run in again] and len(straight) == 4
+    for one, other in zip(straight, again, strict=True):
+        assert same(outcome(one), outcome(other)), f"{other} differs"
+    return {"kills": killed}
+
+
+KINDS = {"training": torture_training, "chain": torture_chain, "batch": torture_batch}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--kills", type=int, default=50, help="of trainings; a fifth as many of chain and batch"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=KINDS, action="append")
+    asked = parser.parse_args()
+    for kind in asked.only or KINDS:
+        folder = Path(tempfile.mkdtemp(prefix=f"torture-{kind}-"))
+        n_kills = asked.kills if kind == "training" else max(1, asked.kills // 5)
+        start = time.monotonic()
+        told = KINDS[kind](folder, n_kills, random.Random(asked.seed))
+        print(f"{kind}: {told}, every outcome equal, {time.monotonic() - start:.0f} s", flush=True)
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
