@@ -19,8 +19,9 @@ help:  ## what each target does
 run: .venv/installed  ## the main job: digits, a hybrid net beside its controls, a report
 	$(BIN)/qnnkit run --recipe digits_quanv --run-dir runs/first
 
+# Two files of tests at a time, each on one thread: on two cores, more threads only wait for each other.
 test: .venv/installed  ## every test but the slow ones
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: .venv/installed  ## the tests that take long or ask a package registry
 	$(BIN)/python -m pytest -m slow

@@ -26,7 +26,7 @@ import psutil
 from PIL import Image
 
 from qnnkit import batch
-from qnnkit.batch import cluster
+from qnnkit.device import machine
 
 RECIPE = "folder_quanv"
 SMALL = {
@@ -113,7 +113,7 @@ def compare(runs: int, per_block: int, settings: dict[str, Any], bares: int) -> 
     return summary(blocks, alone) | {
         "recipe": RECIPE,
         "settings": {name: value for name, value in settings.items() if name != "data_dir"},
-        "cores": cluster.cores(),
+        "cores": machine.cores(),
         "processor": processor(),
         "python": platform.python_version(),
         "machine_load_at_start": blocks[0]["load_before"],

@@ -79,14 +79,18 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
 ) -> None:
-    """Train alone, without notebooks: accelerate launch --num_processes 2 -m qnnkit train --run-dir DIR."""
+    """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
+
+    On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
+    """
     from qnnkit import runs
     from qnnkit.train.processes import is_main, wait_for_all
 
     with _ending_cleanly():
-        begun = runs.open_run(run_dir, recipe, **parse_settings(settings or [])) if is_main() else None
+        asked = parse_settings(settings or [])
+        begun = runs.open_run(run_dir, recipe, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
-        begun = begun or runs.open_run(run_dir)
+        begun = begun or runs.open_run(run_dir, recipe, **asked)
         for final in runs.train_all(begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row))):
             if is_main():
                 accuracy = f"test accuracy {100 * final['test_accuracy']:.1f} %"

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -221,11 +222,48 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file; none if it is missing. A last line that a kill cut short is left out."""
+    """The JSON lines of a file; none if it is missing. A last line that a kill cut short is left out.
+
+    So is one that is damaged, with a warning.
+    """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line]  # what follows the last newline is not whole
+    rows, damaged = parse_lines(path.read_bytes())
+    if damaged:
+        warnings.warn(f"File `{path}` has {damaged} damaged lines, which are left out.", stacklevel=2)
+    return rows
+
+
+def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines that are rows, and how many are not."""
+    rows, damaged = [], 0
+    for line in filter(None, content.split(b"\n")[:-1]):  # what follows the last newline is not whole
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            rows.append(found)
+        else:
+            damaged += 1
+    return rows, damaged
+
+
+def read_json(path: Path) -> Any:
+    """The plain values in a file; None if it is missing.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise ValueError(
+            f"File `{path}` is damaged ({error}). Put it back from a copy, or delete it and run the same "
+            "command again."
+        ) from None
 
 
 def whole_length(file: BinaryIO) -> int:

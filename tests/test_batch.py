@@ -22,8 +22,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from qnnkit import batch, recipes
+from qnnkit import batch, recipes, workspace
 from qnnkit.batch import cluster, engine, plan, state, table, task
+from qnnkit.checkpoint.mirror import Mirror
 
 ROOT = Path(__file__).parent.parent
 TINY = {
@@ -353,6 +354,7 @@ def test_a_bad_batch_is_refused_before_anything_is_written(home, keys, told):
         ("1: 2", "must hold keys and values"),
         ("name: [", "must be plain YAML, but is not in line"),
         ("name: a\nname: b", "in line 2: `name` is given twice"),
+        ("name: a\n? [1, 2]\n: b", "in line 2: a key is no word"),
         ("name: \x07", "must be plain YAML"),
         ("name: a\n\trecipe: b", "must be plain YAML"),
         ("a: &a [1, 2]\nb: *a", "it links with `*`"),
@@ -436,14 +438,26 @@ def test_a_folder_without_a_batch(home):
     ],
 )
 def test_cores_and_gpus_are_shared_out(monkeypatch, keys, wanted, runs, gpus, expected):
-    monkeypatch.setattr(cluster, "cores", lambda: 8)
+    monkeypatch.setattr(cluster.machine, "cores", lambda: 8)
     monkeypatch.setattr(cluster, "RUN_BYTES", 1)
     assert cluster.shares(batch.read_config({**BASE, **keys}), wanted, runs, gpus) == expected
 
 
+def test_a_run_that_only_drive_has_is_read_from_there(tmp_path):
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    with Mirror(local, remote):
+        workspace.write_json(local / "config.json", {})
+        for epoch in (1, 2):
+            row = {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": epoch, "validation_accuracy": 0.5}
+            workspace.append_line(local / "metrics.jsonl", row)
+    assert not (remote / "metrics.jsonl").exists()
+    assert [row["epoch"] for row in state.rows(remote)] == [1, 2]
+    assert state.rows(tmp_path / "none") == []
+
+
 def test_memory_bounds_the_workers(monkeypatch):
-    monkeypatch.setattr(cluster, "cores", lambda: 8)
-    monkeypatch.setattr(cluster, "RUN_BYTES", psutil.virtual_memory().available / 2.5)
+    monkeypatch.setattr(cluster.machine, "cores", lambda: 8)
+    monkeypatch.setattr(cluster, "RUN_BYTES", cluster.machine.memory()[1] / 2.5)
     assert cluster.shares(batch.read_config(BASE), 1, 100, 0)[0] in (2, 3)
 
 

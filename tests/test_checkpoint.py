@@ -380,6 +380,17 @@ def test_a_lost_best_costs_no_training(kept):
         assert best_of(kept) == 5
 
 
+def test_what_is_damaged_takes_no_good_ones_place(kept):
+    flip(named(kept, 5))
+    store = Store(kept, IDENTITY, keep=2)
+    with pytest.warns(UserWarning):
+        store.restore()
+    store.save(6, state_of(6))
+    store.wait()
+    pointer = json.loads((kept / "current.json").read_text())
+    assert [state[0] for state in pointer["kept"]] == [named(kept, 6).name, named(kept, 4).name]
+
+
 def test_what_is_passed_over_is_said(kept):
     flip(named(kept, 5))
     with pytest.warns(UserWarning, match=r"00005-\w+.safetensors` is damaged .* goes on from `step-00000004"):

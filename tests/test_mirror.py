@@ -1148,6 +1148,7 @@ def test_the_machine_that_was_overtaken_stops(local, remote, other, tmp_path):
         theirs.sync()
         train(local, 1)
         until(lambda: told)
+        assert local_side.hold(local) is None  # nothing may be put in its place while it is worked on
         assert not any(remote.glob(f"{NET}/step-1-*"))
     assert len(told) == 1
     train(other, 1)
@@ -1165,6 +1166,16 @@ def test_being_overtaken_is_noticed_before_anything_is_published(local, remote, 
     with pytest.raises(TakenOver, match="Keep one of the two"):
         mine.sync()
     assert next(stored.states(remote)).owner == local_side.read_note(other).owner
+
+
+def test_the_state_of_another_under_the_same_number(local, remote):
+    mine = Publisher(local, remote)
+    mine.sync()
+    newest = next(stored.states(remote))
+    (remote / stored.manifest_name(newest.number)).unlink()
+    stored.publish(remote, newest.model_copy(update={"owner": "f" * 32}))
+    with pytest.raises(TakenOver, match="Keep one of the two"):
+        mine.check()
 
 
 def test_a_copy_that_does_not_come_from_there_is_not_mirrored_over_it(local, remote, other):

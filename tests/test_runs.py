@@ -464,7 +464,7 @@ def test_a_full_disk_while_training_loses_nothing_that_was_written(tiny):
     list(runs.train_all(straight))
     with room_for(4096), pytest.raises(OSError, match=r"Cannot write .*Free some space"):
         list(runs.train_all(run))  # a checkpoint is larger than that
-    assert {path.name for path in run.folder.rglob(".*")} <= {".train.lock"}
+    assert {path.name for path in run.folder.rglob(".*")} <= {".begin.lock", ".train.lock"}
     list(runs.train_all(runs.open_run(run.folder)))
     assert same(outcome(run), outcome(straight))
 
@@ -478,6 +478,22 @@ def test_rows_that_the_file_has_lost_are_told_by_the_checkpoint(tiny):
     path.write_bytes(lines[1] + lines[2][: len(lines[2]) // 2])
     list(runs.train_all(run))
     assert sorted(map(repr, outcome(run)[0])) == sorted(map(repr, outcome(straight)[0]))
+
+
+@pytest.mark.parametrize("name", ["result.json", "provenance.json", "checkpoints/hybrid-seed0/compiled.json"])
+def test_a_damaged_file_of_a_run_is_named_and_stays(tiny, name):
+    run = tiny()
+    list(runs.train_all(run))
+    workspace.write_json(run.folder / "result.json", {"nets": []})
+    os.truncate(run.folder / name, 1)
+    for path in run.checkpoints("hybrid", 0).glob("step-*"):
+        path.unlink()  # so that there is something to train
+    (run.folder / "metrics.jsonl").unlink()
+    content = files(run.folder)
+    with pytest.raises(ValueError, match=rf"{name}` is damaged .*delete it and run the same command again"):
+        runs.finished(runs.open_run(run.folder))
+        list(runs.train_all(run))
+    assert {file: there for file, there in files(run.folder).items() if file in content} == content
 
 
 # --- more epochs, forks, and two at once -------------------------------------------------------------------
@@ -507,6 +523,54 @@ def test_more_epochs_go_on_where_the_fewer_ended(tiny):
     assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(finals) == 2
     assert more.epochs().groupby("net")["epoch"].apply(list).tolist() == [[1, 2, 3, 4]] * 2
     assert list(runs.train_all(more, on_epoch=epochs.append)) == finals and len(epochs) == 4
+
+
+def test_what_was_tested_after_fewer_epochs_does_not_count(tiny, tmp_path):
+    run = tiny(epochs=1)
+    list(runs.train_all(run))
+    more = runs.open_run(run.folder, epochs=2)
+    assert len(run.finals()) == 2 and len(more.finals()) == 0
+    assert runs.fork(more.folder, tmp_path / "fork").config == more.config  # there is something left to train
+
+
+def test_a_result_that_is_missing_is_made_again(tiny, monkeypatch):
+    run, launched = tiny(), []
+    (run.folder / "notebooks").mkdir()
+    for name in runs.NOTEBOOKS:
+        run.notebook(name).write_text(name)
+
+    def launch(notebook, output, *_):
+        launched.append(notebook.stem)
+        workspace.write_json(run.folder / "result.json", {"nets": []})
+
+    monkeypatch.setattr(chain, "launch", launch)
+    assert runs.run_notebooks(run, echo=lambda line: None) == {"nets": []}
+    assert launched == ["04_analyze"]
+
+
+def test_a_kernel_computes_where_its_chain_was_told_to(tiny, monkeypatch):
+    begun = tiny()
+    asked = runs.open_run(begun.folder, device="cpu", save_every_steps=7, threads=2, trackers=["mlflow"])
+    for name, value in chain.placement_for_kernels(asked).items():
+        monkeypatch.setenv(name, value)
+    assert runs.open_run(begun.folder).config == asked.config
+    assert runs.open_run(begun.folder, threads=3).config.threads == 3
+    assert tiny("another").config.training.save_every_steps is None
+
+
+def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
+    folder_module = import_module("qnnkit.runs.folder")
+    usable, first = folder_module.require_usable, []
+
+    def slow(run):
+        usable(run)
+        if not first:
+            first.append(run)
+            tiny(learning_rate=0.5)  # another process is quicker
+
+    monkeypatch.setattr(folder_module, "require_usable", slow)
+    with pytest.raises(ValueError, match=r"learning_rate: 0\.5 there, 0\.1 now"):
+        tiny(learning_rate=0.1)
 
 
 def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(tiny, tmp_path):
@@ -544,6 +608,7 @@ def test_a_fork_in_the_middle_of_an_epoch_with_another_batch_size(tiny, tmp_path
         ({"test_fraction": 0.3}, "and test_fraction makes other nets or data"),
         ({"learning_rate": 0.5}, "Argument `epochs` must be above 2"),
         ({"epochs": 1}, "Argument `epochs` must be above 1"),
+        ({"epochs": 5, "precision": "float16"}, "Argument `precision` must suit the device"),
     ],
 )
 def test_forks_that_are_refused_write_nothing(tiny, tmp_path, settings, told):

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -567,6 +568,48 @@ def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(tmp_path):
         train.fit(again, TASK, loaders(), config, folder=tmp_path, log=rows.append)
     assert equal(weights(again), weights(model))
     assert [row["epoch"] for row in rows] == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_with_other_batches_the_steps_stay_on_schedule(tmp_path, schedule):
+    rates, config = [], TrainingConfig(epochs=2, schedule=schedule, learning_rate=0.1)
+    train.fit(net(), TASK, loaders(batch_size=4), config, folder=tmp_path)
+    config = TrainingConfig(epochs=6, schedule=schedule, learning_rate=0.1)
+    rows = []
+    train.fit(net(), TASK, loaders(batch_size=32), config, folder=tmp_path, log=rows.append)
+    rates = [row["learning_rate"] for row in rows]
+    assert [row["epoch"] for row in rows] == [3, 4, 5, 6]
+    assert rates == sorted(rates, reverse=True) and 0 < rates[-1] < rates[0] < 0.1
+
+
+def test_the_best_epoch_lost_after_the_last(tmp_path):
+    config = TrainingConfig(epochs=3)
+    model = net()
+    train.fit(model, Scripted([0.9, 0.2, 0.3]), loaders(), config, folder=tmp_path)
+    min(tmp_path.glob("step-*")).unlink()  # the first epoch was the best
+    again = net()
+    with pytest.warns(UserWarning, match="weights of the best epoch are lost"):
+        progress = train.fit(again, Scripted([0.1]), loaders(), config, folder=tmp_path)
+    assert (progress.best_epoch, progress.best_score[0]) == (3, 0.3)
+    assert not equal(weights(again), weights(model))
+
+
+def test_a_handler_that_goes_on_does_not_get_an_untrained_net(tmp_path):
+    heard, task = [], Scripted([0.5] * 9)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with pytest.raises(SystemExit):
+            train.fit(
+                net(),
+                task,
+                loaders(),
+                TrainingConfig(epochs=9),
+                folder=tmp_path,
+                log=lambda row: os.kill(os.getpid(), signal.SIGTERM),
+            )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM] and Store(tmp_path).restore()["progress"]["epoch"] == 1
 
 
 def test_the_checkpoint_of_another_net_is_refused_and_stays(tmp_path):

@@ -109,6 +109,25 @@ def test_lines_come_back_in_order(tmp_path):
     assert workspace.read_lines(path) == rows
 
 
+def test_damaged_lines_are_left_out_and_counted(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for number in range(4):
+        workspace.append_line(path, {"number": number})
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][3:] + lines[2].replace(b"{", b"\xff") + lines[3])
+    with pytest.warns(UserWarning, match=r"rows.jsonl` has 2 damaged lines"):
+        assert workspace.read_lines(path) == [{"number": 0}, {"number": 3}]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1} x'])
+def test_a_damaged_json_file_is_named_with_the_next_step(tmp_path, content):
+    path = tmp_path / "result.json"
+    assert workspace.read_json(path) is None
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"result.json` is damaged .*delete it and run the same"):
+        workspace.read_json(path)
+
+
 def test_lines_of_a_missing_file(tmp_path):
     assert workspace.read_lines(tmp_path / "none.jsonl") == []
 

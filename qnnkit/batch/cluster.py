@@ -11,6 +11,7 @@ import random
 import socket
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from qnnkit import checks
 from qnnkit.batch import state, task
 from qnnkit.batch.plan import BatchConfig
+from qnnkit.device import machine
 
 LOOPBACK = "127.0.0.1"
 RUN_BYTES = 1.2e9
@@ -78,13 +80,6 @@ def need(module: str, extra: str) -> Any:
         ) from None
 
 
-def cores() -> int:
-    """CPU cores that this process may use."""
-    with contextlib.suppress(AttributeError):  # macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def shares(config: BatchConfig, wanted: int | None, runs: int, gpus: int) -> tuple[int, int]:
     """How many workers, and how many threads each of their runs takes: together no more than the cores.
 
@@ -97,9 +92,7 @@ def shares(config: BatchConfig, wanted: int | None, runs: int, gpus: int) -> tup
     Raises:
         ValueError: There are fewer GPUs than a run, or the workers, ask for.
     """
-    import psutil
-
-    most = cores()
+    most = machine.cores()
     if config.gpus_per_run:
         fit = gpus // config.gpus_per_run
         if fit < (config.workers or 1):
@@ -108,7 +101,7 @@ def shares(config: BatchConfig, wanted: int | None, runs: int, gpus: int) -> tup
             raise ValueError(checks.message("gpus_per_run", rule, value, "Ask for fewer, or leave it out."))
     else:
         fit = max(1, most // (config.threads or wanted or 1))
-        fit = min(fit, max(1, int(psutil.virtual_memory().available // RUN_BYTES)))
+        fit = min(fit, max(1, int(machine.memory()[1] / RUN_BYTES)))
     workers = config.workers or max(1, min(fit, runs))
     return workers, config.threads or max(1, most // workers)
 
@@ -255,7 +248,10 @@ def _unnoticed() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
     try:
-        yield
+        with warnings.catch_warnings():
+            # Between our look at a port and Dask's, another may have taken it; Dask then takes another.
+            warnings.filterwarnings("ignore", "(?s)Port .* is already in use")
+            yield
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)

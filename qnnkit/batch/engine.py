@@ -269,5 +269,6 @@ class Crew:
 
     def _fail(self, run: Planned, told: str) -> dict[str, Any]:
         before = state.read_json(run.folder / "failed.json") or {}
-        state.write_failure(run.folder, "failed", told, before.get("attempts", 0) + 1)
+        with contextlib.suppress(OSError):  # where not even that can be written, the others still go on
+            state.write_failure(run.folder, "failed", told, before.get("attempts", 0) + 1)
         return {"state": "failed", "error": told, "seconds": 0.0}

@@ -193,12 +193,13 @@ class _OnceLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key.value, str):
+                raise yaml.constructor.ConstructorError(None, None, "a key is no word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"`{key.value}` is given twice", key.start_mark
                 )
-            if isinstance(key.value, str):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
     def compose_node(self, parent: Any, index: Any) -> Any:

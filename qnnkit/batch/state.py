@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
+from qnnkit.checkpoint.restore import stored_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,10 +151,17 @@ def finished(folder: Path) -> bool:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The metrics of a run; none where they cannot be read, for a table must not stop a batch."""
+    with contextlib.suppress(OSError):
+        return workspace.parse_lines(metrics(folder))[0]
+    return []
+
+
+def metrics(folder: Path) -> bytes:
+    """The content of metrics.jsonl, wherever a run is: worked on here, or only stored on Drive."""
     try:
-        return workspace.read_lines(work(folder) / "metrics.jsonl")
-    except (OSError, ValueError):
-        return []
+        return (work(folder) / "metrics.jsonl").read_bytes()
+    except FileNotFoundError:
+        return stored_file(folder, "metrics.jsonl") or b""
 
 
 def _progress(folder: Path) -> dict[str, Any]:

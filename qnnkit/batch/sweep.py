@@ -210,8 +210,9 @@ class Sweep:
         from optuna.trial import TrialState
 
         for trial in self.trials.pop(run.id, []):
-            if how == "finished":
-                self.study.tell(trial, _score(run))
+            score = _score(run) if how == "finished" else None
+            if score is not None:
+                self.study.tell(trial, score)
             else:
                 self.study.tell(trial, state=TrialState.PRUNED if how == "pruned" else TrialState.FAIL)
 
@@ -219,14 +220,14 @@ class Sweep:
         state.write_runs(self.batch, self.config.name, self.config.recipe, self.runs.values())
 
 
-def _score(run: Planned) -> float:
-    """The hybrid net's validation accuracy at its best epoch, as a mean over seeds."""
+def _score(run: Planned) -> float | None:
+    """The hybrid net's validation accuracy at its best epoch, as a mean over seeds; None if it is lost."""
     found = {
         row["seed"]: row["validation_accuracy"]
         for row in state.rows(run.folder)
         if row["event"] == "test" and row["net"] == "hybrid"
     }
-    return sum(found.values()) / len(found)
+    return sum(found.values()) / len(found) if found else None
 
 
 def _question(config: plan.BatchConfig) -> str:

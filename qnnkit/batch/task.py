@@ -16,7 +16,7 @@ from qnnkit import workspace
 from qnnkit.batch import state
 
 LOOK = 1.0  # seconds between two looks at whether a run is still wanted
-GRACE = 30.0  # seconds that a run has to write its checkpoint and end
+GRACE = 90.0  # seconds that a run has to write its checkpoint and end
 IN_USE = "is in use"  # what runs.lock says of a folder that is taken
 THREADS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
 
@@ -67,7 +67,7 @@ def execute(job: Job) -> dict[str, Any]:
             return _leave(job, asked, start)
         _end_leftover(mark)
         (folder / "failed.json").unlink(missing_ok=True)
-        log = workspace.make_folder(folder) / "log.txt"
+        log = workspace.make_folder(folder) / "run.log"
         begin = log.stat().st_size if log.exists() else 0
         with log.open("ab") as file:
             process = subprocess.Popen(

@@ -137,6 +137,7 @@ class Mirror:
         except TakenOver as error:
             self._trouble = str(error)
             self._told(self._trouble)
+            self._leaving.wait()  # holds the folder: nothing may be put in its place while it is worked on
         finally:
             self._lock.release()
 

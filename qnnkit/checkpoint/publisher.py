@@ -84,6 +84,8 @@ class Publisher:
         """
         self.tick()
         state = next(stored.states(self.remote), None)
+        if state is not None and state.owner != self.note.owner:
+            raise self._taken_over(state.number)
         if state is None or not state.number == self.note.base == stored.pointed(self.remote):
             self._torn = True
             raise OSError(f"`{stored.manifest_name(self.note.base)}` was written but cannot be read back")
@@ -144,13 +146,16 @@ class Publisher:
             if found is None:
                 continue
             if found.owner != self.note.owner:
-                raise TakenOver(
-                    f"Another copy of this run has been mirrored to `{self.remote}` since (state {number}), "
-                    f"so this one, in `{self.local}`, is mirrored no more. Keep one of the two: stop this "
-                    f"one, or move `{self.remote}` away and run the same command again."
-                )
+                raise self._taken_over(number)
             self.note = Note(self.note.owner, number, number)  # a kill came before the note
             return
+
+    def _taken_over(self, number: int) -> TakenOver:
+        return TakenOver(
+            f"Another copy of this run has been mirrored to `{self.remote}` since (state {number}), so this "
+            f"one, in `{self.local}`, is mirrored no more. Keep one of the two: stop this one, or move "
+            f"`{self.remote}` away and run the same command again."
+        )
 
     def _read(self, number: int) -> Manifest | None:
         if number not in self._recent:

@@ -64,6 +64,19 @@ def restore(remote: Path, local: Path) -> list[str]:
             lock.release()
 
 
+def stored_file(remote: Path, path: str) -> bytes | None:
+    """A file of the newest state that is stored in `remote`; None where there is none or it is damaged."""
+    for state in stored.states(remote):
+        if path in state.files:
+            try:
+                return b"".join(
+                    chunk for piece in state.files[path] for chunk in stored.read_piece(remote, piece)
+                )
+            except (Damaged, OSError):
+                continue
+    return None
+
+
 def evict(limit_bytes: int | None = None) -> list[Path]:
     """Frees local run folders until all of them fit, and gives those that it freed: oldest results first.
 

@@ -36,6 +36,7 @@ class Store:
         self.best: str | None = None
         """Name of the best epoch's file, as far as this store has read or written."""
         self.best_lost = False
+        self._passed_over: set[str] = set()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -88,6 +89,7 @@ class Store:
                 content = self._read(name)
             except (ValueError, OSError) as error:
                 told.append(str(error))
+                self._passed_over.add(name)
                 continue
             best = content["best"] or name
             try:
@@ -170,7 +172,8 @@ class Store:
             name = file.write(self.folder, step, content).name
             if best:
                 self.best = name
-            before = [state for state in self._pointer().get("kept", []) if name not in state[:1]]
+            gone = {name, *self._passed_over}
+            before = [state for state in self._pointer().get("kept", []) if not gone & set(state)]
             kept = [[name, self.best or name], *before][: self.keep]
             workspace.write_json(self.folder / POINTER, {"current": name, "kept": kept})
             self._prune({name for state in kept for name in state})

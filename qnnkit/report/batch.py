@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from qnnkit import checks, workspace
+from qnnkit.batch import state
 
 POINTS = 200  # of a curve that the page keeps
 STATES = ("finished", "failed", "pruned", "unfinished", "waiting")
@@ -133,10 +134,11 @@ def _row(batch: Path, planned: dict[str, Any]) -> Row:
 
 
 def _fill(row: Row, folder: Path, batch: Path) -> None:
+    kept, folder = folder, state.work(folder)
     if not folder.is_dir():
         row.notes.append("It has no folder yet.")
         return
-    metrics, damaged = _lines(folder / "metrics.jsonl")
+    metrics, damaged = workspace.parse_lines(state.metrics(kept))
     if damaged:
         row.notes.append(f"metrics.jsonl is damaged: {damaged} of its lines cannot be read.")
     _learn(row, metrics)
@@ -148,7 +150,7 @@ def _fill(row: Row, folder: Path, batch: Path) -> None:
     result = _json(row, folder / "result.json")
     if result is not None:
         _finished(row, result)
-    _link(row, folder, batch)
+    _link(row, folder, kept, batch)
 
 
 def _finished(row: Row, result: dict[str, Any]) -> None:
@@ -188,10 +190,12 @@ def _learn(row: Row, metrics: list[dict[str, Any]]) -> None:
         }
 
 
-def _link(row: Row, folder: Path, batch: Path) -> None:
+def _link(row: Row, folder: Path, kept: Path, batch: Path) -> None:
+    """Links to what is in `folder`, as it lies in `kept`: where the batch is."""
+
     def address(path: Path) -> str:
         # Relative and quoted, so a folder cannot pass for another kind of address ("javascript:").
-        return quote(Path(os.path.relpath(path, batch)).as_posix())
+        return quote(Path(os.path.relpath(kept / path.relative_to(folder), batch)).as_posix())
 
     if (folder / "report.html").is_file():
         row.report = address(folder / "report.html")
@@ -215,25 +219,6 @@ def _json(row: Row, path: Path) -> dict[str, Any] | None:
         row.notes.append(f"{path.name} is damaged.")
         return None
     return found
-
-
-def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a file that are rows, and how many are not."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is being written
-    except FileNotFoundError:
-        return [], 0
-    rows, damaged = [], 0
-    for line in filter(None, lines):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if isinstance(found, dict):
-            rows.append(found)
-        else:
-            damaged += 1
-    return rows, damaged
 
 
 def _number(value: Any) -> float | None:

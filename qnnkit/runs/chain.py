@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qnnkit.runs.folder import Run
+from qnnkit.runs.folder import Run, placement_for_kernels
 from qnnkit.runs.launch import declared, launch, notebook_folder
 from qnnkit.runs.lock import alone, mirrored
 
@@ -46,13 +46,14 @@ def finished(run: Run) -> dict[str, Any] | None:
 def _run_notebooks(run: Run, echo: Callable[[str], None]) -> dict[str, Any]:
     for index, name in enumerate(NOTEBOOKS, start=1):
         label = f"[{index}/{len(NOTEBOOKS)}] {name}"
-        if run.notebook(name).exists() or run.result is not None:
+        last = name == NOTEBOOKS[-1]  # it is its result that says that it has finished
+        if run.result is not None or (run.notebook(name).exists() and not last):
             echo(f"{label}: finished before")
             continue
         echo(f"{label} ...")
         start, source = time.perf_counter(), notebook_folder() / f"{name}.ipynb"
         with _Following(run, echo):
-            launch(source, run.notebook(name), _parameters(run, source))
+            launch(source, run.notebook(name), _parameters(run, source), placement_for_kernels(run))
         echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
     result = run.result
     if result is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,8 +52,7 @@ class Run:
     @property
     def result(self) -> dict[str, Any] | None:
         """What 04_analyze found; None while the run is unfinished."""
-        path = self.folder / "result.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return workspace.read_json(self.folder / "result.json")
 
     @property
     def seeds(self) -> range:
@@ -102,8 +102,7 @@ class Run:
     @property
     def provenance(self) -> dict[str, Any]:
         """On what the run began and computed."""
-        path = self.folder / "provenance.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return workspace.read_json(self.folder / "provenance.json") or {}
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
@@ -124,13 +123,17 @@ class Run:
         frame = pd.DataFrame(rows)
         return frame.drop_duplicates(["net", "seed", "epoch"], keep="last") if rows else frame
 
+    def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""
+        epochs = self.config.training.epochs
+        rows = [row for row in self.rows("metrics") if row["event"] == "test"]
+        return {(row["net"], row["seed"]): row for row in rows if row.get("epochs", epochs) == epochs}
+
     def finals(self) -> pd.DataFrame:
         """One row per net and seed that has finished: test numbers, parameter counts, seconds per epoch."""
         import pandas as pd
 
-        rows = [row for row in self.rows("metrics") if row["event"] == "test"]
-        frame = pd.DataFrame(rows)
-        return frame.drop_duplicates(["net", "seed"], keep="last") if rows else frame
+        return pd.DataFrame(list(self.tested().values()))
 
     def keep(self, figure: Picture, name: str, title: str, description: str) -> Picture:
         """Writes a figure to figures/<name>.png, with its title and how to read it, for the report."""
@@ -171,12 +174,16 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         check_names(config)
         _check_placement(config)
         run = Run(folder, config)
-        _require_usable(run)
+        require_usable(run)
         workspace.make_folder(folder)
-        run.note_provenance(**origin())
-        workspace.write_json(path, config.model_dump(mode="json"))
-        return run
-    placement = {name: value for name, value in given.items() if name in PLACEMENT}
+        with alone(folder, "begin"):
+            if read_config(path) is None:
+                run.note_provenance(**origin())
+                workspace.write_json(path, config.model_dump(mode="json"))
+                return run
+        return open_run(run_dir, recipe, **settings)  # another process has just begun it
+    placement = _placement_of_chain(folder)
+    placement |= {name: value for name, value in given.items() if name in PLACEMENT}
     asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
     if recipe is not None and recipe != begun.recipe:
         asked = recipes.recipe(recipe).override(**given)
@@ -196,6 +203,22 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
     return Run(folder, config)
 
 
+CHAIN = "QNNKIT_PLACEMENT"
+"""Environment variable by which a chain tells its kernels what was asked for when it was started again."""
+
+
+def placement_for_kernels(run: Run) -> dict[str, str]:
+    """The variable that makes a kernel compute where, and save as often as, the chain was told."""
+    flat = run.config.flat()
+    told = {"folder": str(run.folder), "settings": {name: flat[name] for name in PLACEMENT}}
+    return {CHAIN: json.dumps(told)}
+
+
+def _placement_of_chain(folder: Path) -> dict[str, FlatValue]:
+    told = json.loads(os.environ.get(CHAIN) or "{}")
+    return dict(told["settings"]) if told.get("folder") == str(folder) else {}
+
+
 def extend(run: Run, epochs: int) -> None:
     """Lets a run train longer: what was concluded after fewer epochs is kept under names that say so.
 
@@ -207,11 +230,11 @@ def extend(run: Run, epochs: int) -> None:
     """
     fewer = run.config.training.epochs
     with alone(run.folder, "chain"):
-        if (run.folder / "result.json").exists():  # first: the run is finished no more
-            (run.folder / "result.json").replace(run.folder / f"result.epochs-{fewer}.json")
         for name in ("03_train", "04_analyze"):
             if run.notebook(name).exists():
                 run.notebook(name).replace(run.notebook(f"{name}.epochs-{fewer}"))
+        if (run.folder / "result.json").exists():
+            (run.folder / "result.json").replace(run.folder / f"result.epochs-{fewer}.json")
         told = {"from": fewer, "to": epochs, "at": now()}
         run.note_provenance(extended=[*run.provenance.get("extended", []), told])
         config = run.config.override(epochs=epochs)
@@ -244,7 +267,7 @@ def _check_placement(config: RunConfig) -> None:
     device.choose(config.device)
 
 
-def _require_usable(run: Run) -> None:
+def require_usable(run: Run) -> None:
     """A run begins only with data that load and a net that takes them: the folder cannot be mended later."""
     import torch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qnnkit import checks, workspace
 from qnnkit.config import FlatValue, flat_names
-from qnnkit.runs.folder import Run, open_run, read_config
+from qnnkit.runs.folder import Run, open_run, read_config, require_usable
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
 
@@ -31,18 +31,19 @@ def fork(run_dir: str | Path, new_dir: str | Path, **settings: FlatValue) -> Run
         rule = f"change how a run trains, and {made_of[0]} makes other nets or data"
         step = "Begin a new run_dir with it, without --fork."
         raise ValueError(checks.message("--fork", rule, str(new_dir), step))
-    finished = [row for row in source.rows("metrics") if row["event"] == "test"]
-    enough = source.config.training.epochs >= config.training.epochs
-    if enough and len(finished) >= len(source.nets) * len(source.seeds):
-        rule = f"be above {config.training.epochs}, to which `{source.folder}` is trained"
-        raise ValueError(checks.message("epochs", rule, config.training.epochs, "Add --epochs with more."))
     begun = read_config(folder / "config.json")
     if begun is not None:
         forked_from = Run(folder, begun).provenance.get("forked", {}).get("from")
         if forked_from == str(source.folder) and not begun.difference(config):
             return open_run(new_dir)
         raise ValueError(checks.message("--fork", "name a new folder", str(folder), "Choose another one."))
-    run = Run(workspace.make_folder(folder), config)
+    enough = source.config.training.epochs >= config.training.epochs
+    if enough and len(source.tested()) >= len(source.nets) * len(source.seeds):
+        rule = f"be above {config.training.epochs}, to which `{source.folder}` is trained"
+        raise ValueError(checks.message("epochs", rule, config.training.epochs, "Add --epochs with more."))
+    run = Run(folder, config)
+    require_usable(run)
+    workspace.make_folder(folder)
     with alone(source.folder, "train"):
         if (source.folder / "checkpoints").exists():
             shutil.copytree(

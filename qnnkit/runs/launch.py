@@ -24,6 +24,8 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 START_TIMEOUT = 300
 """Seconds that a kernel has to start; papermill's own 60 are too few where many start at once."""
+STOP_TIMEOUT = 60.0
+"""Seconds that an interrupted kernel has to finish its step and save it; Jupyter's own 5 are too few."""
 
 
 class NotebookError(RuntimeError):
@@ -65,7 +67,12 @@ def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
             raise TypeError(checks.message(name, f"be of type {kind}", value, step))
 
 
-def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, Any]) -> Path:
+def launch(
+    notebook: str | Path,
+    output: str | Path,
+    parameters: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> Path:
     """Executes a notebook with checked parameters in a fresh kernel, and keeps the executed copy.
 
     While it runs the copy is `<name>.running.ipynb`; it gets its own name only when every cell has finished,
@@ -75,6 +82,7 @@ def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, An
         notebook: Source, left unchanged.
         output: Where the executed copy goes.
         parameters: Values by name.
+        environment: Variables that the kernel gets beside those of this process.
 
     Raises:
         ValueError: A parameter is unknown.
@@ -90,7 +98,7 @@ def launch(notebook: str | Path, output: str | Path, parameters: Mapping[str, An
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
     try:
-        with _environment(launch_environment()):
+        with _environment({**launch_environment(), **(environment or {})}):
             papermill.execute_notebook(
                 str(notebook),
                 str(running),
@@ -136,7 +144,10 @@ def notebook_folder() -> Path:
 
 def _kernels() -> Config:
     """Kernels speak over files, not ports: two launches at once cannot take each other's."""
-    return Config({"KernelManager": {"transport": "ipc"}} if os.name == "posix" else {})
+    manager: dict[str, Any] = {"shutdown_wait_time": STOP_TIMEOUT}
+    if os.name == "posix":
+        manager["transport"] = "ipc"
+    return Config({"KernelManager": manager})
 
 
 @contextlib.contextmanager

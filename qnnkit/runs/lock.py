@@ -70,10 +70,10 @@ def bring(folder: Path) -> None:
         return
     from qnnkit.checkpoint.restore import evict, restore
 
+    if not folder.exists():
+        evict()  # what comes wants room
     for note in restore(remote, folder):
         warnings.warn(note, stacklevel=3)
-    if not folder.exists():
-        evict()  # a new run wants room
 
 
 def clear_drafts(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from qnnkit.models import features
 from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.trackers import Trackers
-from qnnkit.train.processes import is_main, wait_for_all
+from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
 
 def build(run: Run, net: str, seed: int) -> nn.Module:
@@ -75,16 +74,16 @@ def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None
     Raises:
         BlockingIOError: Another process is training this run.
     """
-    rows = [row for row in run.rows("metrics") if row["event"] == "test"]
-    epochs = run.config.training.epochs
-    finished = {(row["net"], row["seed"]): row for row in rows if row.get("epochs", epochs) == epochs}
+    finished = run.tested()
     wait_for_all()  # nobody writes before all have read
     with contextlib.ExitStack() as work:
         if is_main():
             work.enter_context(alone(run.folder, "train"))
             work.enter_context(mirrored(run.folder))
-            place = str(device.choose(run.config.device))
-            run.note_provenance(data=run.splits.fingerprint(), device=place)
+            place = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
+            place |= {"device": str(device.choose(run.config.device)), "processes": n_processes()}
+            place["precision"] = run.config.training.precision
+            run.note_provenance(data=run.splits.fingerprint(), device=place["device"], placement=place)
         config = run.config
         trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
         work.enter_context(trackers)
@@ -136,7 +135,7 @@ def _compile(
         names = layers.worth_compiling(model, example, config.epochs * len(loaders["train"]))
         workspace.write_json(path, names)
     wait_for_all()
-    for name in json.loads(path.read_text()):
+    for name in workspace.read_json(path) or []:
         model.get_submodule(name).compile()
 
 

@@ -23,6 +23,7 @@ from qnnkit.config import TrainingConfig
 from qnnkit.tasks import Step, Task
 from qnnkit.train.finite import not_finite
 from qnnkit.train.processes import Shares, accelerated, summed
+from qnnkit.train.schedule import step_size
 from qnnkit.train.stop import deferred
 
 
@@ -211,7 +212,7 @@ class _Loop:
         self.updates_per_epoch = math.ceil(len(self.train_loader) / config.accumulation)
         self.progress, self.part = Progress(), _Part()
         self.best_weights: dict[str, torch.Tensor] = {}
-        self.saved_at = time.monotonic()
+        self.saved_at, self.owed = time.monotonic(), False
 
     def run(self, store: Store | None, log: Callable[[dict[str, Any]], None]) -> Progress:
         self.store = store
@@ -314,14 +315,16 @@ class _Loop:
 
     def _is_due(self) -> bool:
         steps, minutes = self.config.save_every_steps, self.config.save_every_minutes
-        if self.store is None or self.store.busy:
+        if self.store is None:
             return False
-        if steps and (self.progress.updates + 1) % steps == 0:
-            return True
-        return bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
+        self.owed |= bool(steps) and (self.progress.updates + 1) % steps == 0
+        self.owed |= bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
+        return self.owed and not self.store.busy  # a slow disk gets its checkpoint a few steps later
 
     def _update(self, batches: list[tuple[int, Any, torch.Tensor]]) -> None:
-        scale = self._schedule(self.progress.updates / self.updates_per_epoch)
+        # By place, not by updates: a fork with other batches, or more processes, has another number of those.
+        done = self.part.batch // self.config.accumulation / self.updates_per_epoch
+        scale = step_size(self.config, self.progress.epoch + done, self.updates_per_epoch)
         latest = {}
         for group, rate, parameters in zip(self.groups, self.rates, self.optimizer.param_groups, strict=True):
             parameters["lr"] = rate * scale
@@ -345,20 +348,6 @@ class _Loop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.progress.updates += 1
-
-    def _schedule(self, epoch: float) -> float:
-        """Factor on the step sizes at a fractional epoch: rises during warm-up, then falls to zero."""
-        warmup, total = self.config.warmup_epochs, self.config.epochs
-        if epoch < warmup:
-            return (epoch + 1 / self.updates_per_epoch) / (warmup + 1 / self.updates_per_epoch)
-        done = (epoch - warmup) / max(total - warmup, 1e-9)
-        match self.config.schedule:
-            case "cosine":
-                return 0.5 * (1 + math.cos(math.pi * done))
-            case "linear":
-                return 1 - done
-            case _:
-                return 1.0
 
     def _validate(self) -> dict[str, float]:
         self.model.eval()
@@ -441,7 +430,7 @@ class _Loop:
     def _save(self, state: dict[str, Any], best: bool = False) -> None:
         if self.store is not None and self.accelerator.is_main_process:
             self.store.save(self.progress.updates, state, best=best)
-        self.saved_at = time.monotonic()
+        self.saved_at, self.owed = time.monotonic(), False
 
     def _resume(self, store: Store) -> None:
         if self.accelerator.is_main_process:
@@ -458,8 +447,10 @@ class _Loop:
         if state["scaler"] and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
-        if store.best_lost:  # so the next epoch is the best so far
-            self.progress.best_score, self.progress.best_epoch = [], self.progress.epoch
+        if store.best_lost and self.progress.rows:  # its own weights stand for the best
+            last = self.progress.rows[-1]
+            score = [last[f"validation_{self.task.monitor}"], -last["validation_loss"]]
+            self.progress.best_score, self.progress.best_epoch = score, last["epoch"]
         self._resume_part(state)
 
     def _resume_part(self, state: dict[str, Any]) -> None:

@@ -52,14 +52,17 @@ def deferred() -> Iterator[Stop]:
     for number in SIGNALS:
         if before[number] is not signal.SIG_IGN:
             signal.signal(number, hear)
+    left = False
     try:
         yield stop
     except Stopped:
-        _restore(before)
+        left = True
     finally:
         _restore(before)
     if stop.signal is not None:  # also one that came after the last step
         _deliver(stop.signal, before[stop.signal])
+    if left:  # the handler before has heard it and would go on, but the training has been left
+        raise SystemExit(128 + (stop.signal or signal.SIGTERM))
 
 
 def _restore(handlers: Mapping[Any, Any]) -> None:
