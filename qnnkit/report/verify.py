@@ -156,8 +156,8 @@ def _check_settings(run: Run, result: dict[str, Any]) -> Finding:
 def _check_data(run: Run) -> Finding:
     try:
         kept = run.provenance.get("data")
-    except (OSError, ValueError) as error:
-        told = f"provenance.json cannot be read ({type(error).__name__}), nor the data checked. {_REMEDY}"
+    except (OSError, ValueError):
+        told = f"provenance.json cannot be read, nor the data checked. {_REMEDY}"
         return Finding("data", False, told)
     place = run.config.data.data_dir
     if kept is None:
