@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from qnnkit import checks
 
 FlatValue = int | float | bool | str | None
+MAIN_NETS = ("hybrid", "reference")
+"""What the net of a run is called that its controls stand beside: with a circuit in it, or without any."""
 
 
 class Settings(BaseModel):
@@ -31,7 +33,13 @@ class DataConfig(Settings):
     validation_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of all images that choose the best epoch."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of all images that are looked at once, at the end."""
+    """Share of all images that are looked at once, at the end; unused where a dataset brings its own."""
+    train_fraction: float = Field(default=1.0, gt=0, le=1)
+    """Share of the training images that is used, class by class; validation and test stay whole."""
+    label_pattern: str | None = None
+    """Regular expression whose first group is the label in a file's name; for the dataset flat_folder."""
+    download: bool = False
+    """Fetch a public dataset that is missing, and check it. May differ later."""
 
 
 class ModelConfig(Settings):
@@ -43,6 +51,8 @@ class ModelConfig(Settings):
     """Name of an embedding in CIRCUITS, for an ansatz that does not embed its data itself."""
     n_layers: int = Field(default=2, ge=1)
     """Depth of the ansatz."""
+    n_qubits: int = Field(default=4, ge=1)
+    """Wires of a circuit that reads reduced features; a quanvolution's follow from its patches."""
     kernel_size: int = Field(default=2, ge=1)
     """Side of a patch, in pixels."""
     stride: int = Field(default=2, ge=1)
@@ -52,7 +62,15 @@ class ModelConfig(Settings):
     trainable: bool = True
     """Whether the circuit's weights are trained."""
     hidden: int = Field(default=16, ge=1)
-    """Channels of the classical layer that reads the feature maps."""
+    """Channels (quanv) or units (the others) of the classical layer that reads the circuit's values."""
+    width: int = Field(default=64, ge=1)
+    """Channels of a classical body's first layers; later ones have multiples of it."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the values before the last layer that is dropped, in training only."""
+    pretrained: str | None = None
+    """Local folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""
+    frozen_backbone: bool = False
+    """Whether a ResNet's own weights stay as they are; what it makes of the images is then kept."""
 
 
 class TrainingConfig(Settings):
@@ -84,6 +102,8 @@ class TrainingConfig(Settings):
     """Epochs without a better validation score before stopping early; 0 never stops."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of each label that is spread over all classes."""
+    augmentation: Literal["none", "affine"] = "none"
+    """Images anew in every epoch, in training only: affine turns, shifts, scales and shears them a little."""
     save_every_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
     save_every_minutes: float | None = Field(default=5.0, gt=0)
@@ -104,8 +124,10 @@ class RunConfig(Settings):
     """Fixes initial weights and the order of the data."""
     n_seeds: int = Field(default=1, ge=1)
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
-    controls: tuple[Literal["classical", "no_entanglement", "frozen_random"], ...] = ("classical",)
-    """Nets trained beside the hybrid one, with only the quantum part exchanged."""
+    controls: tuple[Literal["classical", "no_entanglement", "frozen_random", "no_quantum"], ...] = (
+        "classical",
+    )
+    """Nets trained beside the hybrid one, with only the quantum part exchanged; () for a classical model."""
     device: str = "auto"
     """Torch device: auto, cpu, cuda, cuda:N or mps. Placement: may differ when a run is resumed."""
     backend: str = "auto"
@@ -178,6 +200,7 @@ PLACEMENT = (
     "device",
     "backend",
     "threads",
+    "download",
     "save_every_steps",
     "save_every_minutes",
     "keep_checkpoints",

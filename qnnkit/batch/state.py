@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
 from qnnkit.checkpoint.restore import stored_file
+from qnnkit.config import MAIN_NETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,7 @@ class Outcome:
     seed: int | None = None
     epoch: int | None = None
     progress: float = 0.0  # share of all epochs of all nets and seeds
-    accuracy: float | None = None  # best of the hybrid net on validation images
+    accuracy: float | None = None  # best of the run's own net on validation images
     started: float | None = field(default=None, compare=False)  # time.time() of this attempt
 
 
@@ -176,7 +177,7 @@ def _progress(folder: Path) -> dict[str, Any]:
         pair = (row["net"], row["seed"])
         done[pair] = epochs if row["event"] == "test" else max(done.get(pair, 0), row.get("epoch", 0))
     last = found[-1]
-    scores = [row["validation_accuracy"] for row in found if row["net"] == "hybrid"]
+    scores = [row["validation_accuracy"] for row in found if row["net"] in MAIN_NETS]
     return {
         "net": last["net"],
         "seed": last["seed"],

@@ -16,6 +16,7 @@ from qnnkit.batch import plan, state
 from qnnkit.batch.cluster import need
 from qnnkit.batch.engine import Crew
 from qnnkit.batch.plan import OptunaConfig, Planned, Range
+from qnnkit.config import MAIN_NETS
 
 GRACE = 5
 """Seconds after which a lock on the study counts as left behind: only one command works on a batch."""
@@ -194,7 +195,7 @@ class Sweep:
         for id_ in self.crew.futures:
             first = self.runs[id_].config.seed
             for row in state.rows(self.runs[id_].folder):
-                if row["event"] != "epoch" or row["net"] != "hybrid" or row["seed"] != first:
+                if row["event"] != "epoch" or row["net"] not in MAIN_NETS or row["seed"] != first:
                     continue
                 for trial in self.trials[id_]:
                     if row["epoch"] not in self._told(trial):
@@ -221,11 +222,11 @@ class Sweep:
 
 
 def _score(run: Planned) -> float | None:
-    """The hybrid net's validation accuracy at its best epoch, as a mean over seeds; None if it is lost."""
+    """The run's own net's validation accuracy at its best epoch, as a mean over seeds; None if it is lost."""
     found = {
         row["seed"]: row["validation_accuracy"]
         for row in state.rows(run.folder)
-        if row["event"] == "test" and row["net"] == "hybrid"
+        if row["event"] == "test" and row["net"] in MAIN_NETS
     }
     return sum(found.values()) / len(found) if found else None
 

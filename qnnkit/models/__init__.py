@@ -11,6 +11,8 @@ from qnnkit.config import ModelConfig
 from qnnkit.models.quanv import QuanvNet
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"quanv": QuanvNet}
+CLASSICAL: tuple[str, ...] = ()
+"""Entries without a circuit: references, for which there are no controls."""
 
 
 def build(config: ModelConfig, **sizes) -> nn.Module:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from qnnkit import measure, stats, workspace
+from qnnkit.config import MAIN_NETS
 from qnnkit.device import machine
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import features
@@ -52,7 +53,7 @@ class Predictions:
         return wrong[np.argsort(true_probs[wrong], kind="stable")][:n]
 
 
-def predict(run: Run, net: str = "hybrid") -> Predictions:
+def predict(run: Run, net: str | None = None) -> Predictions:
     """The test split through a trained net of the run's first seed, on the CPU."""
     model = trained(run, net)
     test = features.of(model, run.splits).test
@@ -110,12 +111,12 @@ def summary(run: Run) -> list[dict[str, Any]]:
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One sentence per control on how the hybrid net did beside it."""
-    hybrid = next((row for row in rows if row["net"] == "hybrid"), None)
+    """One sentence per control on how the net of the run did beside it."""
+    hybrid = next((row for row in rows if row["net"] in MAIN_NETS), None)
     if hybrid is None:
         return []
     return [
-        stats.verdict("hybrid", hybrid["accuracies"], row["net"], row["accuracies"])
+        stats.verdict(hybrid["net"], hybrid["accuracies"], row["net"], row["accuracies"])
         for row in rows
         if row is not hybrid and len(row["accuracies"]) == len(hybrid["accuracies"])
     ]

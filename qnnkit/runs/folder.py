@@ -60,8 +60,11 @@ class Run:
 
     @property
     def nets(self) -> tuple[str, ...]:
-        """The hybrid net and the controls that are trained beside it."""
-        return ("hybrid", *self.config.controls)
+        """The net of the run ("hybrid", or "reference" without a circuit) and the controls beside it."""
+        from qnnkit.models import CLASSICAL
+
+        main = "reference" if self.config.model.model in CLASSICAL else "hybrid"
+        return (main, *self.config.controls)
 
     @cached_property
     def splits(self) -> ImageSplits:
@@ -253,6 +256,9 @@ def check_names(config: RunConfig) -> None:
     checks.choice("model", config.model.model, models.MODELS)
     checks.choice("circuit", config.model.circuit, circuits.ANSAETZE)
     checks.choice("embedding", config.model.embedding, circuits.EMBEDDINGS)
+    if config.controls and config.model.model in models.CLASSICAL:
+        step = "Set controls=() for a model without a circuit."
+        raise ValueError(checks.message("controls", "be left out", list(config.controls), step))
     for name in config.trackers:
         checks.choice("tracker", name, TRACKERS)
     if config.data.data_dir is not None:
@@ -274,7 +280,7 @@ def require_usable(run: Run) -> None:
     from qnnkit import device
     from qnnkit.runs.nets import build
 
-    model = build(run, "hybrid", run.config.seed)
+    model = build(run, run.nets[0], run.config.seed)
     with torch.no_grad():
         model(run.splits.train.images[:1])
     if run.config.training.precision == "float16" and device.choose(run.config.device).type == "cpu":

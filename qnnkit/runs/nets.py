@@ -23,7 +23,7 @@ from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
 
 def build(run: Run, net: str, seed: int) -> nn.Module:
-    """An untrained net of the run: "hybrid", or one of the controls, which starts from the same weights.
+    """An untrained net of the run: its own, or one of the controls, which starts from the same weights.
 
     Raises:
         ValueError: The run has no such net.
@@ -38,7 +38,7 @@ def build(run: Run, net: str, seed: int) -> nn.Module:
         seed=seed,
         backend=config.backend,
     )
-    if net == "hybrid":
+    if net == run.nets[0]:
         return hybrid
     with torch.no_grad():
         hybrid(splits.train.images[:1])  # a control asks for the shapes that its circuit has met
@@ -99,13 +99,13 @@ def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None
                 yield finished.get((net, seed)) or _train(run, net, seed, note)
 
 
-def trained(run: Run, net: str = "hybrid", seed: int | None = None) -> nn.Module:
-    """A net of the run at its best epoch.
+def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
+    """A net of the run at its best epoch; the run's own, of its first seed, by default.
 
     Raises:
         FileNotFoundError: It has not been trained yet.
     """
-    seed = run.config.seed if seed is None else seed
+    net, seed = net or run.nets[0], run.config.seed if seed is None else seed
     model, store = build(run, net, seed), Store(run.checkpoints(net, seed), run.identity(net, seed))
     if store.restore() is None:
         raise FileNotFoundError(

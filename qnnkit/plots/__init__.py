@@ -1,0 +1,25 @@
+"""Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
+
+from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
+from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
+from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
+from qnnkit.plots.times import benchmark
+
+__all__ = [
+    "class_samples",
+    "class_balance",
+    "labelled_images",
+    "feature_maps",
+    "gradient_errors",
+    "gradient_sizes",
+    "training_curves",
+    "confusion",
+    "comparison",
+    "circuit",
+    "Picture",
+    "Live",
+    "COLOURS",
+    "MARKERS",
+    "STYLES",
+    "benchmark",
+]

@@ -1,0 +1,124 @@
+"""The figure itself, and what every drawing of it shares: colours, names on axes, legends.
+
+Figures are made without pyplot, so nothing global is kept; a notebook shows one that a cell ends in.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import LogLocator, NullFormatter
+
+# Okabe and Ito (2008): told apart by every kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "v", "D", "P", "X")
+LONGEST_NAME = 32  # letters of a class name that are shown
+
+
+class Picture(Figure):
+    """A figure that a notebook shows by itself."""
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+    def png(self, **metadata: str) -> bytes:
+        """The figure as a PNG, with metadata such as Title and Description in it."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
+        return buffer.getvalue()
+
+
+class Live:
+    """A figure that is redrawn in place while a person watches, and costs at most a twentieth of the time.
+
+    Args:
+        draw: Makes the figure anew.
+    """
+
+    def __init__(self, draw: Callable[[], Picture]):
+        self.draw, self.handle = draw, None
+        self.last, self.cost = 0.0, 0.0
+
+    def update(self, *, final: bool = False) -> None:
+        """Redraws, unless that would come too soon after the last time."""
+        start = time.perf_counter()
+        if not final and start - self.last < max(1.0, 20 * self.cost):
+            return
+        from IPython.display import display
+
+        figure = self.draw()
+        if self.handle is None:
+            self.handle = display(figure, display_id=True)
+        else:
+            self.handle.update(figure)
+        self.last = time.perf_counter()
+        self.cost = self.last - start
+
+
+def picture(width: float, height: float) -> Picture:
+    # A margin of 1 %: where images keep their shape, the layout is a few pixels off.
+    layout = ConstrainedLayoutEngine(rect=(0.01, 0.01, 0.98, 0.98))
+    return Picture(figsize=(width, height), layout=layout)
+
+
+def show(axis: Any, image: np.ndarray) -> None:
+    """An image of shape (channels, height, width), grey or colour."""
+    grey = image.shape[0] == 1
+    axis.imshow(image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray", vmin=0, vmax=255)
+
+
+def short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+
+
+def inches(names: Sequence[str]) -> float:
+    """Room for the longest name, at the font's usual size."""
+    points = max(TextPath((0, 0), short(name).replace("$", "S")).get_extents().width for name in names)
+    return points / 72 + 0.1
+
+
+def row_name(axis: Any, name: str) -> None:
+    text = short(name)
+    axis.text(-0.15, 0.5, text, transform=axis.transAxes, ha="right", va="center", parse_math=False)
+
+
+def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
+    # A folder may well be called "$5 to $10": no name is mathematics.
+    axis.set_ticks(range(len(names)), [short(name) for name in names], rotation=rotation, parse_math=False)
+
+
+def lengths(values: Sequence[float]) -> np.ndarray:
+    """Of bars on a logarithmic axis, where zero has no place; a stump for NaN and infinity too."""
+    return np.where(np.isfinite(values), np.maximum(values, 1e-17), 1e-17)
+
+
+def name_rows(axis: Any, names: Sequence[str], values: Sequence[float]) -> None:
+    """A row per name, the first on top; a value without a length (NaN, infinite) is told beside its name."""
+    told = [
+        name if np.isfinite(value) else f"{name}: {value}" for name, value in zip(names, values, strict=True)
+    ]
+    axis.set_yticks(range(len(names)), told)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+
+
+def decades(axis: Any, lengths: Any, which: str = "x") -> None:
+    """A logarithmic axis over whole decades, with labels at them; bars start a decade below the least."""
+    first, last = math.floor(math.log10(min(lengths))) - 1, math.ceil(math.log10(max(lengths)) + 0.1)
+    axis.set(**{f"{which}scale": "log", f"{which}lim": (10.0**first, 10.0**last)})
+    scale = axis.xaxis if which == "x" else axis.yaxis
+    scale.set_major_locator(LogLocator(numticks=8))
+    scale.set_minor_formatter(NullFormatter())
+
+
+def legend_beside(figure: Figure, axis: Any) -> None:
+    """Outside the axes, where it can cover nothing."""
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False)
