@@ -64,11 +64,17 @@ class ModelConfig(Settings):
     hidden: int = Field(default=16, ge=1)
     """Channels (quanv) or units (the others) of the classical layer that reads the circuit's values."""
     width: int = Field(default=64, ge=1)
-    """Channels of a classical body's first layers; later ones have multiples of it."""
+    """Channels of a residual stem, or of a CNN's first layers; later ones have multiples of it."""
+    blocks: int = Field(default=1, ge=1)
+    """Residual blocks of a stem."""
+    maps: int = Field(default=4, ge=1)
+    """Channels that a stem hands to the quanvolution."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the values before the last layer that is dropped, in training only."""
     pretrained: str | None = None
     """Local folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""
+    stem_stride: Literal[1, 2, 4] = 2
+    """How much the stem of a ResNet from scratch shrinks images: 4 for photographs, 1 or 2 for small ones."""
     frozen_backbone: bool = False
     """Whether a ResNet's own weights stay as they are; what it makes of the images is then kept."""
 

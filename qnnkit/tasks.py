@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,9 +43,13 @@ class Classification:
     label_smoothing: float = 0.0
     """Share of each label that is spread over all classes, in training only."""
     monitor: str = "accuracy"
+    augment: Callable[[Tensor], Tensor] | None = None
+    """What is done to the images first, in training only."""
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         images, labels = batch
+        if self.augment is not None and model.training:
+            images = self.augment(images)
         logits = model(images)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         smoothing = self.label_smoothing if model.training else 0.0

@@ -43,7 +43,7 @@ def close(found: ImageSplits, net, images: ImageSplits) -> None:
     assert found is not images
     for name in ("train", "validation", "test"):
         part, whole = found.split(name), images.split(name)
-        torch.testing.assert_close(part.images, net.feature_maps(whole.images), rtol=0, atol=FLOAT32)
+        torch.testing.assert_close(part.images, net.features(whole.images), rtol=0, atol=FLOAT32)
         assert part.labels is whole.labels and part.sources is whole.sources
         assert part.images.grad_fn is None and not part.images.requires_grad
 
@@ -109,13 +109,12 @@ def noisy():
     "make",
     [
         lambda: net_of(trainable=True),
-        lambda: controls(net_of())["classical"],
         lambda: controls(net_of(trainable=True))["no_entanglement"],
         with_shots,
         noisy,
         lambda: torch.nn.Flatten(),
     ],
-    ids=["trained", "classical", "separable", "shots", "another device", "another net"],
+    ids=["trained", "separable", "shots", "another device", "another net"],
 )
 def test_what_is_not_frozen_and_exact_keeps_its_images(home, make):
     splits = some_splits()
@@ -204,6 +203,7 @@ CHANGES = {
     "embedding": lambda: net_of(circuit="strongly_entangling", embedding="angle"),
     "another embedding": lambda: net_of(circuit="strongly_entangling", embedding="iqp"),
     "separable": lambda: controls(net_of())["no_entanglement"],
+    "classical": lambda: controls(net_of())["classical"],
     "random": lambda: controls(net_of(), seed=7)["frozen_random"],
     "float64": lambda: net_of().double(),
     "gates": lambda: exchanged(plain()),
@@ -301,9 +301,7 @@ def test_where_nothing_can_be_written_the_maps_stay_in_memory(home, monkeypatch,
 
         monkeypatch.setattr(os, "fsync", refuse)
     net, splits = net_of(), some_splits()
-    with pytest.warns(
-        UserWarning, match=r"The features of frozen circuits stay in memory\. \S.+\."
-    ) as caught:
+    with pytest.warns(UserWarning, match=r"Features stay in memory\. \S.+\.") as caught:
         close(features.of(net, splits), net, splits)
     assert len(caught) == 1
     assert [path for path in files(home) if path.is_file()] == []

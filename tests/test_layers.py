@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, controls
-from qnnkit.layers import ClassicalLayer, count_parameters, quantum_parameters
+from qnnkit.layers import Bypass, ClassicalLayer, count_parameters, quantum_parameters
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 """Largest errors allowed of values and gradients, by precision."""
 BFLOAT16 = 2**-8
 """Relative spacing of bfloat16: what a circuit computed in it would be wrong by at least."""
-CONTROLS = ("no_entanglement", "frozen_random", "classical")
+CONTROLS = ("no_entanglement", "frozen_random", "classical", "no_quantum")
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
@@ -532,10 +532,11 @@ def test_controls_have_as_many_parameters():
     assert tuple(found) == CONTROLS
     quantum = 2 * 2 * 4 * 3 + 2 * 3 * 3
     assert count_parameters(model) == {"quantum": quantum, "classical": 195, "frozen": 0}
-    assert [size(control) for control in found.values()] == [size(model)] * 3
+    assert [size(control) for control in found.values()] == [*[size(model)] * 3, 195]
     assert count_parameters(found["no_entanglement"]) == count_parameters(model)
     assert count_parameters(found["frozen_random"]) == {"quantum": 0, "classical": 195, "frozen": quantum}
     assert count_parameters(found["classical"]) == {"quantum": 0, "classical": 195 + quantum, "frozen": 0}
+    assert count_parameters(found["no_quantum"]) == {"quantum": 0, "classical": 195, "frozen": 0}
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -597,8 +598,27 @@ def test_classical_control_is_seeded():
 def test_controls_of_a_frozen_quanvolution_are_frozen():
     model = Quanv2d(1, "random", trainable=False)
     model(uniform(1, 1, 4, 4))
-    for control in controls(model).values():
-        assert count_parameters(control) == {"quantum": 0, "classical": 0, "frozen": 8}
+    for name, control in controls(model).items():
+        frozen = 0 if name == "no_quantum" else 8
+        assert count_parameters(control) == {"quantum": 0, "classical": 0, "frozen": frozen}
+
+
+def test_frozen_random_is_another_draw_than_a_frozen_quanvolution():
+    model = Quanv2d(1, "random", trainable=False, seed=0)
+    model(uniform(1, 1, 4, 4))
+    [ours], [theirs] = map(quantum_parameters, (controls(model, seed=0)["frozen_random"], model))
+    assert not torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("n_features", "n_outputs"), [(4, 4), (4, 2), (2, 4)])
+def test_without_a_circuit_its_features_go_on(n_features, n_outputs):
+    """Divided by pi; averaged or repeated where the numbers differ."""
+    inputs = uniform(5, n_features)
+    values = Bypass(n_features, n_outputs)(inputs)
+    share = n_features // n_outputs or 1
+    expected = inputs.reshape(5, -1, share).mean(2).repeat_interleave(n_outputs // n_features or 1, 1)
+    close(values, expected / np.pi, FLOAT32)
+    assert size(Bypass(n_features, n_outputs)) == 0
 
 
 def test_controls_keep_dtype_and_mode():
@@ -627,7 +647,7 @@ def test_a_layer_used_twice_stays_one(name):
     control = controls(model)[name]
     assert control["a"] is control["b"] is control["c"][0]
     assert control["a"] is not layer and control["a"] is not control["c"][1]
-    assert size(control) == size(model)
+    assert size(control) == (0 if name == "no_quantum" else size(model))
 
 
 def test_controls_need_a_quantum_layer():

@@ -66,6 +66,27 @@ class ClassicalLayer(nn.Module):
         return f"{self.n_features}, {self.n_outputs}, n_weights={self.weights.numel()}"
 
 
+class Bypass(nn.Module):
+    """The features of a circuit in place of its values, divided by pi; without weights.
+
+    Where there are more of the one than of the other, features are averaged or repeated.
+    """
+
+    def __init__(self, n_features: int, n_outputs: int):
+        super().__init__()
+        self.n_features, self.n_outputs = n_features, n_outputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Of shape (..., n_outputs) for features of shape (..., n_features), in radians."""
+        checks.last_axis("inputs", inputs, self.n_features, "Give as many features as the layer has.")
+        rows = inputs.reshape(-1, 1, self.n_features) / math.pi
+        values = nn.functional.adaptive_avg_pool1d(rows, self.n_outputs)
+        return values.reshape(*inputs.shape[:-1], self.n_outputs)
+
+    def extra_repr(self) -> str:
+        return f"{self.n_features}, {self.n_outputs}"
+
+
 def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
     """The same network with only the quantum part exchanged, once for each question one may ask of it.
 
@@ -73,6 +94,8 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
     - `frozen_random`: the circuit at random weights that never train. Does training the circuit help?
     - `classical`: a bounded polynomial map of equal parameter count, trained where the circuit is. Does the
       circuit help at all?
+    - `no_quantum`: the circuit taken out, nothing in its place but the features themselves; where the circuit
+      stands beside a skip, the skip alone. Is there anything for a circuit to do?
 
     Everything classical starts from the same weights as in `model`, which is left as it was.
 
@@ -92,7 +115,8 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
         "frozen_random": lambda layer, i: _frozen_random(layer, seed * 1000 + i),
         "classical": lambda layer, i: _classical(layer, seed * 1000 + i),
     }
-    return {name: _exchange(copy.deepcopy(model), make) for name, make in makers.items()}
+    found = {name: _exchange(copy.deepcopy(model), make) for name, make in makers.items()}
+    return found | {"no_quantum": _exchange(_without_quantum(copy.deepcopy(model)), _bypass)}
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
@@ -125,26 +149,42 @@ def _terms(n_features: int):
 
 def _frozen_random(layer: QuantumLayer, seed: int) -> QuantumLayer:
     frozen = layer.with_qnode(layer.qnode).requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(2**31 + seed)  # not where a quanvolution begins
     for weight in frozen.parameters():
         weight.copy_(2 * math.pi * torch.rand(weight.shape, generator=generator))
     return frozen
 
 
 def _classical(layer: QuantumLayer, seed: int) -> ClassicalLayer:
+    weights = list(layer.parameters())
+    n_weights = sum(weight.numel() for weight in weights)
+    twin = ClassicalLayer(*_sizes(layer), n_weights, seed=seed).to(weights[0])
+    return twin.requires_grad_(any(weight.requires_grad for weight in weights)).train(layer.training)
+
+
+def _bypass(layer: QuantumLayer, index: int) -> Bypass:
+    return Bypass(*_sizes(layer)).train(layer.training)
+
+
+def _sizes(layer: QuantumLayer) -> tuple[int, int]:
+    """Lengths of the last axes of a layer's inputs and outputs."""
     if layer.n_features is None:
-        raise ValueError(
-            checks.message(
-                "model", "have run once", "a model that has not", "Call it on one batch, then ask again."
-            )
-        )
+        step = "Call it on one batch, then ask again."
+        raise ValueError(checks.message("model", "have run once", "a model that has not", step))
     if layer.n_outputs is None:
         rule, step = "return a list", "Write `return [qp.expval(...)]` in the QNode."
         raise NotImplementedError(checks.message("qnode", rule, "a QNode that returns something else", step))
-    weights = list(layer.parameters())
-    n_weights = sum(weight.numel() for weight in weights)
-    twin = ClassicalLayer(layer.n_features, layer.n_outputs, n_weights, seed=seed).to(weights[0])
-    return twin.requires_grad_(any(weight.requires_grad for weight in weights)).train(layer.training)
+    return layer.n_features, layer.n_outputs
+
+
+def _without_quantum(model: nn.Module) -> nn.Module:
+    """`model`, changed in place: what knows how to do without its circuits does."""
+    if callable(getattr(model, "without_quantum", None)):
+        return model.without_quantum().train(model.training)  # pyright: ignore[reportCallIssue]
+    for name, child in model._modules.items():
+        if child is not None:
+            model._modules[name] = _without_quantum(child)
+    return model
 
 
 def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) -> nn.Module:

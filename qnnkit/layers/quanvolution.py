@@ -110,7 +110,7 @@ class Quanv2d(nn.Module):
             return self.filters[0](patches)
         if not torch.is_grad_enabled():  # with gradients each filter's own way back, by hand, is faster
             layers = [layer for layer in self.filters if isinstance(layer, QuantumLayer)]
-            values = QuantumLayer.together(layers, patches)
+            values = QuantumLayer.together(layers, patches) if len(layers) == len(self.filters) else None
             if values is not None:
                 return values.flatten(1)
         return torch.cat([layer(patches) for layer in self.filters], dim=1)

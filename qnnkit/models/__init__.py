@@ -8,10 +8,19 @@ from torch import nn
 
 from qnnkit import checks
 from qnnkit.config import ModelConfig
+from qnnkit.models.cnn import SmallCNN
 from qnnkit.models.quanv import QuanvNet
+from qnnkit.models.residual_quanv import ResidualQuanvNet
+from qnnkit.models.resnet import ResNet18, ResNetCircuit
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"quanv": QuanvNet}
-CLASSICAL: tuple[str, ...] = ()
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "quanv": QuanvNet,
+    "residual_quanv": ResidualQuanvNet,
+    "resnet_circuit": ResNetCircuit,
+    "resnet18": ResNet18,
+    "cnn": SmallCNN,
+}
+CLASSICAL = ("resnet18", "cnn")
 """Entries without a circuit: references, for which there are no controls."""
 
 

@@ -1,4 +1,4 @@
-"""What frozen circuits make of a dataset: computed once, and kept in the workspace."""
+"""What the frozen part of a net makes of a dataset: computed once, and kept in the workspace."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import hashlib
 import math
 import warnings
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pennylane as qp
@@ -19,81 +21,88 @@ from torch import Tensor, nn
 from qnnkit import __version__, workspace
 from qnnkit.data.splits import SPLITS, ImageSplits
 from qnnkit.layers import BACKENDS, QuantumLayer
-from qnnkit.models.quanv import QuanvNet
 
-FORMAT = 1
+FORMAT = 2
 """Of the file; another number when the same key is to mean other values."""
 BATCH = 256
 MOST_BYTES = 4 * 2**30
-"""More than this would crowd the memory: such circuits run anew in every epoch."""
+"""More than this would crowd the memory: such a part runs anew in every epoch."""
 
 
 def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") -> ImageSplits:
-    """`splits` with feature maps in place of images, for a net with a frozen quanvolution; else as they are.
+    """`splits` with features in place of images, for a net with a frozen part to make them; else as they are.
 
     They are computed without a graph when first asked for, and read from `features/<hash>.safetensors` of the
     workspace from then on. The hash is over circuits, weights and data; a file that is damaged is made anew.
 
     Args:
-        net: Takes what comes back in place of the images; moved to `device`.
+        net: Takes what comes back in place of the images; moved to `device`. It offers `steady_part()`, the
+            module that makes the features, or None, and `features(images)`.
         splits: The images.
         device: Where to compute.
     """
-    if not isinstance(net, QuanvNet) or not all(map(_is_steady, net.quanv.filters)):
+    offer = getattr(net, "steady_part", None)
+    part = None if offer is None else offer()
+    if part is None or not _is_steady(part):
         return splits
-    net.to(device)
+    compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():
-        size = net.feature_maps(splits.train.images[:1].to(device)).nbytes
+        size = compute(splits.train.images[:1].to(device)).nbytes
         if size * sum(len(splits.split(name)) for name in SPLITS) > MOST_BYTES:
             return splits
-        key, folder = _key(net, splits), workspace.shelf("features")
+        key, folder = _key(part, splits), workspace.shelf("features")
         path = None if folder is None else folder / f"{key}.safetensors"
         maps = None if path is None else _read(path, key)
         if maps is None:
-            maps = {name: _compute(net, splits.split(name).images, device) for name in SPLITS}
+            maps = {name: _compute(compute, splits.split(name).images, device) for name in SPLITS}
             if path is not None:
                 _write(path, key, maps)
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 
-def _is_steady(layer: nn.Module) -> bool:
-    """Whether it is a circuit that gives the same values in every epoch: not trained, no shots, no noise."""
-    return (
-        isinstance(layer, QuantumLayer)
-        and not any(weight.requires_grad for weight in layer.parameters())
-        and layer.backend in BACKENDS
-        and not layer.qnode.shots
-    )
+def _is_steady(part: nn.Module) -> bool:
+    """Whether it gives the same values in every epoch: nothing trained, no shots, no noise."""
+    circuits = [module for module in part.modules() if isinstance(module, QuantumLayer)]
+    exact = all(layer.backend in BACKENDS and not layer.qnode.shots for layer in circuits)
+    return exact and not any(weight.requires_grad for weight in part.parameters())
 
 
-def _compute(net: QuanvNet, images: Tensor, device: torch.device | str) -> Tensor:
-    return torch.cat([net.feature_maps(part.to(device)).cpu() for part in images.split(BATCH)]).contiguous()
+def _compute(compute: Callable[[Tensor], Tensor], images: Tensor, device: torch.device | str) -> Tensor:
+    rows = [compute(part.to(device)).cpu() for part in images.split(BATCH)]
+    return torch.cat(rows).contiguous()
 
 
-def _key(net: QuanvNet, splits: ImageSplits) -> str:
-    """SHA-256 (hex) over all that decides the values: versions, data, patches, and each circuit.
-
-    A circuit is told by its gates and measurements on a few random patches, and by what it makes of these, to
-    three digits: so no change of it, be it in Python out of sight of the gates, keeps its name.
-    """
-    quanv, digest = net.quanv, hashlib.sha256()
+def _key(part: nn.Module, splits: ImageSplits) -> str:
+    """SHA-256 (hex) over all that decides the values: versions, data, modules, weights, and each circuit."""
+    digest = hashlib.sha256()
     versions = (FORMAT, __version__, qp.__version__)
-    patches = (quanv.in_channels, quanv.kernel_size, quanv.stride, len(quanv.filters))
-    digest.update(repr((versions, splits.fingerprint(), patches)).encode())
-    generator = torch.Generator().manual_seed(0)
-    rows = math.pi * torch.rand(8, quanv.kernel_size**2, generator=generator, dtype=torch.float64)
-    for layer in quanv.filters:
-        assert isinstance(layer, QuantumLayer)
-        weights = {name: weight.detach().cpu() for name, weight in layer.qnode_weights.items()}
-        tape = qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: rows}, **weights)
-        values = layer(rows.to(next(net.parameters()))).cpu().round(decimals=3) + 0.0  # and no -0.0
-        observed = [part.obs for part in tape.measurements if isinstance(part.obs, qp.operation.Operator)]
-        told = [(part.name, part.wires.tolist(), repr(part.hyperparameters)) for part in tape.operations]
-        digest.update(repr((told, tape.measurements)).encode())
-        data = [number for part in (*tape.operations, *observed) for number in part.data]
-        for array in map(np.asarray, (*data, *weights.values(), values)):
-            digest.update(repr((array.shape, array.dtype)).encode() + array.tobytes())
+    digest.update(repr((versions, splits.fingerprint(), repr(part))).encode())
+    for name, value in part.state_dict().items():
+        digest.update(repr((name, value.dtype, tuple(value.shape))).encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for layer in part.modules():
+        if isinstance(layer, QuantumLayer):
+            _add_circuit(digest, layer)
     return digest.hexdigest()
+
+
+def _add_circuit(digest: Any, layer: QuantumLayer) -> None:
+    """Tells a circuit by its gates and measurements on a few random inputs, and by what it makes of these.
+
+    To three digits: so no change of it, be it in Python out of sight of the gates, keeps its name.
+    """
+    assert layer.n_features is not None  # it has just run
+    generator = torch.Generator().manual_seed(0)
+    rows = math.pi * torch.rand(8, layer.n_features, generator=generator, dtype=torch.float64)
+    weights = {name: weight.detach().cpu() for name, weight in layer.qnode_weights.items()}
+    tape = qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: rows}, **weights)
+    values = layer(rows.to(next(iter(layer.parameters())))).cpu().round(decimals=3) + 0.0  # and no -0.0
+    observed = [part.obs for part in tape.measurements if isinstance(part.obs, qp.operation.Operator)]
+    told = [(part.name, part.wires.tolist(), repr(part.hyperparameters)) for part in tape.operations]
+    digest.update(repr((told, tape.measurements)).encode())
+    data = [number for part in (*tape.operations, *observed) for number in part.data]
+    for array in map(np.asarray, (*data, values)):
+        digest.update(repr((array.shape, array.dtype)).encode() + array.tobytes())
 
 
 def _read(path: Path, key: str) -> dict[str, Tensor] | None:
@@ -116,7 +125,7 @@ def _write(path: Path, key: str, maps: dict[str, Tensor]) -> None:
         workspace.make_folder(path.parent)
         workspace.write_bytes(path, save(maps, metadata={"crc32": _checksum(maps, key)}))
     except OSError as error:
-        told = f"The features of frozen circuits stay in memory. {error.strerror or error}"
+        told = f"Features stay in memory. {error.strerror or error}"
         warnings.warn(told, stacklevel=3)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.config import ModelConfig
 from qnnkit.layers import Quanv2d
+from qnnkit.models.blocks import seeded
 
 
 class QuanvNet(nn.Module):
@@ -55,8 +55,7 @@ class QuanvNet(nn.Module):
             embedding=config.embedding,
         )
         rows, columns = ((side - config.kernel_size) // config.stride + 1 for side in image_size)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
+        with seeded(seed):
             self.reader = nn.Sequential(
                 nn.Conv2d(self.quanv.out_channels, config.hidden, kernel_size=3, padding=1),
                 nn.ReLU(),
@@ -65,10 +64,10 @@ class QuanvNet(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, n_classes) for images, or feature maps, as `feature_maps` takes them."""
-        return self.reader(self.feature_maps(images))
+        """Logits of shape (batch, n_classes) for images, or feature maps, as `features` gives them."""
+        return self.reader(self.features(images))
 
-    def feature_maps(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
         """What the reader sees: expectation values of shape (batch, out_channels, rows, columns).
 
         Args:
@@ -85,3 +84,7 @@ class QuanvNet(nn.Module):
             return images
         angles = images.to(next(self.reader.parameters()).dtype) * (math.pi / 255)  # 0..255 -> 0..pi
         return self.quanv(angles)
+
+    def steady_part(self) -> nn.Module | None:
+        """The part whose values may be computed once and given in place of images, if it is frozen."""
+        return self.quanv

@@ -158,7 +158,7 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
     model, train = build(run, "hybrid", run.config.seed), run.splits.train
     layer = next(module for module in model.modules() if isinstance(module, QuantumLayer))
     with torch.no_grad():
-        maps = model.feature_maps(train.images[:1])  # pyright: ignore[reportCallIssue]
+        maps = model.features(train.images[:1])  # pyright: ignore[reportCallIssue]
     assert layer.n_features and layer.n_outputs  # it has just run
     per_image, features = maps.numel() // layer.n_outputs, layer.n_features
     try:

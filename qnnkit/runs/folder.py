@@ -282,7 +282,7 @@ def require_usable(run: Run) -> None:
 
     model = build(run, run.nets[0], run.config.seed)
     with torch.no_grad():
-        model(run.splits.train.images[:1])
+        model.eval()(run.splits.train.images[:1])
     if run.config.training.precision == "float16" and device.choose(run.config.device).type == "cpu":
         step = "Use bfloat16 or float32."
         raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))

@@ -15,6 +15,7 @@ from qnnkit import checks, device, layers, models, tasks, train, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
+from qnnkit.data import augment
 from qnnkit.models import features
 from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import alone, mirrored
@@ -41,12 +42,13 @@ def build(run: Run, net: str, seed: int) -> nn.Module:
     if net == run.nets[0]:
         return hybrid
     with torch.no_grad():
-        hybrid(splits.train.images[:1])  # a control asks for the shapes that its circuit has met
-    return layers.controls(hybrid, seed=seed)[net]
+        hybrid.eval()(splits.train.images[:1])  # a control asks for the shapes that its circuit has met
+    return layers.controls(hybrid.train(), seed=seed)[net]
 
 
 def task_of(config: TrainingConfig) -> tasks.Task:
-    return tasks.Classification(label_smoothing=config.label_smoothing)
+    changes = {"none": None, "affine": augment.affine}
+    return tasks.Classification(config.label_smoothing, augment=changes[config.augmentation])
 
 
 def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[train.Group]:
@@ -153,7 +155,8 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
         on_epoch({"event": "epoch", "net": net, "seed": seed, **row})
 
     with _threads(run.config.threads):
-        splits = features.of(model, run.splits, place)
+        augmented = config.augmentation != "none"  # other images in every epoch have other features
+        splits = run.splits if augmented else features.of(model, run.splits, place)
         loaders = {
             split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in ("train", "validation", "test")

@@ -1,0 +1,221 @@
+"""ResNet18 of transformers: alone, as a classical reference, or with a circuit behind it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import checks, circuits
+from qnnkit.config import ModelConfig
+from qnnkit.layers import QuantumLayer
+from qnnkit.models.blocks import pixels, seeded
+
+# Of the photographs that published weights were trained on, by colour.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Backbone(nn.Module):
+    """ResNet18 (He et al. 2015, arXiv:1512.03385) without its last layer, as transformers builds it.
+
+    Args:
+        channels: Channels of the images.
+        pretrained: Local folder, or name on the Hugging Face Hub, of a ResNet's weights; only safetensors are
+            read. None starts from scratch.
+        stem_stride: How much the stem shrinks the sides, where it starts from scratch: 4 as published for
+            photographs (7x7, pooled), 2 or 1 for small images (3x3).
+        frozen: Whether its weights, and the statistics of its normalisation, stay as they are.
+
+    Raises:
+        ValueError: `pretrained` cannot be reached, is no ResNet, or `stem_stride` is not 1, 2 or 4.
+    """
+
+    def __init__(
+        self, channels: int, *, pretrained: str | None = None, stem_stride: int = 4, frozen: bool = False
+    ):
+        super().__init__()
+        from transformers import ResNetConfig, ResNetModel
+
+        self.frozen, self.pretrained = frozen, pretrained
+        if pretrained is None:
+            shape: dict[str, Any] = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+            config = ResNetConfig(num_channels=channels, embedding_size=64, layer_type="basic", **shape)
+            self.net: Any = ResNetModel(config)
+            if stem_stride not in (1, 2, 4):
+                step = "Use 1 for 32x32 on a GPU, 2 on a CPU, 4 for photographs."
+                raise ValueError(checks.message("stem_stride", "be 1, 2 or 4", stem_stride, step))
+            if stem_stride < 4:
+                embedder: Any = self.net.embedder
+                embedder.embedder.convolution = nn.Conv2d(channels, 64, 3, stem_stride, 1, bias=False)
+                embedder.pooler = nn.Identity()
+        else:
+            self.net = _pretrained(ResNetModel, pretrained)
+        self.n_features = int(self.net.config.hidden_sizes[-1])
+        self.in_channels = int(self.net.config.num_channels)
+        if frozen:
+            self.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Backbone:
+        """A frozen one stays in evaluation mode: its normalisation must not follow the batches."""
+        return super().train(mode and not self.frozen)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of shape (batch, n_features) for images of 0 to 1, of shape (batch, channels, h, w)."""
+        if self.pretrained is not None:
+            images = images.expand(-1, self.in_channels, -1, -1)  # grey as red, green and blue
+            mean, std = (images.new_tensor(v).view(1, 3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+            images = (images - mean) / std
+        return self.net(images).pooler_output.flatten(1)
+
+    def extra_repr(self) -> str:
+        start = "from scratch" if self.pretrained is None else f"weights of {self.pretrained}"
+        return f"{start}, {'frozen' if self.frozen else 'trained'}"
+
+
+class ResNetCircuit(nn.Module):
+    """ResNet18 -> n angles in (-pi/2, pi/2) -> one circuit -> linear layer -> logits.
+
+    The dressed circuit of Mari et al. (2020), arXiv:1912.08278, eq. 10, behind a trained or frozen backbone.
+    Where that is frozen, its features are computed once (`models.features`).
+
+    Args:
+        config: `pretrained`, `frozen_backbone`, `stem_stride`, `dropout`, and what it says of the circuit:
+            `n_qubits`, `n_layers`, `circuit`, `embedding`, `trainable`.
+        channels: Channels of the images.
+        image_size: (height, width) of the images.
+        n_classes: Number of logits.
+        seed: Fixes every initial weight; no global generator is touched.
+        backend: What runs the circuits, as in `QuantumLayer`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        channels: int,
+        image_size: tuple[int, int],
+        n_classes: int,
+        seed: int = 0,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        entry = circuits.embedding_of(config.circuit, config.embedding)
+        assert entry.n_features is not None  # every embedding has it
+        n_features = entry.n_features(config.n_qubits)
+        qnode, shapes = circuits.build(
+            config.circuit,
+            n_qubits=config.n_qubits,
+            n_layers=config.n_layers,
+            embedding=config.embedding,
+            seed=seed * 1000,
+        )
+        generator = torch.Generator().manual_seed(seed * 1000)
+        with seeded(seed):
+            self.backbone = _backbone(config, channels)
+            self.reduce = nn.Sequential(
+                nn.Dropout(config.dropout), nn.Linear(self.backbone.n_features, n_features)
+            )
+            self.circuit = QuantumLayer(
+                qnode,
+                shapes,
+                lambda weight: weight.uniform_(0, 2 * math.pi, generator=generator),
+                backend=backend,
+            ).requires_grad_(config.trainable)
+            self.head = nn.Linear(config.n_qubits, n_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""
+        angles = math.pi / 2 * torch.tanh(self.reduce(self.features(images)))  # (batch, n_features)
+        return self.head(self.circuit(angles))
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the backbone makes of uint8 images, of shape (batch, n); features return unchanged."""
+        return _features(self.backbone, images)
+
+    def steady_part(self) -> nn.Module | None:
+        """The part whose values may be computed once and given in place of images."""
+        return self.backbone if self.backbone.frozen else None
+
+
+class ResNet18(nn.Module):
+    """ResNet18 -> linear layer -> logits: a classical reference.
+
+    Args:
+        config: `pretrained`, `frozen_backbone`, `stem_stride`, `dropout`; what it says of circuits is unused.
+        channels: Channels of the images.
+        image_size: (height, width) of the images.
+        n_classes: Number of logits.
+        seed: Fixes every initial weight; no global generator is touched.
+        backend: Unused: there is no circuit.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        channels: int,
+        image_size: tuple[int, int],
+        n_classes: int,
+        seed: int = 0,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        with seeded(seed):
+            self.backbone = _backbone(config, channels)
+            self.head = nn.Sequential(
+                nn.Dropout(config.dropout), nn.Linear(self.backbone.n_features, n_classes)
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""
+        return self.head(self.features(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the backbone makes of uint8 images, of shape (batch, n); features return unchanged."""
+        return _features(self.backbone, images)
+
+    def steady_part(self) -> nn.Module | None:
+        """The part whose values may be computed once and given in place of images."""
+        return self.backbone if self.backbone.frozen else None
+
+
+def _backbone(config: ModelConfig, channels: int) -> Backbone:
+    return Backbone(
+        channels,
+        pretrained=config.pretrained,
+        stem_stride=config.stem_stride,
+        frozen=config.frozen_backbone,
+    )
+
+
+def _features(backbone: Backbone, images: Tensor) -> Tensor:
+    if not images.is_floating_point():
+        return backbone(pixels(images, backbone))
+    if images.ndim != 2 or images.shape[1] != backbone.n_features:
+        rule = f"be uint8, or features of shape (batch, {backbone.n_features})"
+        told = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise ValueError(checks.message("images", rule, told, "Give pixels of 0 to 255 as uint8."))
+    return images
+
+
+def _pretrained(kind: Any, name: str) -> Any:
+    """A ResNet's weights, from a folder or the Hub; nothing but safetensors is read."""
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    try:
+        net = kind.from_pretrained(
+            str(folder) if local else name, use_safetensors=True, local_files_only=local
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        step = "Give a local folder with config.json and model.safetensors, or None to start from scratch."
+        rule = "be a ResNet that can be read here"
+        raise ValueError(checks.message("pretrained", rule, name, f"{reason} {step}")) from None
+    if net.config.model_type != "resnet":
+        step = "Give the folder of a ResNet, or None to start from scratch."
+        raise ValueError(checks.message("pretrained", "be a ResNet", net.config.model_type, step))
+    return net
