@@ -5,7 +5,24 @@ from __future__ import annotations
 from qnnkit import checks
 from qnnkit.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 
-ALL_CONTROLS = ("classical", "no_entanglement", "frozen_random")
+ALL_CONTROLS = ("classical", "no_entanglement", "frozen_random", "no_quantum")
+# A frozen circuit at random angles has nothing to learn from another one.
+OF_FROZEN = ("classical", "no_entanglement", "no_quantum")
+
+# Letters turned, shifted and scaled a little; found on the validation images of AHCD.
+LETTERS = TrainingConfig(
+    epochs=30,
+    batch_size=128,
+    learning_rate=4e-3,
+    quantum_learning_rate=2e-2,
+    optimizer="adamw",
+    weight_decay=0.02,
+    warmup_epochs=2,
+    label_smoothing=0.1,
+    augmentation="affine",
+)
+AHCD = DataConfig(dataset="ahcd", validation_fraction=0.1)
+MNIST = DataConfig(dataset="mnist", validation_fraction=0.1)
 
 RECIPES: dict[str, RunConfig] = {
     # The main job: real digits that ship inside scikit-learn, a minute or two on two CPU cores.
@@ -34,7 +51,95 @@ RECIPES: dict[str, RunConfig] = {
         ),
         n_seeds=3,
         controls=ALL_CONTROLS,
-        threads=1,  # nets this small gain nothing from more, and lose tenfold on a machine that is busy
+        threads=1,
+    ),
+    # Handwritten characters in one folder, the class in the last two digits of each name: 88,000 weights.
+    "characters": RunConfig(
+        recipe="characters",
+        data=DataConfig(dataset="flat_folder", image_size=32, grey=True, validation_fraction=0.1),
+        model=ModelConfig(model="residual_quanv", hidden=114),
+        training=LETTERS.model_copy(update={"epochs": 40}),
+        n_seeds=3,
+        controls=ALL_CONTROLS,
+    ),
+    # As many Arabic letters and epochs as the field's 88,000-weight net took 21 h 43 m for: seconds here.
+    "ahcd_ten_epochs": RunConfig(
+        recipe="ahcd_ten_epochs",
+        data=AHCD.model_copy(update={"train_fraction": 0.255}),  # 3,085 images
+        model=ModelConfig(model="residual_quanv", hidden=114),
+        training=LETTERS.model_copy(update={"epochs": 10, "batch_size": 64, "warmup_epochs": 1}),
+        n_seeds=3,
+        controls=ALL_CONTROLS,
+    ),
+    # A trainable quanvolution in the best body that two cores train in minutes.
+    "ahcd_trainable": RunConfig(
+        recipe="ahcd_trainable",
+        data=AHCD,
+        model=ModelConfig(model="residual_quanv", maps=8, hidden=256, dropout=0.2),
+        training=LETTERS,
+        n_seeds=3,
+        controls=ALL_CONTROLS,
+    ),
+    # Eight random circuits that never train (Henderson et al. 2020), and a reader of what they measure.
+    "ahcd_frozen": RunConfig(
+        recipe="ahcd_frozen",
+        data=AHCD,
+        model=ModelConfig(circuit="random", filters=8, trainable=False, hidden=32, dropout=0.2),
+        training=LETTERS.model_copy(update={"learning_rate": 3e-3, "weight_decay": 0.05}),
+        n_seeds=3,
+        controls=OF_FROZEN,
+    ),
+    # Classical references: no circuit anywhere.
+    "ahcd_cnn": RunConfig(
+        recipe="ahcd_cnn",
+        data=AHCD,
+        model=ModelConfig(model="cnn", width=32, hidden=512, dropout=0.3),
+        training=LETTERS.model_copy(update={"learning_rate": 2e-3, "epochs": 20}),
+        n_seeds=3,
+        controls=(),
+    ),
+    "ahcd_resnet18": RunConfig(
+        recipe="ahcd_resnet18",
+        data=AHCD,
+        model=ModelConfig(model="resnet18", stem_stride=2),  # 1 on a GPU: four times the work
+        training=LETTERS.model_copy(update={"learning_rate": 2e-3, "epochs": 20}),
+        n_seeds=3,
+        controls=(),
+    ),
+    # Four qubits and three layers behind a ResNet18 that stays as it is: its features are computed once.
+    "mnist_resnet_frozen": RunConfig(
+        recipe="mnist_resnet_frozen",
+        data=MNIST,
+        model=ModelConfig(
+            model="resnet_circuit",
+            circuit="strongly_entangling",
+            n_layers=3,
+            stem_stride=4,
+            frozen_backbone=True,
+        ),
+        training=TrainingConfig(
+            epochs=50, batch_size=256, learning_rate=5e-3, quantum_learning_rate=2e-2, warmup_epochs=1
+        ),
+        n_seeds=3,
+        controls=ALL_CONTROLS,
+        threads=1,
+    ),
+    # The same, the ResNet18 trained with it, from scratch or from `pretrained`.
+    "mnist_resnet": RunConfig(
+        recipe="mnist_resnet",
+        data=MNIST,
+        model=ModelConfig(model="resnet_circuit", circuit="strongly_entangling", n_layers=3, stem_stride=4),
+        training=TrainingConfig(
+            epochs=4,
+            batch_size=128,
+            learning_rate=2e-3,
+            quantum_learning_rate=2e-2,
+            optimizer="adamw",
+            weight_decay=0.01,
+            warmup_epochs=0.5,
+        ),
+        n_seeds=3,
+        controls=ALL_CONTROLS,
     ),
 }
 

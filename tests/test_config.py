@@ -39,7 +39,9 @@ OTHERS = {
     "warmup_epochs": 1.5, "clip_norm": 2.0, "quantum_clip_norm": 3.0, "accumulation": 4,
     "precision": "bfloat16", "patience": 6, "label_smoothing": 0.0625, "threads": 2,
     "save_every_steps": 9, "save_every_minutes": 0.75, "keep_checkpoints": 11, "trackers": ["mlflow"],
-    "price_per_hour": 1.75,
+    "price_per_hour": 1.75, "train_fraction": 0.5, "label_pattern": "_([a-z]+)$", "download": True,
+    "n_qubits": 6, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
+    "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine",
 }  # fmt: skip
 
 
@@ -60,7 +62,7 @@ def test_override_changes_that_setting_alone(name):
 def test_difference_names_that_setting_unless_it_is_placement(name):
     changed = BASE.override(**{name: OTHERS[name]})
     found = BASE.difference(changed)
-    if name in ("device", "backend", "threads", "trackers", "price_per_hour") or name in SAVING:
+    if name in ("device", "backend", "threads", "trackers", "price_per_hour", "download", *SAVING):
         assert found == {}
     else:
         assert found == {name: (BASE.flat()[name], OTHERS[name])}
@@ -84,7 +86,11 @@ def test_round_trip_through_json():
         ("learning_rate", "fast", "`learning_rate` must be a valid number"),
         ("schedule", "cosin", "`schedule` must be 'constant', 'cosine' or 'linear', but is 'cosin'"),
         ("precision", "float64", "`precision` must be 'float32', 'bfloat16' or 'float16', but is 'float64'"),
-        ("controls", ["clasical"], "`controls` must be 'classical', 'no_entanglement' or 'frozen_random'"),
+        ("controls", ["clasical"], "`controls` must be 'classical', 'no_entanglement', 'frozen_random' or"),
+            "controls",
+            ["clasical"],
+            "`controls` must be 'classical', 'no_entanglement', 'frozen_random' or 'no_",
+        ),
         ("controls", "classical", "`controls` must be a valid tuple, but is 'classical'"),
         ("controls", ["classical"] * 2, "`controls` must name each net once, but is ['classical', 'class"),
         ("seed", -1, "`seed` must be greater than or equal to 0, but is -1"),

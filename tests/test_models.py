@@ -41,7 +41,7 @@ def test_shape_and_batch(name):
     logits = model(IMAGES)
     assert logits.shape == (5, 4) and logits.dtype == torch.float32
     close(logits, torch.cat([model(image[None]) for image in IMAGES]))
-    assert (logits.max(0).values - logits.min(0).values).min() > 10 * FLOAT32  # the images matter
+    assert (logits.max(0).values - logits.min(0).values).min() > 5 * FLOAT32  # the images matter
 
 
 @each
@@ -97,7 +97,7 @@ def test_the_hyperparameters_of_the_others_arrive():
         assert classical(name, width=16) > classical(name) < classical(name, hidden=7)
     assert classical("residual_quanv", blocks=2) - classical("residual_quanv") == 2 * (8 * 8 * 9 + 2 * 8)
     assert model_of("residual_quanv", maps=2).middle.quanv.in_channels == 2
-    for name in ("residual_quanv", "resnet_circuit", "resnet18", "cnn"):
+    for name in MODELS:
         [dropout] = [m for m in model_of(name, dropout=0.3).modules() if isinstance(m, torch.nn.Dropout)]
         assert dropout.p == 0.3
 
@@ -185,7 +185,8 @@ def test_the_net_of_88_000_weights():
 
 
 def test_the_cnn_of_1_4_million_weights():
-    assert 1.35e6 < count_parameters(classes_of(28, model="cnn", hidden=256))["classical"] < 1.45e6
+    cnn = classes_of(28, model="cnn", width=32, hidden=512)
+    assert count_parameters(cnn) == {"quantum": 0, "classical": 1350332, "frozen": 0}
 
 
 @pytest.mark.parametrize(("stride", "sides"), [(1, (32, 4)), (2, (16, 2)), (4, (8, 1))])
@@ -250,7 +251,7 @@ def test_a_frozen_backbone_stays_as_it_is(name):
 
 
 def test_weights_that_cannot_be_had(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in (str(tmp_path), "no/such-resnet-anywhere"):
         with pytest.raises(ValueError, match=r"^Argument `pretrained` must be a ResNet.*None to start from"):
             model_of("resnet18", pretrained=name)

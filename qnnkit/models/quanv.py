@@ -60,6 +60,7 @@ class QuanvNet(nn.Module):
                 nn.Conv2d(self.quanv.out_channels, config.hidden, kernel_size=3, padding=1),
                 nn.ReLU(),
                 nn.Flatten(),
+                nn.Dropout(config.dropout),
                 nn.Linear(config.hidden * rows * columns, n_classes),
             )
 
