@@ -13,7 +13,7 @@ from qnnkit import MODELS, controls
 from qnnkit.circuits import ANSAETZE
 from qnnkit.config import ModelConfig
 from qnnkit.layers import QuantumLayer, count_parameters, quantum_parameters
-from qnnkit.models import CLASSICAL, build
+from qnnkit.models import CLASSICAL, build, table
 
 FLOAT32 = 1e-5
 SIZES = {"channels": 3, "image_size": (12, 10), "n_classes": 4}
@@ -60,6 +60,20 @@ def test_a_frozen_circuit_gets_none(name):
     model(IMAGES).logsumexp(-1).sum().backward()
     assert all(weight.grad is None for weight in quantum_parameters(model))
     assert count_parameters(model)["quantum"] == 0 < count_parameters(model)["frozen"]
+
+
+@each
+def test_its_table_counts_every_weight_and_circuit(name):
+    model = model_of(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    found = table(model, IMAGES[:1])
+    assert list(found.index)[-1] == "all" and found.loc["all", "gives"] == "4"
+    for column in ("quantum", "classical", "frozen", "circuits / image"):
+        assert found[column][:-1].sum() == found.loc["all", column]
+    assert {kind: found.loc["all", kind] for kind in count_parameters(model)} == count_parameters(model)
+    patches = {"quanv": 3 * 6 * 5, "residual_quanv": 4 * 1 * 1, "resnet_circuit": 1}
+    assert found.loc["all", "circuits / image"] == patches.get(name, 0)
+    assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
 @each

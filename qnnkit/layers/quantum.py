@@ -265,8 +265,11 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
         Returns:
             Of shape (batch, n_layers, n_outputs), computed in float32 or float64; None where the circuits
-            have no such form (see `simulator.together`), or it has not been seen yet that they do.
+            have no such form (see `simulator.together`), it has not been seen yet that they do, or a layer
+            has hooks, which only a call of its own would run.
         """
+        if any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
+            return None
         dtype = torch.promote_types(inputs.dtype, torch.float32)
         form = inputs.ndim, inputs.shape[-1], dtype
         programs = [layer._programs.get(form) for layer in layers]

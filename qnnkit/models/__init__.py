@@ -12,6 +12,7 @@ from qnnkit.models.cnn import SmallCNN
 from qnnkit.models.quanv import QuanvNet
 from qnnkit.models.residual_quanv import ResidualQuanvNet
 from qnnkit.models.resnet import ResNet18, ResNetCircuit
+from qnnkit.models.summary import table
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "quanv": QuanvNet,
@@ -31,3 +32,6 @@ def build(config: ModelConfig, **sizes) -> nn.Module:
         ValueError: No family has that name; the message lists them.
     """
     return MODELS[checks.choice("model", config.model, MODELS)](config, **sizes)
+
+
+__all__ = ["CLASSICAL", "MODELS", "build", "table"]

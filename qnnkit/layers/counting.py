@@ -1,0 +1,102 @@
+"""How many circuits an image costs, and what a quanvolution made of it: seen by hooks, for any model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import checks
+from qnnkit.layers.quantum import QuantumLayer
+from qnnkit.layers.quanvolution import Quanv2d
+
+
+def circuits_per_image(model: nn.Module, image: Tensor) -> int:
+    """How many circuits one forward pass of one image runs, all `QuantumLayer`s together.
+
+    Args:
+        model: Any module; it is left as it was. On its own device.
+        image: A batch of one, as the model takes it, of shape (1, ...). Features that a frozen circuit has
+            made before count as what they are: no circuit runs for them.
+
+    Raises:
+        ValueError: The batch holds more than one image, or none.
+
+    Example:
+        >>> circuits_per_image(Quanv2d(1, "data_reuploading", filters=2), torch.zeros(1, 1, 8, 8))
+        32
+    """
+    return sum(circuits_by_layer(model, image).values())
+
+
+def circuits_by_layer(model: nn.Module, image: Tensor) -> dict[QuantumLayer, int]:
+    """Layer -> how many circuits it runs for one image; layers that run none are left out.
+
+    Args:
+        model: As for `circuits_per_image`.
+        image: Likewise, of shape (1, ...).
+    """
+    if not image.ndim or len(image) != 1:
+        rule, step = "be a batch of one image", "Give images[:1]."
+        raise ValueError(checks.message("image", rule, tuple(image.shape), step))
+    counts: dict[QuantumLayer, int] = {}
+
+    def count(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
+        counts[layer] = counts.get(layer, 0) + inputs[0].numel() // inputs[0].shape[-1]
+
+    _look(model, image, [module for module in model.modules() if isinstance(module, QuantumLayer)], count)
+    return counts
+
+
+def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
+    """What the first quanvolution of a model makes of images, or None for a model without one.
+
+    Args:
+        model: Any module; it is left as it was. On its own device.
+        images: As the model takes them, of shape (batch, channels, height, width).
+
+    Returns:
+        Expectation values of shape (batch, out_channels, rows, columns), on the CPU.
+
+    Example:
+        >>> net = nn.Sequential(Quanv2d(1, "data_reuploading"), nn.ReLU())
+        >>> feature_maps_of(net, torch.zeros(2, 1, 4, 4)).shape
+        torch.Size([2, 4, 2, 2])
+    """
+    found: list[Tensor] = []
+
+    def keep(layer: Any, inputs: Any, outputs: Tensor) -> None:
+        found.append(outputs.detach().cpu())
+
+    _look(model, images, [module for module in model.modules() if isinstance(module, Quanv2d)], keep)
+    return found[0] if found else None
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no graph; afterwards every module is in the mode it was in."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def _look(model: nn.Module, images: Tensor, modules: list[Any], hook: Callable[..., None]) -> None:
+    """One forward pass, with the hook on some of its modules."""
+    if not modules:
+        return
+    weight = next((tensor for tensor in (*model.parameters(), *model.buffers())), images)
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        with evaluating(model):
+            model(images.to(weight.device))
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,79 @@
+"""A net as a table: its layers, their weights, and how many circuits an image costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from qnnkit.layers import QuantumLayer, Quanv2d, circuits_by_layer, count_parameters, evaluating
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
+    """One row per layer, and a last one for all: what leaves it, its weights by kind, its circuits per image.
+
+    Args:
+        model: Any module; it is left as it was. On its own device.
+        image: A batch of one, as the model takes it, of shape (1, ...).
+
+    Example:
+        >>> import torch
+        >>> from qnnkit import circuits
+        >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=2))
+        >>> found = table(nn.Sequential(layer, nn.Linear(2, 3)), torch.zeros(1, 2))
+        >>> print(found[["gives", "quantum", "classical", "circuits / image"]])
+              gives  quantum  classical  circuits / image
+        layer
+        0         2       12          0                 1
+        1         3        0          9                 0
+        all       3       12          9                 1
+    """
+    import pandas as pd
+
+    circuits = circuits_by_layer(model, image)
+    layers = [*_layers(model), ("all", model)]
+    shapes: dict[nn.Module, str] = {}
+
+    def note(layer: nn.Module, given: Any, values: Any) -> None:
+        if isinstance(values, Tensor):
+            shapes[layer] = " x ".join(map(str, values.shape[1:]))
+
+    handles = [layer.register_forward_hook(note) for _, layer in layers]
+    try:
+        with evaluating(model):
+            model(image.to(next(model.parameters(), image).device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    rows = [
+        {
+            "layer": name,
+            "kind": type(layer).__name__,
+            "gives": shapes.get(layer, ""),
+            **count_parameters(layer),
+            "circuits / image": sum(
+                circuits.get(each, 0) for each in layer.modules() if isinstance(each, QuantumLayer)
+            ),
+        }
+        for name, layer in layers
+    ]
+    return pd.DataFrame(rows).set_index("layer")
+
+
+def _layers(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The named parts of a model; those around a circuit are taken apart, with their own weights as a row."""
+    own = nn.ParameterDict(dict(model.named_parameters(recurse=False)))
+    if prefix and len(own):
+        yield f"{prefix}(own)", own
+    for name, child in model.named_children():
+        apart = not isinstance(child, QuantumLayer | Quanv2d) and any(
+            isinstance(each, QuantumLayer) for each in child.modules()
+        )
+        if apart:
+            yield from _layers(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
