@@ -25,12 +25,11 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
         >>> from qnnkit import circuits
         >>> layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=2))
         >>> found = table(nn.Sequential(layer, nn.Linear(2, 3)), torch.zeros(1, 2))
-        >>> print(found[["gives", "quantum", "classical", "circuits / image"]])
-              gives  quantum  classical  circuits / image
-        layer
-        0         2       12          0                 1
-        1         3        0          9                 0
-        all       3       12          9                 1
+        >>> print(found[["gives", "quantum", "circuits / image"]].to_string(index_names=False))
+            gives  quantum  circuits / image
+        0       2       12                 1
+        1       3        0                 0
+        all     3       12                 1
     """
     import pandas as pd
 
