@@ -212,7 +212,7 @@ class EpochPeer:
         import torch
         from torch.utils.data import DataLoader, TensorDataset
 
-        from benchmarks.net import HybridNet
+        from benchmarks.net import hybrid_net
         from qnnkit import QuantumLayer, Quanv2d, controls
 
         self.torch, self.workload, self.total = torch, workload, workload.total
@@ -220,17 +220,15 @@ class EpochPeer:
         fused = name in ("batched", "compiled")
         device_name = "default.qubit" if fused or name == "classical" else name
         circuit = (_qnode(device_name, workload, double=double), workload.circuit()[1])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            quanv = Quanv2d(4, circuit, backend="batched" if fused else device_name)
-            net = HybridNet(quanv, n_classes=workload.n_classes)
+        quanv = Quanv2d(4, circuit, backend="batched" if fused else device_name)
+        net = hybrid_net(quanv, n_classes=workload.n_classes)
         images, labels = (torch.from_numpy(array) for array in workload.data())
-        self.pixels = images[:CHECKED].to(self.device, torch.float64 if double else torch.float32) / 255
+        self.checked = images[:CHECKED].to(self.device)
         if name == "classical":
             with torch.no_grad():  # the control takes the sizes that the circuit has seen
-                net.eval()(self.pixels[:1].float().cpu())
+                net.eval()(images[:1])
             net = controls(net)["classical"].train()
-        self.net = net.to(self.device, self.pixels.dtype)
+        self.net = net.to(self.device, torch.float64 if double else torch.float32)
         if name == "compiled":
             for layer in self.net.modules():
                 if isinstance(layer, QuantumLayer):
@@ -269,20 +267,20 @@ class EpochPeer:
             self._step(images[:last], labels[:last])
 
     def run(self) -> None:
-        start, before = time.perf_counter(), self.net.quanv.seconds
+        start, before = time.perf_counter(), self.net.middle.quanv.seconds
         for step, (images, labels) in enumerate(self.loader, start=1):
             self._step(images, labels)
             if step == self.steps:
                 break
         self._finish()
-        self.share = (self.net.quanv.seconds - before) / (time.perf_counter() - start)
+        self.share = (self.net.middle.quanv.seconds - before) / (time.perf_counter() - start)
 
     def _finish(self) -> None:
         if self.device.type == "cuda":
             self.torch.cuda.synchronize(self.device)
 
     def _step(self, images: Any, labels: Any) -> None:
-        logits = self.net(images.to(self.device, self.pixels.dtype) / 255)
+        logits = self.net(images.to(self.device))
         loss = self.torch.nn.functional.cross_entropy(logits, labels.to(self.device))
         self.optimizer.zero_grad()
         loss.backward()
@@ -292,11 +290,11 @@ class EpochPeer:
         """The net at its start: logits of the checked images, and gradients of a mixture of them."""
         self.net.load_state_dict(self.start)
         self.net.eval().zero_grad()
-        logits = self.net(self.pixels)
+        logits = self.net(self.checked)
         mixture = np.random.default_rng(1).standard_normal(logits.shape)
         (logits * self.torch.from_numpy(mixture).to(logits)).sum().backward()
         self.net.train()
-        inside = {id(weight) for weight in self.net.quanv.parameters()}
+        inside = {id(weight) for weight in self.net.middle.quanv.parameters()}
         parts: dict[bool, list[Any]] = {True: [], False: []}
         for weight in self.net.parameters():
             parts[id(weight) in inside].append(weight.grad.detach().cpu().flatten())

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.net import HybridNet
+from benchmarks.net import hybrid_net
 from qnnkit import Quanv2d, measure, train
 from qnnkit.checkpoint import Store
 from qnnkit.config import TrainingConfig
@@ -30,13 +30,19 @@ from qnnkit.train import loop
 STEPS, EVERY = 300, 50
 
 
+class Scaled(nn.Flatten):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images / 255)
+
+
 def nets() -> dict[str, tuple[nn.Module, torch.Tensor, int]]:
     """Name -> net, images of one epoch, batch size."""
-    images = torch.rand(STEPS * 64, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    wide = nn.Sequential(nn.Flatten(), nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1460), nn.ReLU())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (STEPS * 64, 1, 32, 32), generator=generator, dtype=torch.uint8)
+    wide = nn.Sequential(Scaled(), nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1460), nn.ReLU())
     return {
         "quanvolution, 88 thousand weights": (
-            HybridNet(Quanv2d(4, "data_reuploading")),
+            hybrid_net(Quanv2d(4, "data_reuploading")),
             images,
             64,
         ),

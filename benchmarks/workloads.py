@@ -68,7 +68,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One training epoch of `net.HybridNet` on images that are noise: only the time matters."""
+    """One training epoch of `net.hybrid_net` on images that are noise: only the time matters."""
 
     key: str
     title: str

@@ -34,4 +34,14 @@ def build(config: ModelConfig, **sizes) -> nn.Module:
     return MODELS[checks.choice("model", config.model, MODELS)](config, **sizes)
 
 
-__all__ = ["CLASSICAL", "MODELS", "build", "table"]
+__all__ = [
+    "CLASSICAL",
+    "MODELS",
+    "QuanvNet",
+    "ResNet18",
+    "ResNetCircuit",
+    "ResidualQuanvNet",
+    "SmallCNN",
+    "build",
+    "table",
+]

@@ -184,6 +184,7 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
         "validation_accuracy": progress.best_score[0],
         **{f"test_{name}": value for name, value in test.items()},
         **layers.count_parameters(model),
+        "circuits_per_image": layers.circuits_per_image(model, run.splits.train.images[:1]),
         "seconds_per_epoch": progress.seconds_per_epoch,
     }
     if is_main():

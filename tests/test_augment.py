@@ -1,0 +1,85 @@
+"""qnnkit.data.augment: images a little otherwise, the same for one seed, and only in training."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import runs, tasks
+from qnnkit.config import TrainingConfig
+from qnnkit.data import augment
+
+NOISE = torch.randint(256, (6, 3, 9, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def moved(images, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return augment.affine(images)
+
+
+def test_shape_type_and_seed():
+    images = moved(NOISE)
+    assert images.shape == NOISE.shape and images.dtype == torch.uint8
+    assert torch.equal(images, moved(NOISE)) and not torch.equal(images, moved(NOISE, seed=1))
+    assert all(not torch.equal(new, old) for new, old in zip(images, NOISE, strict=True))
+
+
+def test_without_amounts_nothing_changes(monkeypatch):
+    for name in ("DEGREES", "SHIFT", "SCALE", "SHEAR"):
+        monkeypatch.setattr(augment, name, 0.0)
+    assert torch.equal(moved(NOISE), NOISE)
+
+
+def test_an_even_image_stays_even():
+    """What comes in from outside repeats the border: no black corners on white paper."""
+    assert (moved(torch.full((20, 1, 8, 8), 200, dtype=torch.uint8)) == 200).all()
+
+
+def blob(x, y, side=41):
+    rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    return (255 * torch.exp(-((columns - x) ** 2 + (rows - y) ** 2) / 4)).to(torch.uint8)
+
+
+def centre(image):
+    weights = image.double() / image.double().sum()
+    rows, columns = torch.meshgrid(*(torch.arange(side) for side in image.shape), indexing="ij")
+    return float((weights * columns).sum()), float((weights * rows).sum())
+
+
+@pytest.mark.parametrize(
+    ("alone", "bound"),
+    [
+        # A spot 12 pixels right of the middle of 41: how far it may move at most, in pixels, by each change.
+        ("DEGREES", 12 * 2 * math.sin(math.radians(augment.DEGREES / 2))),
+        ("SHIFT", math.sqrt(2) * 41 * augment.SHIFT),
+        ("SCALE", 12 * (1 / (1 - augment.SCALE) - 1)),
+    ],
+)
+def test_each_change_stays_within_its_bound_and_reaches_for_it(monkeypatch, alone, bound):
+    for name in {"DEGREES", "SHIFT", "SCALE", "SHEAR"} - {alone}:
+        monkeypatch.setattr(augment, name, 0.0)
+    images = moved(blob(32, 20).expand(400, 1, 41, 41))
+    distances = [math.dist(centre(image[0]), (32, 20)) for image in images]
+    assert max(distances) < bound + 0.1  # pixels; the mean of a spot of whole numbers is that exact
+    assert max(distances) > 0.8 * bound
+
+
+def test_only_training_changes_images():
+    model, task = nn.Flatten(), runs.task_of(TrainingConfig(augmentation="affine"))
+    assert isinstance(task, tasks.Classification)
+    batch = (NOISE[:, :1], torch.zeros(6, dtype=torch.long))
+
+    class Sum(nn.Module):
+        def forward(self, images):
+            return model(images).float()[:, :5] / 255
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        net = Sum()
+        plain = float(tasks.Classification()(net.eval(), batch).loss)
+        assert float(task(net, batch).loss) == plain
+        assert float(task(net.train(), batch).loss) != plain
