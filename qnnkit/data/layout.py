@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 
@@ -92,12 +93,16 @@ def of(place: Place, label_pattern: str | None = None) -> Layout:
     if label_pattern is not None:
         return by_name(place, label_pattern)[0]
     try:
-        return by_folder(place)
+        layout = by_folder(place)
     except ValueError as told:
         try:
             return by_name(place, None)[0]
         except ValueError:
             raise told from None
+    if set(classes_of(layout)) <= set(SIDES):  # images right in train/ and test/: rather sides than classes
+        with contextlib.suppress(ValueError):
+            return by_name(place, None)[0]
+    return layout
 
 
 def classes_of(layout: Mapping[str, Mapping[str, object]]) -> tuple[str, ...]:

@@ -248,5 +248,6 @@ def _require_files(place: Place) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
-    step = f"It cannot be read ({error or 'cut short'}): copy or download it anew."
+    told = str(error).partition("\n")[0].rstrip(":") or "cut short"
+    step = f"It cannot be read ({told}): copy or download it anew."
     return ValueError(checks.message("root", "be a whole archive", str(path), step))
