@@ -143,6 +143,34 @@ def doctor(
 
 
 @app.command()
+def sample(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, archive or URL of images.")],
+    folder: Annotated[Path, typer.Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
+    per_class: Annotated[int | None, typer.Option(help="Images of each class, on each side.")] = None,
+    fraction: Annotated[float | None, typer.Option(help="Or their share, such as 0.1.")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses which.")] = 0,
+    link: Annotated[bool, typer.Option("--link", help="Hard links in place of copies.")] = False,
+    pattern: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="The label in a file's name is its first group.")
+    ] = None,
+) -> None:
+    """Copy some images of each class: class folders or flat ones, train/ and test/ alike."""
+    from qnnkit import data
+
+    there = data.sample_files(
+        workspace.data_place(source),
+        workspace.place(folder),
+        per_class=per_class,
+        fraction=fraction,
+        seed=seed,
+        link=link,
+        pattern=pattern,
+    )
+    n = len(workspace.read_json(there / "sample.json")["files"])
+    typer.echo(f"{n:,} images in {there}; sample.json tells which.")
+
+
+@app.command()
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     verify: Annotated[

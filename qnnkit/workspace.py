@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +15,8 @@ from qnnkit import checks
 
 FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 """Error numbers that mean: no more fits here."""
+DRIVE = Path("/content/drive")
+"""Where Colab mounts Google Drive."""
 
 
 def home() -> Path:
@@ -48,6 +51,31 @@ def place(path: str | Path) -> Path:
     """`path`, made absolute: a relative one is meant from `home()`."""
     path = Path(path).expanduser()
     return path if path.is_absolute() else (home() / path).absolute()
+
+
+def data_place(root: str) -> str:
+    """Where images lie, as told: a URL as it is, a path made absolute by `place`.
+
+    Example:
+        >>> data_place("gs://bucket/images"), data_place("/images")
+        ('gs://bucket/images', '/images')
+    """
+    return root if is_url(root) else str(place(root))
+
+
+def is_url(root: str) -> bool:
+    """Whether `root` names a filesystem of its own, as `gs://bucket/images` does."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", root) is not None
+
+
+def is_remote(path: Path) -> bool:
+    """Whether a path lies on a mounted Drive, where many small files are slow to read.
+
+    That is in `/content/drive`, or in `QNNKIT_HOME` while `QNNKIT_LOCAL` is set beside it.
+    """
+    kept = _named("QNNKIT_HOME") if _named("QNNKIT_LOCAL") else None
+    here = _flat(path)
+    return any(_flat(each) in (here, *here.parents) for each in (DRIVE, kept) if each is not None)
 
 
 def local_home() -> Path | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import pickle
 import re
+import struct
 import zipfile
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from PIL import Image
 
 from qnnkit.data import DATASETS, ImageSplits, folders, load, write_sample
 from qnnkit.data.images import read
+from qnnkit.data.places import natural
 from qnnkit.data.sample import _Rows
 from qnnkit.data.splits import SPLITS, stratified_split
 
@@ -59,21 +62,64 @@ def refused(
     assert contains in text
 
 
+def idx(path: Path, values: np.ndarray) -> Path:
+    """Writes an idx file of bytes; gzipped if its name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = struct.pack(f">I{values.ndim}I", 0x800 + values.ndim, *values.shape) + values.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def small(name: str, folder: Path) -> dict[str, Path]:
+    """The options that load a small instance of a dataset; a third is its own test part, if it has one."""
+    n_classes = {"emnist": 26, "ahcd": 28}.get(name, 10)
+    labels = {"train": np.arange(4 * n_classes) % n_classes, "test": np.arange(2 * n_classes) % n_classes}
+    if name == "digits":
+        return {}
+    if name == "class_folder":
+        return {"root": folder_of(folder, "abc", n=20, size=(6, 4))}
+    if name == "flat_folder":
+        for i in range(60):
+            put(folder / f"{i:04}_{i % 3:02}.png", noise(6, 4, seed=i))
+        return {"root": folder}
+    if name == "npz":
+        folder.mkdir()
+        np.savez(folder / "mine.npz", images=noise(60, 6, 4), labels=np.arange(60) % 3)
+        return {"root": folder / "mine.npz"}
+    if name == "ahcd":
+        for side, values in labels.items():
+            folder.mkdir(exist_ok=True)
+            pixels = noise(len(values), 1024, seed=len(side))
+            np.savetxt(folder / f"csv{side.title()}Images {len(values)}x1024.csv", pixels, "%d", ",")
+            np.savetxt(folder / f"csv{side.title()}Label {len(values)}x1.csv", values + 1, "%d")
+        return {"root": folder}
+    first = int(name == "emnist")
+    stems = ("emnist-letters-train", "emnist-letters-test") if first else ("train", "t10k")
+    for stem, values in zip(stems, labels.values(), strict=True):
+        idx(folder / f"{stem}-images-idx3-ubyte.gz", noise(len(values), 6, 4, seed=len(stem)))
+        idx(folder / f"{stem}-labels-idx1-ubyte", (values + first).astype(np.uint8))
+    return {"root": folder}
+
+
+OWN_TEST = ("mnist", "fashion_mnist", "kmnist", "emnist", "ahcd")
+"""Datasets that bring their own test part."""
+
+
 @pytest.fixture(params=sorted(DATASETS))
 def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict]:
-    if request.param == "class_folder":
-        return request.param, {"root": folder_of(tmp_path / "images", "abc", n=20, size=(6, 4))}
-    return request.param, {}
+    return request.param, small(request.param, tmp_path / "images")
 
 
 def test_contract(dataset: tuple[str, dict]) -> None:
     name, options = dataset
     splits = load(name, **options)
     assert splits.name == name and splits.notes == ()
-    rows = {"digits": 1797, "class_folder": 60}[name]
+    rows = {"digits": 1797, "emnist": 26 * 6, "ahcd": 28 * 6}.get(name, 60)
     assert len(all_rows(splits)) == rows == sum(len(splits.split(part)) for part in SPLITS)  # no image twice
     total = torch.cat([splits.split(part).labels for part in SPLITS]).bincount()
-    for part, share in zip(map(splits.split, SPLITS), (0.6, 0.2, 0.2), strict=True):
+    few = splits.n_classes / rows  # one image of each class at least
+    shares = (2 / 3 - max(few, 2 / 15), max(few, 2 / 15), 1 / 3) if name in OWN_TEST else (0.6, 0.2, 0.2)
+    for part, share in zip(map(splits.split, SPLITS), shares, strict=True):
         assert part.images.dtype == torch.uint8 and part.labels.dtype == torch.int64
         assert part.images.shape == (len(part), splits.channels, *splits.image_size)
         assert part.labels.shape == (len(part),) and len(part.sources) == len(part)
@@ -83,9 +129,23 @@ def test_contract(dataset: tuple[str, dict]) -> None:
 
     again, other = load(name, **options), load(name, **options, split_seed=1)
     assert again.fingerprint() == splits.fingerprint() and again.test.sources == splits.test.sources
-    assert other.fingerprint() != splits.fingerprint() and other.test.sources != splits.test.sources
+    assert other.fingerprint() != splits.fingerprint()
+    assert other.validation.sources != splits.validation.sources
+    assert (other.test.fingerprint() == splits.test.fingerprint()) == (name in OWN_TEST)
     wider = load(name, **options, test_fraction=0.4, validation_fraction=0.1)
-    assert len(wider.test) == pytest.approx(0.4 * rows, abs=1)
+    if name not in OWN_TEST:
+        assert len(wider.test) == pytest.approx(0.4 * rows, abs=1)
+
+    kept: list[set[str]] = []
+    for fraction in (0.001, 0.25, 0.5, 1):
+        part = load(name, **options, train_fraction=fraction)
+        assert part.notes == () and part.validation.fingerprint() == splits.validation.fingerprint()
+        assert part.test.fingerprint() == splits.test.fingerprint()
+        counts, whole = part.train.labels.bincount(), splits.train.labels.bincount()
+        assert counts.min() >= 1 and (counts - fraction * whole).abs().max() <= 1
+        kept.append(set(part.train.sources))
+    assert kept[0] <= kept[1] < kept[2] < kept[3] == set(splits.train.sources)  # nested
+
     colour = load(name, **options, grey=False, image_size=12)
     assert colour.channels == 3 and colour.image_size == (12, 12) and len(colour.notes) == 2
     assert (colour.train.images == colour.train.images[:, :1]).all()
@@ -182,7 +242,7 @@ def test_names_are_sorted_as_people_count(tmp_path: Path) -> None:
             put(tmp_path / name / f"x{i}.png", noise(4, 4, seed=i))
     splits = load("class_folder", root=str(tmp_path), validation_fraction=1 / 3, test_fraction=1 / 3)
     assert splits.classes == ("1", "2", "10", "b")
-    assert sorted(["x10", "x2", "x1"], key=folders._natural) == ["x1", "x2", "x10"]
+    assert sorted(["x10", "x2", "x1"], key=natural) == ["x1", "x2", "x10"]
 
 
 def test_every_suffix_and_format(tmp_path: Path) -> None:
@@ -233,7 +293,9 @@ def test_mixed_modes_are_converted_and_said_once(tmp_path: Path) -> None:
     put(tmp_path / "b" / "opaque.png", Image.fromarray(noise(8, 8)).convert("LA"))
     splits = load("class_folder", root=tmp_path)
     rows = all_rows(splits)
-    assert splits.notes == ("Converted 6 of 18 images to 8-bit grey, from mode 1, I;16, LA, P.",)
+    converted, alike = splits.notes
+    assert converted == "Converted 6 of 18 images to 8-bit grey, from mode 1, I;16, LA, P."
+    assert re.match(r"Duplicates: \d of 8 images of validation and test stand in an earlier split too", alike)
     assert splits.channels == 1
     for source in ("a/wide.png", "a/wide.tif"):
         assert np.abs(rows[source][0].numpy() - wide / 257).max() <= 0.5
@@ -243,7 +305,7 @@ def test_mixed_modes_are_converted_and_said_once(tmp_path: Path) -> None:
     put(tmp_path / "b" / "colour.png", noise(8, 8, 3))
     colour = load("class_folder", root=tmp_path)
     assert all_rows(colour)["b/colour.png"].permute(1, 2, 0).numpy().tolist() == noise(8, 8, 3).tolist()
-    assert colour.notes == ("Converted 18 of 19 images to 8-bit RGB, from mode 1, I;16, L, LA, P.",)
+    assert colour.notes[0] == "Converted 18 of 19 images to 8-bit RGB, from mode 1, I;16, L, LA, P."
     grey = load("class_folder", root=tmp_path, grey=True)
     assert grey.channels == 1 and grey.notes[0].endswith("from mode 1, I;16, LA, P, RGB.")
 
@@ -260,7 +322,7 @@ def test_orientation_and_first_frame(tmp_path: Path) -> None:
     splits = load("class_folder", root=tmp_path)
     assert all_rows(splits)["b/film.gif"][0].numpy().tolist() == noise(6, 4, seed=7).tolist()
     for suffix in ("png", "tif", "webp"):
-        turned = read(tmp_path / "a" / f"turned.{suffix}", 0, "", None)
+        turned = read((tmp_path / "a" / f"turned.{suffix}").read_bytes(), 0, "", None)
         assert (turned.pixels.reshape(24, 16, -1)[..., 0] == upright).all(), suffix
 
 
@@ -318,7 +380,7 @@ def test_files_with_code_in_them_execute_nothing(tmp_path: Path) -> None:
     folder_of(inside)
     for name, make in crafted.items():
         make(tmp_path / name)
-        refused(NotADirectoryError, root=tmp_path / name)
+        refused(ValueError if name.endswith(".zip") else NotADirectoryError, root=tmp_path / name)
         (inside / "a" / f"{name}.png").write_bytes((tmp_path / name).read_bytes())
     splits = load("class_folder", root=inside)
     assert any(f"{len(crafted)} " in note for note in splits.notes)  # counted, and named

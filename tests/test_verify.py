@@ -208,10 +208,7 @@ def test_data_that_are_not_on_this_machine(finished, tmp_path):
     (tmp_path / "pictures").rename(tmp_path / "gone")
     wrong, unknown = troubles(runs.open_run(finished.folder))
     assert wrong == {} and list(unknown) == ["data"]
-    assert (
-        unknown["data"]
-        == f"The data were not checked: the folder {tmp_path / 'pictures'} is not on this machine."
-    )
+    assert unknown["data"] == f"The data were not checked: {tmp_path / 'pictures'} is not on this machine."
 
 
 def test_a_run_from_before_hashes_were_kept_says_so(finished):

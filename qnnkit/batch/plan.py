@@ -345,7 +345,7 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
 
     given = {**config.settings, **varied}
     if isinstance(given.get("data_dir"), str):
-        given["data_dir"] = str(workspace.place(given["data_dir"]))
+        given["data_dir"] = workspace.data_place(given["data_dir"])
     run = recipes.recipe(config.recipe).override(**given)
     check_names(run)
     flat = run.flat()  # YAML reads 1e-3 as a text; here it is a number

@@ -2,26 +2,94 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data.folders import class_folder
-from qnnkit.data.images import digits
-from qnnkit.data.sample import write_sample
+from qnnkit.data.ahcd import ahcd
+from qnnkit.data.arrays import digits, npz
+from qnnkit.data.assemble import split_stack
+from qnnkit.data.fetch import download
+from qnnkit.data.folders import class_folder, flat_folder
+from qnnkit.data.idx import emnist, fashion_mnist, kmnist, mnist
+from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits
 
-DATASETS: dict[str, Callable[..., ImageSplits]] = {"digits": digits, "class_folder": class_folder}
+DATASETS: dict[str, Callable[..., ImageSplits]] = {
+    "digits": digits,
+    "class_folder": class_folder,
+    "flat_folder": flat_folder,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "kmnist": kmnist,
+    "emnist": emnist,
+    "ahcd": ahcd,
+    "npz": npz,
+}
 
 
-def load(name: str, **options: Any) -> ImageSplits:
+def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> ImageSplits:
     """The dataset called `name` in `DATASETS`, with that function's own options.
 
+    Args:
+        name: Which dataset.
+        train_fraction: Share of the training images that is kept, class by class, chosen by `split_seed`: a
+            smaller share lies inside a larger one. Validation, test and notes are those of the whole.
+        options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and what
+            the dataset takes beside: `label_pattern`, `download`, `variant`, `cached`.
+
+    Raises:
+        ValueError: The name is unknown, the dataset does not take an option, or its files are wrong.
+        OSError: They are not there.
+
     Example:
-        >>> len(load("digits", test_fraction=0.1).test)
-        180
+        >>> splits = load("digits", test_fraction=0.1)
+        >>> len(splits.test), len(load("digits", test_fraction=0.1, train_fraction=0.1).train)
+        (180, 126)
     """
-    return DATASETS[checks.choice("dataset", name, DATASETS)](**options)
+    loader = DATASETS[checks.choice("dataset", name, DATASETS)]
+    for option, value in options.items():
+        if option not in _options(loader):
+            raise ValueError(not_taken(name, option, value))
+    return loader(**options).keep(train_fraction, options.get("split_seed", 0))
 
 
-__all__ = ["DATASETS", "ImageSet", "ImageSplits", "class_folder", "digits", "load", "write_sample"]
+def takes(name: str, option: str) -> bool:
+    """Whether the dataset called `name` has this option.
+
+    Example:
+        >>> takes("flat_folder", "label_pattern"), takes("digits", "label_pattern")
+        (True, False)
+    """
+    return option in _options(DATASETS[name])
+
+
+def not_taken(name: str, option: str, value: object) -> str:
+    """The sentence on an option that the dataset called `name` has not.
+
+    Raises:
+        ValueError: No dataset has it; the message lists those there are.
+    """
+    others = [other for other in DATASETS if takes(other, option)]
+    if not others:
+        checks.choice(
+            "option", option, sorted({each for other in DATASETS.values() for each in _options(other)})
+        )
+    step = f"Leave it out; it is for {', '.join(others)}."
+    return checks.message(option, f"be left out for {name!r}", value, step)
+
+
+def _options(loader: Callable[..., ImageSplits]) -> set[str]:
+    found = inspect.signature(loader).parameters.values()
+    names = {each.name for each in found if each.kind is not each.VAR_KEYWORD}
+    if any(each.kind is each.VAR_KEYWORD for each in found):
+        splitting = list(inspect.signature(split_stack).parameters)[2:]
+        names |= {"image_size", "grey", *splitting}
+    return names
+
+
+__all__ = [
+    "DATASETS", "ImageSet", "ImageSplits", "ahcd", "class_folder", "digits", "download", "emnist",
+    "fashion_mnist", "flat_folder", "kmnist", "load", "mnist", "npz", "sample_files", "takes", "write_sample",
+]  # fmt: skip

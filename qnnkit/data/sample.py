@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -74,10 +78,6 @@ def write_sample(splits: ImageSplits, folder: str | Path, *, per_class: int, see
     all: it is written beside under a hidden name, then renamed.
     """
     checks.positive("per_class", per_class)
-    folder = Path(folder).expanduser().absolute()
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        rule = "be absent or an empty folder"
-        raise FileExistsError(checks.message("folder", rule, str(folder), "Choose another name."))
     chosen = {name: _choose(splits, label, per_class, seed) for label, name in enumerate(splits.classes)}
     record = {
         "dataset": splits.name,
@@ -87,21 +87,144 @@ def write_sample(splits: ImageSplits, folder: str | Path, *, per_class: int, see
         "seed": seed,
         "sources": {name: [splits.train.sources[row] for row in rows] for name, rows in chosen.items()},
     }
-    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
-    try:
+    with _whole(folder) as part:
         for name, rows in chosen.items():
             (part / name).mkdir(parents=True)
             for number, row in enumerate(rows):
                 pixels = splits.train.images[row].permute(1, 2, 0).squeeze(2).numpy()  # (height, width[, 3])
                 Image.fromarray(pixels).save(part / name / f"{number:04d}.png")
-        (part / "sample.json").write_text(json.dumps(record, indent=2, ensure_ascii=False), encoding="utf-8")
+        _record(part, record)
+    return Path(folder).expanduser().absolute()
+
+
+def sample_files(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    per_class: int | None = None,
+    fraction: float | None = None,
+    seed: int = 0,
+    link: bool = False,
+    pattern: str | None = None,
+) -> Path:
+    """Copies some files of each class, unchanged and under their own names, and writes `sample.json`.
+
+    Works on what `class_folder` and `flat_folder` read: one folder per class, or one folder whose file names
+    carry the label, with sides train/ and test/ or without; each side is sampled alike. A smaller sample with
+    the same seed is part of a larger one. The folder appears whole or not at all, and nothing is overwritten.
+
+    Args:
+        source: The folder, archive or URL.
+        folder: Where the sample goes; absent or empty.
+        per_class: How many files of each class, on each side.
+        fraction: Or which share of them; one file of each class at least.
+        seed: Chooses which.
+        link: Whether to make hard links in place of copies; on one file system only, and from a folder.
+        pattern: The label in a file's name, as `label_pattern` of `flat_folder`. None looks for class folders
+            first, and takes the last two digits of the name where there are none.
+
+    Raises:
+        FileExistsError: Something is in `folder`.
+        ValueError: Not exactly one of `per_class` and `fraction` is given, or a class has fewer files.
+        OSError: The files cannot be read or written.
+    """
+    if (per_class is None) == (fraction is None):
+        rule = "be given, or fraction, but not both"
+        raise ValueError(checks.message("per_class", rule, per_class, f"With it, fraction is {fraction}."))
+    if fraction is not None and not 0 < fraction <= 1:
+        step = "Use 0.1 for a tenth."
+        raise ValueError(checks.message("fraction", "lie above 0 and up to 1", fraction, step))
+    if per_class is not None:
+        checks.positive("per_class", per_class)
+    from qnnkit.data import fetch, layout, places
+
+    with places.open_place(fetch.local(source)) as place:
+        sides = layout.of(place, pattern)
+        if link and not isinstance(place, places.Folder):
+            step = "Leave link out to copy."
+            raise ValueError(checks.message("link", "be left out for an archive", link, step))
+        chosen = {
+            side: {
+                name: [
+                    members[row].name for row in _some(name, len(members), per_class, fraction, seed, side)
+                ]
+                for name, members in classes.items()
+            }
+            for side, classes in sides.items()
+        }
+        record = {
+            "source": str(source),
+            "per_class": per_class,
+            "fraction": fraction,
+            "seed": seed,
+            "pattern": pattern,
+            "linked": link,
+            "counts": {
+                side: {name: len(names) for name, names in classes.items()}
+                for side, classes in chosen.items()
+            },
+            "files": [name for classes in chosen.values() for names in classes.values() for name in names],
+        }
+        with _whole(folder) as part:
+            for name in record["files"]:
+                target = part / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if link:
+                    _link(place.path / name, target)
+                else:
+                    target.write_bytes(place.read(name))
+            _record(part, record)
+    return Path(folder).expanduser().absolute()
+
+
+@contextlib.contextmanager
+def _whole(folder: str | Path) -> Iterator[Path]:
+    """A hidden folder beside `folder` that takes its name in the end; gone if anything fails before."""
+    folder = Path(folder).expanduser().absolute()
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        rule = "be absent or an empty folder"
+        raise FileExistsError(checks.message("folder", rule, str(folder), "Choose another name."))
+    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
+    try:
+        part.mkdir(parents=True)
+        yield part
         part.rename(folder)
     except OSError as error:
+        if not error.errno:  # told already
+            raise
         step = f"Nothing was written ({error.strerror or error}): free some space or choose another place."
         raise OSError(checks.message("folder", "be in a writable place", str(folder), step)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return folder
+
+
+def _record(part: Path, record: dict[str, Any]) -> None:
+    (part / "sample.json").write_text(json.dumps(record, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path.resolve(), target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+            raise
+        step = f"Links cannot be made there ({error.strerror}): leave link out to copy."
+        rule = "stay on one file system that has hard links"
+        raise OSError(checks.message("link", rule, True, step)) from None
+
+
+def _some(
+    name: str, n: int, per_class: int | None, fraction: float | None, seed: int, side: str
+) -> list[int]:
+    """Rows of the files of one class that are taken, of `n`."""
+    if fraction is not None:
+        per_class = max(1, round(fraction * n))
+    assert per_class is not None
+    if per_class > n:
+        where = "" if side == "any" else f" in {side}/"
+        rule = f"be at most {n}, the files of class {name!r}{where}"
+        raise ValueError(checks.message("per_class", rule, per_class, "Use fewer, or add images."))
+    return torch.randperm(n, generator=seeded("files", seed, side, name))[:per_class].sort().values.tolist()
 
 
 def _choose(splits: ImageSplits, label: int, per_class: int, seed: int) -> list[int]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data.sample import Batches
+from qnnkit.data.sample import Batches, seeded
 
 SPLITS = ("train", "validation", "test")
 
@@ -29,6 +28,18 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over pixels and labels, in order; names of files do not count."""
+        digest = hashlib.sha256()
+        self.add_to(digest)
+        return digest.hexdigest()
+
+    def add_to(self, digest: hashlib._Hash) -> None:
+        """Feeds what `fingerprint` is over to a digest."""
+        digest.update(f"{tuple(self.images.shape)}\n".encode())
+        digest.update(self.labels.numpy().astype("<i8").tobytes())
+        digest.update(self.images.numpy().tobytes())
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +85,31 @@ class ImageSplits:
         """SHA-256 (hex) over pixels, labels and who is in which split; names of files do not count."""
         digest = hashlib.sha256()
         for name in SPLITS:
-            part = self.split(name)
-            digest.update(f"{name} {tuple(part.images.shape)}\n".encode())
-            digest.update(part.labels.numpy().astype("<i8").tobytes())
-            digest.update(part.images.numpy().tobytes())
+            digest.update(f"{name} ".encode())
+            self.split(name).add_to(digest)
         return digest.hexdigest()
+
+    def keep(self, train_fraction: float, seed: int = 0) -> ImageSplits:
+        """The same dataset with a share of its training images; validation, test and notes as they are.
+
+        Each class keeps this share of its images, and one at least. Which ones depends on `seed` alone, and a
+        smaller share lies inside a larger one.
+        """
+        if not 0 < train_fraction <= 1:
+            step = "Use 0.25 for a quarter, or 1 for all of them."
+            raise ValueError(
+                checks.message("train_fraction", "lie above 0 and up to 1", train_fraction, step)
+            )
+        if train_fraction == 1:
+            return self
+        kept = []
+        for label in range(self.n_classes):
+            rows = torch.nonzero(self.train.labels == label).flatten()
+            order = torch.randperm(len(rows), generator=seeded("train_fraction", seed, label))
+            kept.append(rows[order[: max(1, round(train_fraction * len(rows)))]])
+        rows = torch.cat(kept).sort().values
+        sources = tuple(self.train.sources[row] for row in rows.tolist())
+        return replace(self, train=ImageSet(self.train.images[rows], self.train.labels[rows], sources))
 
     def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Batches:
         """Batches (images, labels) of a split: uint8 (batch, channels, height, width), int64 (batch,).
@@ -104,26 +135,61 @@ def stratified_split(
         >>> len(train), validation // 5, test // 5
         (6, array([0, 1]), array([0, 1]))
     """
-    from sklearn.model_selection import train_test_split
-
     if not (min(fractions) > 0 and sum(fractions) < 1):
         rule = "be above 0, as validation_fraction must, and leave images for training"
         step = f"With validation_fraction={fractions[0]} that is not so: use 0.2 for both."
         raise ValueError(checks.message("test_fraction", rule, fractions[1], step))
+    n_validation, n_test = (max(len(classes), round(part * len(labels))) for part in fractions)
+    rest, test, validation = np.arange(len(labels)), None, None
+    if (first := _draw(labels, rest, n_test, split_seed)) is not None:
+        rest, test = first
+        if (second := _draw(labels, rest, n_validation, split_seed)) is not None:
+            rest, validation = second
+    parts = (rest, validation, test)
+    if any(part is None or len(np.unique(labels[part])) < len(classes) for part in parts):
+        step = "Add images of this class, or bring validation_fraction and test_fraction nearer to 1/3."
+        raise _too_few(labels, classes, "all three splits", step)
+    return rest, validation, test  # pyright: ignore[reportReturnType]
+
+
+def hold_out(
+    labels: np.ndarray, classes: Sequence[str], split_seed: int, fraction: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices of train and validation, for a dataset that brings its own test part.
+
+    Example:
+        >>> train, validation = hold_out(np.array([0] * 5 + [1] * 5), "ab", 0, 0.2)
+        >>> len(train), validation // 5
+        (8, array([0, 1]))
+    """
+    if not 0 < fraction < 1:
+        step = "Use 0.2 for a fifth."
+        raise ValueError(checks.message("validation_fraction", "lie between 0 and 1", fraction, step))
+    n_validation = max(len(classes), round(fraction * len(labels)))
+    parts = _draw(labels, np.arange(len(labels)), n_validation, split_seed)
+    if parts is None or any(len(np.unique(labels[part])) < len(classes) for part in parts):
+        step = "Add images of this class, or bring validation_fraction nearer to 1/2."
+        raise _too_few(labels, classes, "train and validation", step)
+    return parts
+
+
+def _draw(
+    labels: np.ndarray, rows: np.ndarray, n: int, split_seed: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The rows without `n` of them, and these, class by class and sorted; None where that cannot be."""
+    from sklearn.model_selection import train_test_split
+
     if not 0 <= split_seed < 2**32:
         raise ValueError(checks.message("split_seed", "lie in 0..4294967295", split_seed, "Use 0."))
-    n_validation, n_test = (max(len(classes), round(part * len(labels))) for part in fractions)
-    split = partial(train_test_split, random_state=split_seed)
     try:
-        rest, test = split(np.arange(len(labels)), test_size=n_test, stratify=labels)
-        train, validation = split(rest, test_size=n_validation, stratify=labels[rest])
-        complete = all(len(np.unique(labels[part])) == len(classes) for part in (train, validation, test))
+        rest, drawn = train_test_split(rows, test_size=n, stratify=labels[rows], random_state=split_seed)
     except ValueError:  # scikit-learn refuses a class of one image, and fewer images than classes
-        complete = False
-    if not complete:
-        counts = np.bincount(labels).tolist()
-        fewest = {classes[counts.index(min(counts))]: min(counts)}
-        rule = "hold enough readable images of every class for all three splits"
-        step = "Add images of this class, or bring validation_fraction and test_fraction nearer to 1/3."
-        raise ValueError(checks.message("root", rule, fewest, step))
-    return np.sort(train), np.sort(validation), np.sort(test)
+        return None
+    return np.sort(rest), np.sort(drawn)
+
+
+def _too_few(labels: np.ndarray, classes: Sequence[str], what: str, step: str) -> ValueError:
+    counts = np.bincount(labels, minlength=len(classes)).tolist()
+    fewest = {classes[counts.index(min(counts))]: min(counts)}
+    rule = f"hold enough readable images of every class for {what}"
+    return ValueError(checks.message("root", rule, fewest, step))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qnnkit import workspace
 from qnnkit.runs import Run
 
 CHECKPOINT = re.compile(r"step-\d+-([0-9a-f]{16})\.safetensors")
@@ -163,14 +164,16 @@ def _check_data(run: Run) -> Finding:
     if kept is None:
         told = "provenance.json holds no fingerprint of the data, so they were not checked."
         return Finding("data", None, told)
-    if place is not None and not Path(place).is_dir():
-        told = f"The data were not checked: the folder {place} is not on this machine."
+    if place is not None and not workspace.is_url(place) and not Path(place).exists():
+        told = f"The data were not checked: {place} is not on this machine."
         return Finding("data", None, told)
     try:
-        same = run.splits.fingerprint() == kept  # `splits` itself refuses other data
+        same = run.load_data(cached=False).fingerprint() == kept
     except (ValueError, OSError) as error:
         return Finding("data", False, f"The data are not those that the run was trained on: {error}")
-    told = "The data are" if same else "The data are not"
-    return Finding(
-        "data", same, f"{told}, pixel by pixel and split by split, those that the run was trained on."
-    )
+    told = "The data are, pixel by pixel and split by split, those that the run was trained on."
+    if not same:
+        told = (
+            f"The data are not those that the run was trained on: {place or 'the library'} has changed since."
+        )
+    return Finding("data", same, told)

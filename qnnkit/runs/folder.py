@@ -73,26 +73,7 @@ class Run:
         Raises:
             ValueError: They cannot be used, or are not those that the run was trained on.
         """
-        from qnnkit import data
-
-        chosen = self.config.data
-        try:
-            splits = data.load(
-                chosen.dataset,
-                root=chosen.data_dir,
-                image_size=chosen.image_size,
-                grey=chosen.grey,
-                split_seed=chosen.split_seed,
-                validation_fraction=chosen.validation_fraction,
-                test_fraction=chosen.test_fraction,
-            )
-        except (ValueError, OSError) as error:
-            told = error.args[-1] if error.args else ""
-            if not isinstance(told, str) or "root" not in told:
-                raise
-            # The library's argument has another name in notebooks and on the command line.
-            told = told.replace("`root`", "`data_dir`").replace("root=", "data_dir=")
-            raise type(error)(told) from None
+        splits, chosen = self.load_data(), self.config.data
         trained_on = self.provenance.get("data")
         if trained_on is not None and splits.fingerprint() != trained_on:
             raise ValueError(
@@ -101,6 +82,34 @@ class Run:
                 "or begin another run_dir."
             )
         return splits
+
+    def load_data(self, *, cached: bool = True) -> ImageSplits:
+        """The data, whatever the run was trained on.
+
+        Args:
+            cached: Whether images kept from before may stand for files of the same names, sizes and times.
+
+        Raises:
+            ValueError, OSError: They cannot be used.
+        """
+        from qnnkit import data
+
+        chosen = self.config.data.model_dump(exclude={"dataset"})
+        options = {"root": chosen.pop("data_dir"), **chosen}
+        for name in ("label_pattern", "download"):  # not every dataset takes them
+            if not options[name]:
+                del options[name]
+        if not cached and data.takes(self.config.data.dataset, "cached"):
+            options["cached"] = False
+        try:
+            return data.load(self.config.data.dataset, **options)
+        except (ValueError, OSError) as error:
+            told = error.args[-1] if error.args else ""
+            if not isinstance(told, str) or "root" not in told:
+                raise
+            # The library's argument has another name in notebooks and on the command line.
+            told = told.replace("`root`", "`data_dir`").replace("root=", "data_dir=")
+            raise type(error)(told) from None
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -166,7 +175,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
     bring(folder)
     given = {name: value for name, value in settings.items() if value is not None}
     if isinstance(given.get("data_dir"), str):
-        given["data_dir"] = str(workspace.place(str(given["data_dir"])))
+        given["data_dir"] = workspace.data_place(str(given["data_dir"]))
     path = folder / "config.json"
     begun = read_config(path)
     if begun is None:
@@ -261,8 +270,14 @@ def check_names(config: RunConfig) -> None:
         raise ValueError(checks.message("controls", "be left out", list(config.controls), step))
     for name in config.trackers:
         checks.choice("tracker", name, TRACKERS)
-    if config.data.data_dir is not None:
-        checks.folder("data_dir", config.data.data_dir, "Give a folder that holds one folder per class.")
+    for option in ("label_pattern", "download"):
+        value = getattr(config.data, option)
+        if value and not data.takes(config.data.dataset, option):
+            raise ValueError(data.not_taken(config.data.dataset, option, value))
+    place = config.data.data_dir
+    if place is None or workspace.is_url(place) or Path(place).is_file() or config.data.download:
+        return  # what a file or an address holds, only the dataset knows
+    checks.folder("data_dir", place, "Give the folder, archive, file or URL that holds the dataset.")
 
 
 def _check_placement(config: RunConfig) -> None:

@@ -1,0 +1,230 @@
+"""Datasets in idx files: MNIST, Fashion-MNIST, KMNIST and EMNIST."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import re
+import string
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qnnkit import checks
+from qnnkit.data.assemble import Stack, split_stack, stack_arrays
+from qnnkit.data.cache import stacked
+from qnnkit.data.places import MAX_BYTES, Member, Place, first, natural, open_place
+from qnnkit.data.public import missing, obtain
+from qnnkit.data.splits import ImageSplits
+
+IMAGES, LABELS = 0x803, 0x801
+"""Magic numbers: bytes (08) in three axes, and in one."""
+MNIST = tuple("0123456789")
+FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
+)  # fmt: skip
+KMNIST = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+_MERGED = "cijklmopsuvwxyz"  # letters whose capital looks the same
+_EVERY = string.digits + string.ascii_uppercase + string.ascii_lowercase
+EMNIST = {
+    "balanced": tuple(letter for letter in _EVERY if letter not in _MERGED),
+    "letters": tuple(string.ascii_lowercase),
+    "digits": MNIST,
+    "mnist": MNIST,
+    "bymerge": tuple(letter for letter in _EVERY if letter not in _MERGED),
+    "byclass": tuple(_EVERY),
+}
+"""Variant -> its classes; where several are there and none is asked for, the first of them is taken."""
+
+
+def mnist(
+    root: str | Path | None = None, *, download: bool = False, cached: bool = True, **options: Any
+) -> ImageSplits:
+    """MNIST: 70,000 handwritten digits, 28x28 grey; its 10,000 test images are the test split.
+
+    Args:
+        root: A folder or archive (or a URL of one) with the four idx files, gzipped or not, of any depth and
+            size; None looks where downloads go.
+        download: Whether to fetch what is missing, 11 MB, with checksums, into the root or `datasets/mnist`
+            of the workspace (without one: the user's cache).
+        cached: As in `class_folder`, where an image_size is given.
+        options: As in `class_folder`; test_fraction is unused.
+
+    Raises:
+        FileNotFoundError: The files are not there; the message says where to get them.
+        ValueError: One is cut short, of another kind, or does not fit the others.
+
+    Reference:
+        Y. LeCun, C. Cortes and C. J. C. Burges, "The MNIST database of handwritten digits" (1998).
+    """
+    return _load("mnist", root, download, MNIST, cached=cached, **options)
+
+
+def fashion_mnist(
+    root: str | Path | None = None, *, download: bool = False, cached: bool = True, **options: Any
+) -> ImageSplits:
+    """Fashion-MNIST: 70,000 photographs of clothes in 10 classes, 28x28 grey; arguments as for `mnist`.
+
+    Reference:
+        H. Xiao, K. Rasul and R. Vollgraf, arXiv:1708.07747 (2017).
+    """
+    return _load("fashion_mnist", root, download, FASHION, cached=cached, **options)
+
+
+def kmnist(
+    root: str | Path | None = None, *, download: bool = False, cached: bool = True, **options: Any
+) -> ImageSplits:
+    """Kuzushiji-MNIST: 70,000 Japanese characters in 10 classes, 28x28 grey; arguments as for `mnist`.
+
+    Reference:
+        T. Clanuwat et al., arXiv:1812.01718 (2018).
+    """
+    return _load("kmnist", root, download, KMNIST, cached=cached, **options)
+
+
+def emnist(
+    root: str | Path | None = None,
+    *,
+    variant: str | None = None,
+    download: bool = False,
+    cached: bool = True,
+    **options: Any,
+) -> ImageSplits:
+    """EMNIST: handwritten letters and digits, 28x28 grey; its files hold them transposed.
+
+    Args:
+        root: As for `mnist`; `gzip.zip`, as NIST gives it, will do. `download` fetches that: 560 MB.
+        variant: balanced (47 classes), letters (26), digits, mnist (10), bymerge (47) or byclass (62); None
+            takes the one whose files are there, and of several the first in this order, which is noted.
+        download: As for `mnist`.
+        cached: As for `mnist`.
+        options: As for `mnist`.
+
+    Reference:
+        G. Cohen et al., arXiv:1702.05373 (2017).
+    """
+    if variant is not None:
+        checks.choice("variant", variant, EMNIST)
+    return _load("emnist", root, download, (), variant=variant, cached=cached, **options)
+
+
+def _load(
+    name: str,
+    root: str | Path | None,
+    download: bool,
+    classes: tuple[str, ...],
+    *,
+    variant: str | None = None,
+    image_size: int | None = None,
+    grey: bool | None = None,
+    cached: bool = True,
+    **options: Any,
+) -> ImageSplits:
+    notes: list[str] = []
+    with open_place(obtain(name, root, download)) as place:
+        stem = {"train": "train", "test": "t10k"}
+        if name == "emnist":
+            pattern = r"(?:.*/)?emnist-([a-z]+)-train-images[-.]idx3-ubyte(?:\.gz)?"
+            told = [found[1] for each in place.members if (found := re.fullmatch(pattern, each.name))]
+            there = [each for each in EMNIST if each in told]
+            chosen = variant or next(iter(there), "balanced")
+            if variant is None and len(there) > 1:
+                notes = [f"Took the variant {chosen!r} of {', '.join(there)}."]
+            stem = {side: f"emnist-{chosen}-{side}" for side in stem}
+            classes = EMNIST[chosen]
+        wanted = {"dataset": name, "stem": stem, "image_size": image_size, "grey": grey, "notes": notes}
+        files = [member for member in place.members if "ubyte" in member.base]
+        stack = stacked(
+            files,
+            wanted,
+            lambda: _read(name, root, place, stem, classes, notes, image_size, grey),
+            cached and image_size is not None,  # as they are, they load as fast from their own files
+        )
+    return split_stack(name, stack, **options)
+
+
+def _read(
+    name: str,
+    root: str | Path | None,
+    place: Place,
+    stem: dict[str, str],
+    classes: tuple[str, ...],
+    notes: list[str],
+    image_size: int | None,
+    grey: bool | None,
+) -> Stack:
+    names = {
+        (side, kind): f"{begin}-{kind}"
+        for side, begin in stem.items()
+        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    }
+    found = {key: _find(place, wanted) for key, wanted in names.items()}
+    if lacking := [names[key] for key, member in found.items() if member is None]:
+        raise missing(name, root, lacking)
+    lowest = int(name == "emnist" and len(classes) == 26)  # its letters are counted from 1
+    parts = {}
+    for side in stem:
+        images, labels = (found[side, kind] for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+        assert images is not None and labels is not None
+        pixels, values = _array(place, images, IMAGES), _array(place, labels, LABELS)
+        if len(pixels) != len(values):
+            value = {images.base: len(pixels), labels.base: len(values)}
+            step = "Get both files from the same place."
+            raise ValueError(checks.message("root", "hold a label for each image", value, step))
+        require_labels(labels.base, values, lowest, lowest + len(classes) - 1)
+        parts[side] = (pixels.transpose(0, 2, 1) if name == "emnist" else pixels, values - lowest)
+    shapes = {side: pixels.shape[1:] for side, (pixels, _) in parts.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(checks.message("root", "hold images of one size", shapes, "Get the files anew."))
+    return stack_arrays(parts, classes, image_size=image_size, grey=grey, notes=notes)
+
+
+def require_labels(name: str, labels: np.ndarray, lowest: int, highest: int) -> None:
+    """Raises ValueError unless all labels lie in `lowest`..`highest`, naming the first that do not."""
+    wrong = np.flatnonzero((labels < lowest) | (labels > highest))
+    if len(wrong):
+        rows = first([f"{labels[row]} in row {row:,}" for row in wrong], 3)
+        rule = f"hold labels in {lowest}..{highest}"
+        raise ValueError(checks.message("root", rule, {name: rows}, "Get the file anew, or correct it."))
+
+
+def _find(place: Place, wanted: str) -> Member | None:
+    """The file of this name, wherever it lies; unpacked before packed."""
+    pattern = re.escape(wanted).replace("\\-idx", "[-.]idx") + r"(\.gz)?"
+    found = [member for member in place.members if re.fullmatch(pattern, member.base)]
+    return min(found, key=lambda member: (member.base.endswith(".gz"), natural(member.name)), default=None)
+
+
+def _array(place: Place, member: Member, magic: int) -> np.ndarray:
+    """The bytes of an idx file, (n, height, width) or (n,), after its header has been checked."""
+    step, n_axes = "Get the file anew.", magic & 0xFF
+    try:
+        content = place.read(member.name)
+        packed = content[:2] == b"\x1f\x8b"
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) if packed else io.BytesIO(content) as file:
+            header = file.read(4 + 4 * n_axes)
+            told = struct.unpack(">I", header[:4])[0] if len(header) >= 4 else None
+            if told is not None and told != magic:
+                value = {member.base: f"magic number {told}"}
+                raise ValueError(
+                    checks.message("root", f"hold idx files that begin with {magic}", value, step)
+                )
+            shape = struct.unpack(f">{n_axes}I", header[4:]) if len(header) == 4 + 4 * n_axes else None
+            size = 0 if shape is None else math.prod(shape)
+            if size > MAX_BYTES:
+                value = {member.base: f"{size:,} bytes"}
+                raise ValueError(checks.message("root", "hold idx files up to 4 GiB", value, step))
+            data = file.read(size + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
+        told = f"damaged ({error or 'cut short'})"
+        raise ValueError(checks.message("root", "hold whole idx files", {member.base: told}, step)) from None
+    if shape is None or len(data) != size or not size:
+        told = "without a header" if shape is None else f"{len(data):,} bytes instead of {size:,}"
+        if shape is not None and len(data) > size:
+            told = f"more bytes than the {size:,} it declares"
+        raise ValueError(checks.message("root", "hold whole idx files", {member.base: told}, step))
+    return np.frombuffer(data, np.uint8).reshape(shape)

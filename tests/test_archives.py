@@ -1,0 +1,401 @@
+"""Images in files: flat folders, sides, archives, addresses; kept once, and refused where wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import struct
+import sys
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qnnkit import workspace
+from qnnkit.config import RunConfig
+from qnnkit.data import cache, fetch, load, places
+from qnnkit.runs.folder import Run, check_names
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("QNNKIT_HOME", "QNNKIT_LOCAL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache" / "qnnkit" / "datasets"
+
+
+def png(seed: int, size: tuple[int, int] = (6, 5)) -> bytes:
+    pixels, file = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8), io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def fill(folder: Path, names: list[str], seed: int = 0) -> Path:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(png(seed + number))
+    return folder
+
+
+FLAT = [f"{i:04}_{i % 3:02}.png" for i in range(30)]
+CLASSES = [f"{name}/{i}.png" for name in "ab" for i in range(10)]
+SIDED = [f"{side}/{name}/{i}.png" for side in ("train", "test") for name in "ab" for i in range(8)]
+
+
+def told(error: type[Exception], name: str = "class_folder", **options) -> str:
+    with pytest.raises(error) as caught:
+        load(name, **options)
+    text = (
+        caught.value.strerror
+        if isinstance(caught.value, OSError) and caught.value.errno
+        else str(caught.value)
+    )
+    assert text.startswith("Argument `") and "\n" not in text and text.endswith("."), text
+    return text
+
+
+def pack(folder: Path, path: Path, above: str = "") -> Path:
+    files = sorted(each for each in folder.rglob("*") if each.is_file())
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for each in files:
+                archive.write(each, above + each.relative_to(folder).as_posix())
+    else:
+        with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as archive:
+            for each in files:
+                archive.add(each, above + each.relative_to(folder).as_posix())
+    return path
+
+
+# --- where the label stands ---------------------------------------------------------------------------------
+
+
+def test_the_label_in_the_name(tmp_path):
+    root = fill(tmp_path / "flat", [*FLAT, "nolabel.png", "also_x.png"])
+    (root / "readme_11.txt").write_text("about")
+    splits = load("flat_folder", root=root)
+    assert splits.classes == ("00", "01", "02") and len(splits.train) + len(splits.validation) == 24
+    assert splits.notes == (
+        r"Left out 2 of 32 images whose names do not fit label_pattern (\d{2})$: also_x.png, nolabel.png.",
+    )
+    for part in (splits.train, splits.validation, splits.test):
+        for label, source in zip(part.labels.tolist(), part.sources, strict=True):
+            assert source.endswith(f"{label:02}.png")
+    thirds = {"validation_fraction": 1 / 3, "test_fraction": 1 / 3}
+    other = load("flat_folder", root=root, label_pattern=r"^\d{3}(\d)", **thirds)
+    assert other.classes == tuple("0123456789")
+    assert load("flat_folder", root=root, label_pattern=r"_(\d+)\.png").fingerprint() == splits.fingerprint()
+
+
+def test_patterns_that_are_wrong(tmp_path):
+    root = fill(tmp_path / "flat", FLAT)
+    assert "have a group" in told(ValueError, "flat_folder", root=root, label_pattern=r"\d+")
+    assert "a regular expression" in told(ValueError, "flat_folder", root=root, label_pattern="(")
+    assert "'0000_00.png'" in told(ValueError, "flat_folder", root=root, label_pattern="label_([0-9]+)")
+    assert "two or more classes" in told(ValueError, "flat_folder", root=root, label_pattern="^(0)")
+    (tmp_path / "void").mkdir()
+    assert "hold images" in told(ValueError, "flat_folder", root=tmp_path / "void")
+    told(ValueError, "flat_folder")
+
+
+@pytest.mark.parametrize("name", ["class_folder", "flat_folder"])
+def test_train_and_test_are_kept_apart(tmp_path, name):
+    names = (
+        SIDED if name == "class_folder" else [f"{side}/{each}" for side in ("train", "test") for each in FLAT]
+    )
+    root = fill(tmp_path / "sided", names)
+    splits = load(name, root=root)
+    assert all(source.startswith("test/") for source in splits.test.sources)
+    assert not any(source.startswith("test/") for source in splits.train.sources + splits.validation.sources)
+    n = len(names) // 2
+    assert len(splits.test) == n and len(splits.validation) == pytest.approx(0.2 * n, abs=1)
+    fill(root, [f"val/{each.partition('/')[2]}" for each in names[:n]], seed=500)
+    three = load(name, root=root)
+    assert len(three.train) == len(three.validation) == n and three.validation.sources[0].startswith("val/")
+    same = load(name, root=pack(root, tmp_path / "sided.zip", above="data/"))
+    assert same.fingerprint() == three.fingerprint()
+
+
+def test_sides_that_do_not_fit(tmp_path):
+    root = fill(tmp_path / "x", [*SIDED, "test/c/1.png"])
+    assert "same classes on all its sides, but is '2 in train/'. Missing there: c." in told(
+        ValueError, root=root
+    )
+    classes = fill(tmp_path / "y", [f"{side}/{i}.png" for side in ("train", "test") for i in range(9)])
+    assert load("class_folder", root=classes).classes == ("test", "train")  # classes of these names
+
+
+def test_duplicates_are_told_with_their_count(tmp_path):
+    root = fill(tmp_path / "x", SIDED)
+    shutil.copy(root / "train" / "a" / "0.png", root / "test" / "a" / "0.png")
+    shutil.copy(root / "train" / "a" / "1.png", root / "test" / "b" / "1.png")
+    (note,) = load("class_folder", root=root, train_fraction=0.5).notes
+    assert (
+        note.startswith("Duplicates: 2 of 19 images of validation and test")
+        and "1 of them under another" in note
+    )
+    assert "train/a/0.png" in note and "= test/a/0.png (test)" in note
+
+
+# --- archives -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz", ".tgz"])
+def test_an_archive_is_read_as_its_folder(tmp_path, suffix):
+    folder = fill(tmp_path / "images", [*CLASSES, "__MACOSX/a/0.png", "a/.hidden.png"])
+    direct = load("class_folder", root=folder)
+    before = set(tmp_path.rglob("*"))
+    for number, above in enumerate(("", "./", "outer/", "outer/inner/")):
+        path = pack(folder, tmp_path / f"{number}{suffix}", above)
+        assert load("class_folder", root=path).fingerprint() == direct.fingerprint()
+        path.unlink()
+    assert set(tmp_path.rglob("*")) == before  # nothing was unpacked
+    flat = fill(tmp_path / "flat", FLAT)
+    same = load("flat_folder", root=pack(flat, tmp_path / f"flat{suffix}", "test/"))
+    assert same.fingerprint() == load("flat_folder", root=flat).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "member", ["../escaped.png", "/etc/escaped.png", "a/../../escaped.png", "C:\\x.png", "..\\x.png"]
+)
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+def test_members_that_climb_out(tmp_path, member, suffix):
+    path = tmp_path / f"bad{suffix}"
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a/0.png", png(0))
+            archive.writestr(member, png(1))
+    else:
+        with tarfile.open(path, "w") as archive:
+            info = tarfile.TarInfo(member)
+            info.size = 3
+            archive.addfile(info, io.BytesIO(b"abc"))
+    for name in ("class_folder", "flat_folder", "mnist", "ahcd"):
+        assert "only members that stay inside it, but is 'bad" in told(ValueError, name, root=path)
+    assert not list(tmp_path.parent.glob("escaped*"))
+
+
+def test_archives_that_are_damaged_empty_or_too_large(tmp_path, monkeypatch):
+    folder = fill(tmp_path / "images", CLASSES)
+    for suffix in (".zip", ".tar.gz"):
+        whole = pack(folder, tmp_path / f"whole{suffix}").read_bytes()
+        for cut in (0, 10, len(whole) // 2):
+            (tmp_path / f"cut{suffix}").write_bytes(whole[:cut])
+            assert "a whole archive" in told(ValueError, root=tmp_path / f"cut{suffix}")
+    zipfile.ZipFile(tmp_path / "none.zip", "w").close()
+    tarfile.open(tmp_path / "none.tar", "w").close()
+    for name in ("none.zip", "none.tar"):
+        assert "The archive is empty" in told(ValueError, root=tmp_path / name)
+    (tmp_path / "images.rar").write_bytes(b"Rar!")
+    text = told(NotADirectoryError, root=tmp_path / "images.rar")
+    assert "an existing folder or an archive (.zip, .tar, .tar.gz, .tgz)" in text
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/0.png", bytes(2_000_000))
+    with tarfile.open(tmp_path / "bomb.tgz", "w:gz") as archive:
+        info = tarfile.TarInfo("a/0.png")
+        info.size = 2_000_000
+        archive.addfile(info, io.BytesIO(bytes(2_000_000)))
+    monkeypatch.setattr(places, "MAX_BYTES", 1_000_000)
+    for name in ("bomb.zip", "bomb.tgz"):
+        assert "2,000,000 bytes" in told(ValueError, root=tmp_path / name)
+
+
+def test_a_member_that_is_damaged_is_left_out_and_named(tmp_path):
+    folder = fill(tmp_path / "images", CLASSES)
+    data = bytearray(pack(folder, tmp_path / "all.zip").read_bytes())
+    at = data.index((folder / "a" / "3.png").read_bytes()) + 40
+    data[at] ^= 255
+    (tmp_path / "all.zip").write_bytes(data)
+    (note,) = load("class_folder", root=tmp_path / "all.zip").notes
+    assert note.startswith("Left out 1 of 20 files that cannot be read: a/3.png (Bad CRC-32")
+
+
+def test_an_image_of_30000_by_30000_pixels_is_not_decoded(tmp_path, monkeypatch):
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = chunk(b"IHDR", struct.pack(">2I5B", 30_000, 30_000, 8, 0, 0, 0, 0))
+    line = zlib.compressobj()
+    body = b"".join(line.compress(bytes(30_001)) for _ in range(30)) + line.flush()
+    root = fill(tmp_path / "images", CLASSES)
+    (root / "a" / "large.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
+    for limit in (Image.MAX_IMAGE_PIXELS, None):  # None: someone has lifted Pillow's own
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        (note,) = load("class_folder", root=root).notes
+        assert (
+            note.startswith("Left out 1 of 21 files that cannot be read: a/large.png (") and "pixels" in note
+        )
+
+
+# --- what is kept -------------------------------------------------------------------------------------------
+
+
+def test_images_are_read_once_and_kept_as_one_file(tmp_path, monkeypatch):
+    root = fill(tmp_path / "images", [*CLASSES, "a/odd.png"])
+    (root / "a" / "odd.png").write_bytes(png(9, (12, 10)))
+    without = load("class_folder", root=root)
+    assert not list(tmp_path.rglob("*.safetensors"))  # a plain script leaves nothing behind
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
+    calls, read = [], places.Folder.read
+    monkeypatch.setattr(places.Folder, "read", lambda self, name: calls.append(name) or read(self, name))
+
+    def kept(**options) -> int:
+        """How many files are read; what comes must be the same."""
+        calls.clear()
+        splits = load("class_folder", root=root, **options)
+        if not options:
+            assert splits.fingerprint() == without.fingerprint() and splits.notes == without.notes
+            assert splits.test.sources == without.test.sources
+        return len(calls)
+
+    assert [kept(), kept(), kept(train_fraction=0.3), kept(split_seed=5)] == [21, 0, 0, 0]
+    assert [kept(image_size=4), kept(image_size=4), kept(cached=False)] == [21, 0, 21]
+    (root / "notes.txt").write_text("no image")
+    assert kept() == 0
+    os.utime(root / "a" / "0.png", ns=(1, 1))
+    assert [kept(), kept()] == [21, 0]
+    newest = max(
+        (tmp_path / "home" / "datasets").glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns
+    )
+    for damage in (lambda data: data[:500], lambda data: data[:-30] + bytes([data[-30] ^ 1]) + data[-29:]):
+        newest.write_bytes(damage(newest.read_bytes()))
+        with pytest.warns(UserWarning, match="are damaged .* and are read anew"):
+            assert kept() == 21
+        assert kept() == 0
+    shutil.rmtree(tmp_path / "home" / "datasets")
+    (tmp_path / "home" / "datasets").write_text("in the way")
+    with pytest.warns(UserWarning, match="stay in memory only"):
+        assert kept() == 21
+
+
+def test_flat_folders_are_kept_by_their_pattern(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
+    root = fill(tmp_path / "flat", [*FLAT, "x.png"])
+    assert cache.FORMAT == 1
+    for _ in range(2):
+        assert load("flat_folder", root=root).n_classes == 3
+        assert load("flat_folder", root=root, label_pattern=r"(\d)\.png").classes == ("0", "1", "2")
+
+
+# --- addresses and Drive ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory():
+    import fsspec
+
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+def test_an_address_is_copied_once(tmp_path, memory, store, monkeypatch):
+    folder = fill(tmp_path / "images", CLASSES)
+    direct = load("class_folder", root=folder)
+    for each in folder.rglob("*.png"):
+        memory.pipe(f"/bucket/images/{each.relative_to(folder).as_posix()}", each.read_bytes())
+    memory.pipe("/bucket/all.zip", pack(folder, tmp_path / "all.zip").read_bytes())
+    fetched, get = [], type(memory).get_file
+    monkeypatch.setattr(
+        type(memory), "get_file", lambda self, *given, **k: fetched.append(given[0]) or get(self, *given, **k)
+    )
+    for url, n in (("memory://bucket/images", 20), ("memory://bucket/all.zip", 1)):
+        for expected in (n, 0):
+            fetched.clear()
+            assert load("class_folder", root=url).fingerprint() == direct.fingerprint()
+            assert len(fetched) == expected
+    assert load("class_folder", root=folder.as_uri()).fingerprint() == direct.fingerprint()
+    memory.pipe("/bucket/images/a/new.png", png(77))
+    assert len(load("class_folder", root="memory://bucket/images").train) == 13
+    assert not list(store.rglob("*.part"))
+    assert "an existing folder or file" in told(FileNotFoundError, root="memory://bucket/nowhere")
+
+    def broken(*given, **options):
+        raise OSError("no route")
+
+    monkeypatch.setattr(type(memory), "find", broken)
+    monkeypatch.setattr(type(memory), "isfile", broken)
+    with pytest.warns(UserWarning, match="the copy from before is used"):
+        load("class_folder", root="memory://bucket/images")
+    assert "be within reach" in told(OSError, root="memory://bucket/others")
+
+
+def test_an_address_that_needs_more_or_is_unknown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    assert "Run: pip install 'qnnkit[cloud]'." in told(ValueError, root="gs://bucket/images")
+    assert "filesystem is installed" in told(ValueError, root="nosuch://bucket/images")
+    assert "or .npz, but is" in told(ValueError, root="https://example.org/images")
+
+
+def test_an_archive_on_drive_is_copied_to_local_disk_once(tmp_path, monkeypatch, store):
+    home = tmp_path / "drive"
+    home.mkdir()
+    pack(fill(tmp_path / "images", CLASSES), home / "all.zip")
+    direct = load("class_folder", root=home / "all.zip").fingerprint()
+    assert not store.exists()
+    monkeypatch.setenv("QNNKIT_HOME", str(home))
+    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "local"))
+    copies, copy = [], fetch._copy
+    monkeypatch.setattr(fetch, "_copy", lambda *given: copies.append(given) or copy(*given))
+    for expected in (1, 1):
+        assert load("class_folder", root=home / "all.zip").fingerprint() == direct
+        assert len(copies) == expected
+    assert [path.name for path in store.glob("copies/*/all.zip")] == ["all.zip"]
+    os.utime(home / "all.zip", ns=(5, 5))
+    load("class_folder", root=home / "all.zip")
+    assert len(copies) == 2 and len(list(store.glob("copies/*"))) == 1
+    monkeypatch.setattr(workspace, "DRIVE", tmp_path / "elsewhere")
+    monkeypatch.delenv("QNNKIT_LOCAL")
+    assert not workspace.is_remote(home / "all.zip") and workspace.is_remote(tmp_path / "elsewhere" / "x.zip")
+
+
+# --- through a run ------------------------------------------------------------------------------------------
+
+
+def config(**values) -> RunConfig:
+    return RunConfig(recipe="digits_quanv").override(**values)
+
+
+def test_a_run_hands_its_options_on(tmp_path):
+    flat = pack(fill(tmp_path / "flat", FLAT), tmp_path / "flat.zip")
+    settings = {
+        "dataset": "flat_folder",
+        "data_dir": str(flat),
+        "label_pattern": r"(\d)\.png",
+        "train_fraction": 0.5,
+    }
+    check_names(config(**settings))
+    splits = Run(tmp_path / "run", config(**settings)).splits
+    assert splits.classes == ("0", "1", "2") and len(splits.train) == 9 and len(splits.test) == 6
+    check_names(config(dataset="class_folder", data_dir="gs://bucket/images"))
+    for wrong in ({"label_pattern": "(x)"}, {"download": True}):
+        with pytest.raises(ValueError, match="must be left out for 'digits'"):
+            check_names(config(**wrong))
+    with pytest.raises(FileNotFoundError, match="`data_dir` must be an existing folder"):
+        check_names(config(dataset="class_folder", data_dir=str(tmp_path / "nowhere")))
+    with pytest.raises(ValueError, match="Argument `data_dir` must be a whole archive"):
+        (tmp_path / "bad.zip").write_bytes(b"no zip")
+        Run(tmp_path / "run", config(dataset="class_folder", data_dir=str(tmp_path / "bad.zip"))).load_data()
+    assert workspace.data_place("flat.zip") == str(tmp_path / "flat.zip")
+
+
+@pytest.mark.data
+def test_real_pngs_in_a_zip():
+    path = Path(os.environ.get("QNNKIT_TEST_DATA", ""), "ahcd", "ahcd_test_png.zip")
+    if not path.is_file():
+        pytest.skip("QNNKIT_TEST_DATA has no ahcd/ahcd_test_png.zip")
+    splits = load("flat_folder", root=path, label_pattern=r"label_(\d+)")
+    assert splits.classes == tuple(str(label) for label in range(1, 29)) and splits.image_size == (32, 32)
+    total = sum(part.labels.bincount() for part in (splits.train, splits.validation, splits.test))
+    assert total.tolist() == [120] * 28
+    assert not any("Left out" in note for note in splits.notes)

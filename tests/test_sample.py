@@ -1,0 +1,156 @@
+"""qnnkit sample: some files of each class, as they are, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from qnnkit import cli
+from qnnkit.data import load, sample_files
+
+CLASSES = [f"{name}/{i}.png" for name in ("a", "b", "10") for i in range(12)]
+FLAT = [f"{i:04}_{i % 3:02}.png" for i in range(36)]
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("QNNKIT_HOME", "QNNKIT_LOCAL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def fill(folder: Path, names: list[str]) -> Path:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (5, 4), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+def both(names: list[str]) -> list[str]:
+    return [f"{side}/{name}" for side in ("train", "test") for name in names]
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.png")}
+
+
+@pytest.mark.parametrize(
+    ("files", "dataset"),
+    [
+        (CLASSES, "class_folder"),
+        (both(CLASSES), "class_folder"),
+        (FLAT, "flat_folder"),
+        (both(FLAT), "flat_folder"),
+    ],
+)
+@pytest.mark.parametrize("size", [{"per_class": 4}, {"fraction": 0.34}])
+def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, dataset, size):
+    source = fill(tmp_path / "all", files)
+    (source / "LICENCE.txt").write_text("not an image")
+    there = sample_files(source, tmp_path / "some", seed=3, **size)
+    record = json.loads((there / "sample.json").read_text())
+    assert names(there) == set(record["files"]) < set(files)
+    sides = ("train", "test") if len(files) > 36 else ("any",)
+    assert set(record["counts"]) == set(sides)
+    assert all(set(counts.values()) == {4} for counts in record["counts"].values())
+    assert len(record["files"]) == 12 * len(sides)
+    assert (record["seed"], record["source"]) == (3, str(source)) and record["linked"] is False
+    for name in record["files"]:
+        assert (there / name).read_bytes() == (source / name).read_bytes()
+    assert set(load(dataset, root=there, validation_fraction=0.3, test_fraction=0.3).classes) == set(
+        load(dataset, root=source).classes
+    )
+    again = sample_files(source, tmp_path / "again", seed=3, **size)
+    assert names(again) == names(there)
+    assert names(sample_files(source, tmp_path / "other", seed=4, **size)) != names(there)
+    fewer = sample_files(source, tmp_path / "fewer", seed=3, per_class=2)
+    assert names(fewer) < names(there)
+
+
+def test_a_share_takes_one_file_of_each_class_at_least(tmp_path):
+    source = fill(tmp_path / "all", CLASSES)
+    assert len(names(sample_files(source, tmp_path / "few", fraction=0.001))) == 3
+    assert names(sample_files(source, tmp_path / "whole", fraction=1)) == set(CLASSES)
+
+
+def test_links_and_archives(tmp_path, monkeypatch):
+    source = fill(tmp_path / "all", both(CLASSES))
+    linked = sample_files(source, tmp_path / "linked", per_class=2, link=True)
+    for name in names(linked):
+        assert (linked / name).samefile(source / name)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for name in both(CLASSES):
+            archive.write(source / name, name)
+    packed = sample_files(tmp_path / "all.zip", tmp_path / "packed", per_class=2)
+    assert names(packed) == names(linked)
+    with pytest.raises(ValueError, match="`link` must be left out for an archive"):
+        sample_files(tmp_path / "all.zip", tmp_path / "x", per_class=2, link=True)
+
+    def elsewhere(*given):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", elsewhere)
+    with pytest.raises(OSError, match="`link` must stay on one file system"):
+        sample_files(source, tmp_path / "x", per_class=2, link=True)
+    assert not (tmp_path / "x").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_pattern(tmp_path):
+    source = fill(tmp_path / "all", [f"id_{i}_label_{i % 4}.png" for i in range(40)])
+    there = sample_files(source, tmp_path / "some", per_class=3, pattern=r"label_(\d+)")
+    assert json.loads((there / "sample.json").read_text())["counts"] == {"any": dict.fromkeys("0123", 3)}
+    with pytest.raises(ValueError, match="`label_pattern` must have a group"):
+        sample_files(source, tmp_path / "x", per_class=3, pattern=r"label")
+
+
+def test_what_is_refused(tmp_path, monkeypatch):
+    source = fill(tmp_path / "all", both(CLASSES))
+    (source / "train" / "a" / "0.png").unlink()
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "mine.txt").write_text("mine")
+    wrong = [
+        (FileExistsError, "`folder` must be absent or an empty folder", {"folder": taken, "per_class": 1}),
+        (ValueError, "`per_class` must be given, or fraction, but not both", {}),
+        (ValueError, "`per_class` must be given, or fraction", {"per_class": 1, "fraction": 0.5}),
+        (ValueError, "`per_class` must be above 0", {"per_class": 0}),
+        (ValueError, "`fraction` must lie above 0 and up to 1", {"fraction": 1.5}),
+        (ValueError, "be at most 11, the files of class 'a' in train/", {"per_class": 12}),
+        (FileNotFoundError, "`root` must be an existing folder", {"source": tmp_path / "no", "per_class": 1}),
+        (ValueError, "hold two or more class folders", {"source": taken, "per_class": 1}),
+    ]
+    for error, text, options in wrong:
+        with pytest.raises(error, match=text):
+            sample_files(**({"source": source, "folder": tmp_path / "new"} | options))
+    written, write = [], Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(path)
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"Nothing was written \(No space left on device\)"):
+        sample_files(source, tmp_path / "new", per_class=5)
+    assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*"))
+    assert [path.name for path in taken.iterdir()] == ["mine.txt"]
+
+
+def test_the_command(tmp_path):
+    fill(tmp_path / "all", CLASSES)
+    done = CliRunner().invoke(cli.app, ["sample", "all", "some", "--per-class", "2", "--seed", "1", "--link"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("6 images in ") and len(names(tmp_path / "some")) == 6
+    done = CliRunner().invoke(cli.app, ["sample", "all", "some", "--fraction", "0.5"])
+    assert isinstance(done.exception, FileExistsError) and len(names(tmp_path / "some")) == 6
