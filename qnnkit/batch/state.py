@@ -70,13 +70,13 @@ def write_failure(folder: Path, how: str, error: str, attempts: int) -> None:
     workspace.write_json(workspace.make_folder(folder) / "failed.json", content)
 
 
-def write_runs(batch: Path, name: str, recipe: str, runs: Iterable[Any]) -> None:
+def write_runs(batch: Path, name: str, recipe: str | list[str], runs: Iterable[Any]) -> None:
     """batch.json: which runs belong to the batch.
 
     Args:
         batch: Folder of the batch.
         name: Its name.
-        recipe: What its runs start from.
+        recipe: What its runs start from, one name or several.
         runs: Planned runs.
     """
     rows = [

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from qnnkit import checks, workspace
 from qnnkit.batch import state
+from qnnkit.config import MAIN_NETS
 
 POINTS = 200  # of a curve that the page keeps
 STATES = ("finished", "failed", "pruned", "unfinished", "waiting")
@@ -36,7 +37,7 @@ class Row:
     """Net -> its row of result.json."""
     verdicts: list[str] = field(default_factory=list)
     validation: float | None = None
-    """Best validation accuracy of the hybrid net, mean over its seeds."""
+    """Best validation accuracy of the run's own net, mean over its seeds."""
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Net -> "epoch", "accuracy", "loss": means over the seeds that reached the epoch."""
     report: str | None = None
@@ -158,8 +159,8 @@ def _finished(row: Row, result: dict[str, Any]) -> None:
     for each in nets if isinstance(nets, list) else ():
         if isinstance(each, dict) and isinstance(each.get("net"), str) and _number(each.get("accuracy")):
             row.nets[each["net"]] = each
-    if "hybrid" not in row.nets:
-        row.notes.append("result.json is damaged: it tells nothing of the hybrid net.")
+    if not row.nets.keys() & set(MAIN_NETS):
+        row.notes.append("result.json is damaged: it tells nothing of the run's own net.")
         return
     row.state, row.error = "finished", None
     told = result.get("verdicts")
@@ -175,12 +176,13 @@ def _learn(row: Row, metrics: list[dict[str, Any]]) -> None:
         score = _number(each.get("validation_accuracy"))
         if each.get("event") == "epoch" and isinstance(epoch, int):
             epochs[net][epoch][seed] = each
-        if net == "hybrid" and score is not None:
+        if net in MAIN_NETS and score is not None:
             best[seed] = score if each.get("event") == "test" else max(score, best.get(seed, score))
     row.validation = fmean(best.values()) if best else None
-    controls = [net for net in epochs if net != "hybrid"]
+    controls = [net for net in epochs if net not in MAIN_NETS]
     control = "classical" if "classical" in controls else next(iter(controls), None)
-    for net in filter(None, ("hybrid" if "hybrid" in epochs else None, control)):
+    main = next((net for net in MAIN_NETS if net in epochs), None)
+    for net in filter(None, (main, control)):
         numbers = sorted(epochs[net])
         numbers = numbers[:: math.ceil(len(numbers) / POINTS)]
         row.curves[net] = {
@@ -246,12 +248,14 @@ def _render(content: dict[str, Any], rows: list[Row]) -> str:
     from jinja2 import Environment, PackageLoader
 
     settings = list(dict.fromkeys(name for row in rows for name in row.settings))
-    nets = list(dict.fromkeys(["hybrid", *(net for row in rows for net in row.nets)]))
+    found = dict.fromkeys(net for row in rows for net in row.nets)
+    nets = [*(net for net in MAIN_NETS if net in found), *(net for net in found if net not in MAIN_NETS)]
+    nets = nets or ["hybrid"]
     counts = Counter(row.state for row in rows)
     environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
     return environment.get_template("batch.html").render(
         name=content["name"],
-        recipe=content["recipe"],
+        recipe=show(content["recipe"]),
         rows=[(row, _cells(row, settings, nets)) for row in rows],
         heads=[
             *settings,
@@ -285,13 +289,13 @@ def _cells(row: Row, settings: list[str], nets: list[str]) -> list[Cell]:
         spread = "" if low is None or high is None else f" ± {50 * (high - low):.1f}"
         cells.append(Cell() if accuracy is None else Cell(f"{100 * accuracy:.1f}{spread}", accuracy))
     cells.append(Cell() if row.validation is None else Cell(f"{100 * row.validation:.1f}", row.validation))
-    hybrid = row.nets.get("hybrid", {})
-    quantum, classical = (_number(hybrid.get(key)) for key in ("quantum", "classical"))
+    main: dict[str, Any] = next((row.nets[net] for net in MAIN_NETS if net in row.nets), {})
+    quantum, classical = (_number(main.get(key)) for key in ("quantum", "classical"))
     if quantum is None or classical is None:
         cells.append(Cell())
     else:
         cells.append(Cell(f"{quantum:,.0f} + {classical:,.0f}", quantum + classical))
-    seconds = _number(hybrid.get("seconds_per_epoch"))
+    seconds = _number(main.get("seconds_per_epoch"))
     cells.append(Cell() if seconds is None else Cell(f"{seconds:.2f}", seconds))
     return cells
 
