@@ -158,11 +158,16 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def metrics(folder: Path) -> bytes:
-    """The content of metrics.jsonl, wherever a run is: worked on here, or only stored on Drive."""
-    try:
-        return (work(folder) / "metrics.jsonl").read_bytes()
-    except FileNotFoundError:
-        return stored_file(folder, "metrics.jsonl") or b""
+    """The content of metrics.jsonl; empty where there is none."""
+    return content(folder, "metrics.jsonl") or b""
+
+
+def content(folder: Path, name: str) -> bytes | None:
+    """A file of a run, wherever the run is: worked on here, or only stored on Drive; None if missing."""
+    for place in dict.fromkeys((work(folder), folder)):
+        with contextlib.suppress(FileNotFoundError):
+            return (place / name).read_bytes()
+    return stored_file(folder, name)
 
 
 def _progress(folder: Path) -> dict[str, Any]:

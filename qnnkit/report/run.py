@@ -177,14 +177,16 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
     Times those of two images, or as many as half a second allows, and scales up.
 
     Args:
-        run: Its hybrid net is built anew: the time does not depend on the weights.
+        run: Its own net is built anew: the time does not depend on the weights.
         seconds_per_epoch: What the run itself measured, for the sentence.
 
     Returns:
         `seconds` per epoch (None where there is no lightning.qubit), what they follow from, and a `sentence`.
     """
-    model, train = build(run, "hybrid", run.config.seed), run.splits.train
-    layer = next(module for module in model.modules() if isinstance(module, QuantumLayer))
+    model, train = build(run, run.nets[0], run.config.seed), run.splits.train
+    layer = next((module for module in model.modules() if isinstance(module, QuantumLayer)), None)
+    if layer is None:
+        return {"seconds": None, "sentence": "The net has no circuit that could be timed on lightning.qubit."}
     with torch.no_grad():
         maps = model.feature_maps(train.images[:1])  # pyright: ignore[reportCallIssue]
     assert layer.n_features and layer.n_outputs  # it has just run
