@@ -123,13 +123,11 @@ def batch(
         except ModuleNotFoundError as error:
             typer.echo(f"qnnkit: {error}", err=True)
             raise typer.Exit(2) from None
-    from qnnkit import report as reports
-
     failed = [each for each in outcomes if each.state == "failed"]
     for each in failed:
         where = f" Notebook: {each.notebook}" if each.notebook else ""
         typer.echo(f"Run {each.id} failed: {each.error}{where}")
-    typer.echo(f"Report: {reports.write_batch_page(folder)}")
+    _write_study(folder)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -172,15 +170,25 @@ def sample(
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run, or of a batch.")],
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash its files, settings and data anew, and compare.")
     ] = False,
 ) -> None:
-    """Write the report of a finished run anew, and print its table; or only verify the run."""
+    """Write the report of a finished run anew, and print its table; or only verify the run.
+
+    Of a batch it writes the page and the study of what has finished, and prints the conclusions.
+    """
     from qnnkit import report as reports
     from qnnkit import runs
 
+    if (workspace.place(run_dir) / "batch.json").exists():
+        if verify:
+            raise ValueError(
+                f"Option --verify must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
+            )
+        _write_study(workspace.place(run_dir))
+        return
     begun = runs.open_run(run_dir)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
@@ -257,6 +265,20 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
                 f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."
             )
     return values
+
+
+def _write_study(folder: Path) -> None:
+    """Writes what a batch shows, tells it, and where it is."""
+    from qnnkit import report as reports
+
+    study = reports.write_study(folder)
+    if study is not None:
+        told = f"{study.finished} of {study.planned} runs" if study.left_out else f"{study.planned} runs"
+        typer.echo(f"\nStudy of {told}:")
+        for sentence in reports.conclusions(reports.comparisons(study.frame)[0]):
+            typer.echo(f"- {sentence}")
+        typer.echo(f"\nStudy: {folder / 'study'}")
+    typer.echo(f"Report: {reports.write_batch_page(folder)}")
 
 
 def _print_result(begun: Any, result: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qnnkit import checks
@@ -53,17 +53,112 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
-def verdict(name: str, values: Sequence[float], other: str, others: Sequence[float]) -> str:
-    """One honest sentence on two nets that share their seeds: which did better, if that can be said.
+@dataclass(frozen=True)
+class Comparison:
+    """Two nets beside each other, seed by seed; NaN where the seeds cannot tell."""
 
-    The interval is of the paired differences, seed by seed, for one comparison; it is not corrected for
-    how many are made.
+    difference: float
+    """Mean of first minus second."""
+    low: float
+    high: float
+    """The 95 % t-interval of the difference; infinite where the spread is not known."""
+    effect: float
+    """Cohen's d_z (mean over standard deviation of the differences), with Hedges' small-sample correction."""
+    p: float
+    """Two-sided, of the paired t-test; of this comparison alone."""
+    n: int
+    """Seeds."""
+
+    def shown(self, p: float | None = None) -> bool:
+        """Whether the data show a difference: p, or the corrected one that is given, is below 0.05."""
+        return (self.p if p is None else p) < ALPHA
+
+
+ALPHA = 0.05
+"""A difference is shown where its p, corrected for how many are compared, is below this."""
+
+
+def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
+    """First minus second, seed by seed: mean, 95 % t-interval, effect size, paired t-test.
+
+    The effect size is g_z = J d_z, with d_z = mean / standard deviation of the differences and
+    J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1 (Hedges 1981): d_z is too large for few seeds.
+    It is NaN for fewer than three. Where all differences are the same number but zero, as happens with a
+    handful of test images, nothing is known of how seeds differ: interval infinite, effect and p NaN.
+
+    Args:
+        values: One number per seed.
+        others: Those of the other net, by the same seeds in the same order.
+
+    Raises:
+        ValueError: The two have not as many values as one another, or none, or one is not finite.
+
+    Example:
+        >>> found = compare([0.93, 0.95, 0.97], [0.90, 0.91, 0.92])
+        >>> round(found.difference, 4), round(found.effect, 3), round(found.p, 4)
+        (0.04, 2.257, 0.0202)
+
+    Reference:
+        Lakens 2013, doi:10.3389/fpsyg.2013.00863 (d_z and its correction); Student 1908.
+    """
+    if len(values) != len(others):
+        rule = f"have one value per seed, as `values` has {len(values)}"
+        raise ValueError(checks.message("others", rule, list(others), "Train both nets on the same seeds."))
+    for name, numbers in (("values", values), ("others", others)):
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(checks.message(name, "be finite", list(numbers), "Repeat the failed runs."))
+    differences = [float(a - b) for a, b in zip(values, others, strict=True)]
+    gap = mean_interval(differences)
+    if gap.n == 1:
+        return Comparison(gap.mean, -math.inf, math.inf, math.nan, math.nan, 1)
+    spread = statistics.stdev(differences)
+    if spread <= 1e-12 * max(map(abs, [*values, *others])):  # nothing but rounding
+        if abs(gap.mean) <= spread or not any(differences):
+            return Comparison(gap.mean, gap.low, gap.high, 0.0, 1.0, gap.n)
+        return Comparison(gap.mean, -math.inf, math.inf, math.nan, math.nan, gap.n)
+    from scipy.stats import t
+
+    d_z, m = gap.mean / spread, gap.n - 1
+    p = 2 * float(t.sf(abs(d_z) * math.sqrt(gap.n), m))
+    effect = math.nan
+    if m > 1:
+        effect = d_z * math.exp(math.lgamma(m / 2) - math.lgamma((m - 1) / 2)) / math.sqrt(m / 2)
+    return Comparison(gap.mean, gap.low, gap.high, effect, p, gap.n)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of a family, corrected so that none is called shown by chance in 19 of 20 families.
+
+    The k-th smallest of m is multiplied by m - k + 1, and is no smaller than those before it. A NaN, of a
+    comparison that could not be tested, stays NaN and still counts in m: it was asked as well.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+
+    Reference:
+        Holm 1979, Scandinavian Journal of Statistics 6(2), 65-70.
+    """
+    corrected, least = [math.nan] * len(p_values), 0.0
+    known = [index for index, p in enumerate(p_values) if not math.isnan(p)]
+    for rank, index in enumerate(sorted(known, key=lambda index: p_values[index])):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = least
+    return corrected
+
+
+def verdict(
+    name: str, values: Sequence[float], other: str, others: Sequence[float], corrected: float | None = None
+) -> str:
+    """One honest sentence on two nets that share their seeds: which did better, if that can be said.
 
     Args:
         name: The first net.
         values: Its accuracies, as fractions.
         other: The second net.
         others: Its accuracies, by the same seeds in the same order.
+        corrected: p after correction for how many are compared (`holm`), by which is then judged; None where
+            this is the only comparison. The interval is of this one either way.
 
     Raises:
         ValueError: The two have not as many values as one another, or none, or one is not finite.
@@ -72,30 +167,166 @@ def verdict(name: str, values: Sequence[float], other: str, others: Sequence[flo
         >>> print(verdict("hybrid", [0.95, 0.96, 0.94], "classical", [0.98, 0.98, 0.97]))
         classical did better than hybrid: 2.7 points, 95 % interval 1.2 to 4.1 over 3 seeds.
     """
-    if len(values) != len(others):
-        rule = f"have one value per seed, as `values` has {len(values)}"
-        raise ValueError(checks.message("others", rule, list(others), "Train both nets on the same seeds."))
-    if len(values) == 1:
-        gap = 100 * (values[0] - others[0])
+    found = compare([100 * value for value in values], [100 * value for value in others])
+    gap, n = found.difference, found.n
+    if n == 1:
         return (
             f"{name} and {other} differ by {gap:+.1f} points on one seed, which shows nothing about which is "
             "better; train more seeds."
         )
-    differences = [100 * (a - b) for a, b in zip(values, others, strict=True)]
-    gap = mean_interval(differences)
-    if gap.mean and gap.high - gap.low < 1e-9:
+    if math.isnan(found.p):
         return (
-            f"{name} and {other} differ by {gap.mean:+.1f} points on each of {gap.n} seeds, which says "
+            f"{name} and {other} differ by {gap:+.1f} points on each of {n} seeds, which says "
             "nothing of how seeds differ; train more seeds."
         )
-    if gap.low <= 0 <= gap.high:
+    judged = "" if corrected is None else f"; {told_p(corrected)} after Holm's correction"
+    if not found.shown(corrected):
         return (
-            f"No difference is shown between {name} and {other}: {gap.mean:+.1f} points, 95 % interval "
-            f"{gap.low:+.1f} to {gap.high:+.1f} over {gap.n} seeds."
+            f"No difference is shown between {name} and {other}: {gap:+.1f} points, 95 % interval "
+            f"{found.low:+.1f} to {found.high:+.1f} over {n} seeds{judged}."
         )
-    if gap.mean < 0:
-        return verdict(other, others, name, values)
+    if gap < 0:
+        return verdict(other, others, name, values, corrected)
     return (
-        f"{name} did better than {other}: {gap.mean:.1f} points, 95 % interval {gap.low:.1f} to "
-        f"{gap.high:.1f} over {gap.n} seeds."
+        f"{name} did better than {other}: {gap:.1f} points, 95 % interval {found.low:.1f} to "
+        f"{found.high:.1f} over {n} seeds{judged}."
     )
+
+
+def verdicts(name: str, values: Sequence[float], nets: Mapping[str, Sequence[float]]) -> list[str]:
+    """A verdict on one net beside each of several; where they are several, corrected by Holm (1979).
+
+    Args:
+        name: The net.
+        values: Its accuracies, as fractions.
+        nets: The others by name, each with the accuracies of the same seeds in the same order.
+
+    Example:
+        >>> told = verdicts("net", [0.93, 0.95, 0.97], {"a": [0.90, 0.91, 0.92], "b": [0.90, 0.90, 0.90]})
+        >>> [each.split("; ")[1] for each in told]
+        ["p = 0.040 after Holm's correction.", "p = 0.049 after Holm's correction."]
+    """
+    ps: list[float | None] = [*holm([compare(values, others).p for others in nets.values()])]
+    if len(ps) == 1:
+        ps = [None]
+    return [
+        verdict(name, values, other, others, p) for (other, others), p in zip(nets.items(), ps, strict=True)
+    ]
+
+
+def told_p(p: float) -> str:
+    """A p-value as papers write it.
+
+    Example:
+        >>> told_p(0.0213), told_p(0.00004), told_p(float("nan"))
+        ('p = 0.021', 'p < 0.001', 'p unknown')
+    """
+    return "p unknown" if math.isnan(p) else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+
+
+# --- many comparisons --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison of a family."""
+
+    name: str
+    """The first net."""
+    other: str
+    where: str
+    """What tells it from other comparisons of the two, such as "25 %"; "" where there are none."""
+    found: Comparison
+    """Of accuracies, as fractions."""
+    corrected: float
+    """p after correction over the family."""
+    control: bool = False
+    """Whether the other net is the classical control: equal in all, and in size, but for the circuit."""
+
+
+def conclusions(family: Sequence[Compared]) -> list[str]:
+    """What the data show, what they do not, and whether the circuits helped: sentences, nothing else.
+
+    Judged is by the corrected p alone; where it is not below 0.05 no net is called better.
+
+    Args:
+        family: Every comparison that was made, corrected over all of them.
+    """
+    if not family:
+        return ["No two nets could be compared, so nothing can be said of any difference."]
+    shown = sum(each.found.shown(each.corrected) for each in family)
+    untold = sum(math.isnan(each.corrected) for each in family)
+    first = (
+        f"Of {_counted(len(family), 'comparison')} over the same seeds and splits, {shown} "
+        f"show{'s' if shown == 1 else ''} a difference (paired t-test, p < {ALPHA} after Holm's correction "
+        "for all of them)."
+    )
+    if untold:
+        first += f" {untold} cannot be tested: one seed, or one and the same difference on every seed."
+    pairs: dict[tuple[str, str], list[Compared]] = {}
+    for each in family:
+        pairs.setdefault((each.name, each.other), []).append(each)
+    return [first, *map(_on_pair, pairs.values()), *_on_circuits(family)]
+
+
+def _on_pair(compared: Sequence[Compared]) -> str:
+    name, other = compared[0].name, compared[0].other
+    shown = [each for each in compared if each.found.shown(each.corrected)]
+    told = [
+        f"{better} did better than {worse}{_at(which)}, by {_points(which)}"
+        for better, worse, sign in ((name, other, 1), (other, name, -1))
+        if (which := [each for each in shown if sign * each.found.difference > 0])
+    ]
+    rest = [each for each in compared if each not in shown]
+    open_ = [each for each in rest if not math.isnan(each.corrected)]
+    untold = [each for each in rest if math.isnan(each.corrected)]
+    if open_:
+        told.append(
+            f"no difference is shown{_at(open_)}"
+            if told
+            else f"no difference is shown between {name} and {other}{_at(open_)}"
+        )
+    if untold:
+        told.append(f"nothing can be said of {name} and {other}{_at(untold)}")
+    sentence = "; ".join(told) + "."
+    return sentence if sentence.startswith((name, other)) else sentence[0].upper() + sentence[1:]
+
+
+def _on_circuits(family: Sequence[Compared]) -> list[str]:
+    beside = [each for each in family if each.control]
+    if not beside:
+        return []
+    shown = [each.found.difference for each in beside if each.found.shown(each.corrected)]
+    won, lost = sum(gap > 0 for gap in shown), sum(gap < 0 for gap in shown)
+    told = (
+        f"Beside the classical control of equal size, the circuit did better in {won} of "
+        f"{_counted(len(beside), 'case')} and worse in {lost}; in {len(beside) - won - lost} no difference "
+        "is shown."
+    )
+    if won and lost:
+        return [f"{told} Neither is better throughout."]
+    if won:
+        return [f"{told} That holds for these data, these settings and these seeds."]
+    if lost:
+        return [
+            f"{told} Where the data decide, the classical control wins; no advantage of a circuit is shown."
+        ]
+    return [f"{told} No advantage of a circuit is shown, nor of the control."]
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _at(compared: Sequence[Compared]) -> str:
+    wheres = [each.where for each in compared if each.where]
+    return f" at {_listed(wheres)}" if wheres else ""
+
+
+def _points(compared: Sequence[Compared]) -> str:
+    gaps = [f"{abs(100 * each.found.difference):.1f}" for each in compared]
+    return f"{_listed(gaps)} points"

@@ -220,6 +220,41 @@ def test_grid_zip_and_seeds_combine():
     assert found[1]["seed"] == 7 and found[-1] == {"epochs": 2, "hidden": 4, "filters": 2, "seed": 7}
 
 
+def test_a_list_of_recipes_is_run_with_all_the_rest(home, monkeypatch):
+    both = ["digits_quanv", "digits_again"]
+    again = recipes.recipe("digits_quanv").model_copy(update={"recipe": "digits_again"})
+    monkeypatch.setitem(recipes.RECIPES, "digits_again", again)
+    config = batch.read_config({"name": "b", "recipe": both, "grid": {"hidden": [3, 4]}, "seeds": [0, 7]})
+    assert plan.count(config) == 8
+    found = plan.plan(config)
+    assert [run.varied for run in found[:2]] == [
+        {"recipe": "digits_quanv", "hidden": 3, "seed": 0},
+        {"recipe": "digits_quanv", "hidden": 3, "seed": 7},
+    ]
+    assert [run.config.recipe for run in found] == ["digits_quanv"] * 4 + ["digits_again"] * 4
+    assert all(run.varied["recipe"] == run.config.recipe for run in found)
+    assert found[-1].folder == home / "runs" / f"digits_again-{found[-1].id}"
+    assert found[0].words == ("hidden=3", "seed=0"), "the recipe has an option of its own"
+    assert len({run.id for run in found}) == 8
+    (alone,) = plan.plan(batch.read_config({**BASE, "recipe": ["digits_quanv"]}))
+    assert alone.varied == {"recipe": "digits_quanv"} and alone.id == plan.plan(batch.read_config(BASE))[0].id
+
+
+def test_the_study_of_the_docs_is_twelve_runs(home, monkeypatch):
+    """Two hybrid nets and a reference at four fractions, ten seeds each in one run."""
+    config = batch.read_config(ROOT / "docs" / "study.yaml")
+    for name in config.recipes:
+        like = recipes.recipe("digits_quanv").model_copy(update={"recipe": name})
+        monkeypatch.setitem(recipes.RECIPES, name, like)
+    place = home / config.settings["data_dir"]
+    place.mkdir(parents=True)
+    found = plan.plan(config)
+    assert len(found) == 12 and {run.config.n_seeds for run in found} == {10}
+    assert {run.config.data.train_fraction for run in found} == {0.1, 0.25, 0.5, 1.0}
+    assert {run.config.recipe for run in found} == {"ahcd_frozen", "ahcd_trainable", "ahcd_cnn"}
+    assert {run.config.data.data_dir for run in found} == {str(place)}
+
+
 SPACE = {
     "learning_rate": {"low": "1e-4", "high": "1e-1", "log": True},
     "weight_decay": {"low": 0, "high": 1},
@@ -279,8 +314,9 @@ def test_a_relative_data_dir_is_meant_from_the_workspace(home):
     assert run.words == (f"data_dir={json.dumps(str(home / 'mine'))}",)
 
 
-def test_a_batch_file_and_its_copy_are_the_same_batch(tmp_path):
-    content = {**BASE, "random": {"n": 3, "space": SPACE}, "seeds": [1, 2], "retries": 1}
+@pytest.mark.parametrize("recipe", ["digits_quanv", ["digits_quanv", "folder_quanv"]])
+def test_a_batch_file_and_its_copy_are_the_same_batch(tmp_path, recipe):
+    content = {**BASE, "recipe": recipe, "random": {"n": 3, "space": SPACE}, "seeds": [1, 2], "retries": 1}
     config = batch.read_config(content)
     (tmp_path / "copy.yaml").write_text(engine.as_yaml(config))
     assert batch.read_config(tmp_path / "copy.yaml") == config
@@ -325,6 +361,13 @@ BAD = [
     ({"random": {"n": 1, "space": {"hidden": {"low": 3, "high": 3}}}}, "must have low below high"),
     ({"random": {"n": 1, "space": {"weight_decay": {"low": 0, "high": 3, "log": True}}}}, "low above 0"),
     ({"random": {"n": 1, "space": {"hidden": {"low": 1, "high": 2.5, "int": True}}}}, "whole ends"),
+    ({"recipe": []}, "`recipe` must hold a value, but is []. It means: Name of the entry of RECIPES"),
+    ({"recipe": 5}, "`recipe` must be a valid string, but is 5"),
+    ({"recipe": ["digits_quanv", "digit_quanv"]}, "Did you mean 'digits_quanv'?"),
+    (
+        {"optuna": OPTUNA, "recipe": ["digits_quanv"]},
+        "`optuna` excludes a list of recipes, here ['digits_quanv']: a sampler compares settings of one.",
+    ),
     ({"optuna": OPTUNA, "grid": {"epochs": [1]}}, "`optuna` excludes `grid`"),
     ({"optuna": OPTUNA, "seeds": [1]}, "`optuna` excludes `seeds`"),
     ({"optuna": OPTUNA, "random": {"n": 1, "space": {"epochs": [1]}}}, "`optuna` excludes `random`"),
@@ -462,6 +505,19 @@ def test_memory_bounds_the_workers(monkeypatch):
 
 
 # --- running -----------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_recipes_runs(stand_in, home):
+    """Each run is told its own recipe, and never more threads than that asks for."""
+    content = stand_in(recipe=["digits_quanv", "folder_quanv"], threads=2)
+    (home / "pictures").mkdir()
+    content["settings"]["data_dir"] = "pictures"
+    outcomes, _ = quietly(content)
+    assert [each.state for each in outcomes] == ["finished"] * 2
+    assert [each.settings["recipe"] for each in outcomes] == ["digits_quanv", "folder_quanv"]
+    assert [calls(each.folder)[0]["threads"] for each in outcomes] == ["1", "1"]
+    listed = json.loads((home / "batches" / "b" / "batch.json").read_text())
+    assert listed["recipe"] == ["digits_quanv", "folder_quanv"]
 
 
 def test_a_batch_runs_and_is_kept(stand_in, home):

@@ -254,7 +254,7 @@ def embedded(html):
     [
         ("result.json", "{", "unfinished", "result.json cannot be read (JSONDecodeError)."),
         ("result.json", "[]", "unfinished", "result.json is damaged."),
-        ("result.json", "{}", "unfinished", "result.json is damaged: it tells nothing of the hybrid net."),
+        ("result.json", "{}", "unfinished", "result.json is damaged: it tells nothing of the run's own net."),
         ("result.json", '{"nets": [{"net": "hybrid", "accuracy": NaN}]}', "unfinished", "is damaged"),
         ("result.json", '{"nets": 5, "verdicts": 7}', "unfinished", "result.json is damaged"),
         ("result.json", b"\xff\xfe", "unfinished", "result.json cannot be read (UnicodeDecodeError)."),
@@ -297,6 +297,29 @@ def test_no_batch_and_a_damaged_one(tmp_path):
         with pytest.raises(ValueError, match=r"batch\.json` is damaged .* Run the same qnnkit batch again"):
             write_batch_page(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_classical_reference_stands_beside_hybrid_nets(space):
+    """A run without a circuit has its own net in place of the hybrid one, and nothing on the page is lost."""
+    space.finish("with", [0.95, 0.97], n_layers=2)
+    run = space.finish("without", [0.85, 0.87], n_layers=3)
+    for name in ("metrics.jsonl", "result.json"):
+        path = run.folder / name
+        path.write_text(path.read_text().replace('"hybrid"', '"reference"'))
+    html, page = read(space)
+    row = page.rows()["without"]
+    assert row["state"] == "finished" and row["reference, test (%)"].startswith("84.0")
+    assert row["validation (%)"] == "86.0" and row["weights"] == "24 + 12,658" and row["s / epoch"] == "0.50"
+    assert page.rows()["with"]["reference, test (%)"] == ""
+    assert embedded(html)["without"]["curves"].keys() == {"reference", "classical"}
+
+
+def test_several_recipes_are_named(space):
+    space.finish("one", [0.95], n_layers=1)
+    path = space.folder / "batch.json"
+    content = json.loads(path.read_text()) | {"recipe": ["digits_quanv", "folder_quanv"]}
+    path.write_text(json.dumps(content))
+    assert "Batch of the recipes digits_quanv, folder_quanv. 1 run" in read(space)[1].text
 
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

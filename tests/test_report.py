@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import plots, report, runs
+from qnnkit import plots, report, runs, tasks
 from qnnkit.device import machine
 from qnnkit.layers import QuantumLayer
 from qnnkit.report import Predictions
@@ -133,6 +133,45 @@ def test_the_verdict_says_when_the_control_wins(three):
     """Differences of 5, 4 and 5 points: mean 4.67, and 1.43 to either side."""
     assert report.verdicts(report.summary(three)) == [
         "classical did better than hybrid: 4.7 points, 95 % interval 3.2 to 6.1 over 3 seeds."
+    ]
+
+
+def test_verdicts_are_corrected_over_the_controls(open_run):
+    """4.0 +- 2.5 points are shown of one control; where they are one of three, they are not."""
+    run = open_run(n_seeds=3, controls=["classical", "no_entanglement", "frozen_random"])
+    for seed, accuracy in enumerate((0.93, 0.95, 0.97)):
+        log_final(run, "hybrid", seed, accuracy)
+        log_final(run, "classical", seed, accuracy - (0.03, 0.04, 0.05)[seed])
+    rows = report.summary(run)
+    assert report.verdicts(rows)[0].startswith("hybrid did better than classical: 4.0 points")
+    for seed in range(3):
+        log_final(run, "no_entanglement", seed, 0.95)
+        log_final(run, "frozen_random", seed, 0.95)
+    told = report.verdicts(report.summary(run))
+    assert len(told) == 3 and told[0].endswith("over 3 seeds; p = 0.061 after Holm's correction.")
+    assert told[0].startswith("No difference is shown between hybrid and classical: +4.0 points")
+
+
+def test_what_else_the_test_images_say(open_run, quickly):
+    """Means over seeds in result.json and on the page; the printed table stays as narrow as it was."""
+    run = open_run(n_seeds=2)
+    for seed, f1, ece in ((0, 0.90, 0.02), (1, 0.91, 0.04)):
+        log_final(run, "classical", seed, 0.95)
+        log_final(run, "hybrid", seed, 0.95)
+        row = run.rows("metrics")[-1] | {"test_loss": 0.5 + seed, "test_macro_f1": f1, "test_ece": ece}
+        run.log("metrics", row)
+    hybrid, classical = report.finish(run)["nets"]
+    assert (hybrid["macro_f1"], hybrid["loss"], hybrid["ece"]) == pytest.approx((0.905, 1.0, 0.03))
+    assert (classical["macro_f1"], classical["ece"]) == (None, None), "tested before qnnkit told it"
+    text = re.sub(r"\s+", " ", Page(run.report.read_text()).text)
+    assert "macro-F1 (%)negative log-likelihood (nats)calibration error (%)" in text.replace("\n", "")
+    assert "90.51.0003.0" in text and "None" not in text.split("How it was made")[0]
+    assert report.table([hybrid]).columns.tolist() == [
+        "test accuracy (%)",
+        "quantum",
+        "classical",
+        "frozen",
+        "s / epoch",
     ]
 
 
@@ -384,9 +423,17 @@ def test_predict_is_the_trained_net_on_the_test_images(tmp_path):
     }
     run = runs.open_run(tmp_path / "run", "folder_quanv", data_dir=str(root), **settings)
     finals = {row["net"]: row for row in runs.train_all(run)}
+    labels = run.splits.test.labels
     for net in run.nets:
         predictions = report.predict(run, net)
         assert predictions.class_probs.shape == (4, 2)
         np.testing.assert_allclose(predictions.class_probs.sum(1), 1, atol=1e-6)
         assert torch.equal(torch.tensor(predictions.labels), run.splits.test.labels)
         assert (predictions.predicted == predictions.labels).mean() == finals[net]["test_accuracy"]
+        class_probs = torch.tensor(predictions.class_probs)
+        likelihood = -float(class_probs[range(4), labels].log().mean())
+        assert finals[net]["test_loss"] == pytest.approx(likelihood, abs=1e-5)
+        predicted = torch.tensor(predictions.predicted)
+        assert finals[net]["test_macro_f1"] == pytest.approx(tasks.macro_f1(predicted, labels))
+        calibration = tasks.calibration_error(class_probs, labels)
+        assert finals[net]["test_ece"] == pytest.approx(calibration, abs=1e-6)

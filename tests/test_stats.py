@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from qnnkit.stats import mean_interval, verdict
+from qnnkit.stats import (
+    Compared,
+    Comparison,
+    compare,
+    conclusions,
+    holm,
+    mean_interval,
+    verdict,
+    verdicts,
+)
 
 ERROR = 1e-12
 
@@ -145,3 +154,144 @@ def test_seeds_without_spread_show_no_winner():
     """One test image more on every seed is no interval of width zero."""
     sentence = verdict("hybrid", [1.0, 1.0], "classical", [0.9, 0.9])
     assert "which says nothing of how seeds differ" in sentence and "better" not in sentence
+
+
+# --- paired comparisons ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_compare_agrees_with_scipy(n):
+    generator = np.random.default_rng(n)
+    ours, theirs = generator.normal(0.91, 0.02, n).tolist(), generator.normal(0.90, 0.02, n).tolist()
+    found, differences = compare(ours, theirs), np.subtract(ours, theirs)
+    tested = scipy_stats.ttest_rel(ours, theirs)
+    assert found.difference == pytest.approx(differences.mean(), abs=ERROR)
+    assert found.p == pytest.approx(tested.pvalue, rel=1e-9)
+    interval = tested.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=ERROR)
+    assert found.n == n and found.shown() == (tested.pvalue < 0.05)
+    assert found.shown() == (not found.low <= 0 <= found.high), "p and interval are one test"
+
+
+def test_effect_size_by_hand():
+    """Differences 1 to 5: mean 3, standard deviation 1.5811; J of 4 degrees is 0.7979 (Hedges 1981)."""
+    found = compare([1.0, 2.0, 3.0, 4.0, 5.0], [0.0] * 5)
+    assert found.effect == pytest.approx(3 / 1.58114 * 0.797885, rel=1e-5)
+    approximate = 3 / 1.58114 * (1 - 3 / (4 * 4 - 1))
+    assert found.effect == pytest.approx(approximate, rel=0.01), "the usual approximation"
+    assert compare([0.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]).effect == -found.effect
+    assert math.isnan(compare([1.0, 2.0], [0.0, 0.0]).effect), "two seeds are too few"
+
+
+def test_compare_where_nothing_differs():
+    found = compare([0.9, 0.8, 0.7], [0.9, 0.8, 0.7])
+    assert (found.difference, found.low, found.high, found.effect, found.p) == (0, 0, 0, 0, 1)
+    assert not found.shown()
+
+
+@pytest.mark.parametrize(
+    ("values", "others"), [([0.9], [0.5]), ([0.9, 0.8], [0.8, 0.7]), ([0.3, 0.2, 0.1], [0.2, 0.1, 0.0])]
+)
+def test_compare_where_the_spread_is_unknown(values, others):
+    """One seed, or the same difference on each: nothing is shown, however large it is."""
+    found = compare(values, others)
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert math.isnan(found.p) and math.isnan(found.effect) and not found.shown()
+
+
+# By hand, after Holm (1979): sorted, times m, m - 1, ..., none smaller than the one before, none above 1.
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], []),
+        ([0.04], [0.04]),
+        ([0.01, 0.02, 0.03, 0.04], [0.04, 0.06, 0.06, 0.06]),
+        ([0.04, 0.01, 0.03, 0.005], [0.06, 0.03, 0.06, 0.02]),
+        ([0.5, 0.6, 0.001], [1.0, 1.0, 0.003]),
+        ([0.02, 0.02], [0.04, 0.04]),
+        ([0.01, math.nan, 0.04], [0.03, math.nan, 0.08]),
+    ],
+)
+def test_holm_by_hand(given, expected):
+    assert holm(given) == pytest.approx(expected, abs=ERROR, nan_ok=True)
+
+
+def test_holm_finds_something_in_one_of_twenty_families_of_nothing():
+    """Twelve comparisons of equal nets: uncorrected, about half of the families would show something."""
+    generator = np.random.default_rng(1)
+    families = [
+        [compare(*generator.normal(0.9, 0.01, (2, 5)).tolist()).p for _ in range(12)] for _ in range(400)
+    ]
+    share = np.mean([min(holm(family)) < 0.05 for family in families])
+    assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+    assert np.mean([min(family) < 0.05 for family in families]) > 0.3
+
+
+def test_verdicts_over_several_controls_are_corrected():
+    """p = 0.0202 of one comparison is 0.0607 of three: what one would show, three do not."""
+    hybrid, lower = [0.93, 0.95, 0.97], [0.90, 0.91, 0.92]
+    alone = verdicts("hybrid", hybrid, {"classical": lower})
+    assert alone == [verdict("hybrid", hybrid, "classical", lower)] and "did better" in alone[0]
+    among = verdicts("hybrid", hybrid, {"classical": lower, "b": hybrid, "c": [0.9, 0.99, 0.94]})
+    assert among[0] == (
+        "No difference is shown between hybrid and classical: +4.0 points, 95 % interval +1.5 to +6.5 over "
+        "3 seeds; p = 0.061 after Holm's correction."
+    )
+    assert "p = 1.000 after Holm's correction" in among[1]
+    clear = verdicts("hybrid", hybrid, {"classical": [0.43, 0.45, 0.471], "b": hybrid})
+    assert clear[0].startswith("hybrid did better") and "; p < 0.001 after Holm's correction." in clear[0]
+
+
+def family_of(*rows):
+    """(name, other, where, difference, corrected p, whether the classical control) as comparisons."""
+    return [
+        Compared(
+            name, other, where, Comparison(gap, gap - 0.01, gap + 0.01, 1.0, p / 2, 10), p, control=control
+        )
+        for name, other, where, gap, p, control in rows
+    ]
+
+
+def test_conclusions_say_what_is_shown_and_what_is_not():
+    told = conclusions(
+        family_of(
+            ("q hybrid", "q classical", "10 %", 0.036, 0.01, True),
+            ("q hybrid", "q classical", "25 %", 0.02, 0.2, True),
+            ("q hybrid", "q classical", "50 %", -0.01, 0.06, True),
+            ("q hybrid", "q classical", "100 %", -0.012, 0.04, True),
+            ("q hybrid", "cnn reference", "10 %", -0.1, 0.001, False),
+            ("q hybrid", "cnn reference", "100 %", -0.08, 0.001, False),
+        )
+    )
+    assert told == [
+        "Of 6 comparisons over the same seeds and splits, 4 show a difference (paired t-test, p < 0.05 after "
+        "Holm's correction for all of them).",
+        "q hybrid did better than q classical at 10 %, by 3.6 points; q classical did better than q hybrid "
+        "at 100 %, by 1.2 points; no difference is shown at 25 % and 50 %.",
+        "cnn reference did better than q hybrid at 10 % and 100 %, by 10.0 and 8.0 points.",
+        "Beside the classical control of equal size, the circuit did better in 1 of 4 cases and worse in 1; "
+        "in 2 no difference is shown. Neither is better throughout.",
+    ]
+
+
+def test_conclusions_say_plainly_when_the_classical_control_wins():
+    told = conclusions(family_of(("a", "b", "", -0.03, 0.01, True), ("c", "d", "", 0.001, 0.9, True)))
+    assert told[1] == "b did better than a, by 3.0 points."
+    assert told[2] == "No difference is shown between c and d."
+    assert told[-1].endswith(
+        "Where the data decide, the classical control wins; no advantage of a circuit is shown."
+    )
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 1.0, math.nan])
+@pytest.mark.parametrize("gap", [-0.4, 0.0, 0.4])
+def test_conclusions_claim_nothing_that_the_corrected_test_does_not_show(gap, p):
+    """Also where p of the comparison alone, half of it here, would."""
+    told = " ".join(conclusions(family_of(("a", "b", "10 %", gap, p, True))))
+    assert "did better than" not in told and "wins" not in told
+    assert "No advantage of a circuit is shown" in told
+    assert ("1 cannot be tested" in told and "Nothing can be said of a and b" in told) == math.isnan(p)
+
+
+def test_conclusions_of_nothing():
+    assert conclusions([]) == ["No two nets could be compared, so nothing can be said of any difference."]

@@ -103,8 +103,10 @@ def as_yaml(config: BatchConfig) -> str:
 
 
 def _threads(config: BatchConfig) -> int | None:
+    """The most that a run of the batch wants; None where one of them takes what it can get."""
     given = {name: value for name, value in config.settings.items() if name == "threads"}
-    return recipes.recipe(config.recipe).override(**given).threads
+    wanted = [recipes.recipe(name).override(**given).threads for name in config.recipes]
+    return None if None in wanted else max(filter(None, wanted))
 
 
 def _tell_plan(config: BatchConfig, runs: list[Planned], number: int, line: Callable[[str], None]) -> None:
@@ -181,7 +183,7 @@ class Crew:
             home=str(workspace.home().absolute()),
             session=self.session,
             attempts=before.get("attempts", 0),
-            threads=self.threads,
+            threads=min(self.threads, run.config.threads or self.threads),
         )
         self.runs[run.id], self.futures[run.id] = run, self.pool.submit(job)
 

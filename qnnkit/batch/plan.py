@@ -68,6 +68,12 @@ Space = Annotated[
 ]
 
 
+Recipes = Annotated[
+    Annotated[str, Tag("one")] | Annotated[list[str], Field(min_length=1), Tag("several")],
+    Discriminator(lambda value: "several" if isinstance(value, list | tuple) else "one"),
+]
+
+
 class RandomConfig(Settings):
     n: int = Field(ge=1)
     """How many runs are drawn."""
@@ -101,8 +107,8 @@ class BatchConfig(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """Name of the batch's folder: letters, digits, `.`, `_` and `-`."""
-    recipe: str
-    """Name of the entry of RECIPES that every run starts from."""
+    recipe: Recipes
+    """Name of the entry of RECIPES that every run starts from; of a list, each is run with all the rest."""
     settings: dict[str, Value] = Field(default_factory=dict)
     """Settings that every run has in common."""
     grid: dict[str, Choices] = Field(default_factory=dict)
@@ -123,6 +129,11 @@ class BatchConfig(Settings):
     """GPUs that each run has to itself."""
     retries: int = Field(default=0, ge=0)
     """How many more times a failed run is tried by one command."""
+
+    @property
+    def recipes(self) -> list[str]:
+        """The names, be they one or several."""
+        return [self.recipe] if isinstance(self.recipe, str) else self.recipe
 
 
 @dataclass(frozen=True)
@@ -214,7 +225,7 @@ class _OnceLoader(yaml.SafeLoader):
 def _told(error: ValidationError) -> str:
     """One sentence on the first thing that is wrong."""
     first = error.errors()[0]
-    path = [part for part in first["loc"] if part not in ("range", "choices")]
+    path = [part for part in first["loc"] if part not in ("range", "choices", "one", "several")]
     name = ".".join(map(str, path)) or "batch"
     if first["type"] == "extra_forbidden":
         inner: type[Settings] = BatchConfig
@@ -250,6 +261,11 @@ def _check_keys(config: BatchConfig) -> None:
         others = [key for key in ("grid", "zip", "random", "seeds") if getattr(config, key)]
         raise ValueError(
             f"Key `optuna` excludes `{others[0]}`: a sampler chooses every run itself. Drop one of them."
+        )
+    if sampled and not isinstance(config.recipe, str):
+        raise ValueError(
+            f"Key `optuna` excludes a list of recipes, here {config.recipe}: a sampler compares settings of "
+            "one. Name one recipe, or drop `optuna`."
         )
     if config.random and (config.grid or config.zip):
         other = "grid" if config.grid else "zip"
@@ -298,7 +314,8 @@ def _check_range(name: str, span: Range) -> None:
 
 
 def combinations(config: BatchConfig) -> Iterator[dict[str, Any]]:
-    """What varies in each run of a batch without a sampler, in order: grid, zip or random, then seeds."""
+    """What varies in each run of a batch without a sampler: recipe, then grid, zip or random, then seeds."""
+    several = [] if isinstance(config.recipe, str) else [[("recipe", name)] for name in config.recipe]
     grid = [[(name, value) for value in values] for name, values in config.grid.items()]
     zipped = [list(zip(config.zip, row, strict=True)) for row in zip(*config.zip.values(), strict=True)]
     seeds = [[("seed", seed)] for seed in config.seeds]
@@ -310,8 +327,8 @@ def combinations(config: BatchConfig) -> Iterator[dict[str, Any]]:
         ]
     else:
         drawn = [list(cell) for cell in itertools.product(*grid)]
-    for first, second, third in itertools.product(drawn, zipped or [[]], seeds or [[]]):
-        yield dict([*first, *second, *third])
+    for parts in itertools.product(several or [[]], drawn, zipped or [[]], seeds or [[]]):
+        yield dict(itertools.chain(*parts))
 
 
 def draw(space: list[Any] | Range, generator: random.Random) -> Any:
@@ -327,7 +344,8 @@ def count(config: BatchConfig) -> int:
     """
     first = config.random.n if config.random else math.prod(len(values) for values in config.grid.values())
     second = len(next(iter(config.zip.values()))) if config.zip else 1
-    number = config.optuna.n_trials if config.optuna else first * second * max(1, len(config.seeds))
+    number = first * second * max(1, len(config.seeds)) * len(config.recipes)
+    number = config.optuna.n_trials if config.optuna else number
     if number > MOST_RUNS:
         step = "Split it into several batches."
         raise ValueError(checks.message("batch", f"have {MOST_RUNS:,} runs or fewer", number, step))
@@ -344,9 +362,10 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
     from qnnkit.runs.folder import check_names  # loads torch, which a worker has no use for
 
     given = {**config.settings, **varied}
+    name = given.pop("recipe", config.recipes[0])
     if isinstance(given.get("data_dir"), str):
         given["data_dir"] = workspace.data_place(given["data_dir"])
-    run = recipes.recipe(config.recipe).override(**given)
+    run = recipes.recipe(name).override(**given)
     check_names(run)
     flat = run.flat()  # YAML reads 1e-3 as a text; here it is a number
     words = tuple(f"{name}={json.dumps(flat[name])}" for name in given)

@@ -70,13 +70,13 @@ def write_failure(folder: Path, how: str, error: str, attempts: int) -> None:
     workspace.write_json(workspace.make_folder(folder) / "failed.json", content)
 
 
-def write_runs(batch: Path, name: str, recipe: str, runs: Iterable[Any]) -> None:
+def write_runs(batch: Path, name: str, recipe: str | list[str], runs: Iterable[Any]) -> None:
     """batch.json: which runs belong to the batch.
 
     Args:
         batch: Folder of the batch.
         name: Its name.
-        recipe: What its runs start from.
+        recipe: What its runs start from, one name or several.
         runs: Planned runs.
     """
     rows = [
@@ -158,11 +158,16 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def metrics(folder: Path) -> bytes:
-    """The content of metrics.jsonl, wherever a run is: worked on here, or only stored on Drive."""
-    try:
-        return (work(folder) / "metrics.jsonl").read_bytes()
-    except FileNotFoundError:
-        return stored_file(folder, "metrics.jsonl") or b""
+    """The content of metrics.jsonl; empty where there is none."""
+    return content(folder, "metrics.jsonl") or b""
+
+
+def content(folder: Path, name: str) -> bytes | None:
+    """A file of a run, wherever the run is: worked on here, or only stored on Drive; None if missing."""
+    for place in dict.fromkeys((work(folder), folder)):
+        with contextlib.suppress(FileNotFoundError):
+            return (place / name).read_bytes()
+    return stored_file(folder, name)
 
 
 def _progress(folder: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
+from qnnkit.plots.study import study_accuracies, study_costs, study_curves, study_fractions
 from qnnkit.plots.times import benchmark
 
 __all__ = [
@@ -22,4 +23,8 @@ __all__ = [
     "MARKERS",
     "STYLES",
     "benchmark",
+    "study_accuracies",
+    "study_curves",
+    "study_fractions",
+    "study_costs",
 ]

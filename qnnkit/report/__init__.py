@@ -8,22 +8,35 @@ from qnnkit.report.run import (
     finish,
     predict,
     render,
+    scores,
     summary,
     table,
     verdicts,
 )
+from qnnkit.report.study import Study, comparisons, conclusions, figures, means, read_study, write_study
+from qnnkit.report.tables import told_comparisons, told_means
 from qnnkit.report.verify import verify as verify_run
 
 __all__ = [
     "Predictions",
+    "Study",
     "beside_lightning",
+    "comparisons",
+    "conclusions",
     "curves",
+    "figures",
     "finish",
+    "means",
     "predict",
+    "read_study",
     "render",
+    "scores",
     "summary",
     "table",
+    "told_comparisons",
+    "told_means",
     "verdicts",
     "verify_run",
     "write_batch_page",
+    "write_study",
 ]

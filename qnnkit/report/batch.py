@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from qnnkit import checks, workspace
 from qnnkit.batch import state
+from qnnkit.config import MAIN_NETS
 
 POINTS = 200  # of a curve that the page keeps
 STATES = ("finished", "failed", "pruned", "unfinished", "waiting")
@@ -36,7 +37,7 @@ class Row:
     """Net -> its row of result.json."""
     verdicts: list[str] = field(default_factory=list)
     validation: float | None = None
-    """Best validation accuracy of the hybrid net, mean over its seeds."""
+    """Best validation accuracy of the run's own net, mean over its seeds."""
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Net -> "epoch", "accuracy", "loss": means over the seeds that reached the epoch."""
     report: str | None = None
@@ -62,10 +63,10 @@ def write_batch_page(folder: str | Path) -> Path:
         OSError: The page cannot be written.
     """
     folder = workspace.place(folder)
-    content = _batch(folder)
+    content = read_batch(folder)
     rows = [_row(folder, planned) for planned in content["runs"]]
     page = folder / "report.html"
-    workspace.write_bytes(page, _render(content, rows).encode())
+    workspace.write_bytes(page, _render(content, rows, _study(folder)).encode())
     return page
 
 
@@ -108,7 +109,13 @@ def show(value: Any) -> str:
 # --- reading: any folder may be missing, half written or damaged -------------------------------------------
 
 
-def _batch(folder: Path) -> dict[str, Any]:
+def read_batch(folder: Path) -> dict[str, Any]:
+    """What batch.json says: name, recipe, and the runs that are told with their folders.
+
+    Raises:
+        FileNotFoundError: No batch is there.
+        ValueError: It is damaged.
+    """
     path = folder / "batch.json"
     try:
         content = json.loads(path.read_text())
@@ -120,6 +127,15 @@ def _batch(folder: Path) -> dict[str, Any]:
         step = "Run the same qnnkit batch again; it writes it anew."
         raise ValueError(f"Batch `{path}` is damaged ({type(error).__name__}: {error}). {step}") from None
     return {"name": content.get("name", folder.name), "recipe": content.get("recipe", ""), "runs": runs}
+
+
+def _study(folder: Path) -> dict[str, Any] | None:
+    """What the study in a batch's folder concludes, and its files; None where none can be read."""
+    found = state.read_json(folder / "study" / "index.json")
+    if found is None or not all(isinstance(found.get(key), list) for key in ("conclusions", "files")):
+        return None
+    files = [str(name) for name in found["files"] if (folder / "study" / str(name)).is_file()]
+    return found | {"files": [(name, quote(f"study/{name}")) for name in files]}
 
 
 def _row(batch: Path, planned: dict[str, Any]) -> Row:
@@ -156,10 +172,10 @@ def _fill(row: Row, folder: Path, batch: Path) -> None:
 def _finished(row: Row, result: dict[str, Any]) -> None:
     nets = result.get("nets")
     for each in nets if isinstance(nets, list) else ():
-        if isinstance(each, dict) and isinstance(each.get("net"), str) and _number(each.get("accuracy")):
+        if isinstance(each, dict) and isinstance(each.get("net"), str) and number(each.get("accuracy")):
             row.nets[each["net"]] = each
-    if "hybrid" not in row.nets:
-        row.notes.append("result.json is damaged: it tells nothing of the hybrid net.")
+    if not row.nets.keys() & set(MAIN_NETS):
+        row.notes.append("result.json is damaged: it tells nothing of the run's own net.")
         return
     row.state, row.error = "finished", None
     told = result.get("verdicts")
@@ -172,15 +188,16 @@ def _learn(row: Row, metrics: list[dict[str, Any]]) -> None:
     best: dict[Any, float] = {}
     for each in metrics:
         net, seed, epoch = str(each.get("net")), str(each.get("seed")), each.get("epoch")
-        score = _number(each.get("validation_accuracy"))
+        score = number(each.get("validation_accuracy"))
         if each.get("event") == "epoch" and isinstance(epoch, int):
             epochs[net][epoch][seed] = each
-        if net == "hybrid" and score is not None:
+        if net in MAIN_NETS and score is not None:
             best[seed] = score if each.get("event") == "test" else max(score, best.get(seed, score))
     row.validation = fmean(best.values()) if best else None
-    controls = [net for net in epochs if net != "hybrid"]
+    controls = [net for net in epochs if net not in MAIN_NETS]
     control = "classical" if "classical" in controls else next(iter(controls), None)
-    for net in filter(None, ("hybrid" if "hybrid" in epochs else None, control)):
+    main = next((net for net in MAIN_NETS if net in epochs), None)
+    for net in filter(None, (main, control)):
         numbers = sorted(epochs[net])
         numbers = numbers[:: math.ceil(len(numbers) / POINTS)]
         row.curves[net] = {
@@ -221,13 +238,14 @@ def _json(row: Row, path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
+    """`value`, if it is a finite number."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if usable else None
 
 
 def _mean(rows: Iterable[dict[str, Any]], name: str, factor: float) -> float | None:
-    values = [value for value in (_number(row.get(name)) for row in rows) if value is not None]
+    values = [value for value in (number(row.get(name)) for row in rows) if value is not None]
     return float(f"{factor * fmean(values):.5g}") if values else None
 
 
@@ -242,16 +260,18 @@ class Cell:
     key: Any = ""
 
 
-def _render(content: dict[str, Any], rows: list[Row]) -> str:
+def _render(content: dict[str, Any], rows: list[Row], study: dict[str, Any] | None) -> str:
     from jinja2 import Environment, PackageLoader
 
     settings = list(dict.fromkeys(name for row in rows for name in row.settings))
-    nets = list(dict.fromkeys(["hybrid", *(net for row in rows for net in row.nets)]))
+    found = dict.fromkeys(net for row in rows for net in row.nets)
+    nets = [*(net for net in MAIN_NETS if net in found), *(net for net in found if net not in MAIN_NETS)]
+    nets = nets or ["hybrid"]
     counts = Counter(row.state for row in rows)
     environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
     return environment.get_template("batch.html").render(
         name=content["name"],
-        recipe=content["recipe"],
+        recipe=show(content["recipe"]),
         rows=[(row, _cells(row, settings, nets)) for row in rows],
         heads=[
             *settings,
@@ -264,6 +284,7 @@ def _render(content: dict[str, Any], rows: list[Row]) -> str:
         first_number=len(settings) + 1,
         counts=[(state, counts[state]) for state in STATES if counts[state]],
         best=best(rows),
+        study=study,
         choices=_choices(rows, settings),
         data={
             row.id: {"label": row.varied, "validation": row.validation, "curves": row.curves} for row in rows
@@ -277,21 +298,21 @@ def _cells(row: Row, settings: list[str], nets: list[str]) -> list[Cell]:
     for name in settings:
         value = row.settings.get(name)
         text = show(value) if name in row.settings else ""
-        cells.append(Cell(text, value if _number(value) is not None else text))
+        cells.append(Cell(text, value if number(value) is not None else text))
     cells.append(Cell(row.state, row.state))
     for net in nets:
         found = row.nets.get(net, {})
-        accuracy, low, high = (_number(found.get(key)) for key in ("accuracy", "low", "high"))
+        accuracy, low, high = (number(found.get(key)) for key in ("accuracy", "low", "high"))
         spread = "" if low is None or high is None else f" ± {50 * (high - low):.1f}"
         cells.append(Cell() if accuracy is None else Cell(f"{100 * accuracy:.1f}{spread}", accuracy))
     cells.append(Cell() if row.validation is None else Cell(f"{100 * row.validation:.1f}", row.validation))
-    hybrid = row.nets.get("hybrid", {})
-    quantum, classical = (_number(hybrid.get(key)) for key in ("quantum", "classical"))
+    main: dict[str, Any] = next((row.nets[net] for net in MAIN_NETS if net in row.nets), {})
+    quantum, classical = (number(main.get(key)) for key in ("quantum", "classical"))
     if quantum is None or classical is None:
         cells.append(Cell())
     else:
         cells.append(Cell(f"{quantum:,.0f} + {classical:,.0f}", quantum + classical))
-    seconds = _number(hybrid.get("seconds_per_epoch"))
+    seconds = number(main.get("seconds_per_epoch"))
     cells.append(Cell() if seconds is None else Cell(f"{seconds:.2f}", seconds))
     return cells
 
@@ -301,7 +322,7 @@ def _choices(rows: list[Row], settings: list[str]) -> list[tuple[int, str, list[
     found = []
     for column, name in enumerate(settings):
         values = {show(row.settings[name]): row.settings[name] for row in rows if name in row.settings}
-        numbers = all(_number(value) is not None for value in values.values())
+        numbers = all(number(value) is not None for value in values.values())
         ordered = sorted(values, key=lambda text: values[text]) if numbers else sorted(values)
         found.append((column, name, ordered))
     present = {row.state for row in rows}

@@ -105,21 +105,38 @@ def summary(run: Run) -> list[dict[str, Any]]:
                 "classical": int(first["classical"]),
                 "frozen": int(first["frozen"]),
                 "seconds_per_epoch": float(np.median(of_net["seconds_per_epoch"].to_list())),
+                **{name: _mean(of_net, name) for name in SCORES},
             }
         )
     return rows
 
 
+SCORES = {
+    "macro_f1": "macro-F1 (%)",
+    "loss": "negative log-likelihood (nats)",
+    "ece": "calibration error (%)",
+}
+"""What is told of each net beside its accuracy: means over seeds, on test images -> as people read it."""
+
+
+def _mean(of_net: pd.DataFrame, name: str) -> float | None:
+    """None where a run was tested before qnnkit told it."""
+    column = f"test_{name}"
+    told = column in of_net and of_net[column].notna().all()
+    return float(of_net[column].mean()) if told else None
+
+
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One sentence per control on how the net of the run did beside it."""
+    """One sentence per control on how the net of the run did beside it, corrected for how many there are."""
     hybrid = next((row for row in rows if row["net"] in MAIN_NETS), None)
     if hybrid is None:
         return []
-    return [
-        stats.verdict(hybrid["net"], hybrid["accuracies"], row["net"], row["accuracies"])
+    controls = {
+        row["net"]: row["accuracies"]
         for row in rows
         if row is not hybrid and len(row["accuracies"]) == len(hybrid["accuracies"])
-    ]
+    }
+    return stats.verdicts(hybrid["net"], hybrid["accuracies"], controls)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -143,20 +160,33 @@ def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     ).set_index("net")
 
 
+def scores(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """What `table` leaves out, of the rows of `summary`: macro-F1, negative log-likelihood, calibration."""
+    import pandas as pd
+
+    def told(name: str, value: float | None) -> str:
+        return "" if value is None else f"{value:.3f}" if name == "loss" else f"{100 * value:.1f}"
+
+    columns = {head: [told(name, row.get(name)) for row in rows] for name, head in SCORES.items()}
+    return pd.DataFrame({"net": [row["net"] for row in rows], **columns}).set_index("net")
+
+
 def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
     """How long the circuits of one training epoch take on lightning.qubit, which runs them one by one.
 
     Times those of two images, or as many as half a second allows, and scales up.
 
     Args:
-        run: Its hybrid net is built anew: the time does not depend on the weights.
+        run: Its own net is built anew: the time does not depend on the weights.
         seconds_per_epoch: What the run itself measured, for the sentence.
 
     Returns:
         `seconds` per epoch (None where there is no lightning.qubit), what they follow from, and a `sentence`.
     """
-    model, train = build(run, "hybrid", run.config.seed), run.splits.train
-    layer = next(module for module in model.modules() if isinstance(module, QuantumLayer))
+    model, train = build(run, run.nets[0], run.config.seed), run.splits.train
+    layer = next((module for module in model.modules() if isinstance(module, QuantumLayer)), None)
+    if layer is None:
+        return {"seconds": None, "sentence": "The net has no circuit that could be timed on lightning.qubit."}
     with torch.no_grad():
         maps = model.features(train.images[:1])  # pyright: ignore[reportCallIssue]
     assert layer.n_features and layer.n_outputs  # it has just run
@@ -253,7 +283,7 @@ def render(run: Run, result: dict[str, Any]) -> str:
     return page.render(
         run=run,
         result=result,
-        table=table(result["nets"]),
+        table=table(result["nets"]).join(scores(result["nets"])),
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,

@@ -1,0 +1,409 @@
+"""A study: what a batch of models, data fractions and seeds shows, as tables, figures and sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qnnkit import stats, workspace
+from qnnkit.batch import state
+from qnnkit.config import MAIN_NETS, validate
+from qnnkit.report.batch import number, read_batch, show
+from qnnkit.report.tables import latex, told_comparisons, told_means
+from qnnkit.runs import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from qnnkit.plots import Picture
+
+METRICS = {"accuracy": "test_accuracy", "macro_f1": "test_macro_f1", "nll": "test_loss", "ece": "test_ece"}
+"""Column of the study -> name in the final rows of a run."""
+COSTS = ("quantum", "classical", "frozen", "circuits_per_image", "seconds_per_epoch")
+_NO_MODEL = ("train_fraction", "seed", "n_seeds")
+"""Settings that vary within a model."""
+KEYS = ("model", "net", "train_fraction")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The finished runs of a batch, as one table."""
+
+    name: str
+    frame: pd.DataFrame
+    """One row per model, net, train_fraction and seed: METRICS, COSTS, run, and fingerprint of the data."""
+    curves: Mapping[tuple[str, str], Mapping[float, np.ndarray]]
+    """(model, net) -> train_fraction -> validation accuracy of shape (seeds, epochs); NaN where missing."""
+    planned: int
+    """Runs of the batch."""
+    left_out: tuple[str, ...]
+    """Of which these are not in the table: a sentence on each."""
+    stamp: str
+    """Start of a SHA-256 over the settings and results of the runs in the table."""
+
+    @property
+    def finished(self) -> int:
+        """Runs in the table."""
+        return self.planned - len(self.left_out)
+
+
+def read_study(folder: str | Path) -> Study:
+    """The finished runs of a batch, in whatever state the others are.
+
+    A model is what varies besides train_fraction and seeds: a recipe, or settings. A seed that was trained
+    twice counts once.
+
+    Args:
+        folder: The batch's; a relative one is meant from the workspace.
+
+    Raises:
+        FileNotFoundError: No batch is there.
+        ValueError: Its batch.json is damaged.
+    """
+    import pandas as pd
+
+    folder = workspace.place(folder)
+    batch = read_batch(folder)
+    rows, epochs, behind, left_out = [], [], [], []
+    for planned in batch["runs"]:
+        settings = planned.get("settings")
+        settings = settings if isinstance(settings, dict) else {}
+        try:
+            found = _read_run(Path(os.path.normpath(folder / str(planned["folder"]))), settings)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            told = ", ".join(f"{name} {show(value)}" for name, value in settings.items())
+            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            left_out.append(f"Run {planned.get('id', '?')} ({told or 'no setting'}) is left out: {why}")
+            continue
+        rows += found[0]
+        epochs += found[1]
+        behind.append(found[2])
+    names = [*KEYS, "seed", *METRICS, "validation_accuracy", *COSTS, "epochs", "best_epoch", "run", "data"]
+    frame = pd.DataFrame(rows, columns=pd.Index(names)).drop_duplicates([*KEYS, "seed"])
+    models = list(dict.fromkeys(frame["model"]))
+    nets = list(dict.fromkeys([*MAIN_NETS, *frame["net"]]))
+    place = {"model": models.index, "net": nets.index}
+    frame = frame.sort_values(
+        [*KEYS, "seed"], key=lambda column: column.map(place.get(str(column.name), lambda value: value))
+    ).reset_index(drop=True)
+    stamp = hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12]
+    return Study(batch["name"], frame, _curves(epochs, frame), len(batch["runs"]), tuple(left_out), stamp)
+
+
+def _read_run(
+    folder: Path, settings: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """Final rows, epochs, and what identifies them; a ValueError says why a run cannot be used."""
+    result, config = (_json(folder, name) for name in ("result.json", "config.json"))
+    if result is None:
+        raise ValueError("it has not finished.")
+    content = state.content(folder, "metrics.jsonl")
+    if config is None or content is None:
+        raise ValueError(f"its {'config.json' if config is None else 'metrics.jsonl'} is missing.")
+    hashed = hashlib.sha256(content).hexdigest()
+    kept = result.get("hashes") or {}
+    if kept.get("metrics.jsonl", hashed) != hashed:
+        raise ValueError("its metrics.jsonl has changed since it finished.")
+    run = Run(folder, validate(config))
+    metrics, _ = workspace.parse_lines(content)
+    epochs = run.config.training.epochs
+    tests = {
+        (row.get("net"), row.get("seed")): row
+        for row in metrics
+        if row.get("event") == "test" and row.get("epochs", epochs) == epochs
+    }
+    label = _label(run.config.recipe, settings)
+    about = {
+        "model": label,
+        "train_fraction": run.config.data.train_fraction,
+        "run": folder.name,
+        "data": (_json(folder, "provenance.json") or {}).get("data"),
+    }
+    rows = []
+    for net in run.nets:
+        for seed in run.seeds:
+            test = tests.get((net, seed), {})
+            if number(test.get("test_accuracy")) is None:
+                raise ValueError(f"its metrics.jsonl tells no test accuracy of {net}, seed {seed}.")
+            numbers = {name: test.get(there) for name, there in METRICS.items()}
+            numbers |= {name: test.get(name) for name in (*COSTS, "validation_accuracy", "best_epoch")}
+            known = {name: number(value) for name, value in numbers.items()}
+            found = {name: math.nan if value is None else value for name, value in known.items()}
+            rows.append({**about, "net": net, "seed": seed, "epochs": epochs, **found})
+    learned = [
+        {"model": label, "train_fraction": about["train_fraction"], **row}
+        for row in metrics
+        if row.get("event") == "epoch" and row.get("net") in run.nets and row.get("seed") in run.seeds
+    ]
+    told = json.dumps([result.get("nets"), result.get("verdicts")], sort_keys=True)
+    said = hashlib.sha256(told.encode()).hexdigest()
+    return rows, learned, f"{result.get('config_digest') or run.config.digest()} {hashed} {said}"
+
+
+def _json(folder: Path, name: str) -> dict[str, Any] | None:
+    content = state.content(folder, name)
+    try:
+        found = None if content is None else json.loads(content)
+    except ValueError:
+        raise ValueError(f"its {name} is damaged.") from None
+    if found is not None and not isinstance(found, dict):
+        raise ValueError(f"its {name} is damaged.")
+    return found
+
+
+def _label(recipe: str, settings: Mapping[str, Any]) -> str:
+    """What a model is called: by what varies, words as they are and numbers with their names."""
+    varied = {name: value for name, value in settings.items() if name not in _NO_MODEL}
+    words = [value if isinstance(value, str) else f"{name} {show(value)}" for name, value in varied.items()]
+    return ", ".join(words) or recipe
+
+
+def _curves(epochs: list[dict[str, Any]], frame: pd.DataFrame) -> dict[tuple[str, str], dict[float, Any]]:
+    import pandas as pd
+
+    found: dict[tuple[str, str], dict[float, Any]] = {}
+    rows = [row for row in epochs if number(row.get("validation_accuracy")) is not None and "epoch" in row]
+    if not rows:
+        return found
+    learned = pd.DataFrame(rows).drop_duplicates([*KEYS, "seed", "epoch"], keep="last")
+    groups = dict(list(learned.groupby(list(KEYS))))
+    for model, net, fraction in dict.fromkeys(zip(*(frame[key] for key in KEYS), strict=True)):
+        if (model, net, fraction) in groups:
+            one = groups[model, net, fraction]
+            table = one.pivot(index="seed", columns="epoch", values="validation_accuracy")
+            found.setdefault((model, net), {})[fraction] = table.to_numpy(dtype=float)
+    return found
+
+
+# --- what it shows -----------------------------------------------------------------------------------------
+
+
+def means(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per model, net and fraction: means over seeds with 95 % intervals, weights and costs.
+
+    Bounds are NaN for one seed; a metric is NaN where a seed lacks it.
+    """
+    import pandas as pd
+
+    rows = []
+    for key, group in frame.groupby(list(KEYS), sort=False):
+        row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
+        for name in METRICS:
+            row |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
+            if group[name].notna().all():
+                interval = stats.mean_interval(group[name].tolist())
+                row[name] = interval.mean
+                if interval.n > 1:
+                    row |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
+        rows.append(row | {name: group[name].median() for name in COSTS})
+    return pd.DataFrame(rows)
+
+
+def comparisons(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Each hybrid net beside each of its controls and every classical reference, seed by seed.
+
+    Compared are test accuracies of the same seeds on the same data, by the fingerprints that the runs keep;
+    `p_holm` is corrected over the whole table.
+
+    Returns:
+        The table, and a sentence on every pair that is not compared, or not with all of its seeds.
+    """
+    import pandas as pd
+
+    rows, notes = [], []
+    groups = {key: group.set_index("seed") for key, group in frame.groupby(list(KEYS), sort=False)}
+    for model, net, other_model, other_net in _pairs(frame):
+        for fraction in sorted(frame["train_fraction"].unique()):
+            ours = groups.get((model, net, fraction))
+            theirs = groups.get((other_model, other_net, fraction))
+            if ours is None:
+                continue
+            pair = f"{model} {net} and {other_model} {other_net}, {_percent(fraction)}"
+            seeds = [] if theirs is None else [seed for seed in ours.index if seed in theirs.index]
+            if theirs is None or not seeds:
+                notes.append(f"{pair}: not compared, for no finished run of the second has the same seeds.")
+                continue
+            data = {*ours.loc[seeds, "data"], *theirs.loc[seeds, "data"]}
+            known = all(isinstance(each, str) for each in data)
+            if len(data) > 1 or not known:
+                why = "they saw different data" if known else "a run keeps no fingerprint of its data"
+                notes.append(f"{pair}: not compared, for {why}.")
+                continue
+            if len(seeds) < max(len(ours), len(theirs)):
+                notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
+            found = stats.compare(
+                ours.loc[seeds, "accuracy"].tolist(), theirs.loc[seeds, "accuracy"].tolist()
+            )
+            rows.append(
+                {
+                    "model": model,
+                    "net": net,
+                    "other_model": other_model,
+                    "other_net": other_net,
+                    "train_fraction": fraction,
+                    "seeds": found.n,
+                    "difference": found.difference,
+                    "low": found.low if math.isfinite(found.low) else math.nan,
+                    "high": found.high if math.isfinite(found.high) else math.nan,
+                    "effect_size": found.effect,
+                    "p": found.p,
+                }
+            )
+    names = [*KEYS[:2], "other_model", "other_net", KEYS[2], "seeds", "difference", "low", "high"]
+    table = pd.DataFrame(rows, columns=pd.Index([*names, "effect_size", "p"]))
+    table["p_holm"] = pd.Series(stats.holm(table["p"].tolist()), dtype=float)
+    return table, notes
+
+
+def _pairs(frame: pd.DataFrame) -> list[tuple[str, str, str, str]]:
+    nets = {model: list(dict.fromkeys(group["net"])) for model, group in frame.groupby("model", sort=False)}
+    references = [model for model in nets if "reference" in nets[model]]
+    return [
+        (model, "hybrid", *other)
+        for model in nets
+        if "hybrid" in nets[model]
+        for other in (
+            *((model, net) for net in nets[model] if net not in MAIN_NETS),
+            *((reference, "reference") for reference in references),
+        )
+    ]
+
+
+def conclusions(table: pd.DataFrame) -> list[str]:
+    """What the data show and what they do not, in sentences, from a table of `comparisons`."""
+    several = table["train_fraction"].nunique() > 1
+    family = [
+        stats.Compared(
+            f"{row.model} {row.net}",
+            f"{row.other_model} {row.other_net}",
+            _percent(row.train_fraction) if several else "",
+            stats.Comparison(row.difference, row.low, row.high, row.effect_size, row.p, row.seeds),
+            row.p_holm,
+            control=(row.model, row.other_net) == (row.other_model, "classical"),
+        )
+        for row in table.itertuples(index=False)
+    ]
+    sentences = stats.conclusions(family)
+    if several:
+        sentences[0] += " Percentages are shares of the training images."
+    return sentences
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:g} %"
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+def figures(study: Study) -> dict[str, Picture]:
+    """Name -> figure; none where there are more models than colours tell apart."""
+    from qnnkit import plots
+    from qnnkit.plots.study import MOST_MODELS, stamped
+
+    if study.frame.empty or study.frame["model"].nunique() > MOST_MODELS:
+        return {}
+    found: dict[tuple[str, str], dict[float, tuple[float, float, float]]] = {}
+    costs, seeds = {}, {}
+    table = means(study.frame)
+    for row in table.itertuples(index=False):
+        key = (row.model, row.net)
+        found.setdefault(key, {})[row.train_fraction] = (row.accuracy, row.accuracy_low, row.accuracy_high)
+        costs[key] = {  # those of the largest fraction stay
+            "weights": row.quantum + row.classical,
+            "circuits": row.circuits_per_image,
+            "seconds": row.seconds_per_epoch,
+        }
+    for key, group in study.frame.groupby(list(KEYS), sort=False):
+        seeds.setdefault(key[:2], {})[key[2]] = group["accuracy"].tolist()
+    whole = max(table["train_fraction"])
+    last = {key: by_fraction[whole] for key, by_fraction in found.items() if whole in by_fraction}
+    drawn = {"accuracy": plots.study_accuracies(found, seeds)}
+    if study.curves:
+        drawn["curves"] = plots.study_curves(study.curves)
+    if table["train_fraction"].nunique() > 1:
+        drawn["fractions"] = plots.study_fractions(found)
+    drawn["costs"] = plots.study_costs(last, costs)
+    return {name: stamped(figure, _stamp(study)) for name, figure in drawn.items()}
+
+
+TITLES = {
+    "accuracy": ("Test accuracy", "A dot per seed, the mean and its 95 % interval."),
+    "curves": ("Learning curves", "Validation accuracy by epoch, mean over seeds."),
+    "fractions": ("Accuracy against training fraction", "Test accuracy, mean and 95 % interval."),
+    "costs": ("Accuracy against cost", "Test accuracy with all of the largest fraction of images."),
+}
+
+
+def _stamp(study: Study) -> str:
+    return f"qnnkit study {' '.join(study.name.split())} {study.stamp}"
+
+
+def write_study(folder: str | Path) -> Study | None:
+    """Writes tables, figures and conclusions into `study/` of a batch's folder; None if no run has finished.
+
+    Tables are CSV and LaTeX (booktabs), figures PNG and PDF; each names the stamp of the runs behind it, and
+    index.json lists them.
+
+    Raises:
+        FileNotFoundError: No batch is there.
+        ValueError: Its batch.json is damaged.
+        OSError: The folder cannot be written.
+    """
+    study = read_study(folder)
+    if study.frame.empty:
+        return None
+    place = workspace.make_folder(workspace.place(folder) / "study")
+    (place / "index.json").unlink(missing_ok=True)  # until all of it is written
+    table = means(study.frame)
+    compared, notes = comparisons(study.frame)
+    sentences, stamp = conclusions(compared), _stamp(study)
+    pages = {
+        "conclusions.txt": "\n".join([*sentences, "", *notes, *study.left_out, "", stamp, ""]),
+        "runs.csv": _csv(study.frame, study.stamp),
+        "means.csv": _csv(table, study.stamp),
+        "means.tex": latex(told_means(table), f"{study.name}: means over seeds and 95 % intervals.", stamp),
+        "comparisons.csv": _csv(compared, study.stamp),
+        "comparisons.tex": latex(
+            told_comparisons(compared),
+            f"{study.name}: test accuracy of hybrid nets minus that of others, over the same seeds and "
+            "splits: 95 % interval, effect size (Cohen's d_z with Hedges' correction), p of the paired "
+            "t-test, and p after Holm's correction over the table.",
+            stamp,
+        ),
+    }
+    files = {name: page.encode() for name, page in pages.items()}
+    for name, figure in figures(study).items():
+        title, description = TITLES[name]
+        files[f"{name}.png"] = figure.png(Title=title, Description=description, Stamp=stamp)
+        files[f"{name}.pdf"] = figure.pdf(Title=title, Subject=description, Keywords=stamp)
+    for old in place.iterdir():
+        if old.suffix in (".png", ".pdf") and old.name not in files:
+            old.unlink()  # of an earlier state, which had it
+    for name, content in files.items():
+        workspace.write_bytes(place / name, content)
+    index = {
+        "name": study.name,
+        "stamp": study.stamp,
+        "planned": study.planned,
+        "finished": study.finished,
+        "left_out": list(study.left_out),
+        "notes": notes,
+        "conclusions": sentences,
+        "files": list(files),
+        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    workspace.write_json(place / "index.json", index)
+    return study
+
+
+def _csv(table: pd.DataFrame, stamp: str) -> str:
+    return table.assign(stamp=stamp).to_csv(index=False, lineterminator="\n")
