@@ -130,7 +130,7 @@ def _with_shots(layer: QuantumLayer, shots: int, seed: int) -> qp.QNode:
     return qp.set_shots(layer.qnode.update(device=device, diff_method=None), shots=int(shots))
 
 
-def _depolarized(layer: QuantumLayer, probability: float) -> qp.QNode:
+def _depolarized(layer: QuantumLayer, probability: float) -> Any:
     def after(operation: Any, **_: Any) -> None:
         for wire in operation.wires:
             qp.DepolarizingChannel(probability, wires=wire)
@@ -140,7 +140,7 @@ def _depolarized(layer: QuantumLayer, probability: float) -> qp.QNode:
     return qp.add_noise(_mixed(layer), noise, level="device")
 
 
-def _misread(layer: QuantumLayer, probability: float) -> qp.QNode:
+def _misread(layer: QuantumLayer, probability: float) -> Any:
     return _read_wrongly(qp.transforms.split_non_commuting(_mixed(layer)), probability)
 
 

@@ -8,7 +8,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+@contextlib.contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """As many CPU threads inside, and what there were afterwards; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def machine(device: torch.device) -> dict[str, Any]:

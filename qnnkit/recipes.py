@@ -75,7 +75,7 @@ RECIPES: dict[str, RunConfig] = {
     "ahcd_trainable": RunConfig(
         recipe="ahcd_trainable",
         data=AHCD,
-        model=ModelConfig(model="residual_quanv", maps=8, hidden=256, dropout=0.2),
+        model=ModelConfig(model="residual_quanv", blocks=2, maps=8, hidden=256, dropout=0.2),
         training=LETTERS,
         n_seeds=3,
         controls=ALL_CONTROLS,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, device, layers, models, tasks, train, workspace
+from qnnkit import checks, device, layers, measure, models, tasks, train, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
@@ -117,16 +117,6 @@ def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Mod
     return model.eval()
 
 
-@contextlib.contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _compile(
     model: nn.Module, example: Tensor, loaders: dict[str, Any], config: TrainingConfig, folder: Path
 ) -> None:
@@ -154,7 +144,7 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
     def log(row: dict[str, Any]) -> None:
         on_epoch({"event": "epoch", "net": net, "seed": seed, **row})
 
-    with _threads(run.config.threads):
+    with measure.threads(run.config.threads):
         augmented = config.augmentation != "none"  # other images in every epoch have other features
         splits = run.splits if augmented else features.of(model, run.splits, place)
         loaders = {

@@ -1,0 +1,224 @@
+"""Where a training step's time goes: measured, part by part."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import measure
+from qnnkit.checkpoint import own_generators
+from qnnkit.config import TrainingConfig
+from qnnkit.layers import QuantumLayer, Quanv2d
+from qnnkit.tasks import Task
+
+PARTS = {
+    "loading": "other",
+    "transfer": "other",
+    "classical forward": "classical",
+    "quantum forward": "quantum",
+    "classical backward": "classical",
+    "quantum backward": "quantum",
+    "optimizer": "other",
+    "rest": "other",
+}
+"""Part of a step -> whose it is."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a training step."""
+
+    name: str
+    kind: str
+    """"quantum", "classical" or "other"."""
+    seconds: float
+    """Median over the steps; `rest` is what the medians leave of the whole's, and may be just below zero."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def step(
+    model: nn.Module,
+    task: Task,
+    loader: Iterable[Any],
+    config: TrainingConfig | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    steps: int = 20,
+    warmup: int = 3,
+    threads: int | None = None,
+) -> list[Part]:
+    """Where the time of one training step goes, in the order in which it is spent.
+
+    A quantum part is all that a `Quanv2d`, or a `QuantumLayer` outside one, does from its inputs to its
+    outputs. The device is waited for at each border, so a GPU is a little slower than in training, where work
+    overlaps. Clipping, schedules and a float16 scaler are left out.
+
+    Args:
+        model: Left as it was; a copy is trained.
+        task: Gives the loss.
+        loader: Batches for the task; begun anew where it ends.
+        config: Optimizer, step size and precision; the defaults without one.
+        device: Where to compute.
+        steps: Steps that are timed.
+        warmup: Steps before them that are not.
+        threads: CPU threads that train; None leaves torch's choice.
+    """
+    config, device = config or TrainingConfig(), torch.device(device)
+    model = copy.deepcopy(model).to(device).train()
+    optimizer, batches = optimizer_of(model, config), _endless(loader)
+    with own_generators(), measure.threads(threads), _Clock(model, device) as clock:
+        every = range(warmup + steps)
+        taken = [_timed_step(model, task, batches, optimizer, config, clock) for _ in every][warmup:]
+    found = {name: statistics.median(row[name] for row in taken) for name in PARTS if name != "rest"}
+    found["rest"] = statistics.median(row["whole"] for row in taken) - sum(found.values())
+    return [Part(name, kind, found[name]) for name, kind in PARTS.items()]
+
+
+def _timed_step(
+    model: nn.Module,
+    task: Task,
+    batches: Iterator[Any],
+    optimizer: torch.optim.Optimizer | None,
+    config: TrainingConfig,
+    clock: _Clock,
+) -> dict[str, float]:
+    from accelerate.utils import send_to_device
+
+    clock.quantum_forward = clock.quantum_backward = 0.0
+    start = clock.now()
+    batch = next(batches)
+    loaded = clock.now()
+    batch = send_to_device(batch, clock.device)
+    moved = clock.now()
+    with autocast(config.precision, clock.device):
+        loss = task(model, batch).loss
+    forward = clock.now()
+    if loss.requires_grad:
+        loss.backward()
+    backward = clock.now()
+    if optimizer:
+        optimizer.step()
+        optimizer.zero_grad()
+    end = clock.now()
+    clock.close_spans()
+    return {
+        "loading": loaded - start,
+        "transfer": moved - loaded,
+        "classical forward": forward - moved - clock.quantum_forward,
+        "quantum forward": clock.quantum_forward,
+        "classical backward": backward - forward - clock.quantum_backward,
+        "quantum backward": clock.quantum_backward,
+        "optimizer": end - backward,
+        "whole": end - start,
+    }
+
+
+class _Clock:
+    """Adds up the time inside a model's quantum parts, forward by hooks and backward by those of the graph.
+
+    A module's own backward hooks would not do: where no gradient by the inputs is wanted, as of a circuit
+    that reads the images, torch calls them before the work.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device):
+        self.model, self.device = model, device
+        self.quantum_forward = self.quantum_backward = 0.0
+        self.spans: list[list[float]] = []  # of each use of a part: begin and end of its way back
+        self.entered: list[float] = []
+        self.handles: list[Any] = []
+
+    def now(self) -> float:
+        measure.synchronize(self.device)
+        return time.perf_counter()
+
+    def __enter__(self) -> _Clock:
+        for part in _quantum_parts(self.model):
+            self.handles.append(part.register_forward_pre_hook(self._enter))
+            self.handles.append(part.register_forward_hook(self._leave))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def close_spans(self) -> None:
+        """Adds what the backward pass has marked."""
+        self.quantum_backward = sum(span[1] - span[0] for span in self.spans if span)
+        self.spans = []
+
+    def _enter(self, part: nn.Module, inputs: Any) -> None:
+        self.entered.append(self.now())
+
+    def _leave(self, part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
+        self.quantum_forward += self.now() - self.entered.pop()
+        span: list[float] = []
+        self.spans.append(span)
+
+        def begin(*_: Any) -> None:
+            if not span:
+                span.extend([self.now()] * 2)
+
+        def end(*_: Any) -> None:
+            span[1] = self.now()
+
+        for node in _nodes_between(inputs, outputs):
+            node.register_prehook(begin)
+            node.register_hook(end)
+
+
+def _quantum_parts(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules that are circuits and what feeds them."""
+    if isinstance(model, QuantumLayer):
+        return [model]
+    if isinstance(model, Quanv2d) and any(isinstance(part, QuantumLayer) for part in model.modules()):
+        return [model]
+    found = [part for child in model.children() for part in _quantum_parts(child)]
+    return list(dict.fromkeys(found))  # a layer used in two places is one
+
+
+def _nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
+    """The graph's nodes that lead from the inputs, or from weights, to the outputs."""
+    borders = {part.grad_fn for part in inputs if isinstance(part, Tensor) and part.grad_fn}
+    waiting, found = [outputs.grad_fn], {}
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in borders or node in found or hasattr(node, "variable"):
+            continue  # a leaf's node, which adds to its gradient, is the only one with a variable
+        found[node] = None
+        waiting += [below for below, _ in node.next_functions]
+    return list(found)
+
+
+def optimizer_of(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer | None:
+    """As training makes it, without groups; None where nothing trains."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not weights:
+        return None
+    match config.optimizer:
+        case "adam":
+            return torch.optim.Adam(weights, config.learning_rate)
+        case "adamw":
+            return torch.optim.AdamW(weights, config.learning_rate)
+        case "sgd":
+            return torch.optim.SGD(weights, config.learning_rate, momentum=0.9)
+
+
+def autocast(precision: str, device: torch.device) -> Any:
+    if precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, getattr(torch, precision))
+
+
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+    return itertools.chain.from_iterable(itertools.repeat(loader))

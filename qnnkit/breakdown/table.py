@@ -1,0 +1,277 @@
+"""What people try to make training faster, as a table: every number of it measured here."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import measure, models
+from qnnkit.breakdown.parts import autocast, optimizer_of
+from qnnkit.checkpoint import own_generators
+from qnnkit.config import RunConfig
+from qnnkit.data import ImageSplits
+from qnnkit.layers import QuantumLayer, circuits_by_layer, circuits_per_image, feature_maps_of
+from qnnkit.tasks import Classification
+
+BATCHES, LAYERS = (64, 128, 256), (1, 2, 3)
+MOST_ROUNDS = 200
+TIMED = 2
+"""Images whose circuits are run one by one, at most."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What training would cost, changed in one way."""
+
+    group: str
+    """"simulator", "batch", "layers", "circuit" or "precision"."""
+    name: str
+    change: str
+    """What is changed, in a sentence."""
+    seconds_per_image: float | None
+    """Of a training step; None where it was not measured."""
+    seconds_per_epoch: float | None
+    why: str = ""
+    """Why it was not measured, in a sentence."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def strategies(
+    config: RunConfig, splits: ImageSplits, *, device: torch.device | str = "cpu", seconds: float = 60.0
+) -> list[Strategy]:
+    """What people try to make training faster, each measured on this machine, one change at a time.
+
+    Steps of all strategies take turns in changing order, so that a machine that others use too, or what the
+    step before has left in its caches, favours none.
+
+    Args:
+        config: The recipe that is changed; its batch size, layers and precision are what else stays.
+        splits: The images; an epoch is all of its training split.
+        device: Where to compute.
+        seconds: For the whole table, about. A strategy of which one step takes more than its share is not
+            measured further, and its row says so; tracing circuits comes on top, a second or so each.
+
+    Returns:
+        One row per strategy; for a model without a circuit only what concerns it.
+    """
+    bench = _Bench(config, splits, torch.device(device), seconds)
+    with own_generators(), measure.threads(config.threads):
+        return bench.rows()
+
+
+@dataclass
+class _Turn:
+    """A row, and the step by which it is measured; None where it already is, or cannot be."""
+
+    row: Strategy
+    step: Callable[[], float] | None = None
+    images: int = 0
+    taken: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Bench:
+    config: RunConfig
+    splits: ImageSplits
+    device: torch.device
+    seconds: float
+
+    def rows(self) -> list[Strategy]:
+        start = time.perf_counter()
+        model = self.build()
+        hybrid = circuits_per_image(model, self.splits.train.images[:1]) > 0
+        self.share = self.seconds / (14 if hybrid else 5)
+        turns = list(self.turns(model, hybrid))
+        ready = [turn for turn in turns if turn.step and self.warm_up(turn)]
+        order = random.Random(0)
+        for _ in range(MOST_ROUNDS):
+            for turn in order.sample(ready, len(ready)):
+                assert turn.step is not None
+                turn.taken.append(turn.step())
+            if time.perf_counter() - start > self.seconds:
+                break
+        return [self.measured(turn) for turn in turns]
+
+    def turns(self, model: nn.Module, hybrid: bool) -> Iterator[_Turn]:
+        if hybrid:
+            yield self.one_by_one(model)
+            told = "All circuits of a batch at once, gate by gate."
+            yield self.train("simulator", "default.qubit", told, "default.qubit")
+            yield self.train("simulator", "batched", "All circuits of a batch as a fused program.", "batched")
+        for size in BATCHES:
+            yield self.train("batch", f"batch {size}", f"{size} images a step.", batch_size=size)
+        if hybrid:
+            for n in LAYERS:
+                told = f"The ansatz has {n} layer{'s' * (n > 1)}."
+                yield self.train("layers", f"n_layers {n}", told, n_layers=n)
+            yield self.train("circuit", "frozen", "The circuit stays as it is drawn.", trainable=False)
+            yield self.cached()
+        for precision in ("float32", "bfloat16"):
+            told = f"Classical layers compute in {precision}{'; circuits stay in float32' * hybrid}."
+            yield self.train("precision", precision, told, precision=precision)
+
+    def build(self, backend: str | None = None, **settings: Any) -> nn.Module:
+        splits = self.splits
+        return models.build(
+            self.config.model.model_copy(update=settings),
+            channels=splits.channels,
+            image_size=splits.image_size,
+            n_classes=splits.n_classes,
+            seed=self.config.seed,
+            backend=backend or self.config.backend,
+        )
+
+    def train(
+        self,
+        group: str,
+        name: str,
+        change: str,
+        backend: str | None = None,
+        *,
+        batch_size: int | None = None,
+        precision: str | None = None,
+        **settings: Any,
+    ) -> _Turn:
+        """Full training steps."""
+        size, train = batch_size or self.config.training.batch_size, self.splits.train
+        row = Strategy(group, name, change, None, None)
+        if batch_size and size > len(train):
+            return _Turn(replace(row, why=f"The training split has {len(train)} images only."))
+        try:
+            model = self.build(backend, **settings)
+        except (ValueError, NotImplementedError) as error:  # such as a device that is not there
+            return _Turn(replace(row, why=_first_line(error)))
+        return self.steps(row, model, train.images[:size], precision)
+
+    def steps(self, row: Strategy, model: nn.Module, images: Tensor, precision: str | None = None) -> _Turn:
+        config = self.config.training
+        config = config.model_copy(update={"precision": precision or config.precision})
+        task, model = Classification(label_smoothing=config.label_smoothing), model.to(self.device).train()
+        labels, optimizer = self.splits.train.labels[: len(images)], optimizer_of(model, config)
+
+        def step() -> float:
+            start = time.perf_counter()
+            with autocast(config.precision, self.device):
+                loss = task(model, (images.to(self.device), labels.to(self.device))).loss
+            if loss.requires_grad:
+                loss.backward()
+            if optimizer:
+                optimizer.step()
+                optimizer.zero_grad()
+            measure.synchronize(self.device)
+            return time.perf_counter() - start
+
+        return _Turn(row, step, len(images))
+
+    def warm_up(self, turn: _Turn) -> bool:
+        """Traces circuits and measures backends; whether the steps may be repeated."""
+        assert turn.step is not None
+        try:
+            first = turn.step()
+            again = first if first > self.seconds else turn.step()  # the first one traces circuits
+            if again <= self.share:
+                return True
+            why = f"A step took {again:.2g} s, and its share of the time was {self.share:.2g} s."
+        except (ValueError, NotImplementedError, RuntimeError) as error:  # such as too little memory
+            why = _first_line(error)
+        turn.row, turn.step = replace(turn.row, why=why), None
+        return False
+
+    def measured(self, turn: _Turn) -> Strategy:
+        if not turn.taken:
+            return turn.row
+        return self.row_of(turn.row, statistics.median(turn.taken) / turn.images)
+
+    def row_of(self, row: Strategy, seconds: float) -> Strategy:
+        return replace(row, seconds_per_image=seconds, seconds_per_epoch=seconds * len(self.splits.train))
+
+    def one_by_one(self, model: nn.Module) -> _Turn:
+        change = "Each circuit by itself; the circuits alone, scaled up from a few."
+        row = Strategy("simulator", "lightning.qubit", change, None, None)
+        try:
+            found = one_by_one(model, self.splits.train.images[:1], seconds=self.share / 8)
+        except (ValueError, RuntimeError) as error:
+            return _Turn(replace(row, why=_first_line(error)))
+        return _Turn(self.row_of(row, found.seconds_per_image))
+
+    def cached(self) -> _Turn:
+        """A frozen circuit whose features were computed before."""
+        change = "The frozen circuit's features are computed once, before training."
+        row = Strategy("circuit", "frozen, cached", change, None, None)
+        model = self.build(trainable=False).to(self.device)
+        maps = feature_maps_of(model, self.splits.train.images[: self.config.training.batch_size])
+        with contextlib.suppress(ValueError, RuntimeError, TypeError):
+            if maps is not None and circuits_per_image(model, maps[:1]) == 0:
+                return self.steps(row, model, maps)
+        return _Turn(replace(row, why="This model takes no features in place of images."))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """What a model's circuits take when they run one after the other."""
+
+    seconds_per_image: float
+    circuits_per_image: int
+    circuits_timed: int
+    trains: bool
+    """Whether a backward pass is part of it."""
+
+
+def one_by_one(
+    model: nn.Module, image: Tensor, *, backend: str = "lightning.qubit", seconds: float = 0.5
+) -> OneByOne:
+    """Times a few of a model's circuits on a simulator that runs them one by one, and scales up.
+
+    Args:
+        model: Holds `QuantumLayer`s that run for the image; those of one shape are taken to cost the same.
+        image: A batch of one, as the model takes it.
+        backend: PennyLane device.
+        seconds: About how long one round of circuits of one shape may take; four are run.
+
+    Raises:
+        ValueError: The device does not work here.
+    """
+    kinds: dict[Any, list[tuple[QuantumLayer, int]]] = {}
+    for layer, n in circuits_by_layer(model, image).items():
+        shapes = [tuple(weight.shape) for weight in layer.parameters()]
+        kinds.setdefault((layer.n_features, layer.n_outputs, *shapes), []).append((layer, n))
+    total, timed, trains = 0.0, 0, False
+    for (n_features, *_), alike in kinds.items():
+        slow = alike[0][0].with_qnode(alike[0][0].qnode, backend).cpu()
+        own_trains = any(weight.requires_grad for weight in slow.parameters())
+        trains |= own_trains
+        per_image = sum(n for _, n in alike)
+        run = _runs(slow, n_features, own_trains)
+        one_round = measure.seconds(run(4), torch.device("cpu"), rounds=1)
+        n = max(1, min(TIMED * per_image, int(4 * seconds / one_round)))
+        total += measure.seconds(run(n), torch.device("cpu"), rounds=3) / n * per_image
+        timed += n
+    return OneByOne(total, sum(n for alike in kinds.values() for _, n in alike), timed, trains)
+
+
+def _runs(layer: QuantumLayer, n_features: int, trains: bool) -> Callable[[int], Callable[[], None]]:
+    def of(n_circuits: int) -> Callable[[], None]:
+        def run() -> None:
+            values = layer(torch.ones(n_circuits, n_features))
+            if trains:
+                values.sum().backward()
+
+        return run
+
+    return of
