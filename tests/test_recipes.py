@@ -77,9 +77,10 @@ def test_the_nets_of_a_recipe_differ_in_the_quantum_part_alone(name, pictures, t
     own = run.nets[0]
     assert own == ("reference" if settings.model.model in CLASSICAL else "hybrid")
     for net, model in nets.items():
-        step = runs.task_of(run.config.training)(model, (images, labels))
-        step.loss.backward()
-        assert model(images).shape == (4, run.splits.n_classes)
+        with torch.random.fork_rng(devices=[]):  # augmentation and dropout draw
+            step = runs.task_of(run.config.training)(model, (images, labels))
+            step.loss.backward()
+            assert model(images).shape == (4, run.splits.n_classes)
         assert step.count == 4
         for weight in model.parameters():  # each weight that is trained gets a gradient
             assert (weight.grad is not None) == weight.requires_grad

@@ -163,6 +163,20 @@ def test_another_experiment_is_refused_by_its_difference(tiny, settings, told):
     assert files(run.folder) == content
 
 
+def test_a_last_batch_of_one_image_is_refused_where_batches_are_normalised(tiny):
+    n = len(tiny("counted").splits.train)
+    settings = {"model": "resnet18", "controls": [], "batch_size": n - 1}
+    with pytest.raises(ValueError, match=r"^Argument `batch_size` must leave more than one image.*by one\.$"):
+        tiny("resnet", **settings)
+    assert tiny("resnet", **settings | {"batch_size": n}).nets == ("reference",)
+    assert len(tiny("quanv", batch_size=n - 1).nets) == 2  # which normalises nothing
+
+
+def test_a_model_without_a_circuit_has_no_controls(tiny):
+    with pytest.raises(ValueError, match=r"^Argument `controls` must be left out.*Set controls=\(\)"):
+        tiny(model="resnet18")
+
+
 def test_another_recipe_is_refused(tiny):
     with pytest.raises(ValueError, match="recipe: 'folder_quanv' there, 'digits_quanv' now"):
         runs.open_run(tiny().folder, "digits_quanv")

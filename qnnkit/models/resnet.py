@@ -77,10 +77,11 @@ class Backbone(nn.Module):
 
 
 class ResNetCircuit(nn.Module):
-    """ResNet18 -> n angles in (-pi/2, pi/2) -> one circuit -> linear layer -> logits.
+    """ResNet18 -> n angles in (0, pi) -> one circuit -> linear layer -> logits.
 
-    The dressed circuit of Mari et al. (2020), arXiv:1912.08278, eq. 10, behind a trained or frozen backbone.
-    Where that is frozen, its features are computed once (`models.features`).
+    After the dressed circuit of Mari et al. (2020), arXiv:1912.08278, sec. 2; their Hadamards before angles
+    in (-pi/2, pi/2) are the shift of the angles here. Where the backbone is frozen, its features are
+    computed once (`models.features`).
 
     Args:
         config: `pretrained`, `frozen_backbone`, `stem_stride`, `dropout`, and what it says of the circuit:
@@ -117,7 +118,9 @@ class ResNetCircuit(nn.Module):
         with seeded(seed):
             self.backbone = _backbone(config, channels)
             self.reduce = nn.Sequential(
-                nn.Dropout(config.dropout), nn.Linear(self.backbone.n_features, n_features)
+                nn.Dropout(config.dropout),
+                nn.Linear(self.backbone.n_features, n_features),
+                nn.BatchNorm1d(n_features),  # angles that differ from the first step on
             )
             self.circuit = QuantumLayer(
                 qnode,
@@ -129,7 +132,7 @@ class ResNetCircuit(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""
-        angles = math.pi / 2 * torch.tanh(self.reduce(self.features(images)))  # (batch, n_features)
+        angles = math.pi * torch.sigmoid(self.reduce(self.features(images)))  # (batch, n_features)
         return self.head(self.circuit(angles))
 
     def features(self, images: Tensor) -> Tensor:

@@ -298,6 +298,16 @@ def require_usable(run: Run) -> None:
     model = build(run, run.nets[0], run.config.seed)
     with torch.no_grad():
         model.eval()(run.splits.train.images[:1])
+    n, batch_size = len(run.splits.train), run.config.training.batch_size
+    if n % batch_size == 1:
+        try:  # the last batch of an epoch, of which normalisation over a batch may make nothing
+            model.train()(run.splits.train.images[:1])
+        except ValueError:
+            step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
+            rule = "leave more than one image for the last batch"
+            raise ValueError(
+                checks.message("batch_size", rule, batch_size, step + " Change it by one.")
+            ) from None
     if run.config.training.precision == "float16" and device.choose(run.config.device).type == "cpu":
         step = "Use bfloat16 or float32."
         raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))

@@ -99,7 +99,8 @@ def _tracked() -> bool:
 
 def _git(*words: str) -> bytes | None:
     """What git says of the checkout that qnnkit was imported from."""
-    command = ["git", "-C", str(_package()), *words]
+    # Without locks: a git that is cut short would leave one behind, and the checkout could not be written to.
+    command = ["git", "--no-optional-locks", "-C", str(_package()), *words]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired):
