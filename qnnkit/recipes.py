@@ -115,6 +115,7 @@ RECIPES: dict[str, RunConfig] = {
             circuit="strongly_entangling",
             n_layers=3,
             stem_stride=4,
+            hidden=32,
             frozen_backbone=True,
         ),
         training=TrainingConfig(
@@ -128,11 +129,13 @@ RECIPES: dict[str, RunConfig] = {
     "mnist_resnet": RunConfig(
         recipe="mnist_resnet",
         data=MNIST,
-        model=ModelConfig(model="resnet_circuit", circuit="strongly_entangling", n_layers=3, stem_stride=4),
+        model=ModelConfig(
+            model="resnet_circuit", circuit="strongly_entangling", n_layers=3, stem_stride=4, hidden=32
+        ),
         training=TrainingConfig(
             epochs=4,
             batch_size=128,
-            learning_rate=2e-3,
+            learning_rate=4e-3,
             quantum_learning_rate=2e-2,
             optimizer="adamw",
             weight_decay=0.01,

@@ -1062,7 +1062,10 @@ def test_real_kills_at_many_moments_change_no_number(home, pictures):
 def test_the_study_notebook(home, tmp_path):
     from qnnkit import runs
 
-    values = {"run_dir": "batches/toy", "epochs": 1, "n_seeds": 1, "workers": 2}
+    values = {"run_dir": "batches/toy", "epochs": 1, "n_seeds": 2, "workers": 2, "fractions": [0.5, 1.0]}
     runs.launch(ROOT / "notebooks" / "06_study.ipynb", tmp_path / "06_study.ipynb", values)
     assert [each.state for each in batch.read("batches/toy")] == ["finished"] * 2
-    assert (home / "batches" / "toy" / "report.html").exists()
+    page = (home / "batches" / "toy" / "report.html").read_text()
+    index = json.loads((home / "batches" / "toy" / "study" / "index.json").read_text())
+    assert index["finished"] == 2 and "Of 4 comparisons" in index["conclusions"][0]
+    assert index["conclusions"][0].split(",")[0] in page and "fractions.pdf" in index["files"]

@@ -17,7 +17,8 @@ from qnnkit import runs
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PARAMETER = re.compile(
-    r'^\w+: (int|float|str|bool|list) = ("[^"=]*"|-?\d+(\.\d+)?(e-?\d+)?|True|False|None)  # [^=]+$'
+    r"^\w+: (int|float|str|bool|list) = "
+    r'("[^"=]*"|-?\d+(\.\d+)?(e-?\d+)?|\[[-\d., ]+\]|True|False|None)  # [^=]+$'
 )
 
 

@@ -77,15 +77,15 @@ class Backbone(nn.Module):
 
 
 class ResNetCircuit(nn.Module):
-    """ResNet18 -> n angles in (0, pi) -> one circuit -> linear layer -> logits.
+    """ResNet18 -> n angles in (0, pi) -> one circuit -> two linear layers -> logits.
 
     After the dressed circuit of Mari et al. (2020), arXiv:1912.08278, sec. 2; their Hadamards before angles
     in (-pi/2, pi/2) are the shift of the angles here. Where the backbone is frozen, its features are
     computed once (`models.features`).
 
     Args:
-        config: `pretrained`, `frozen_backbone`, `stem_stride`, `dropout`, and what it says of the circuit:
-            `n_qubits`, `n_layers`, `circuit`, `embedding`, `trainable`.
+        config: `pretrained`, `frozen_backbone`, `stem_stride`, `hidden`, `dropout`, and what it says of the
+            circuit: `n_qubits`, `n_layers`, `circuit`, `embedding`, `trainable`.
         channels: Channels of the images.
         image_size: (height, width) of the images.
         n_classes: Number of logits.
@@ -128,7 +128,9 @@ class ResNetCircuit(nn.Module):
                 lambda weight: weight.uniform_(0, 2 * math.pi, generator=generator),
                 backend=backend,
             ).requires_grad_(config.trainable)
-            self.head = nn.Linear(config.n_qubits, n_classes)
+            self.head = nn.Sequential(
+                nn.Linear(config.n_qubits, config.hidden), nn.SiLU(), nn.Linear(config.hidden, n_classes)
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""

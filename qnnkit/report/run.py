@@ -122,8 +122,8 @@ SCORES = {
 def _mean(of_net: pd.DataFrame, name: str) -> float | None:
     """None where a run was tested before qnnkit told it."""
     column = f"test_{name}"
-    told = column in of_net and of_net[column].notna().all()
-    return float(of_net[column].mean()) if told else None
+    values = of_net[column].tolist() if column in of_net else []
+    return float(np.mean(values)) if values and all(map(math.isfinite, values)) else None
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from qnnkit import stats, workspace
 from qnnkit.batch import state
 from qnnkit.config import MAIN_NETS, validate
 from qnnkit.report.batch import number, read_batch, show
-from qnnkit.report.tables import latex, told_comparisons, told_means
+from qnnkit.report.tables import latex, records, told_comparisons, told_means
 from qnnkit.runs import Run
 
 if TYPE_CHECKING:
@@ -174,8 +174,8 @@ def _curves(epochs: list[dict[str, Any]], frame: pd.DataFrame) -> dict[tuple[str
     if not rows:
         return found
     learned = pd.DataFrame(rows).drop_duplicates([*KEYS, "seed", "epoch"], keep="last")
-    groups = dict(list(learned.groupby(list(KEYS))))
-    for model, net, fraction in dict.fromkeys(zip(*(frame[key] for key in KEYS), strict=True)):
+    groups = _groups(learned)
+    for model, net, fraction in _groups(frame):
         if (model, net, fraction) in groups:
             one = groups[model, net, fraction]
             table = one.pivot(index="seed", columns="epoch", values="validation_accuracy")
@@ -194,12 +194,13 @@ def means(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for key, group in frame.groupby(list(KEYS), sort=False):
+    for key, group in _groups(frame).items():
         row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
         for name in METRICS:
             row |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
-            if group[name].notna().all():
-                interval = stats.mean_interval(group[name].tolist())
+            values = group[name].tolist()
+            if all(map(math.isfinite, values)):
+                interval = stats.mean_interval(values)
                 row[name] = interval.mean
                 if interval.n > 1:
                     row |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
@@ -219,7 +220,7 @@ def comparisons(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     import pandas as pd
 
     rows, notes = [], []
-    groups = {key: group.set_index("seed") for key, group in frame.groupby(list(KEYS), sort=False)}
+    groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
     for model, net, other_model, other_net in _pairs(frame):
         for fraction in sorted(frame["train_fraction"].unique()):
             ours = groups.get((model, net, fraction))
@@ -263,8 +264,15 @@ def comparisons(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return table, notes
 
 
+def _groups(frame: pd.DataFrame) -> dict[Any, Any]:
+    """(model, net, train_fraction) -> its rows, in the order of the table."""
+    return dict(list(frame.groupby(list(KEYS), sort=False)))
+
+
 def _pairs(frame: pd.DataFrame) -> list[tuple[str, str, str, str]]:
-    nets = {model: list(dict.fromkeys(group["net"])) for model, group in frame.groupby("model", sort=False)}
+    nets: dict[str, list[str]] = {}
+    for model, net, _ in _groups(frame):
+        nets.setdefault(model, []).extend([net] * (net not in nets.get(model, [])))
     references = [model for model in nets if "reference" in nets[model]]
     return [
         (model, "hybrid", *other)
@@ -279,7 +287,7 @@ def _pairs(frame: pd.DataFrame) -> list[tuple[str, str, str, str]]:
 
 def conclusions(table: pd.DataFrame) -> list[str]:
     """What the data show and what they do not, in sentences, from a table of `comparisons`."""
-    several = table["train_fraction"].nunique() > 1
+    several = len(set(table["train_fraction"])) > 1
     family = [
         stats.Compared(
             f"{row.model} {row.net}",
@@ -289,7 +297,7 @@ def conclusions(table: pd.DataFrame) -> list[str]:
             row.p_holm,
             control=(row.model, row.other_net) == (row.other_model, "classical"),
         )
-        for row in table.itertuples(index=False)
+        for row in records(table)
     ]
     sentences = stats.conclusions(family)
     if several:
@@ -309,12 +317,13 @@ def figures(study: Study) -> dict[str, Picture]:
     from qnnkit import plots
     from qnnkit.plots.study import MOST_MODELS, stamped
 
-    if study.frame.empty or study.frame["model"].nunique() > MOST_MODELS:
+    if not 0 < len(set(study.frame["model"])) <= MOST_MODELS:
         return {}
     found: dict[tuple[str, str], dict[float, tuple[float, float, float]]] = {}
-    costs, seeds = {}, {}
+    costs: dict[tuple[str, str], dict[str, float]] = {}
+    seeds: dict[tuple[str, str], dict[float, list[float]]] = {}
     table = means(study.frame)
-    for row in table.itertuples(index=False):
+    for row in records(table):
         key = (row.model, row.net)
         found.setdefault(key, {})[row.train_fraction] = (row.accuracy, row.accuracy_low, row.accuracy_high)
         costs[key] = {  # those of the largest fraction stay
@@ -322,14 +331,14 @@ def figures(study: Study) -> dict[str, Picture]:
             "circuits": row.circuits_per_image,
             "seconds": row.seconds_per_epoch,
         }
-    for key, group in study.frame.groupby(list(KEYS), sort=False):
-        seeds.setdefault(key[:2], {})[key[2]] = group["accuracy"].tolist()
+    for (model, net, fraction), group in _groups(study.frame).items():
+        seeds.setdefault((model, net), {})[fraction] = group["accuracy"].tolist()
     whole = max(table["train_fraction"])
     last = {key: by_fraction[whole] for key, by_fraction in found.items() if whole in by_fraction}
     drawn = {"accuracy": plots.study_accuracies(found, seeds)}
     if study.curves:
         drawn["curves"] = plots.study_curves(study.curves)
-    if table["train_fraction"].nunique() > 1:
+    if len(set(table["train_fraction"])) > 1:
         drawn["fractions"] = plots.study_fractions(found)
     drawn["costs"] = plots.study_costs(last, costs)
     return {name: stamped(figure, _stamp(study)) for name, figure in drawn.items()}
@@ -359,7 +368,7 @@ def write_study(folder: str | Path) -> Study | None:
         OSError: The folder cannot be written.
     """
     study = read_study(folder)
-    if study.frame.empty:
+    if not len(study.frame):
         return None
     place = workspace.make_folder(workspace.place(folder) / "study")
     (place / "index.json").unlink(missing_ok=True)  # until all of it is written

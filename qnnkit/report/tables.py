@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats
@@ -31,6 +32,11 @@ _LATEX = str.maketrans(
 )
 
 
+def records(table: pd.DataFrame) -> Iterator[Any]:
+    """Its rows, each with the columns as attributes."""
+    return iter(table.itertuples(index=False))
+
+
 def told_means(table: pd.DataFrame) -> pd.DataFrame:
     """The means of a study: ± is half the width of the 95 % interval."""
     import pandas as pd
@@ -48,7 +54,9 @@ def told_means(table: pd.DataFrame) -> pd.DataFrame:
         ("ece", "ECE (%)", 100, 1),
     ):
         spreads = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
-        columns[head] = [_spread(*(factor * value for value in each), digits) for each in spreads]
+        columns[head] = [
+            _spread(factor * mean, factor * low, factor * high, digits) for mean, low, high in spreads
+        ]
     for name, head, form in (
         ("quantum", "quantum weights", ",.0f"),
         ("classical", "classical weights", ",.0f"),
@@ -75,7 +83,7 @@ def told_comparisons(table: pd.DataFrame) -> pd.DataFrame:
             "p": _p(row.p),
             "p (Holm)": _p(row.p_holm),
         }
-        for row in table.itertuples(index=False)
+        for row in records(table)
     ]
     return pd.DataFrame(rows)
 
@@ -83,9 +91,9 @@ def told_comparisons(table: pd.DataFrame) -> pd.DataFrame:
 def latex(table: pd.DataFrame, caption: str, stamp: str) -> str:
     r"""A table of words as LaTeX with \usepackage{booktabs}; its first line names the runs behind it."""
     first = f"% {' '.join(stamp.split())}; needs \\usepackage{{booktabs}}\n"
-    if table.empty:
+    if not len(table):
         return first + "% No two nets could be compared.\n"
-    styler = table.style.hide(axis="index").format(_escaped).format_index(_escaped, axis=1)
+    styler: Any = table.style.hide(axis="index").format(_escaped).format_index(_escaped, axis=1)
     words = sum(1 for name in table.columns if name in ("model", "net", "beside"))
     return first + styler.to_latex(
         hrules=True,
