@@ -42,8 +42,8 @@ def qnnkit(*words: object) -> subprocess.CompletedProcess[str]:
 # --- form -----------------------------------------------------------------------------------------
 
 
-def test_there_are_five_numbered_notebooks_and_one_over_many_runs() -> None:
-    assert tuple(path.stem for path in SOURCES) == (*runs.NOTEBOOKS, "06_study")
+def test_there_are_five_numbered_notebooks_one_of_times_and_one_over_many_runs() -> None:
+    assert tuple(path.stem for path in SOURCES) == (*runs.NOTEBOOKS, "05_benchmark", "06_study")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
@@ -117,8 +117,11 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert hybrid["accuracy"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
     page = finished.report.read_text()
     figures = list((finished.folder / "figures").glob("*.png"))
-    assert len(figures) == 11 and page.count("data:image/png;base64,") == len(figures)
+    assert len(figures) == 12 and page.count("data:image/png;base64,") == len(figures)
     assert len(list((finished.folder / "sample").glob("*/*.png"))) == 200
+    conditions = [(row["condition"], row["strength"]) for row in result["robustness"]]
+    assert len(conditions) == 9 and conditions[0] == ("exact", None) and ("shots", 1000) in conditions
+    assert all(0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in result["robustness"])
     gradients = finished.rows("gradients")
     assert {row["kind"] for row in gradients if row["event"] == "size"} == {"quantum", "classical"}
     provenance = json.loads((finished.folder / "provenance.json").read_text())
@@ -179,10 +182,10 @@ def test_training_alone_through_papermill(tmp_path: Path) -> None:
     assert len(run.finals()) == len(run.nets) == 4
 
 
-def run_cells(path: Path, prelude: str, **parameters: object) -> subprocess.CompletedProcess[str]:
-    """A notebook's code cells as one program, after `prelude`, with its parameters exchanged."""
+def run_cells(*paths: Path, prelude: str, **parameters: object) -> subprocess.CompletedProcess[str]:
+    """Notebooks' code cells as one program, after `prelude`, with their parameters exchanged."""
     lines = [prelude]
-    for cell in code_cells(path):
+    for cell in (cell for path in paths for cell in code_cells(path)):
         tags = cell.metadata.get("tags", [])
         if "setup" not in tags:
             lines.append(cell.source)
@@ -210,7 +213,7 @@ QuantumLayer.forward = forward
 @pytest.mark.parametrize(("prelude", "stops"), [("", False), (WRONG_SIGN, True)])
 def test_a_wrong_gradient_stops_the_run(prelude: str, stops: bool, tmp_path: Path) -> None:
     path = ROOT / "notebooks" / "02_gradient_check.ipynb"
-    done = run_cells(path, prelude, run_dir=str(tmp_path / "run"))
+    done = run_cells(path, prelude=prelude, run_dir=str(tmp_path / "run"))
     assert (done.returncode != 0) == stops, done.stderr
     if stops:
         last = done.stderr.strip().splitlines()[-1]
@@ -237,7 +240,9 @@ torch.optim.Adam.step = step
 
 
 def test_a_device_that_does_not_step_stops_the_run(tmp_path: Path) -> None:
-    done = run_cells(ROOT / "notebooks" / "00_setup.ipynb", SILENT_STEP, run_dir=str(tmp_path / "run"))
+    done = run_cells(
+        ROOT / "notebooks" / "00_setup.ipynb", prelude=SILENT_STEP, run_dir=str(tmp_path / "run")
+    )
     told = (
         r"ArithmeticError: Wrong numbers or steps come from batched on cpu( and \S+ on \S+)*\. Choose another"
     )
@@ -248,5 +253,45 @@ def test_a_device_that_does_not_step_stops_the_run(tmp_path: Path) -> None:
 def test_analysis_before_training_says_what_is_missing(tmp_path: Path) -> None:
     runs.open_run(tmp_path / "run", "digits_quanv")
     path = ROOT / "notebooks" / "04_analyze.ipynb"
-    done = run_cells(path, "", run_dir=str(tmp_path / "run"))
+    done = run_cells(path, prelude="", run_dir=str(tmp_path / "run"))
     assert "run 03_train first" in done.stderr.strip().splitlines()[-1]
+
+
+WITHOUT_A_CIRCUIT = """
+import torch
+from torch import nn
+from qnnkit import models, runs
+
+class Plain(nn.Module):
+    def __init__(self, config, *, channels, image_size, n_classes, seed, backend):
+        super().__init__()
+        self.reader = nn.Linear(channels * image_size[0] * image_size[1], n_classes)
+
+    def forward(self, images):
+        return self.reader(images.flatten(1).float() / 255)
+
+models.MODELS["plain"], models.CLASSICAL = Plain, ("plain",)
+runs.open_run({folder!r}, "digits_quanv", model="plain", controls=(), epochs=1, n_seeds=1)
+"""
+
+
+def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    names = ("02_gradient_check", "03_train", "04_analyze", "05_benchmark")
+    paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in names]
+    prelude = WITHOUT_A_CIRCUIT.format(folder=str(folder))
+    done = run_cells(*paths, prelude=prelude, run_dir=str(folder), budget=0.5)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((folder / "result.json").read_text())
+    assert [row["net"] for row in result["nets"]] == ["reference"] and result["nets"][0]["quantum"] == 0
+    assert (result["verdicts"], result["robustness"], result["lightning"]["seconds"]) == ([], [], None)
+    assert "The net has no circuit to time on lightning.qubit" in (folder / "report.html").read_text()
+    for told in ("none to draw", "no gradient to check", "no feature maps", "hardware would change nothing"):
+        assert done.stdout.count(told) >= 1, told
+    kept = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert {"02_sizes", "06_worst", "benchmark_step", "benchmark_strategies"} <= kept
+    assert kept & {"02_circuit", "02_errors", "07_maps", "08_circuit", "09_hardware"} == set()
+    rows = [json.loads(line) for line in (folder / "benchmark.jsonl").read_text().splitlines()]
+    assert {row.get("group") for row in rows if row["event"] == "strategy"} == {"batch", "precision"}
+    quantum = [row["seconds"] for row in rows if row["event"] == "step" and row["kind"] == "quantum"]
+    assert quantum == [0, 0]

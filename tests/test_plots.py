@@ -75,7 +75,23 @@ WIDTHS = {
     for j, peer in enumerate(PEERS)
 }
 
+POINTS = {
+    "shots": [(100, 0.8, 0.7, 0.88), (1_000, 0.92, 0.83, 0.97), (10_000, 0.95, 0.87, 0.99)],
+    "depolarizing": [(0.001, 0.95, 0.87, 0.99), (0.01, 0.9, 0.8, 0.95), (0.05, 0.6, 0.5, 0.7)],
+    "readout": [(0.0, 0.95, 0.87, 0.99), (0.01, 0.93, 0.85, 0.98), (0.05, 0.9, 0.8, 0.95)],
+}
+PARTS = {"loading": "other", "classical forward": "classical", "quantum forward": "quantum", "rest": "other"}
+
 FIGURES = {
+    "robustness": lambda: plots.robustness((0.95, 0.87, 0.99), POINTS),
+    "robustness-shots": lambda: plots.robustness((0.95, 0.87, 0.99), {"shots": POINTS["shots"]}),
+    "step_parts": lambda: plots.step_parts(list(PARTS), list(PARTS.values()), [0.1, 1.2, 24.0, -0.1]),
+    "strategies": lambda: plots.strategies(
+        ["lightning.qubit", "batched", "batch 64", "frozen, cached"],
+        ["simulator", "simulator", "batch", "circuit"],
+        [2010.0, 0.3, None, 0.04],
+    ),
+    "strategies-none": lambda: plots.strategies(["batch 64"], ["batch"], [None]),
     **by_classes(class_samples),
     **by_classes(class_balance),
     **by_classes(confusion),
@@ -190,6 +206,9 @@ def test_nothing_overlaps_or_sticks_out(name):
 
 
 AXES = {
+    "robustness": [("shots per circuit", "test accuracy (%)"), ("probability of an error", "")],
+    "step_parts": [("median time of a part (ms); the step takes 25.2 ms", "")],
+    "strategies": [("seconds per epoch (logarithmic)", "")],
     "class_balance-digits": [("class", "images")],
     "confusion-digits": [("predicted class", "true class"), ("", "images")],
     "gradient_errors": [("largest error of a weight's gradient (relative)", "")],

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import plots, report, runs, tasks
+from qnnkit import breakdown, plots, report, runs, tasks
 from qnnkit.device import machine
 from qnnkit.layers import QuantumLayer
 from qnnkit.report import Predictions
@@ -358,7 +358,7 @@ def test_an_epoch_on_lightning_is_scaled_up_from_few_circuits(open_run, settings
             ran.append(len(inputs))
         return right(layer, inputs)
 
-    monkeypatch.setattr(report.run, "measure", SimpleNamespace(seconds=seconds))
+    monkeypatch.setattr(breakdown.table, "measure", SimpleNamespace(seconds=seconds))
     monkeypatch.setattr(QuantumLayer, "forward", forward)
     run = open_run(stride=4, **settings)
     found = report.beside_lightning(run, 0.25)

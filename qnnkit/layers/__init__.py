@@ -1,7 +1,13 @@
 """`QuantumLayer`, `Quanv2d` and the classical layers that stand in for them as controls."""
 
 from qnnkit.layers.controls import Bypass, ClassicalLayer, controls, count_parameters, quantum_parameters
-from qnnkit.layers.counting import circuits_by_layer, circuits_per_image, evaluating, feature_maps_of
+from qnnkit.layers.counting import (
+    circuits_by_layer,
+    circuits_per_image,
+    evaluating,
+    feature_maps_of,
+    first_circuit,
+)
 from qnnkit.layers.quantum import BACKENDS, EXACT_DEVICES, QuantumLayer, worth_compiling
 from qnnkit.layers.quanvolution import Quanv2d
 
@@ -17,6 +23,7 @@ __all__ = [
     "circuits_per_image",
     "evaluating",
     "feature_maps_of",
+    "first_circuit",
     "worth_compiling",
     "BACKENDS",
     "EXACT_DEVICES",

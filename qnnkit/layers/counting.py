@@ -51,6 +51,26 @@ def circuits_by_layer(model: nn.Module, image: Tensor) -> dict[QuantumLayer, int
     return counts
 
 
+def first_circuit(model: nn.Module, image: Tensor) -> tuple[QuantumLayer, Tensor] | None:
+    """The circuit that an image meets first, and its first inputs; None for a model without one.
+
+    Args:
+        model: As for `circuits_per_image`.
+        image: Likewise, of shape (1, ...).
+
+    Returns:
+        The layer, and features of shape (n_features,) in float64, on the CPU.
+    """
+    found: list[tuple[QuantumLayer, Tensor]] = []
+
+    def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
+        if not found:
+            found.append((layer, inputs[0].detach().reshape(-1, inputs[0].shape[-1])[0].cpu().double()))
+
+    _look(model, image, [module for module in model.modules() if isinstance(module, QuantumLayer)], keep)
+    return found[0] if found else None
+
+
 def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
     """What the first quanvolution of a model makes of images, or None for a model without one.
 

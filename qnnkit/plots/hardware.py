@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ KINDS = {"quantum": COLOURS[0], "classical": COLOURS[1], "other": COLOURS[3]}
 Point = tuple[float, float, float, float]
 
 
-def robustness(exact: tuple[float, float, float], conditions: dict[str, Sequence[Point]]) -> Picture:
+def robustness(exact: tuple[float, float, float], conditions: Mapping[str, Sequence[Point]]) -> Picture:
     """Accuracy against the number of shots, and against the strength of noise, beside the exact one.
 
     Args:

@@ -1,6 +1,7 @@
 """What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
 
 from qnnkit.report.batch import write_batch_page
+from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
 from qnnkit.report.run import (
     Predictions,
     beside_lightning,
@@ -27,10 +28,15 @@ __all__ = [
     "figures",
     "finish",
     "means",
+    "keep_circuit",
+    "keep_errors",
+    "keep_maps",
+    "keep_robustness",
     "predict",
     "read_study",
     "render",
     "scores",
+    "robustness",
     "summary",
     "table",
     "told_comparisons",

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qnnkit import measure, stats, workspace
+from qnnkit import breakdown, stats, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.device import machine
-from qnnkit.layers import QuantumLayer
 from qnnkit.models import features
 from qnnkit.report.verify import hashes
 from qnnkit.runs import Run, build, trained
@@ -177,40 +176,25 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
     Times those of two images, or as many as half a second allows, and scales up.
 
     Args:
-        run: Its own net is built anew: the time does not depend on the weights.
+        run: Its net is built anew: the time does not depend on the weights.
         seconds_per_epoch: What the run itself measured, for the sentence.
 
     Returns:
-        `seconds` per epoch (None where there is no lightning.qubit), what they follow from, and a `sentence`.
+        `seconds` per epoch (None where there is no lightning.qubit, or no circuit), what they follow from,
+        and a `sentence`.
     """
     model, train = build(run, run.nets[0], run.config.seed), run.splits.train
-    layer = next((module for module in model.modules() if isinstance(module, QuantumLayer)), None)
-    if layer is None:
-        return {"seconds": None, "sentence": "The net has no circuit that could be timed on lightning.qubit."}
-    with torch.no_grad():
-        maps = model.features(train.images[:1])  # pyright: ignore[reportCallIssue]
-    assert layer.n_features and layer.n_outputs  # it has just run
-    per_image, features = maps.numel() // layer.n_outputs, layer.n_features
     try:
-        slow = layer.with_qnode(layer.qnode, "lightning.qubit")
+        alone = breakdown.one_by_one(model, train.images[:1])
     except ValueError as error:
         return {"seconds": None, "sentence": f"lightning.qubit could not be timed beside it. {error}"}
-
-    trains = any(weight.requires_grad for weight in slow.parameters())
-    way = "forward and backward" if trains else "forward"
-
-    def seconds(n_circuits: int, rounds: int) -> float:
-        def step() -> None:
-            values = slow(torch.ones(n_circuits, features))
-            if trains:
-                values.sum().backward()
-
-        return measure.seconds(step, torch.device("cpu"), rounds=rounds)
-
-    timed = max(1, min(2 * per_image, int(4 * 0.5 / seconds(4, rounds=1))))
-    total = per_image * len(train)
+    if not alone.circuits_per_image:
+        told = f"An epoch took {seconds_per_epoch:.2f} s. The net has no circuit to time on lightning.qubit."
+        return {"seconds": None, "sentence": told}
+    way = "forward and backward" if alone.trains else "forward"
+    timed, total = alone.circuits_timed, alone.circuits_per_image * len(train)
     found = {
-        "seconds": seconds(timed, rounds=3) / timed * total,
+        "seconds": alone.seconds_per_image * len(train),
         "circuits_timed": timed,
         "circuits_per_epoch": total,
         "machine": f"{machine.processor()}, cores: {machine.cores()}",
@@ -218,13 +202,17 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
     found["sentence"] = (
         f"An epoch of the hybrid net took {seconds_per_epoch:.2f} s. On lightning.qubit, one circuit after "
         f"the other, its {total:,} circuits alone take {found['seconds']:,.1f} s, scaled up from "
-        f"{timed / per_image:.2g} images, {timed} circuits ({way}; {found['machine']})."
+        f"{timed / alone.circuits_per_image:.2g} images, {timed} circuits ({way}; {found['machine']})."
     )
     return found
 
 
-def finish(run: Run) -> dict[str, Any]:
+def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Writes report.html and, last, result.json; returns the result.
+
+    Args:
+        run: Whose nets are all trained.
+        robustness: Rows of `robustness`, kept in the result; without any, those of an earlier result stay.
 
     Raises:
         FileNotFoundError: A net of the run is not trained yet.
@@ -237,10 +225,10 @@ def finish(run: Run) -> dict[str, Any]:
             "Run 03_train on it."
         )
     with mirrored(run.folder):
-        return _finish(run, rows)
+        return _finish(run, rows, robustness)
 
 
-def _finish(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str, Any]]) -> dict[str, Any]:
     before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
     if not before:
         run.note_provenance(**_spent(run))
@@ -250,6 +238,7 @@ def _finish(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "nets": rows,
         "verdicts": verdicts(rows),
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
+        "robustness": list(robustness) or before.get("robustness", []),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config_digest": run.config.digest(),

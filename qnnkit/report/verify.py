@@ -14,6 +14,8 @@ from qnnkit.runs import Run
 CHECKPOINT = re.compile(r"step-\d+-([0-9a-f]{16})\.safetensors")
 _LATER = ("result.json", "trackers.json", "failed.json", "notebooks/04_analyze.ipynb")
 """Written after the hashes are taken, or not by the run itself."""
+_BENCHMARK = ("benchmark.jsonl", "figures/benchmark_")
+"""What 05_benchmark measures beside a run, whenever it is asked to."""
 _PASSING = (".running.ipynb", ".failed.ipynb", ".log")
 _REMEDY = "Restore the folder from a copy, or run the experiment again in a new run_dir."
 
@@ -33,7 +35,8 @@ def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 (hex) of every file of a finished run, by its path relative to `folder`, with `/`.
 
     Left out is what is written after result.json or while something runs: result.json itself, 04_analyze's
-    executed copy, running and failed notebooks, logs, hidden files, and what belongs to trackers.
+    executed copy, what 05_benchmark measured, running and failed notebooks, logs, hidden files, and what
+    belongs to trackers.
 
     Raises:
         OSError: A file cannot be read.
@@ -85,7 +88,8 @@ def _files(folder: Path) -> list[str]:
 def _counts(name: str) -> bool:
     parts = name.split("/")
     hidden = any(part.startswith(".") for part in parts)
-    return not (hidden or name in _LATER or name.endswith(_PASSING) or parts[0] in ("tensorboard", "logs"))
+    beside = name in _LATER or name.startswith(_BENCHMARK)
+    return not (hidden or beside or name.endswith(_PASSING) or parts[0] in ("tensorboard", "logs"))
 
 
 def _sha256(path: Path) -> str:

@@ -1,0 +1,118 @@
+"""What only a net with circuits has to show; for one without, a printed sentence says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import hardware, layers
+from qnnkit.gradients import Comparison
+from qnnkit.runs import Run
+
+if TYPE_CHECKING:
+    from qnnkit.plots import Picture
+
+NONE = "This net has no circuit:"
+MOST_MAPS = 8
+
+
+def keep_circuit(
+    run: Run, model: nn.Module, name: str, title: str, description: str, *, zeros: bool = False
+) -> Picture | None:
+    """Draws the first circuit that the first training image meets, and keeps the figure.
+
+    Args:
+        run: The run that keeps it.
+        model: A net of the run.
+        name: Of the figure's file.
+        title: Of the figure.
+        description: How to read it.
+        zeros: Whether its inputs are drawn as zeros, not as those that it meets.
+    """
+    from qnnkit import plots
+
+    found = layers.first_circuit(model, run.splits.train.images[:1])
+    if found is None:
+        print(NONE, "there is none to draw.")
+        return None
+    layer, inputs = found
+    figure = plots.circuit(layer, torch.zeros_like(inputs) if zeros else inputs)
+    return run.keep(figure, name, title, description)
+
+
+def keep_errors(run: Run, comparisons: Sequence[Comparison]) -> Picture | None:
+    """Draws and keeps how far the circuits' gradients are from each independent method's."""
+    from qnnkit import plots
+
+    if not comparisons:
+        print("No circuit of this net has weights: there is no gradient to check.")
+        return None
+    figure = plots.gradient_errors(
+        [f"{comparison.layer}: {comparison.method}" for comparison in comparisons],
+        [comparison.error for comparison in comparisons],
+        max(comparison.tolerance for comparison in comparisons),
+    )
+    told = "Autograd against others; left of the line is right."
+    return run.keep(figure, "02_errors", "Gradient errors", told)
+
+
+def keep_maps(run: Run, model: nn.Module, images: Tensor) -> Picture | None:
+    """Draws and keeps what the first quanvolution makes of images, of its first maps."""
+    from qnnkit import plots
+
+    maps = layers.feature_maps_of(model, images)
+    if maps is None:
+        print("This net has no quanvolution: there are no feature maps to show.")
+        return None
+    maps = maps[:, :MOST_MAPS]
+    figure = plots.feature_maps(images.numpy(), maps.numpy(), [f"map {i}" for i in range(maps.shape[1])])
+    return run.keep(
+        figure, "07_maps", "Quanvolved feature maps", "What the trained circuit measures, -1 to 1."
+    )
+
+
+def robustness(run: Run, model: nn.Module, n_images: int) -> list[dict[str, Any]]:
+    """The rows of `hardware.robustness` for a sample of the test images, as plain values.
+
+    None, with a printed sentence, where no image is asked for, the net has no circuit, or its circuits
+    cannot be asked (see there).
+
+    Args:
+        run: Gives the test images and the seed that draws some of them.
+        model: A trained net of the run.
+        n_images: How many, at most.
+    """
+    test = run.splits.test
+    if n_images < 1:
+        print("hardware_images is 0: what hardware would make of the net is left out.")
+        return []
+    if not layers.circuits_per_image(model, test.images[:1]):
+        print(NONE, "hardware would change nothing.")
+        return []
+    generator = torch.Generator().manual_seed(run.config.seed)
+    chosen = torch.randperm(len(test), generator=generator)[:n_images]
+    try:
+        rows = hardware.robustness(model, test.images[chosen], test.labels[chosen], seed=run.config.seed)
+    except ValueError as error:
+        print(error)
+        return []
+    return [row.as_dict() for row in rows]
+
+
+def keep_robustness(run: Run, rows: Sequence[dict[str, Any]]) -> Picture | None:
+    """Draws and keeps the accuracy under shots and noise; nothing without rows."""
+    from qnnkit import plots
+
+    if not rows:
+        return None
+    exact, *others = rows
+    points: dict[str, list[Any]] = {}
+    for row in others:
+        point = row["strength"], row["accuracy"], row["low"], row["high"]
+        points.setdefault(row["condition"], []).append(point)
+    figure = plots.robustness((exact["accuracy"], exact["low"], exact["high"]), points)
+    told = f"Accuracy on {exact['images']} test images; bars are 95 % intervals over them."
+    return run.keep(figure, "09_hardware", "What hardware would make of it", told)
