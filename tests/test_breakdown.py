@@ -96,7 +96,7 @@ INPUTS, LABELS = torch.linspace(0, 3, 8).reshape(4, 2), torch.tensor([0, 1, 0, 1
 
 def parts_of(model, loader=None, **settings):
     loader = [(INPUTS, LABELS)] if loader is None else loader
-    found = breakdown.step(model, Classification(), loader, steps=2, warmup=1, **settings)
+    found = breakdown.step(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
     return {part.name: part.seconds for part in found}
 
 
@@ -151,7 +151,7 @@ def test_parts_add_up_and_the_model_is_left_as_it_was():
     model.circuit.forward_pause = model.reader.backward_pause = PAUSE
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     start = time.perf_counter()
-    parts = breakdown.step(model.eval(), Classification(), [(INPUTS, LABELS)], steps=3, warmup=0)
+    parts = breakdown.step(model.eval(), Classification(), [(INPUTS, LABELS)], steps=3, warmup=0, seconds=0)
     elapsed = time.perf_counter() - start
     assert [part.name for part in parts] == list(breakdown.PARTS)
     whole = sum(part.seconds for part in parts)

@@ -41,7 +41,7 @@ class Part:
     kind: str
     """"quantum", "classical" or "other"."""
     seconds: float
-    """Median over the faster half of the steps; `rest` is what they leave of the whole, or just below 0."""
+    """Median over the fastest quarter of the steps; `rest` is what they leave of the whole."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,7 +54,8 @@ def step(
     config: TrainingConfig | None = None,
     device: torch.device | str = "cpu",
     *,
-    steps: int = 40,
+    steps: int = 10,
+    seconds: float = 3.0,
     warmup: int = 3,
     threads: int | None = None,
 ) -> list[Part]:
@@ -70,7 +71,9 @@ def step(
         loader: Batches for the task; begun anew where it ends.
         config: Optimizer, step size and precision; the defaults without one.
         device: Where to compute.
-        steps: Steps that are timed; the slower half, in which other processes had their turn, does not count.
+        steps: Steps that are timed, at least.
+        seconds: For how long steps are timed, at least. The fastest quarter counts: in the others, on a
+            machine that is busy, other processes had their turn.
         warmup: Steps before them that are not.
         threads: CPU threads that train; None leaves torch's choice.
     """
@@ -78,9 +81,12 @@ def step(
     model = copy.deepcopy(model).to(device).train()
     optimizer, batches = optimizer_of(model, config), _endless(loader)
     with own_generators(), measure.threads(threads), _Clock(model, device) as clock:
-        every = range(warmup + steps)
-        taken = [_timed_step(model, task, batches, optimizer, config, clock) for _ in every][warmup:]
-    taken = sorted(taken, key=lambda row: row["whole"])[: (len(taken) + 1) // 2]
+        taken, spent = [], 0.0
+        while len(taken) < warmup + steps or spent < seconds:
+            taken.append(_timed_step(model, task, batches, optimizer, config, clock))
+            spent += taken[-1]["whole"] if len(taken) > warmup else 0.0
+    taken = sorted(taken[warmup:], key=lambda row: row["whole"])
+    taken = taken[: (len(taken) + 3) // 4]
     found = {name: statistics.median(row[name] for row in taken) for name in PARTS if name != "rest"}
     found["rest"] = statistics.median(row["whole"] for row in taken) - sum(found.values())
     return [Part(name, kind, found[name]) for name, kind in PARTS.items()]
