@@ -67,7 +67,15 @@ RECIPES: dict[str, RunConfig] = {
         recipe="ahcd_ten_epochs",
         data=AHCD.model_copy(update={"train_fraction": 0.255}),  # 3,085 images
         model=ModelConfig(model="residual_quanv", hidden=114),
-        training=LETTERS.model_copy(update={"epochs": 10, "batch_size": 64, "warmup_epochs": 1}),
+        training=LETTERS.model_copy(
+            update={
+                "epochs": 10,
+                "batch_size": 32,
+                "learning_rate": 6e-3,
+                "quantum_learning_rate": 3e-2,
+                "warmup_epochs": 1,
+            }
+        ),
         n_seeds=3,
         controls=ALL_CONTROLS,
     ),

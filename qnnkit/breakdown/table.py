@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import statistics
 import time
@@ -20,7 +19,7 @@ from qnnkit.breakdown.parts import autocast, optimizer_of
 from qnnkit.checkpoint import own_generators
 from qnnkit.config import RunConfig
 from qnnkit.data import ImageSplits
-from qnnkit.layers import QuantumLayer, circuits_by_layer, circuits_per_image, feature_maps_of
+from qnnkit.layers import QuantumLayer, circuits_by_layer, circuits_per_image
 from qnnkit.tasks import Classification
 
 BATCHES, LAYERS = (64, 128, 256), (1, 2, 3)
@@ -210,15 +209,16 @@ class _Bench:
         return _Turn(self.row_of(row, found.seconds_per_image))
 
     def cached(self) -> _Turn:
-        """A frozen circuit whose features were computed before."""
-        change = "The frozen circuit's features are computed once, before training."
+        """What is frozen, be it a circuit or a ResNet, was computed before."""
+        change = "What is frozen is computed once, before training."
         row = Strategy("circuit", "frozen, cached", change, None, None)
-        model = self.build(trainable=False).to(self.device)
-        maps = feature_maps_of(model, self.splits.train.images[: self.config.training.batch_size])
-        with contextlib.suppress(ValueError, RuntimeError, TypeError):
-            if maps is not None and circuits_per_image(model, maps[:1]) == 0:
-                return self.steps(row, model, maps)
-        return _Turn(replace(row, why="This model takes no features in place of images."))
+        model: Any = self.build(trainable=False, frozen_backbone=True).to(self.device)
+        if getattr(model, "steady_part", None) is None:
+            return _Turn(replace(row, why="This model takes no features in place of images."))
+        images = self.splits.train.images[: self.config.training.batch_size]
+        with torch.no_grad():
+            features = model.eval().features(images.to(self.device)).cpu()
+        return self.steps(row, model, features)
 
 
 def _first_line(error: Exception) -> str:
