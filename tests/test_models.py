@@ -261,6 +261,7 @@ def test_a_frozen_backbone_stays_as_it_is(name):
     assert all(torch.equal(before[key], value) for key, value in model.backbone.state_dict().items())
     assert all(weight.grad is None for weight in model.backbone.parameters())
     assert all(weight.grad is not None for weight in model.head.parameters())
+    assert table(model, IMAGES[:1]).loc["backbone", "kind"] == "ResNet from scratch, frozen"
     kept = model.features(IMAGES).detach()
     close(model.eval()(kept), model(IMAGES))
     with pytest.raises(ValueError, match=r"be uint8, or features of shape \(batch, 512\)"):

@@ -71,9 +71,14 @@ class Backbone(nn.Module):
             images = (images - mean) / std
         return self.net(images).pooler_output.flatten(1)
 
+    @property
+    def told(self) -> str:
+        """What it starts from, in words, for tables."""
+        start = "from scratch" if self.pretrained is None else f"from {self.pretrained}"
+        return f"ResNet {start}, {'frozen' if self.frozen else 'trained'}"
+
     def extra_repr(self) -> str:
-        start = "from scratch" if self.pretrained is None else f"weights of {self.pretrained}"
-        return f"{start}, {'frozen' if self.frozen else 'trained'}"
+        return self.told
 
 
 class ResNetCircuit(nn.Module):
