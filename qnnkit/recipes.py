@@ -93,7 +93,7 @@ RECIPES: dict[str, RunConfig] = {
         recipe="ahcd_frozen",
         data=AHCD,
         model=ModelConfig(circuit="random", filters=8, trainable=False, hidden=32, dropout=0.2),
-        training=LETTERS.model_copy(update={"learning_rate": 3e-3, "weight_decay": 0.05}),
+        training=LETTERS.model_copy(update={"epochs": 20, "learning_rate": 3e-3, "weight_decay": 0.05}),
         n_seeds=3,
         controls=OF_FROZEN,
     ),
@@ -109,7 +109,7 @@ RECIPES: dict[str, RunConfig] = {
     "ahcd_resnet18": RunConfig(
         recipe="ahcd_resnet18",
         data=AHCD,
-        model=ModelConfig(model="resnet18", stem_stride=2),  # 1 on a GPU: four times the work
+        model=ModelConfig(model="resnet18", stem_stride=4),  # 2 or 1 see more, for 4 or 16 times the work
         training=LETTERS.model_copy(update={"learning_rate": 2e-3, "epochs": 20}),
         n_seeds=3,
         controls=(),
