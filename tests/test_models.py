@@ -268,11 +268,43 @@ def test_a_frozen_backbone_stays_as_it_is(name):
         model(kept[:, :7])
 
 
+def not_had(name, told, channels=1):
+    with pytest.raises(
+        ValueError, match=r"^Argument `pretrained` must .*None to start from scratch\.$"
+    ) as caught:
+        build(
+            ModelConfig(model="resnet18", pretrained=str(name)),
+            channels=channels,
+            image_size=(9, 9),
+            n_classes=2,
+        )
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_weights_that_cannot_be_had(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in (str(tmp_path), "no/such-resnet-anywhere"):
-        with pytest.raises(ValueError, match=r"^Argument `pretrained` must be a ResNet.*None to start from"):
-            model_of("resnet18", pretrained=name)
+        not_had(name, "be a ResNet that can be read here")
+
+
+def test_weights_that_do_not_fit_are_refused(saved, tmp_path):
+    """transformers itself leaves what is missing as it is drawn, and calls the net pretrained."""
+    from transformers import ResNetConfig, ResNetModel
+
+    (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
+    weights = load_file(saved / "model.safetensors")
+    save_file({f"other.{key}": value for key, value in weights.items()}, tmp_path / "model.safetensors")
+    not_had(tmp_path, f"{len(weights)} weights, ")
+    wider = {key: torch.cat([value, value]) if value.ndim else value for key, value in weights.items()}
+    save_file(wider, tmp_path / "model.safetensors")
+    not_had(tmp_path, "pretrained")
+    content = (saved / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
+    not_had(tmp_path, "It was not read")
+    with torch.random.fork_rng(devices=[]):
+        config = ResNetConfig(num_channels=2, embedding_size=8, hidden_sizes=[8], depths=[1])
+        ResNetModel(config).save_pretrained(tmp_path / "two")
+    not_had(tmp_path / "two", "read images of as many channels")
 
 
 def test_pickled_weights_are_not_read(saved, tmp_path):

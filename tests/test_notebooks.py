@@ -179,7 +179,7 @@ def test_training_alone_through_papermill(tmp_path: Path) -> None:
     run = runs.open_run(folder)
     assert run.config.training.epochs == 2
     assert run.epochs().query("net == 'hybrid'")["epoch"].tolist() == [1, 2]
-    assert len(run.finals()) == len(run.nets) == 4
+    assert len(run.finals()) == len(run.nets) == 5
 
 
 def run_cells(*paths: Path, prelude: str, **parameters: object) -> subprocess.CompletedProcess[str]:

@@ -52,7 +52,7 @@ class Backbone(nn.Module):
                 embedder.embedder.convolution = nn.Conv2d(channels, 64, 3, stem_stride, 1, bias=False)
                 embedder.pooler = nn.Identity()
         else:
-            self.net = _pretrained(ResNetModel, pretrained)
+            self.net = _pretrained(ResNetModel, pretrained, channels)
         self.n_features = int(self.net.config.hidden_sizes[-1])
         self.in_channels = int(self.net.config.num_channels)
         if frozen:
@@ -65,7 +65,7 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of shape (batch, n_features) for images of 0 to 1, of shape (batch, channels, h, w)."""
-        if self.pretrained is not None:
+        if self.pretrained is not None and self.in_channels == 3:
             images = images.expand(-1, self.in_channels, -1, -1)  # grey as red, green and blue
             mean, std = (images.new_tensor(v).view(1, 3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
             images = (images - mean) / std
@@ -81,7 +81,27 @@ class Backbone(nn.Module):
         return self.told
 
 
-class ResNetCircuit(nn.Module):
+class _OnBackbone(nn.Module):
+    """A net whose backbone's features may stand for images."""
+
+    backbone: Backbone
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the backbone makes of uint8 images, of shape (batch, n); features return unchanged."""
+        if not images.is_floating_point():
+            return self.backbone(pixels(images, self.backbone))
+        if images.ndim != 2 or images.shape[1] != self.backbone.n_features:
+            rule = f"be uint8, or features of shape (batch, {self.backbone.n_features})"
+            told = f"{images.dtype} of shape {tuple(images.shape)}"
+            raise ValueError(checks.message("images", rule, told, "Give pixels of 0 to 255 as uint8."))
+        return images
+
+    def steady_part(self) -> nn.Module | None:
+        """The part whose values may be computed once and given in place of images."""
+        return self.backbone if self.backbone.frozen else None
+
+
+class ResNetCircuit(_OnBackbone):
     """ResNet18 -> n angles in (0, pi) -> one circuit -> two linear layers -> logits.
 
     After the dressed circuit of Mari et al. (2020), arXiv:1912.08278, sec. 2; their Hadamards before angles
@@ -142,16 +162,8 @@ class ResNetCircuit(nn.Module):
         angles = math.pi * torch.sigmoid(self.reduce(self.features(images)))  # (batch, n_features)
         return self.head(self.circuit(angles))
 
-    def features(self, images: Tensor) -> Tensor:
-        """What the backbone makes of uint8 images, of shape (batch, n); features return unchanged."""
-        return _features(self.backbone, images)
 
-    def steady_part(self) -> nn.Module | None:
-        """The part whose values may be computed once and given in place of images."""
-        return self.backbone if self.backbone.frozen else None
-
-
-class ResNet18(nn.Module):
+class ResNet18(_OnBackbone):
     """ResNet18 -> linear layer -> logits: a classical reference.
 
     Args:
@@ -184,14 +196,6 @@ class ResNet18(nn.Module):
         """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""
         return self.head(self.features(images))
 
-    def features(self, images: Tensor) -> Tensor:
-        """What the backbone makes of uint8 images, of shape (batch, n); features return unchanged."""
-        return _features(self.backbone, images)
-
-    def steady_part(self) -> nn.Module | None:
-        """The part whose values may be computed once and given in place of images."""
-        return self.backbone if self.backbone.frozen else None
-
 
 def _backbone(config: ModelConfig, channels: int) -> Backbone:
     return Backbone(
@@ -202,30 +206,32 @@ def _backbone(config: ModelConfig, channels: int) -> Backbone:
     )
 
 
-def _features(backbone: Backbone, images: Tensor) -> Tensor:
-    if not images.is_floating_point():
-        return backbone(pixels(images, backbone))
-    if images.ndim != 2 or images.shape[1] != backbone.n_features:
-        rule = f"be uint8, or features of shape (batch, {backbone.n_features})"
-        told = f"{images.dtype} of shape {tuple(images.shape)}"
-        raise ValueError(checks.message("images", rule, told, "Give pixels of 0 to 255 as uint8."))
-    return images
-
-
-def _pretrained(kind: Any, name: str) -> Any:
-    """A ResNet's weights, from a folder or the Hub; nothing but safetensors is read."""
+def _pretrained(kind: Any, name: str, channels: int) -> Any:
+    """A ResNet's weights, every one of them, from a folder or the Hub; nothing but safetensors is read."""
     folder = Path(name).expanduser()
-    local = folder.is_dir()
+    place, from_disk = (str(folder), {"local_files_only": True}) if folder.is_dir() else (name, {})
+    options = {"use_safetensors": True, "output_loading_info": True}
+    step = "Give a local folder with config.json and model.safetensors, or None to start from scratch."
+
+    def refuse(rule: str, value: str, reason: str) -> ValueError:
+        return ValueError(checks.message("pretrained", rule, value, f"{reason} {step}"))
+
     try:
-        net = kind.from_pretrained(
-            str(folder) if local else name, use_safetensors=True, local_files_only=local
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        step = "Give a local folder with config.json and model.safetensors, or None to start from scratch."
-        rule = "be a ResNet that can be read here"
-        raise ValueError(checks.message("pretrained", rule, name, f"{reason} {step}")) from None
+        try:  # what was fetched before is not asked for again
+            net, told = kind.from_pretrained(place, local_files_only=True, **options)
+        except OSError:
+            if from_disk:
+                raise
+            net, told = kind.from_pretrained(place, **options)
+    except Exception as error:  # a damaged file makes the reader raise almost anything
+        reason = str(error).strip().split("\n")[0].rstrip(".!") or type(error).__name__
+        raise refuse("be a ResNet that can be read here", name, f"It was not read: {reason}.") from None
     if net.config.model_type != "resnet":
-        step = "Give the folder of a ResNet, or None to start from scratch."
-        raise ValueError(checks.message("pretrained", "be a ResNet", net.config.model_type, step))
+        raise refuse("be a ResNet", net.config.model_type, "Other nets have other layers.")
+    if lacking := [*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])]:
+        some = f"{len(lacking)} weights, {sorted(lacking)[0]} first, would be left as they are drawn."
+        raise refuse("hold every weight of its ResNet", name, f"It does not: {some}")
+    if net.config.num_channels not in (3, channels):
+        reason = f"The images have {channels}."
+        raise refuse("read images of as many channels", f"one for {net.config.num_channels}", reason)
     return net

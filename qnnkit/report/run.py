@@ -16,9 +16,8 @@ import torch
 from qnnkit import breakdown, stats, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.device import machine
-from qnnkit.models import features
 from qnnkit.report.verify import hashes
-from qnnkit.runs import Run, build, trained
+from qnnkit.runs import Run, build, seen_by, trained
 from qnnkit.runs.lock import mirrored
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Predictions:
 def predict(run: Run, net: str | None = None) -> Predictions:
     """The test split through a trained net of the run's first seed, on the CPU."""
     model = trained(run, net)
-    test = features.of(model, run.splits).test
+    test = seen_by(run, model).test
     with torch.no_grad():
         logits = torch.cat([model(images) for images in test.images.split(256)])
     return Predictions(test.labels.numpy(), logits.float().softmax(dim=1).numpy())
@@ -276,8 +275,14 @@ def render(run: Run, result: dict[str, Any]) -> str:
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,
-        notes=run.splits.notes,
+        notes=[*run.splits.notes, *_starts(run)],
     )
+
+
+def _starts(run: Run) -> list[str]:
+    """What parts of the net start from, where that is not only their seed, or they stay there."""
+    modules = build(run, run.nets[0], run.config.seed).modules()
+    return [f"The net stands on: {module.told}." for module in modules if hasattr(module, "told")]
 
 
 def _figure(path: Path) -> dict[str, str]:

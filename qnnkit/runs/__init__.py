@@ -4,7 +4,7 @@ from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
-from qnnkit.runs.nets import build, parameter_groups, task_of, train_all, trained
+from qnnkit.runs.nets import build, parameter_groups, seen_by, task_of, train_all, trained
 
 __all__ = [
     "NOTEBOOKS",
@@ -20,6 +20,7 @@ __all__ = [
     "open_run",
     "parameter_groups",
     "run_notebooks",
+    "seen_by",
     "task_of",
     "train_all",
     "trained",

@@ -15,7 +15,7 @@ from qnnkit import checks, device, layers, measure, models, tasks, train, worksp
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
-from qnnkit.data import augment
+from qnnkit.data import ImageSplits, augment
 from qnnkit.models import features
 from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import alone, mirrored
@@ -69,6 +69,13 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[train.Gro
         train.Group(name, exchanged, rate, config.quantum_clip_norm),
         train.Group("classical", classical, config.learning_rate, config.clip_norm, config.weight_decay),
     ]
+
+
+def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> ImageSplits:
+    """What a net of the run is given: the images, or what its frozen part made of them once."""
+    if run.config.training.augmentation != "none":  # other images in every epoch have other features
+        return run.splits
+    return features.of(model, run.splits, place)
 
 
 def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> Iterator[dict[str, Any]]:
@@ -152,8 +159,7 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
         on_epoch({"event": "epoch", "net": net, "seed": seed, **row})
 
     with measure.threads(run.config.threads):
-        augmented = config.augmentation != "none"  # other images in every epoch have other features
-        splits = run.splits if augmented else features.of(model, run.splits, place)
+        splits = seen_by(run, model, place)
         loaders = {
             split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in ("train", "validation", "test")
