@@ -164,8 +164,15 @@ def sample(
         link=link,
         pattern=pattern,
     )
-    n = len(workspace.read_json(there / "sample.json")["files"])
-    typer.echo(f"{n:,} images in {there}; sample.json tells which.")
+    record = workspace.read_json(there / "sample.json")
+    typer.echo(f"{len(record['files']):,} images in {there}; sample.json tells which.")
+    left_out, n = record["left_out"], record["left_out"]["count"]
+    if n:
+        more = n - len(left_out["first"])
+        told = ", ".join(left_out["first"]) + (f" and {more:,} more" if more else "")
+        fit = f"fit --pattern {pattern}" if pattern else "end in two digits"
+        step = r"Give --pattern for other names, such as --pattern 'label_(\d+)'."
+        typer.echo(f"Left out {n:,} of {left_out['of']:,} files whose names do not {fit}: {told}. {step}")
 
 
 @app.command()
