@@ -153,17 +153,22 @@ def sample(
     ] = None,
 ) -> None:
     """Copy some images of each class: class folders or flat ones, train/ and test/ alike."""
-    from qnnkit import data
+    from qnnkit import checks, data
 
-    there = data.sample_files(
-        workspace.data_place(source),
-        workspace.place(folder),
-        per_class=per_class,
-        fraction=fraction,
-        seed=seed,
-        link=link,
-        pattern=pattern,
-    )
+    if (per_class is None) == (fraction is None):
+        raise ValueError("Give --per-class or --fraction, one of them.")
+    words = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
+    words |= {"fraction": "--fraction", "link": "--link"}
+    with checks.in_words({f"`{name}`": f"`{typed}`" for name, typed in words.items()}):
+        there = data.sample_files(
+            workspace.data_place(source),
+            workspace.place(folder),
+            per_class=per_class,
+            fraction=fraction,
+            seed=seed,
+            link=link,
+            pattern=pattern,
+        )
     record = workspace.read_json(there / "sample.json")
     typer.echo(f"{len(record['files']):,} images in {there}; sample.json tells which.")
     left_out, n = record["left_out"], record["left_out"]["count"]

@@ -177,6 +177,36 @@ def test_what_is_refused(tmp_path, monkeypatch):
     assert [path.name for path in taken.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("no.zip", "some", "--per-class", "1"), "`SRC` must be an existing folder or an archive"),
+        (("taken", "some", "--per-class", "1"), "`SRC` must hold two or more class folders"),
+        (("taken", "some", "--per-class", "1"), "Put them in `SRC`/<class>/."),
+        (("all", "taken", "--per-class", "1"), "`DST` must be absent or an empty folder"),
+        (("all", "all/some", "--per-class", "1"), "`DST` must lie outside of"),
+        (("all", "some", "--per-class", "13"), "`--per-class` must be at most 12"),
+        (("all", "some", "--per-class", "0"), "`--per-class` must be above 0"),
+        (("all", "some", "--fraction", "1.5"), "`--fraction` must lie above 0 and up to 1"),
+        (("all", "some"), "Give --per-class or --fraction, one of them."),
+        (("all", "some", "--per-class", "1", "--fraction", "0.5"), "Give --per-class or --fraction, one of"),
+        (("all.zip", "some", "--per-class", "1", "--link"), "`--link` must be left out for an archive"),
+        (("all.zip", "some", "--per-class", "1", "--link"), "Leave `--link` out to copy."),
+        (("all", "some", "--per-class", "1", "--pattern", "x"), "`--pattern` must have a group"),
+    ],
+)
+def test_the_command_tells_what_was_typed(tmp_path, words, told):
+    fill(tmp_path / "all", CLASSES)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for name in CLASSES:
+            archive.write(tmp_path / "all" / name, name)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    done = CliRunner().invoke(cli.app, ["sample", *words])
+    assert isinstance(done.exception, (ValueError, OSError)) and told in str(done.exception)
+    assert not any(name in str(done.exception) for name in ("`root`", "`folder`", "`per_class`", "root/<"))
+
+
 def test_the_command(tmp_path):
     fill(tmp_path / "all", CLASSES)
     done = CliRunner().invoke(cli.app, ["sample", "all", "some", "--per-class", "2", "--seed", "1", "--link"])

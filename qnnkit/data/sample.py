@@ -145,7 +145,7 @@ def sample_files(
             _require_outside(place.path, folder)
         sides, left_out = layout.of(place, pattern)
         if link and not isinstance(place, places.Folder):
-            step = "Leave link out to copy."
+            step = "Leave `link` out to copy."
             raise ValueError(checks.message("link", "be left out for an archive", link, step))
         chosen = {
             side: {
@@ -222,7 +222,7 @@ def _link(path: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
             raise
-        step = f"Links cannot be made there ({error.strerror}): leave link out to copy."
+        step = f"Links cannot be made there ({error.strerror}): leave `link` out to copy."
         rule = "stay on one file system that has hard links"
         raise OSError(checks.message("link", rule, True, step)) from None
 
