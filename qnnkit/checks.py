@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,30 @@ def message(name: str, rule: str, value: object, next_step: str) -> str:
         'Argument `wires` must lie in 0..3, but is (0, 4). Raise n_qubits or drop wire 4.'
     """
     return f"Argument `{name}` must {rule}, but is {value!r}. {next_step}"
+
+
+@contextlib.contextmanager
+def in_words(words: Mapping[str, str]) -> Iterator[None]:
+    """Tells a refusal in the words of the one who asked: what each key of `words` says, its value says there.
+
+    Example:
+        >>> with in_words({"`root`": "`data_dir`"}):
+        ...     raise ValueError(message("root", "hold images", "x", "Put them in `root`/a/."))
+        Traceback (most recent call last):
+        ValueError: Argument `data_dir` must hold images, but is 'x'. Put them in `data_dir`/a/.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        before = error.args[-1] if error.args else None
+        if not isinstance(before, str):
+            raise
+        told = before
+        for here, there in words.items():
+            told = told.replace(here, there)
+        if told == before:
+            raise
+        raise type(error)(*error.args[:-1], told) from None
 
 
 def nearest(value: str, choices: Iterable[str]) -> str | None:

@@ -153,19 +153,31 @@ def sample(
     ] = None,
 ) -> None:
     """Copy some images of each class: class folders or flat ones, train/ and test/ alike."""
-    from qnnkit import data
+    from qnnkit import checks, data
 
-    there = data.sample_files(
-        workspace.data_place(source),
-        workspace.place(folder),
-        per_class=per_class,
-        fraction=fraction,
-        seed=seed,
-        link=link,
-        pattern=pattern,
-    )
-    n = len(workspace.read_json(there / "sample.json")["files"])
-    typer.echo(f"{n:,} images in {there}; sample.json tells which.")
+    if (per_class is None) == (fraction is None):
+        raise ValueError("Give --per-class or --fraction, one of them.")
+    words = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
+    words |= {"fraction": "--fraction", "link": "--link"}
+    with checks.in_words({f"`{name}`": f"`{typed}`" for name, typed in words.items()}):
+        there = data.sample_files(
+            workspace.data_place(source),
+            workspace.place(folder),
+            per_class=per_class,
+            fraction=fraction,
+            seed=seed,
+            link=link,
+            pattern=pattern,
+        )
+    record = workspace.read_json(there / "sample.json")
+    typer.echo(f"{len(record['files']):,} images in {there}; sample.json tells which.")
+    left_out, n = record["left_out"], record["left_out"]["count"]
+    if n:
+        more = n - len(left_out["first"])
+        told = ", ".join(left_out["first"]) + (f" and {more:,} more" if more else "")
+        fit = f"fit --pattern {pattern}" if pattern else "end in two digits"
+        step = r"Give --pattern for other names, such as --pattern 'label_(\d+)'."
+        typer.echo(f"Left out {n:,} of {left_out['of']:,} files whose names do not {fit}: {told}. {step}")
 
 
 @app.command()

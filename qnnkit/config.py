@@ -26,7 +26,7 @@ class DataConfig(Settings):
     dataset: str = "digits"
     """Name of an entry of DATASETS."""
     data_dir: str | None = None
-    """Folder of the images, for datasets that do not ship with a dependency."""
+    """Folder, archive or address of the images, for datasets that do not ship with a dependency."""
     image_size: int | None = Field(default=None, ge=2)
     """Side to which images are resized, in pixels; None keeps the most common size."""
     grey: bool | None = None
@@ -34,13 +34,15 @@ class DataConfig(Settings):
     split_seed: int = Field(default=0, ge=0)
     """Fixes which image is in which split; not the run's seed, so that all seeds see one test set."""
     validation_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of all images that choose the best epoch."""
+    """Share of all images that chooses the epoch; of the training part where a dataset has its own test."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of all images that are looked at once, at the end; unused where a dataset brings its own."""
     train_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the training images that is used, class by class; validation and test stay whole."""
     label_pattern: str | None = None
     """Regular expression whose first group is the label in a file's name; for the dataset flat_folder."""
+    variant: str | None = None
+    """Which part of EMNIST: balanced, letters, digits, ...; None takes the one whose files are there."""
     download: bool = False
     """Fetch a public dataset that is missing, and check it. May differ later."""
 

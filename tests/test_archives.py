@@ -378,10 +378,10 @@ def test_a_run_hands_its_options_on(tmp_path):
     splits = Run(tmp_path / "run", config(**settings)).splits
     assert splits.classes == ("0", "1", "2") and len(splits.train) == 9 and len(splits.test) == 6
     check_names(config(dataset="class_folder", data_dir="gs://bucket/images"))
-    for wrong in ({"label_pattern": "(x)"}, {"download": True}):
+    for wrong in ({"label_pattern": "(x)"}, {"download": True}, {"variant": "letters"}):
         with pytest.raises(ValueError, match="must be left out for 'digits'"):
             check_names(config(**wrong))
-    with pytest.raises(FileNotFoundError, match="`data_dir` must be an existing folder"):
+    with pytest.raises(FileNotFoundError, match="`data_dir` must be an existing folder or file, but"):
         check_names(config(dataset="class_folder", data_dir=str(tmp_path / "nowhere")))
     with pytest.raises(ValueError, match="Argument `data_dir` must be a whole archive"):
         (tmp_path / "bad.zip").write_bytes(b"no zip")

@@ -120,7 +120,8 @@ def test_settings_that_are_none(word, told):
         ("digits_quanv", "recipe=folder_quanv", "Use --recipe"),
         ("digit_quanv", "epochs=1", "Did you mean 'digits_quanv'?"),
         ("folder_quanv", "epochs=1", "`data_dir` must"),
-        ("folder_quanv", "data_dir=nowhere", "`data_dir` must be an existing folder"),
+        ("folder_quanv", "data_dir=nothing.zip", "`data_dir` must be an existing folder or file, but is"),
+        ("digits_quanv", "dataset=mnist", "or have it fetched: --set download=true."),
     ],
 )
 def test_a_bad_setting_is_refused_before_anything_is_written(qnnkit, tmp_path, recipe, setting, told):
@@ -139,9 +140,9 @@ def test_cuda_without_cuda(qnnkit, tmp_path):
     [
         ("empty class", "`data_dir` must hold images in every class folder"),
         ("one class", "`data_dir` must hold two or more"),
-        ("no class", "root/<class>/"),
+        ("no class", "Put them in `data_dir`/<class>/."),
         ("only text", "b/0.png"),
-        ("a file", "`data_dir` must be an existing folder"),
+        ("a file", "`data_dir` must be an existing folder or an archive"),
     ],
 )
 def test_bad_data_are_refused_before_anything_is_written(qnnkit, pictures, tmp_path, folder, told):

@@ -20,6 +20,11 @@ def test_every_setting_is_described_in_one_line(name):
     assert 10 < len(told) <= LONGEST_DESCRIPTION
 
 
+def test_what_a_setting_says_is_all_it_takes():
+    assert "training part" in config.describe("validation_fraction")
+    assert "archive or address" in config.describe("data_dir")
+
+
 def test_a_flat_name_means_one_setting():
     top = [name for name in RunConfig.model_fields if name not in SECTIONS]
     inside = [name for section in SECTIONS for name in type(getattr(BASE, section)).model_fields]
@@ -41,7 +46,7 @@ OTHERS = {
     "save_every_steps": 9, "save_every_minutes": 0.75, "keep_checkpoints": 11, "trackers": ["mlflow"],
     "price_per_hour": 1.75, "train_fraction": 0.5, "label_pattern": "_([a-z]+)$", "download": True,
     "n_qubits": 6, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
-    "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine",
+    "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
 }  # fmt: skip
 
 

@@ -19,11 +19,12 @@ from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from PIL import Image
 
-from qnnkit.data import DATASETS, ImageSplits, folders, load, write_sample
+from qnnkit.data import DATASETS, ImageSet, ImageSplits, folders, load, write_sample
 from qnnkit.data.images import read
 from qnnkit.data.places import natural
 from qnnkit.data.sample import _Rows
 from qnnkit.data.splits import SPLITS, stratified_split
+from qnnkit.recipes import RECIPES
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -149,6 +150,49 @@ def test_contract(dataset: tuple[str, dict]) -> None:
     colour = load(name, **options, grey=False, image_size=12)
     assert colour.channels == 3 and colour.image_size == (12, 12) and len(colour.notes) == 2
     assert (colour.train.images == colour.train.images[:, :1]).all()
+
+
+SIZES = {
+    "equal": [432] * 28,
+    "uneven": [5, 9, 2, 40, 1, 17],
+    "one large": [1000, *[10] * 27],
+    "one large, many equal": [280, *[10] * 27, 3],
+    "single images": [1] * 7,
+    "one class": [50],
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_a_share_has_the_total_that_is_asked_for(sizes: list[int]) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    images = torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8)
+    some = ImageSet(images, labels, tuple(str(row) for row in range(len(labels))))
+    splits = ImageSplits("some", some, some, some, tuple(str(label) for label in range(len(sizes))))
+    whole, smaller = torch.tensor(sizes), set()
+    for step in range(1, 101):
+        fraction = step / 100
+        part = splits.keep(fraction, seed=3).train
+        counts = part.labels.bincount(minlength=len(sizes))
+        assert counts.min() >= 1
+        least = torch.floor(fraction * whole.double() + 1e-9).clamp(min=1)
+        assert (counts >= least).all() and (counts <= torch.ceil(fraction * whole.double() - 1e-9)).all()
+        beyond = len(part) - fraction * len(labels)
+        assert abs(beyond) <= 0.5 + 1e-9 or (beyond > 0 and (counts == least).all())  # no nearer total
+        assert smaller <= set(part.sources)
+        smaller = set(part.sources)
+    assert splits.keep(0.4, seed=3).train.sources == splits.keep(0.4, seed=3).train.sources
+
+
+def test_the_share_of_the_recipe_is_what_it_says() -> None:
+    labels = torch.arange(28).repeat_interleave(432)  # the training part of AHCD: nine tenths of 480 each
+    some = ImageSet(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("",) * len(labels))
+    splits = ImageSplits("some", some, some, some, tuple(map(str, range(28))))
+    data = RECIPES["ahcd_ten_epochs"].data
+    assert data.validation_fraction == 0.1 and len(splits.keep(0.25505).train) == 3085
+    kept = splits.keep(data.train_fraction, data.split_seed).train.labels.bincount()
+    assert kept.sum() == 3085 and set(kept.tolist()) == {110, 111}
+    others = [splits.keep(data.train_fraction, seed).train.labels.bincount().tolist() for seed in range(4)]
+    assert others != [kept.tolist()] * 4  # not always the first classes have one more
 
 
 def test_batches(dataset: tuple[str, dict], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from qnnkit.config import RunConfig
 from qnnkit.data import load
+from qnnkit.runs import Run
+from qnnkit.runs.folder import check_names
 
 KINDS = (
     "train-images-idx3-ubyte",
@@ -144,6 +147,11 @@ def test_emnist_is_put_upright_and_its_variants_have_their_classes(tmp_path):
     assert many.n_classes == 47 and many.notes == ("Took the variant 'balanced' of balanced, letters.",)
     assert many.classes[:11] == (*"0123456789", "A") and many.classes[36:] == tuple("abdefghnqrt")
     assert load("emnist", root=both, variant="letters").fingerprint() == splits.fingerprint()
+    chosen = RunConfig(recipe="x").override(dataset="emnist", data_dir=str(both), variant="letters")
+    check_names(chosen)
+    assert Run(tmp_path / "run", chosen).splits.fingerprint() == splits.fingerprint()  # through a run
+    with pytest.raises(ValueError, match="`variant` must be a known name, but is 'leters'"):
+        Run(tmp_path / "run", chosen.override(variant="leters")).load_data()
     assert "emnist-digits-train-images" in told(FileNotFoundError, "emnist", root=both, variant="digits")
     assert "Did you mean 'letters'" in told(ValueError, "emnist", root=both, variant="leters")
     zero = write(tmp_path / "zero", emnist_files("letters", np.arange(26 * 4) % 26))

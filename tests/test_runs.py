@@ -269,7 +269,7 @@ def test_a_run_of_another_machine_may_be_looked_at_here(tiny):
         (
             "digits_quanv",
             {"data_dir": "/nowhere"},
-            "`data_dir` must be an existing folder, but is '/nowhere'",
+            "`data_dir` must be an existing folder or file, but is '/nowhere'",
         ),
         ("digits_quanv", {"data_dir": "."}, "`data_dir` must"),
         ("digits_quanv", {"test_fraction": 0.9}, "`test_fraction` must"),

@@ -113,6 +113,36 @@ def test_a_pattern(tmp_path):
         sample_files(source, tmp_path / "x", per_class=3, pattern=r"label")
 
 
+def test_files_left_out_are_counted_named_and_told(tmp_path):
+    fill(tmp_path / "all", [f"id_{i:02}_label_{i % 12}.png" for i in range(48)])  # 0..9 end in one digit
+    command = ["sample", "all", "some", "--per-class", "2"]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "some" / "sample.json").read_text())
+    assert record["counts"] == {"any": {"10": 2, "11": 2}}
+    left_out = [f"id_{i:02}_label_{i}.png" for i in range(5)]
+    assert record["left_out"] == {"count": 40, "of": 48, "first": left_out}
+    told = f"Left out 40 of 48 files whose names do not end in two digits: {', '.join(left_out)} and 35 more."
+    assert told in done.output and "Give --pattern" in done.output
+    done = CliRunner().invoke(cli.app, [*command[:2], "every", *command[3:], "--pattern", r"label_(\d+)"])
+    assert done.exit_code == 0 and "Left out" not in done.output
+    record = json.loads((tmp_path / "every" / "sample.json").read_text())
+    assert len(record["counts"]["any"]) == 12 and record["left_out"]["count"] == 0
+    done = CliRunner().invoke(cli.app, [*command[:2], "few", *command[3:], "--pattern", r"label_(\d)$"])
+    assert "Left out 8 of 48 files whose names do not fit --pattern label_(" in done.output
+
+
+@pytest.mark.parametrize("inside", ["all/x", "all/train/x", "all/a/deeper/x", "there/x", "all/../all/x"])
+def test_a_sample_inside_its_source_is_refused(tmp_path, inside):
+    source = fill(tmp_path / "all", CLASSES)
+    (tmp_path / "there").symlink_to(source)
+    before = sorted(source.rglob("*"))
+    with pytest.raises(ValueError, match="`folder` must lie outside of ") as caught:
+        sample_files("all", inside, per_class=2)
+    assert "\n" not in str(caught.value) and sorted(source.rglob("*")) == before
+    sample_files("all", "all-few", per_class=2)  # beside it, though its name begins alike
+
+
 def test_what_is_refused(tmp_path, monkeypatch):
     source = fill(tmp_path / "all", both(CLASSES))
     (source / "train" / "a" / "0.png").unlink()
@@ -145,6 +175,36 @@ def test_what_is_refused(tmp_path, monkeypatch):
         sample_files(source, tmp_path / "new", per_class=5)
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*"))
     assert [path.name for path in taken.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("no.zip", "some", "--per-class", "1"), "`SRC` must be an existing folder or an archive"),
+        (("taken", "some", "--per-class", "1"), "`SRC` must hold two or more class folders"),
+        (("taken", "some", "--per-class", "1"), "Put them in `SRC`/<class>/."),
+        (("all", "taken", "--per-class", "1"), "`DST` must be absent or an empty folder"),
+        (("all", "all/some", "--per-class", "1"), "`DST` must lie outside of"),
+        (("all", "some", "--per-class", "13"), "`--per-class` must be at most 12"),
+        (("all", "some", "--per-class", "0"), "`--per-class` must be above 0"),
+        (("all", "some", "--fraction", "1.5"), "`--fraction` must lie above 0 and up to 1"),
+        (("all", "some"), "Give --per-class or --fraction, one of them."),
+        (("all", "some", "--per-class", "1", "--fraction", "0.5"), "Give --per-class or --fraction, one of"),
+        (("all.zip", "some", "--per-class", "1", "--link"), "`--link` must be left out for an archive"),
+        (("all.zip", "some", "--per-class", "1", "--link"), "Leave `--link` out to copy."),
+        (("all", "some", "--per-class", "1", "--pattern", "x"), "`--pattern` must have a group"),
+    ],
+)
+def test_the_command_tells_what_was_typed(tmp_path, words, told):
+    fill(tmp_path / "all", CLASSES)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for name in CLASSES:
+            archive.write(tmp_path / "all" / name, name)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    done = CliRunner().invoke(cli.app, ["sample", *words])
+    assert isinstance(done.exception, (ValueError, OSError)) and told in str(done.exception)
+    assert not any(name in str(done.exception) for name in ("`root`", "`folder`", "`per_class`", "root/<"))
 
 
 def test_the_command(tmp_path):

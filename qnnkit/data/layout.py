@@ -45,7 +45,7 @@ def by_folder(place: Place) -> Layout:
             rule = (
                 "hold images in every class folder" if len(classes) > 1 else "hold two or more class folders"
             )
-            under = "root/<class>/" if side == "any" else f"root/{side}/<class>/"
+            under = "`root`/<class>/" if side == "any" else f"`root`/{side}/<class>/"
             step = f"Images found: {first(found) or 'no folder'}. Put them in {under}."
             raise ValueError(checks.message("root", rule, str(place.path), step))
     _same_classes(layout)
@@ -88,21 +88,24 @@ def by_name(place: Place, label_pattern: str | None) -> tuple[Layout, list[str]]
     return layout, malformed
 
 
-def of(place: Place, label_pattern: str | None = None) -> Layout:
-    """The classes of a place: by name with a pattern; without, by folder or else by name."""
+def of(place: Place, label_pattern: str | None = None) -> tuple[Layout, list[str]]:
+    """The classes of a place: by name with a pattern; without, by folder or else by name.
+
+    And the images that are left out, because their names do not fit.
+    """
     if label_pattern is not None:
-        return by_name(place, label_pattern)[0]
+        return by_name(place, label_pattern)
     try:
         layout = by_folder(place)
     except ValueError as told:
         try:
-            return by_name(place, None)[0]
+            return by_name(place, None)
         except ValueError:
             raise told from None
     if set(classes_of(layout)) <= set(SIDES):  # images right in train/ and test/: rather sides than classes
         with contextlib.suppress(ValueError):
-            return by_name(place, None)[0]
-    return layout
+            return by_name(place, None)
+    return layout, []
 
 
 def classes_of(layout: Mapping[str, Mapping[str, object]]) -> tuple[str, ...]:

@@ -112,10 +112,11 @@ def sample_files(
     Works on what `class_folder` and `flat_folder` read: one folder per class, or one folder whose file names
     carry the label, with sides train/ and test/ or without; each side is sampled alike. A smaller sample with
     the same seed is part of a larger one. The folder appears whole or not at all, and nothing is overwritten.
+    Images whose names carry no label are left out: `left_out` in `sample.json` counts and names them.
 
     Args:
         source: The folder, archive or URL.
-        folder: Where the sample goes; absent or empty.
+        folder: Where the sample goes; absent or empty, and not inside `source`.
         per_class: How many files of each class, on each side.
         fraction: Or which share of them; one file of each class at least.
         seed: Chooses which.
@@ -125,7 +126,8 @@ def sample_files(
 
     Raises:
         FileExistsError: Something is in `folder`.
-        ValueError: Not exactly one of `per_class` and `fraction` is given, or a class has fewer files.
+        ValueError: Not exactly one of `per_class` and `fraction` is given, a class has fewer files, or
+            `folder` lies in `source`.
         OSError: The files cannot be read or written.
     """
     if (per_class is None) == (fraction is None):
@@ -139,9 +141,11 @@ def sample_files(
     from qnnkit.data import fetch, layout, places
 
     with places.open_place(fetch.local(source)) as place:
-        sides = layout.of(place, pattern)
+        if isinstance(place, places.Folder):
+            _require_outside(place.path, folder)
+        sides, left_out = layout.of(place, pattern)
         if link and not isinstance(place, places.Folder):
-            step = "Leave link out to copy."
+            step = "Leave `link` out to copy."
             raise ValueError(checks.message("link", "be left out for an archive", link, step))
         chosen = {
             side: {
@@ -152,6 +156,7 @@ def sample_files(
             }
             for side, classes in sides.items()
         }
+        n_fitting = sum(len(members) for classes in sides.values() for members in classes.values())
         record = {
             "source": str(source),
             "per_class": per_class,
@@ -163,6 +168,7 @@ def sample_files(
                 side: {name: len(names) for name, names in classes.items()}
                 for side, classes in chosen.items()
             },
+            "left_out": {"count": len(left_out), "of": len(left_out) + n_fitting, "first": left_out[:5]},
             "files": [name for classes in chosen.values() for names in classes.values() for name in names],
         }
         with _whole(folder) as part:
@@ -175,6 +181,14 @@ def sample_files(
                     target.write_bytes(place.read(name))
             _record(part, record)
     return Path(folder).expanduser().absolute()
+
+
+def _require_outside(source: Path, folder: str | Path) -> None:
+    """Refuses a sample that would be read as part of what it is drawn from."""
+    there, inside = source.resolve(), Path(folder).expanduser().resolve()
+    if there in inside.parents:
+        rule, step = f"lie outside of {there}, which the sample is drawn from", "Choose a place beside it."
+        raise ValueError(checks.message("folder", rule, str(folder), step))
 
 
 @contextlib.contextmanager
@@ -208,7 +222,7 @@ def _link(path: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
             raise
-        step = f"Links cannot be made there ({error.strerror}): leave link out to copy."
+        step = f"Links cannot be made there ({error.strerror}): leave `link` out to copy."
         rule = "stay on one file system that has hard links"
         raise OSError(checks.message("link", rule, True, step)) from None
 

@@ -6,6 +6,7 @@ A split depends on `split_seed` alone, never on a run's seed, so that all runs o
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -92,8 +93,9 @@ class ImageSplits:
     def keep(self, train_fraction: float, seed: int = 0) -> ImageSplits:
         """The same dataset with a share of its training images; validation, test and notes as they are.
 
-        Each class keeps this share of its images, and one at least. Which ones depends on `seed` alone, and a
-        smaller share lies inside a larger one.
+        Each class keeps this share of its images, rounded up or down so that the total comes as near as can
+        be to this share of all, and one image at least. Which ones depends on `seed` alone, and a smaller
+        share lies inside a larger one.
         """
         if not 0 < train_fraction <= 1:
             step = "Use 0.25 for a quarter, or 1 for all of them."
@@ -103,10 +105,11 @@ class ImageSplits:
         if train_fraction == 1:
             return self
         kept = []
-        for label in range(self.n_classes):
+        sizes = self.train.labels.bincount(minlength=self.n_classes).tolist()
+        for label, n in enumerate(_shares(sizes, train_fraction, seed)):
             rows = torch.nonzero(self.train.labels == label).flatten()
             order = torch.randperm(len(rows), generator=seeded("train_fraction", seed, label))
-            kept.append(rows[order[: max(1, round(train_fraction * len(rows)))]])
+            kept.append(rows[order[:n]])
         rows = torch.cat(kept).sort().values
         sources = tuple(self.train.sources[row] for row in rows.tolist())
         return replace(self, train=ImageSet(self.train.images[rows], self.train.labels[rows], sources))
@@ -121,6 +124,31 @@ class ImageSplits:
         checks.positive("batch_size", batch_size)
         part = self.split(split)
         return Batches(part.images, part.labels, batch_size, shuffle=shuffle, seed=seed)
+
+
+def _shares(sizes: Sequence[int], fraction: float, seed: int) -> list[int]:
+    """How many images each class keeps, of so many; no class keeps fewer at a larger fraction.
+
+    The images beyond the first of each class are let in one by one, as the fraction grows from 0. The k-th of
+    n may come after (k - 1) / n, so that no class has more than its share rounded up, and is due by k / n; of
+    those that may come, the one that is due first does. Rounding each class by its remainder (Hamilton's
+    method) would now and then take an image back as the fraction grows. O(total log classes) time.
+    """
+    n, total = sum(sizes), round(fraction * sum(sizes))
+    ranks = torch.randperm(len(sizes), generator=seeded("train_fraction", seed)).tolist()  # between equals
+    kept = [min(1, size) for size in sizes]
+    waiting = [(1 / size, ranks[label], label) for label, size in enumerate(sizes) if size > 1]
+    heapq.heapify(waiting)
+    due: list[tuple[float, int, int]] = []
+    for position in range(sum(kept), total):
+        while waiting and waiting[0][0] < (position + 0.5) / n:
+            _, rank, label = heapq.heappop(waiting)
+            heapq.heappush(due, ((kept[label] + 1) / sizes[label], rank, label))
+        _, rank, label = heapq.heappop(due)
+        kept[label] += 1
+        if kept[label] < sizes[label]:
+            heapq.heappush(waiting, (kept[label] / sizes[label], rank, label))
+    return [max(count, int(fraction * size)) for count, size in zip(kept, sizes, strict=True)]
 
 
 def stratified_split(

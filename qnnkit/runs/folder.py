@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 
+OF_SOME = ("label_pattern", "download", "variant")
+"""Settings that not every dataset takes."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One execution of a recipe, and the folder it owns."""
@@ -96,20 +100,15 @@ class Run:
 
         chosen = self.config.data.model_dump(exclude={"dataset"})
         options = {"root": chosen.pop("data_dir"), **chosen}
-        for name in ("label_pattern", "download"):  # not every dataset takes them
+        for name in OF_SOME:
             if not options[name]:
                 del options[name]
         if not cached and data.takes(self.config.data.dataset, "cached"):
             options["cached"] = False
-        try:
+        # The library's arguments have other names in notebooks and on the command line.
+        words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
+        with checks.in_words(words):
             return data.load(self.config.data.dataset, **options)
-        except (ValueError, OSError) as error:
-            told = error.args[-1] if error.args else ""
-            if not isinstance(told, str) or "root" not in told:
-                raise
-            # The library's argument has another name in notebooks and on the command line.
-            told = told.replace("`root`", "`data_dir`").replace("root=", "data_dir=")
-            raise type(error)(told) from None
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -270,14 +269,16 @@ def check_names(config: RunConfig) -> None:
         raise ValueError(checks.message("controls", "be left out", list(config.controls), step))
     for name in config.trackers:
         checks.choice("tracker", name, TRACKERS)
-    for option in ("label_pattern", "download"):
+    for option in OF_SOME:
         value = getattr(config.data, option)
         if value and not data.takes(config.data.dataset, option):
             raise ValueError(data.not_taken(config.data.dataset, option, value))
     place = config.data.data_dir
-    if place is None or workspace.is_url(place) or Path(place).is_file() or config.data.download:
-        return  # what a file or an address holds, only the dataset knows
-    checks.folder("data_dir", place, "Give the folder, archive, file or URL that holds the dataset.")
+    if place is None or workspace.is_url(place) or config.data.download:
+        return  # what an address holds, only the dataset knows
+    if not Path(place).exists():
+        step = "Give the folder, archive, file or URL that holds the dataset."
+        raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
 
 
 def _check_placement(config: RunConfig) -> None:
