@@ -53,6 +53,23 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """Ends of the 95 % interval of a share, when `right` of `n` were.
+
+    Example:
+        >>> low, high = wilson(9, 10)
+        >>> round(low, 3), round(high, 3)
+        (0.596, 0.982)
+
+    Reference:
+        Wilson 1927, Journal of the American Statistical Association 22(158), 209-212.
+    """
+    z = 1.959963984540054  # the normal distribution's 97.5 % point
+    middle = (right + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(right * (n - right) / n + z * z / 4)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two nets beside each other, seed by seed; NaN where the seeds cannot tell."""

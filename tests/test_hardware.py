@@ -110,12 +110,6 @@ def test_templates_are_taken_apart_and_both_wires_of_a_gate_are_noisy():
     torch.testing.assert_close(found[0].tolist(), misread, atol=EXACT, rtol=0)
 
 
-def test_wilson_is_what_tables_say():
-    assert hardware.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert hardware.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert hardware.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
-
-
 # --- nets ---------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from qnnkit.stats import (
     mean_interval,
     verdict,
     verdicts,
+    wilson,
 )
 
 ERROR = 1e-12
@@ -295,3 +296,9 @@ def test_conclusions_claim_nothing_that_the_corrected_test_does_not_show(gap, p)
 
 def test_conclusions_of_nothing():
     assert conclusions([]) == ["No two nets could be compared, so nothing can be said of any difference."]
+
+
+def test_wilson_is_what_tables_say():
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
