@@ -15,6 +15,9 @@ MAIN_NETS = ("hybrid", "reference")
 """What the net of a run is called that its controls stand beside: with a circuit in it, or without any."""
 
 
+Control = Literal["classical", "no_entanglement", "frozen_random", "no_quantum", "classical_trained"]
+
+
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -130,9 +133,7 @@ class RunConfig(Settings):
     """Fixes initial weights and the order of the data."""
     n_seeds: int = Field(default=1, ge=1)
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
-    controls: tuple[Literal["classical", "no_entanglement", "frozen_random", "no_quantum"], ...] = (
-        "classical",
-    )
+    controls: tuple[Control, ...] = ("classical",)
     """Nets trained beside the hybrid one, with only the quantum part exchanged; () for a classical model."""
     device: str = "auto"
     """Torch device: auto, cpu, cuda, cuda:N or mps. Placement: may differ when a run is resumed."""

@@ -86,7 +86,7 @@ def test_round_trip_through_json():
         ("learning_rate", "fast", "`learning_rate` must be a valid number"),
         ("schedule", "cosin", "`schedule` must be 'constant', 'cosine' or 'linear', but is 'cosin'"),
         ("precision", "float64", "`precision` must be 'float32', 'bfloat16' or 'float16', but is 'float64'"),
-        ("controls", ["clasical"], "`controls` must be 'classical', 'no_entanglement', 'frozen_random' or"),
+        ("controls", ["clasical"], "`controls` must be 'classical', 'no_entanglement', 'frozen_random',"),
         ("controls", "classical", "`controls` must be a valid tuple, but is 'classical'"),
         ("controls", ["classical"] * 2, "`controls` must name each net once, but is ['classical', 'class"),
         ("seed", -1, "`seed` must be greater than or equal to 0, but is -1"),
@@ -144,5 +144,7 @@ def test_every_net_that_controls_can_name_exists():
 
     model = torch.nn.Sequential(layers.Quanv2d(1, "hardware_efficient", kernel_size=1, n_layers=1))
     model(torch.zeros(1, 1, 2, 2))
+    frozen = torch.nn.Sequential(layers.Quanv2d(1, "random", kernel_size=1, n_layers=1, trainable=False))
+    frozen(torch.zeros(1, 1, 2, 2))
     choices = typing.get_args(typing.get_args(RunConfig.model_fields["controls"].annotation)[0])
-    assert set(choices) == set(layers.controls(model))
+    assert set(choices) == set(layers.controls(frozen)) == {*layers.controls(model), "classical_trained"}

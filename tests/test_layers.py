@@ -598,7 +598,11 @@ def test_classical_control_is_seeded():
 def test_controls_of_a_frozen_quanvolution_are_frozen():
     model = Quanv2d(1, "random", trainable=False)
     model(uniform(1, 1, 4, 4))
-    for name, control in controls(model).items():
+    found = controls(model)
+    trained = found.pop("classical_trained")
+    assert count_parameters(trained) == {"quantum": 0, "classical": 8, "frozen": 0}
+    assert torch.equal(trained(uniform(1, 1, 4, 4)), found["classical"](uniform(1, 1, 4, 4)))  # at its start
+    for name, control in found.items():
         frozen = 0 if name == "no_quantum" else 8
         assert count_parameters(control) == {"quantum": 0, "classical": 0, "frozen": frozen}
 

@@ -86,6 +86,15 @@ def test_the_nets_of_a_recipe_differ_in_the_quantum_part_alone(name, pictures, t
             assert (weight.grad is not None) == weight.requires_grad
         if net != "no_quantum":
             assert sum(counts[net].values()) == sum(counts[own].values())
+    groups = {net: runs.parameter_groups(model, run.config.training) for net, model in nets.items()}
+    for net in {"classical", "classical_trained"} & set(nets):  # trained as the circuit is, in every way
+        for ours, theirs in zip(groups[net], groups[own], strict=True):
+            assert sum(w.numel() for w in ours.parameters) == sum(w.numel() for w in theirs.parameters)
+            assert (ours.learning_rate, ours.clip_norm, ours.weight_decay) == (
+                theirs.learning_rate,
+                theirs.clip_norm,
+                theirs.weight_decay,
+            )
     for net in run.config.controls:
         here = dict(nets[net].named_parameters())
         for place, weight in nets[own].named_parameters():

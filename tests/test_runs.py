@@ -172,6 +172,13 @@ def test_a_last_batch_of_one_image_is_refused_where_batches_are_normalised(tiny)
     assert len(tiny("quanv", batch_size=n - 1).nets) == 2  # which normalises nothing
 
 
+def test_a_trained_circuit_has_no_second_classical_control(tiny):
+    told = r"^Argument `controls` must be one that this net has, but is 'classical_trained'\. Choose among"
+    with pytest.raises(ValueError, match=told):
+        tiny(controls=["classical_trained"])
+    assert tiny(controls=["classical_trained"], trainable=False).nets == ("hybrid", "classical_trained")
+
+
 def test_a_model_without_a_circuit_has_no_controls(tiny):
     with pytest.raises(ValueError, match=r"^Argument `controls` must be left out.*Set controls=\(\)"):
         tiny(model="resnet18")

@@ -1,6 +1,13 @@
 """`QuantumLayer`, `Quanv2d` and the classical layers that stand in for them as controls."""
 
-from qnnkit.layers.controls import Bypass, ClassicalLayer, controls, count_parameters, quantum_parameters
+from qnnkit.layers.controls import (
+    Bypass,
+    ClassicalLayer,
+    controls,
+    count_parameters,
+    exchanged_parameters,
+    quantum_parameters,
+)
 from qnnkit.layers.counting import (
     circuits_by_layer,
     circuits_per_image,
@@ -18,6 +25,7 @@ __all__ = [
     "ClassicalLayer",
     "controls",
     "count_parameters",
+    "exchanged_parameters",
     "quantum_parameters",
     "circuits_by_layer",
     "circuits_per_image",

@@ -94,10 +94,13 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
     - `frozen_random`: the circuit at random weights that never train. Does training the circuit help?
     - `classical`: a bounded polynomial map of equal parameter count, trained where the circuit is. Does the
       circuit help at all?
+    - `classical_trained`, only for a model whose circuits are frozen: the same map, trained. Does a circuit
+      that never learns do as well as a layer that does?
     - `no_quantum`: the circuit taken out, nothing in its place but the features themselves; where the circuit
       stands beside a skip, the skip alone. Is there anything for a circuit to do?
 
-    Everything classical starts from the same weights as in `model`, which is left as it was.
+    Everything classical starts from the same weights as in `model`, which is left as it was. An amplitude
+    embedding, which writes the data into a state as a whole, and swaps stay where entanglement is removed.
 
     Args:
         model: Any module that holds at least one `QuantumLayer` and has run once (so that shapes are known).
@@ -116,6 +119,10 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
         "classical": lambda layer, i: _classical(layer, seed * 1000 + i),
     }
     found = {name: _exchange(copy.deepcopy(model), make) for name, make in makers.items()}
+    if not any(weight.requires_grad for weight in quantum_parameters(model)):
+        found["classical_trained"] = copy.deepcopy(found["classical"])
+        for weight in exchanged_parameters(found["classical_trained"]):
+            weight.requires_grad_(True)
     return found | {"no_quantum": _exchange(_without_quantum(copy.deepcopy(model)), _bypass)}
 
 
@@ -138,6 +145,12 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every circuit in `model`."""
     layers = [module for module in model.modules() if isinstance(module, QuantumLayer)]
+    return [weight for layer in layers for weight in layer.parameters()]
+
+
+def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of every circuit in `model`, or of what stands in a circuit's place: trained alike."""
+    layers = [module for module in model.modules() if isinstance(module, QuantumLayer | ClassicalLayer)]
     return [weight for layer in layers for weight in layer.parameters()]
 
 

@@ -296,6 +296,8 @@ def require_usable(run: Run) -> None:
     from qnnkit.runs.nets import build
 
     model = build(run, run.nets[0], run.config.seed)
+    if "classical_trained" in run.config.controls:
+        build(run, "classical_trained", run.config.seed)  # refused for a circuit that is trained
     with torch.no_grad():
         model.eval()(run.splits.train.images[:1])
     n, batch_size = len(run.splits.train), run.config.training.batch_size

@@ -43,7 +43,11 @@ def build(run: Run, net: str, seed: int) -> nn.Module:
         return hybrid
     with torch.no_grad():
         hybrid.eval()(splits.train.images[:1])  # a control asks for the shapes that its circuit has met
-    return layers.controls(hybrid.train(), seed=seed)[net]
+    found = layers.controls(hybrid.train(), seed=seed)
+    if net not in found:
+        rule, step = "be one that this net has", f"Choose among {', '.join(found)}."
+        raise ValueError(checks.message("controls", rule, net, step))
+    return found[net]
 
 
 def task_of(config: TrainingConfig) -> tasks.Task:
@@ -52,14 +56,17 @@ def task_of(config: TrainingConfig) -> tasks.Task:
 
 
 def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[train.Group]:
-    """The circuit's weights and the classical ones, each with its own step size and clipping."""
-    quantum = layers.quantum_parameters(model)
-    known = {id(weight) for weight in quantum}
+    """The circuit's weights and the others, each with its own step size and clipping.
+
+    A classical layer in a circuit's place is trained as the circuit is: a control differs in nothing else.
+    """
+    exchanged = layers.exchanged_parameters(model)
+    known = {id(weight) for weight in exchanged}
     classical = [weight for weight in model.parameters() if id(weight) not in known]
+    name = "quantum" if layers.quantum_parameters(model) else "stand_in"
+    rate = config.quantum_learning_rate or config.learning_rate
     return [
-        train.Group(
-            "quantum", quantum, config.quantum_learning_rate or config.learning_rate, config.quantum_clip_norm
-        ),
+        train.Group(name, exchanged, rate, config.quantum_clip_norm),
         train.Group("classical", classical, config.learning_rate, config.clip_norm, config.weight_decay),
     ]
 
