@@ -234,8 +234,8 @@ def test_what_cannot_be_measured_says_why(splits, monkeypatch):
         raise ValueError("Argument `backend` must be a device that works here, but is 'lightning.qubit'.")
 
     monkeypatch.setattr(table, "one_by_one", none)
-    monkeypatch.setattr(table, "feature_maps_of", lambda model, images: None)
     tool = bench(splits)
+    monkeypatch.setattr(type(tool), "build", lambda self, **settings: nn.Identity())
     assert tool.one_by_one(nn.Identity()).row.why.endswith("but is 'lightning.qubit'.")
     assert tool.cached().row.why == "This model takes no features in place of images."
     row = table.Strategy("batch", "batch 64", "64 images a step.", None, None)

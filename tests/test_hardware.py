@@ -274,7 +274,7 @@ def test_circuits_are_counted_whatever_runs_them(trainable):
 def test_features_that_were_computed_before_cost_no_circuit():
     model, images, _ = quanv(trainable=False)
     maps = feature_maps_of(model, images)
-    assert maps is not None and torch.equal(maps, model.feature_maps(images))
+    assert maps is not None and torch.equal(maps, model.features(images))
     assert circuits_per_image(model, maps[:1]) == 0
     assert feature_maps_of(nn.Flatten(), images) is None
 
