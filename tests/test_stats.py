@@ -10,6 +10,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from qnnkit.stats import (
+    EQUAL_SIZE,
     Compared,
     Comparison,
     compare,
@@ -247,7 +248,12 @@ def family_of(*rows):
     """(name, other, where, difference, corrected p, whether the classical control) as comparisons."""
     return [
         Compared(
-            name, other, where, Comparison(gap, gap - 0.01, gap + 0.01, 1.0, p / 2, 10), p, control=control
+            name,
+            other,
+            where,
+            Comparison(gap, gap - 0.01, gap + 0.01, 1.0, p / 2, 10),
+            p,
+            control=EQUAL_SIZE if control else "",
         )
         for name, other, where, gap, p, control in rows
     ]
