@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ import pennylane as qp
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks
+from qnnkit import checks, stats
 from qnnkit.layers import EXACT_DEVICES, QuantumLayer, evaluating
 
 MOST_WIRES = 10
@@ -82,8 +81,6 @@ def robustness(
     Raises:
         ValueError: No circuit runs, one has shots or noise already, gives a state, or is too wide for
             `default.mixed`; a number is out of its range; there is no label for each image.
-
-    Reference: Wilson (1927), J. Am. Stat. Assoc. 22, 209.
     """
     _check(images, labels, shots, depolarizing, readout)
     model = copy.deepcopy(model)  # whose hooks nobody else sees
@@ -106,20 +103,6 @@ def robustness(
         qnodes = {layer: make(layer, i) for i, layer in enumerate(first)}
         rows.append(_under(model, images, labels, condition, strength, qnodes))
     return rows
-
-
-def wilson(right: int, n: int) -> tuple[float, float]:
-    """Ends of the 95 % interval of a share, when `right` of `n` were.
-
-    Example:
-        >>> low, high = wilson(9, 10)
-        >>> round(low, 3), round(high, 3)
-        (0.596, 0.982)
-    """
-    z = 1.959963984540054  # the normal distribution's 97.5 % point
-    middle = (right + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(right * (n - right) / n + z * z / 4)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 # --- the circuits on other devices --------------------------------------------------------------------------
@@ -244,7 +227,7 @@ def _count_right(
 def _row(
     condition: str, strength: float | None, right: int, n: int, change: float, seconds: float
 ) -> Robustness:
-    low, high = wilson(right, n)
+    low, high = stats.wilson(right, n)
     return Robustness(condition, strength, right / n, low, high, change, n, seconds)
 
 

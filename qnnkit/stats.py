@@ -53,6 +53,23 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """Ends of the 95 % interval of a share, when `right` of `n` were.
+
+    Example:
+        >>> low, high = wilson(9, 10)
+        >>> round(low, 3), round(high, 3)
+        (0.596, 0.982)
+
+    Reference:
+        Wilson 1927, Journal of the American Statistical Association 22(158), 209-212.
+    """
+    z = 1.959963984540054  # the normal distribution's 97.5 % point
+    middle = (right + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(right * (n - right) / n + z * z / 4)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two nets beside each other, seed by seed; NaN where the seeds cannot tell."""
@@ -240,8 +257,14 @@ class Compared:
     """Of accuracies, as fractions."""
     corrected: float
     """p after correction over the family."""
-    control: bool = False
-    """Whether the other net is the classical control: equal in all, and in size, but for the circuit."""
+    control: str = ""
+    """What classical control the other net is, in words; "" where it is none. See EQUAL_SIZE."""
+
+
+EQUAL_SIZE = "the classical control of equal size"
+"""Equal in all but for the circuit."""
+AS_FROZEN = "the classical control that is as frozen as the circuit"
+TRAINED = "the classical control that is trained, though the circuit is frozen"
 
 
 def conclusions(family: Sequence[Compared]) -> list[str]:
@@ -293,25 +316,33 @@ def _on_pair(compared: Sequence[Compared]) -> str:
 
 
 def _on_circuits(family: Sequence[Compared]) -> list[str]:
-    beside = [each for each in family if each.control]
-    if not beside:
-        return []
+    kinds = list(dict.fromkeys(each.control for each in family if each.control))
+    return [
+        _on_control([each for each in family if each.control == kind], alone=len(kinds) == 1)
+        for kind in kinds
+    ]
+
+
+def _on_control(beside: Sequence[Compared], alone: bool) -> str:
+    others = "" if alone else f" ({_listed(list(dict.fromkeys(each.other for each in beside)))})"
+    it = "" if alone else " over it"
     shown = [each.found.difference for each in beside if each.found.shown(each.corrected)]
     won, lost = sum(gap > 0 for gap in shown), sum(gap < 0 for gap in shown)
     told = (
-        f"Beside the classical control of equal size, the circuit did better in {won} of "
+        f"Beside {beside[0].control}{others}, the circuit did better in {won} of "
         f"{_counted(len(beside), 'case')} and worse in {lost}; in {len(beside) - won - lost} no difference "
         "is shown."
     )
     if won and lost:
-        return [f"{told} Neither is better throughout."]
+        return f"{told} Neither is better throughout."
     if won:
-        return [f"{told} That holds for these data, these settings and these seeds."]
+        return f"{told} That holds for these data, these settings and these seeds."
     if lost:
-        return [
-            f"{told} Where the data decide, the classical control wins; no advantage of a circuit is shown."
-        ]
-    return [f"{told} No advantage of a circuit is shown, nor of the control."]
+        return (
+            f"{told} Where the data decide, the classical control wins; no advantage of a circuit{it} is "
+            "shown."
+        )
+    return f"{told} No advantage of a circuit{it} is shown, nor of the control."
 
 
 def _counted(number: int, word: str) -> str:

@@ -234,8 +234,8 @@ def test_what_cannot_be_measured_says_why(splits, monkeypatch):
         raise ValueError("Argument `backend` must be a device that works here, but is 'lightning.qubit'.")
 
     monkeypatch.setattr(table, "one_by_one", none)
-    monkeypatch.setattr(table, "feature_maps_of", lambda model, images: None)
     tool = bench(splits)
+    monkeypatch.setattr(type(tool), "build", lambda self, **settings: nn.Identity())
     assert tool.one_by_one(nn.Identity()).row.why.endswith("but is 'lightning.qubit'.")
     assert tool.cached().row.why == "This model takes no features in place of images."
     row = table.Strategy("batch", "batch 64", "64 images a step.", None, None)
@@ -272,3 +272,22 @@ def test_circuits_one_by_one_are_scaled_up(monkeypatch):
     assert (found.circuits_per_image, found.circuits_timed, found.trains) == (18, 5, True)
     assert found.seconds_per_image == pytest.approx(0.1 * 18) and counted == [1, 3]
     assert not breakdown.one_by_one(net.requires_grad_(False), torch.ones(1, 1, 6, 6)).trains
+
+
+def test_the_optimizer_is_the_recipes_own(monkeypatch):
+    seen = []
+    right = torch.optim.AdamW.step
+
+    def step(self, *given):
+        seen.extend((group["lr"], group["weight_decay"], len(group["params"])) for group in self.param_groups)
+        return right(self, *given)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    settings = {"learning_rate": 0.01, "quantum_learning_rate": 0.05, "weight_decay": 0.3}
+    parts_of(Net(), config=TrainingConfig(optimizer="adamw", **settings))
+    assert set(seen) == {(0.05, 0.0, 1), (0.01, 0.3, 2)}, "the circuit's weights and the classical ones"
+    frozen = Net()
+    frozen.circuit.requires_grad_(False)
+    seen.clear()
+    parts_of(frozen, config=TrainingConfig(optimizer="adamw", **settings))
+    assert set(seen) == {(0.01, 0.3, 2)}

@@ -110,12 +110,6 @@ def test_templates_are_taken_apart_and_both_wires_of_a_gate_are_noisy():
     torch.testing.assert_close(found[0].tolist(), misread, atol=EXACT, rtol=0)
 
 
-def test_wilson_is_what_tables_say():
-    assert hardware.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert hardware.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert hardware.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
-
-
 # --- nets ---------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +274,7 @@ def test_circuits_are_counted_whatever_runs_them(trainable):
 def test_features_that_were_computed_before_cost_no_circuit():
     model, images, _ = quanv(trainable=False)
     maps = feature_maps_of(model, images)
-    assert maps is not None and torch.equal(maps, model.feature_maps(images))
+    assert maps is not None and torch.equal(maps, model.features(images))
     assert circuits_per_image(model, maps[:1]) == 0
     assert feature_maps_of(nn.Flatten(), images) is None
 

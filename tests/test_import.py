@@ -18,9 +18,9 @@ LINES = 500  # DESIGN.md, section 3
 # From the bottom of DESIGN.md's map to its top: a part may import those that stand before it.
 ORDER = (
     "checks", "stats", "plots", "device", "workspace", "config", "circuits", "simulator", "data",
-    "checkpoint", "measure", "layers", "models", "tasks", "adapters", "gradients", "hardware", "breakdown",
+    "checkpoint", "measure", "layers", "models", "tasks", "adapters", "gradients", "hardware",
     "train", "plan",
-    "recipes", "runs", "batch", "inspector", "report", "cli",
+    "recipes", "runs", "breakdown", "batch", "inspector", "report", "cli",
 )  # fmt: skip
 EXEMPT = ("__init__", "__main__")  # the package's own front doors
 LATE = (

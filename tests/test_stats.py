@@ -10,6 +10,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from qnnkit.stats import (
+    EQUAL_SIZE,
     Compared,
     Comparison,
     compare,
@@ -18,6 +19,7 @@ from qnnkit.stats import (
     mean_interval,
     verdict,
     verdicts,
+    wilson,
 )
 
 ERROR = 1e-12
@@ -246,7 +248,12 @@ def family_of(*rows):
     """(name, other, where, difference, corrected p, whether the classical control) as comparisons."""
     return [
         Compared(
-            name, other, where, Comparison(gap, gap - 0.01, gap + 0.01, 1.0, p / 2, 10), p, control=control
+            name,
+            other,
+            where,
+            Comparison(gap, gap - 0.01, gap + 0.01, 1.0, p / 2, 10),
+            p,
+            control=EQUAL_SIZE if control else "",
         )
         for name, other, where, gap, p, control in rows
     ]
@@ -295,3 +302,9 @@ def test_conclusions_claim_nothing_that_the_corrected_test_does_not_show(gap, p)
 
 def test_conclusions_of_nothing():
     assert conclusions([]) == ["No two nets could be compared, so nothing can be said of any difference."]
+
+
+def test_wilson_is_what_tables_say():
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)

@@ -6,10 +6,12 @@ import io
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from scipy import stats as scipy_stats
@@ -43,6 +45,7 @@ class Workspace:
         settings = {"recipe": name or recipe, "train_fraction": fraction}
         folder = self.plan(id_, settings)
         extra = {} if recipe == "cnn" else {"controls": list(controls)}
+        extra |= {"trainable": False} if "classical_trained" in controls else {}
         n_seeds = n_seeds or len(next(iter(scores.values())))
         run = runs.open_run(folder, recipe, train_fraction=fraction, n_seeds=n_seeds, seed=seed, **extra)
         for net, accuracies in scores.items():
@@ -58,9 +61,9 @@ class Workspace:
                 run.log("metrics", row | {"seconds_per_epoch": 0.25})
         return run
 
-    def finish(self, *words, data="one", **options):
+    def finish(self, *words, data="one", notes=(), **options):
         run = self.begin(*words, **options)
-        run.note_provenance(data=data)
+        run.note_provenance(data=data, notes=list(notes))
         report.finish(run)
         return run
 
@@ -219,6 +222,74 @@ def test_comparisons_are_paired_and_corrected_over_the_table(study):
         "cnn reference did better than frozen hybrid at 100 %, by 5.0 points; no difference is shown at 50 %."
     )
     assert told[3].startswith("Beside the classical control of equal size, the circuit did better in 1 of 2")
+    assert told[4].startswith("All seeds saw the same training, validation and test images at a fraction:")
+    assert "not the choice of the training images or of the test images" in told[4] and len(told) == 5
+
+
+def test_hybrid_nets_of_different_models_are_compared(space):
+    other = {LOW: [0.70, 0.712, 0.731], HIGH: [0.91, 0.90, 0.93]}
+    for fraction in (LOW, HIGH):
+        for name, scores in (("frozen", HYBRID), ("trainable", other)):
+            nets = {"hybrid": scores[fraction], "classical": CLASSICAL[fraction]}
+            space.finish(f"{name}-{fraction}", "frozen", fraction, nets, name=name)
+    table, notes = report.comparisons(report.read_study(space.folder).frame)
+    pairs = table[["model", "net", "other_model", "other_net", "train_fraction"]].to_numpy().tolist()
+    assert notes == [] and len(pairs) == 6
+    assert pairs[4:] == [["frozen", "hybrid", "trainable", "hybrid", share] for share in (LOW, HIGH)]
+    tested = scipy_stats.ttest_rel(HYBRID[LOW], other[LOW])
+    assert table["p"][4] == pytest.approx(tested.pvalue)
+    assert table["p_holm"][4] >= 4 * tested.pvalue, "corrected in the one family"
+    assert "frozen hybrid did better than trainable hybrid at 50 %, by 9.9 points" in " ".join(
+        report.conclusions(table)
+    )
+    assert report.told_comparisons(table)["beside"].tolist()[3:] == ["classical"] + ["trainable hybrid"] * 2
+    space.finish("off", "frozen", LOW, {"hybrid": [0.9, 0.8], "classical": [0.8, 0.7]}, name="x", data="two")
+    _, notes = report.comparisons(report.read_study(space.folder).frame)
+    assert "trainable hybrid and x hybrid, 50 %: not compared, for they saw different data." in notes
+
+
+def test_a_frozen_circuit_stands_beside_both_classical_controls(space):
+    scores = {
+        "hybrid": [0.80, 0.81, 0.83],
+        "classical": [0.70, 0.712, 0.731],
+        "classical_trained": [0.90, 0.912, 0.931],
+    }
+    nets = ("classical", "classical_trained")
+    space.finish("a", "frozen", HIGH, scores, controls=nets)
+    trained = {"hybrid": [0.5, 0.7, 0.6], "classical": [0.6, 0.5, 0.7]}
+    space.finish("b", "frozen", HIGH, trained, name="trainable")
+    told = report.conclusions(report.comparisons(report.read_study(space.folder).frame)[0])
+    frozen, learned, equal = (each for each in told if each.startswith("Beside"))
+    assert frozen == (
+        "Beside the classical control that is as frozen as the circuit (frozen classical), the circuit did "
+        "better in 1 of 1 case and worse in 0; in 0 no difference is shown. That holds for these data, these "
+        "settings and these seeds."
+    )
+    assert learned == (
+        "Beside the classical control that is trained, though the circuit is frozen (frozen "
+        "classical_trained), the circuit did better in 0 of 1 case and worse in 1; in 0 no difference is "
+        "shown. Where the data decide, the classical control wins; no advantage of a circuit over it is shown."
+    )
+    assert equal.startswith("Beside the classical control of equal size (trainable classical), the circuit")
+
+
+def test_notes_on_the_data_are_told_and_counted(space):
+    damaged, twice = "Left out 2 files that cannot be read.", "3 images stand in two splits."
+    scores = {"hybrid": [0.9, 0.8, 0.7], "classical": [0.8, 0.75, 0.6]}
+    space.finish("a", "frozen", HIGH, scores, notes=[damaged, twice])
+    space.finish("b", "frozen", LOW, scores, notes=[twice])
+    space.finish("c", "cnn", LOW, {"reference": [0.5, 0.6, 0.7]})
+    (space.root / "runs" / "c" / "provenance.json").write_text('{"data": "one", "notes": 5}')
+    expected = [f"Data of 1 of 3 runs: {damaged}", f"Data of 2 of 3 runs: {twice}"]
+    study = report.write_study(space.folder)
+    assert study is not None and list(study.notes) == expected
+    place = space.folder / "study"
+    assert json.loads((place / "index.json").read_text())["notes"][:2] == expected
+    assert all(each in (place / "conclusions.txt").read_text() for each in expected)
+    told = CliRunner().invoke(cli.app, ["report", str(space.folder)])
+    page = (space.folder / "report.html").read_text()
+    for each in expected:
+        assert f"Note: {each}" in told.output and f"<li>{each}</li>" in page
 
 
 def test_unequal_seeds_are_paired_by_seed(space):
@@ -264,7 +335,7 @@ def test_every_file_names_the_runs_behind_it(study):
     index = json.loads((place / "index.json").read_text())
     assert set(index["files"]) == TABLES | {f"{name}.{kind}" for name in DRAWN for kind in ("png", "pdf")}
     assert {path.name for path in place.iterdir()} == {*index["files"], "index.json"}
-    assert index["stamp"] == found.stamp and index["left_out"] == [] and len(index["conclusions"]) == 4
+    assert index["stamp"] == found.stamp and index["left_out"] == [] and len(index["conclusions"]) == 5
     for name in TABLES:
         content = (place / name).read_text()
         if name.endswith(".csv"):
@@ -347,6 +418,14 @@ def test_more_models_than_colours_are_tables_only(space):
     report.write_study(space.folder)
     assert not list((space.folder / "study").glob("*.p[nd][gf]")), "figures of an earlier state"
     assert (space.folder / "study" / "means.csv").exists()
+    why = "No figures are drawn: 8 models are more than the 7 that colours tell apart."
+    assert why in (space.folder / "study" / "conclusions.txt").read_text()
+    assert f"Note: {why}" in CliRunner().invoke(cli.app, ["report", str(space.folder)]).output
+    study = report.read_study(space.folder)
+    assert len(study.notes) == 1 and study.notes[0].startswith(why)
+    table, notes = report.comparisons(study.frame)
+    assert set(table["other_net"]) == {"classical"}
+    assert notes[0].startswith("Hybrid nets are not compared with one another: of 8 models")
 
 
 # --- the command and the page ------------------------------------------------------------------------------
@@ -481,3 +560,16 @@ def test_a_pdf_keeps_its_text_and_is_the_same_each_time():
     _, found, _, _ = arrays(["a"], (0.5, 1.0), 3)
     one, other = (plots.study_fractions(found).pdf(Title="Größe", Keywords="abc") for _ in range(2))
     assert one == other and one[:5] == b"%PDF-" and b"abc" in one and b"/Type3" not in one
+
+
+def test_the_study_file_trains_as_many_as_it_says():
+    """docs/study.yaml: recipes, nets, fractions and seeds."""
+    path = Path(__file__).parent.parent / "docs" / "study.yaml"
+    told, content = path.read_text(), yaml.safe_load(path.read_text())
+    shares, seeds = content["grid"]["train_fraction"], content["settings"]["n_seeds"]
+    nets = [len(recipes.recipe(name).controls) + 1 for name in content["recipe"]]
+    assert f"{len(shares) * len(nets)} runs train {len(shares)} fractions x {seeds} seeds" in told
+    assert f"these {sum(nets)} nets" in told and f"{len(shares) * seeds} trainings of a net" in told
+    for name in content["recipe"]:
+        assert all(control in told for control in recipes.recipe(name).controls)
+    assert content["settings"]["epochs"] == 10

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import measure
+from qnnkit import measure, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.config import TrainingConfig
 from qnnkit.layers import QuantumLayer, Quanv2d
+from qnnkit.runs.nets import parameter_groups
 from qnnkit.tasks import Task
 
 PARTS = {
@@ -208,17 +209,9 @@ def _nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
 
 
 def optimizer_of(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer | None:
-    """As training makes it, without groups; None where nothing trains."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    if not weights:
-        return None
-    match config.optimizer:
-        case "adam":
-            return torch.optim.Adam(weights, config.learning_rate)
-        case "adamw":
-            return torch.optim.AdamW(weights, config.learning_rate)
-        case "sgd":
-            return torch.optim.SGD(weights, config.learning_rate, momentum=0.9)
+    """That of a run's training; None where nothing trains."""
+    groups = train.trainable(parameter_groups(model, config))
+    return train.optimizer_of(groups, config) if groups else None
 
 
 def autocast(precision: str, device: torch.device) -> Any:

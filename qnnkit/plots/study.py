@@ -25,6 +25,7 @@ NETS: dict[str, tuple[str, Any]] = {
     "hybrid": ("o", "-"),
     "reference": ("P", "-"),
     "classical": ("s", "--"),
+    "classical_trained": ("p", (0, (4, 1))),
     "no_entanglement": ("^", ":"),
     "frozen_random": ("v", "-."),
     "no_quantum": ("D", (0, (5, 1, 1, 1, 1, 1))),

@@ -33,6 +33,8 @@ class Row:
     error: str | None = None
     notes: list[str] = field(default_factory=list)
     """What is wrong with its folder."""
+    data_notes: list[str] = field(default_factory=list)
+    """What its data were found to be, as its provenance keeps it."""
     nets: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Net -> its row of result.json."""
     verdicts: list[str] = field(default_factory=list)
@@ -158,6 +160,7 @@ def _fill(row: Row, folder: Path, batch: Path) -> None:
     if damaged:
         row.notes.append(f"metrics.jsonl is damaged: {damaged} of its lines cannot be read.")
     _learn(row, metrics)
+    row.data_notes = data_notes(_json(row, folder / "provenance.json") or {})
     row.state = "unfinished" if metrics else "waiting"
     failed = _json(row, folder / "failed.json")
     if failed is not None:
@@ -238,6 +241,17 @@ def _json(row: Row, path: Path) -> dict[str, Any] | None:
     return found
 
 
+def data_notes(provenance: dict[str, Any]) -> list[str]:
+    """What a run was told of its data when its training began, such as images that cannot be read."""
+    found = provenance.get("notes")
+    return list(dict.fromkeys(map(str, found))) if isinstance(found, list) else []
+
+
+def noted(told: Counter[str], n_runs: int) -> list[str]:
+    """A sentence on each note on the data, with how many of the runs have it."""
+    return [f"Data of {count} of {n_runs} run{'s' * (n_runs > 1)}: {note}" for note, count in told.items()]
+
+
 def number(value: Any) -> float | None:
     """`value`, if it is a finite number."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -284,6 +298,7 @@ def _render(content: dict[str, Any], rows: list[Row], study: dict[str, Any] | No
         first_number=len(settings) + 1,
         counts=[(state, counts[state]) for state in STATES if counts[state]],
         best=best(rows),
+        data_notes=noted(Counter(note for row in rows for note in row.data_notes), len(rows)),
         study=study,
         choices=_choices(rows, settings),
         data={

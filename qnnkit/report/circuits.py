@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NONE = "This net has no circuit:"
 MOST_MAPS = 8
+MOST_CIRCUITS, FEWEST_IMAGES = 4096, 8
+"""What hardware would make of a net is asked of so many circuits, but of no fewer images."""
 
 
 def keep_circuit(
@@ -77,6 +79,9 @@ def keep_maps(run: Run, model: nn.Module, images: Tensor) -> Picture | None:
 def robustness(run: Run, model: nn.Module, n_images: int) -> list[dict[str, Any]]:
     """The rows of `hardware.robustness` for a sample of the test images, as plain values.
 
+    A net with many circuits per image classifies fewer images, down to FEWEST_IMAGES: as many as need about
+    MOST_CIRCUITS circuits. How many is printed.
+
     None, with a printed sentence, where no image is asked for, the net has no circuit, or its circuits
     cannot be asked (see there).
 
@@ -89,16 +94,21 @@ def robustness(run: Run, model: nn.Module, n_images: int) -> list[dict[str, Any]
     if n_images < 1:
         print("hardware_images is 0: what hardware would make of the net is left out.")
         return []
-    if not layers.circuits_per_image(model, test.images[:1]):
+    circuits = layers.circuits_per_image(model, test.images[:1])
+    if not circuits:
         print(NONE, "hardware would change nothing.")
         return []
     generator = torch.Generator().manual_seed(run.config.seed)
-    chosen = torch.randperm(len(test), generator=generator)[:n_images]
+    chosen = torch.randperm(len(test), generator=generator)[
+        : min(n_images, max(FEWEST_IMAGES, MOST_CIRCUITS // circuits))
+    ]
     try:
         rows = hardware.robustness(model, test.images[chosen], test.labels[chosen], seed=run.config.seed)
     except ValueError as error:
         print(error)
         return []
+    share = f"{len(chosen)} of the {len(test):,} test images"
+    print(f"Classified are {share}; each takes {circuits:,} circuit{'s' * (circuits > 1)}.")
     return [row.as_dict() for row in rows]
 
 

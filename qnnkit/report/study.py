@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit import stats, workspace
 from qnnkit.batch import state
 from qnnkit.config import MAIN_NETS, validate
-from qnnkit.report.batch import number, read_batch, show
+from qnnkit.report.batch import data_notes, noted, number, read_batch, show
 from qnnkit.report.tables import latex, records, told_comparisons, told_means
 from qnnkit.runs import Run
 
@@ -30,6 +32,13 @@ METRICS = {"accuracy": "test_accuracy", "macro_f1": "test_macro_f1", "nll": "tes
 COSTS = ("quantum", "classical", "frozen", "circuits_per_image", "seconds_per_epoch")
 _NO_MODEL = ("train_fraction", "seed", "n_seeds")
 """Settings that vary within a model."""
+MOST_HYBRIDS = 7
+"""Hybrid nets of so many models are compared with each other: above, every pair costs the others too much."""
+SAME_IMAGES = (
+    "All seeds saw the same training, validation and test images at a fraction: intervals and p cover what a "
+    "seed draws, such as initial weights and the order of the images, but not the choice of the training "
+    "images or of the test images."
+)
 KEYS = ("model", "net", "train_fraction")
 
 
@@ -48,6 +57,8 @@ class Study:
     """Of which these are not in the table: a sentence on each."""
     stamp: str
     """Start of a SHA-256 over the settings and results of the runs in the table."""
+    notes: tuple[str, ...] = ()
+    """What its data were found to be, with how many runs were told so; and whether figures can be drawn."""
 
     @property
     def finished(self) -> int:
@@ -73,19 +84,21 @@ def read_study(folder: str | Path) -> Study:
     folder = workspace.place(folder)
     batch = read_batch(folder)
     rows, epochs, behind, left_out = [], [], [], []
+    told: Counter[str] = Counter()
     for planned in batch["runs"]:
         settings = planned.get("settings")
         settings = settings if isinstance(settings, dict) else {}
         try:
             found = _read_run(Path(os.path.normpath(folder / str(planned["folder"]))), settings)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            told = ", ".join(f"{name} {show(value)}" for name, value in settings.items())
+            varied = ", ".join(f"{name} {show(value)}" for name, value in settings.items())
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            left_out.append(f"Run {planned.get('id', '?')} ({told or 'no setting'}) is left out: {why}")
+            left_out.append(f"Run {planned.get('id', '?')} ({varied or 'no setting'}) is left out: {why}")
             continue
         rows += found[0]
         epochs += found[1]
         behind.append(found[2])
+        told.update(found[3])
     names = [*KEYS, "seed", *METRICS, "validation_accuracy", *COSTS, "epochs", "best_epoch", "run", "data"]
     frame = pd.DataFrame(rows, columns=pd.Index(names)).drop_duplicates([*KEYS, "seed"])
     models = list(dict.fromkeys(frame["model"]))
@@ -95,13 +108,15 @@ def read_study(folder: str | Path) -> Study:
         [*KEYS, "seed"], key=lambda column: column.map(place.get(str(column.name), lambda value: value))
     ).reset_index(drop=True)
     stamp = hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12]
-    return Study(batch["name"], frame, _curves(epochs, frame), len(batch["runs"]), tuple(left_out), stamp)
+    notes = [*noted(told, len(behind)), *_too_many(models)]
+    planned, curves = len(batch["runs"]), _curves(epochs, frame)
+    return Study(batch["name"], frame, curves, planned, tuple(left_out), stamp, tuple(notes))
 
 
 def _read_run(
     folder: Path, settings: dict[str, Any]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
-    """Final rows, epochs, and what identifies them; a ValueError says why a run cannot be used."""
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str, list[str]]:
+    """Final rows, epochs, what identifies them, and notes on its data; a ValueError says why not."""
     result, config = (_json(folder, name) for name in ("result.json", "config.json"))
     if result is None:
         raise ValueError("it has not finished.")
@@ -120,12 +135,12 @@ def _read_run(
         for row in metrics
         if row.get("event") == "test" and row.get("epochs", epochs) == epochs
     }
-    label = _label(run.config.recipe, settings)
+    label, provenance = _label(run.config.recipe, settings), _json(folder, "provenance.json") or {}
     about = {
         "model": label,
         "train_fraction": run.config.data.train_fraction,
         "run": folder.name,
-        "data": (_json(folder, "provenance.json") or {}).get("data"),
+        "data": provenance.get("data"),
     }
     rows = []
     for net in run.nets:
@@ -145,7 +160,8 @@ def _read_run(
     ]
     told = json.dumps([result.get("nets"), result.get("verdicts")], sort_keys=True)
     said = hashlib.sha256(told.encode()).hexdigest()
-    return rows, learned, f"{result.get('config_digest') or run.config.digest()} {hashed} {said}"
+    identity = f"{result.get('config_digest') or run.config.digest()} {hashed} {said}"
+    return rows, learned, identity, data_notes(provenance)
 
 
 def _json(folder: Path, name: str) -> dict[str, Any] | None:
@@ -209,17 +225,24 @@ def means(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparisons(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Each hybrid net beside each of its controls and every classical reference, seed by seed.
+    """Hybrid nets beside their controls, every classical reference and one another, seed by seed.
 
     Compared are test accuracies of the same seeds on the same data, by the fingerprints that the runs keep;
     `p_holm` is corrected over the whole table.
 
     Returns:
         The table, and a sentence on every pair that is not compared, or not with all of its seeds.
+        Hybrid nets of more models than MOST_HYBRIDS are not compared with one another, which is told once.
     """
     import pandas as pd
 
     rows, notes = [], []
+    hybrids = _hybrids(frame)
+    if len(hybrids) > MOST_HYBRIDS:
+        notes.append(
+            f"Hybrid nets are not compared with one another: of {len(hybrids)} models there are too many "
+            f"pairs for seeds to decide; of {MOST_HYBRIDS} or fewer they are."
+        )
     groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
     for model, net, other_model, other_net in _pairs(frame):
         for fraction in sorted(frame["train_fraction"].unique()):
@@ -274,20 +297,39 @@ def _pairs(frame: pd.DataFrame) -> list[tuple[str, str, str, str]]:
     for model, net, _ in _groups(frame):
         nets.setdefault(model, []).extend([net] * (net not in nets.get(model, [])))
     references = [model for model in nets if "reference" in nets[model]]
+    hybrids = _hybrids(frame)
     return [
         (model, "hybrid", *other)
-        for model in nets
-        if "hybrid" in nets[model]
+        for model in hybrids
         for other in (
             *((model, net) for net in nets[model] if net not in MAIN_NETS),
             *((reference, "reference") for reference in references),
         )
+    ] + [
+        (model, "hybrid", other, "hybrid")
+        for model, other in itertools.combinations(hybrids, 2)
+        if len(hybrids) <= MOST_HYBRIDS
     ]
+
+
+def _hybrids(frame: pd.DataFrame) -> list[str]:
+    """Models with a circuit."""
+    return list(frame.loc[frame["net"] == "hybrid", "model"].unique())
+
+
+def _control(row: Any, with_trained: set[str]) -> str:
+    """What classical control a comparison is with, in words; "" where with none."""
+    if row.model != row.other_model:
+        return ""
+    if row.other_net == "classical":
+        return stats.AS_FROZEN if row.model in with_trained else stats.EQUAL_SIZE
+    return stats.TRAINED if row.other_net == "classical_trained" else ""
 
 
 def conclusions(table: pd.DataFrame) -> list[str]:
     """What the data show and what they do not, in sentences, from a table of `comparisons`."""
     several = len(set(table["train_fraction"])) > 1
+    with_trained = set(table.loc[table["other_net"] == "classical_trained", "model"])
     family = [
         stats.Compared(
             f"{row.model} {row.net}",
@@ -295,14 +337,25 @@ def conclusions(table: pd.DataFrame) -> list[str]:
             _percent(row.train_fraction) if several else "",
             stats.Comparison(row.difference, row.low, row.high, row.effect_size, row.p, row.seeds),
             row.p_holm,
-            control=(row.model, row.other_net) == (row.other_model, "classical"),
+            control=_control(row, with_trained),
         )
         for row in records(table)
     ]
     sentences = stats.conclusions(family)
     if several:
         sentences[0] += " Percentages are shares of the training images."
-    return sentences
+    return [*sentences, SAME_IMAGES] if family else sentences
+
+
+def _too_many(models: Sequence[str]) -> list[str]:
+    from qnnkit.plots.study import MOST_MODELS
+
+    if len(models) <= MOST_MODELS:
+        return []
+    return [
+        f"No figures are drawn: {len(models)} models are more than the {MOST_MODELS} that colours tell "
+        "apart. The tables have all of them; name fewer in a batch of its own, which trains nothing anew."
+    ]
 
 
 def _percent(fraction: float) -> str:
@@ -313,7 +366,7 @@ def _percent(fraction: float) -> str:
 
 
 def figures(study: Study) -> dict[str, Picture]:
-    """Name -> figure; none where there are more models than colours tell apart."""
+    """Name -> figure; none where there are more models than colours tell apart, as the study's notes say."""
     from qnnkit import plots
     from qnnkit.plots.study import MOST_MODELS, stamped
 
@@ -374,6 +427,7 @@ def write_study(folder: str | Path) -> Study | None:
     (place / "index.json").unlink(missing_ok=True)  # until all of it is written
     table = means(study.frame)
     compared, notes = comparisons(study.frame)
+    notes = [*study.notes, *notes]
     sentences, stamp = conclusions(compared), _stamp(study)
     pages = {
         "conclusions.txt": "\n".join([*sentences, "", *notes, *study.left_out, "", stamp, ""]),

@@ -74,7 +74,7 @@ def told_comparisons(table: pd.DataFrame) -> pd.DataFrame:
     rows = [
         {
             "net": f"{row.model} {row.net}",
-            "beside": f"{row.other_net}" if row.model == row.other_model else f"{row.other_model}",
+            "beside": _beside(row),
             "training images (%)": f"{100 * row.train_fraction:g}",
             "seeds": str(row.seeds),
             "difference (points)": _number(100 * row.difference, "+.1f"),
@@ -86,6 +86,12 @@ def told_comparisons(table: pd.DataFrame) -> pd.DataFrame:
         for row in records(table)
     ]
     return pd.DataFrame(rows)
+
+
+def _beside(row: Any) -> str:
+    if row.model == row.other_model:
+        return f"{row.other_net}"
+    return f"{row.other_model}" if row.other_net == "reference" else f"{row.other_model} {row.other_net}"
 
 
 def latex(table: pd.DataFrame, caption: str, stamp: str) -> str:

@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +194,7 @@ class _Loop:
         for name in ("train", "validation"):
             checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
         groups = groups or [Group("all", list(model.parameters()), config.learning_rate)]
-        self.groups = [
-            _trainable(group) for group in groups if any(p.requires_grad for p in group.parameters)
-        ]
+        self.groups = trainable(groups)
         if not self.groups:
             raise ValueError(
                 checks.message(
@@ -204,7 +202,7 @@ class _Loop:
                 )
             )
         self.rates = [group.learning_rate for group in self.groups]
-        optimizer = _optimizer(self.groups, config)
+        optimizer = optimizer_of(self.groups, config)
         optimizer.zero_grad()  # what the caller has left there is not of this training
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.train_loader = Shares(loaders["train"], accelerator)
@@ -468,12 +466,17 @@ class _Loop:
         self.part = _Part(part["batch"], totals, part["norms"], part["seconds"], random)
 
 
-def _trainable(group: Group) -> Group:
-    parameters = [parameter for parameter in group.parameters if parameter.requires_grad]
-    return Group(group.name, parameters, group.learning_rate, group.clip_norm, group.weight_decay)
+def trainable(groups: Sequence[Group]) -> list[Group]:
+    """The groups without their frozen parameters; those that are all frozen are left out."""
+    left = [
+        replace(group, parameters=[weight for weight in group.parameters if weight.requires_grad])
+        for group in groups
+    ]
+    return [group for group in left if group.parameters]
 
 
-def _optimizer(groups: Sequence[Group], config: TrainingConfig) -> torch.optim.Optimizer:
+def optimizer_of(groups: Sequence[Group], config: TrainingConfig) -> torch.optim.Optimizer:
+    """The optimizer of a training, each group with its own step size and weight decay."""
     settings = [
         {"params": list(group.parameters), "lr": group.learning_rate, "weight_decay": group.weight_decay}
         for group in groups
