@@ -65,8 +65,7 @@ def run(
         begun = runs.fork(run_dir, fork, **asked) if fork else runs.open_run(run_dir, recipe, **asked)
         result = runs.finished(begun)
         if result is None:
-            for note in begun.splits.notes:  # data that cannot be used stops here, before a notebook starts
-                typer.echo(f"Note: {note}")
+            _tell_data(begun)  # data that cannot be used stops here, before a notebook starts
             result = runs.run_notebooks(begun, echo=typer.echo)
         _print_result(begun, result)
 
@@ -91,6 +90,8 @@ def train(
         begun = runs.open_run(run_dir, recipe, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, recipe, **asked)
+        if is_main():
+            _tell_data(begun)
         for final in runs.train_all(begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row))):
             if is_main():
                 accuracy = f"test accuracy {100 * final['test_accuracy']:.1f} %"
@@ -279,6 +280,12 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
     return values
 
 
+def _tell_data(begun: Any) -> None:
+    """What the run's images were found to be."""
+    for note in begun.splits.notes:
+        typer.echo(f"Note: {note}")
+
+
 def _write_study(folder: Path) -> None:
     """Writes what a batch shows, tells it, and where it is."""
     from qnnkit import report as reports
@@ -289,6 +296,8 @@ def _write_study(folder: Path) -> None:
         typer.echo(f"\nStudy of {told}:")
         for sentence in reports.conclusions(reports.comparisons(study.frame)[0]):
             typer.echo(f"- {sentence}")
+        for note in study.notes:
+            typer.echo(f"Note: {note}")
         typer.echo(f"\nStudy: {folder / 'study'}")
     typer.echo(f"Report: {reports.write_batch_page(folder)}")
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -307,3 +308,16 @@ def test_the_installed_command_and_the_module_are_the_same():
     assert texts[0] == texts[1]
     for name in ("run", "doctor", "report"):
         assert re.search(rf"\b{name}\b", texts[0])
+
+
+def test_training_tells_what_the_data_are(tmp_path, monkeypatch, qnnkit):
+    """As `run` does, before it trains; and the run keeps it."""
+    made = runs.open_run(tmp_path / "run", "digits_quanv", epochs=1, n_seeds=1, controls=[])
+    splits = replace(made.splits, notes=("Left out 2 files that cannot be read.",))
+    final = {"net": "hybrid", "seed": 0, "test_accuracy": 0.9, "best_epoch": 1}
+    monkeypatch.setattr(runs.Run, "load_data", lambda self: splits)
+    monkeypatch.setattr("qnnkit.runs.nets._train", lambda *given: final)
+    status, out, err = qnnkit("train", "--run-dir", str(tmp_path / "run"))
+    assert status == 0, err
+    assert out.startswith("Note: Left out 2 files that cannot be read.\n")
+    assert runs.open_run(tmp_path / "run").provenance["notes"] == ["Left out 2 files that cannot be read."]

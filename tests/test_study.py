@@ -268,7 +268,8 @@ def test_a_frozen_circuit_stands_beside_both_classical_controls(space):
     assert learned == (
         "Beside the classical control that is trained, though the circuit is frozen (frozen "
         "classical_trained), the circuit did better in 0 of 1 case and worse in 1; in 0 no difference is "
-        "shown. Where the data decide, the classical control wins; no advantage of a circuit over it is shown."
+        "shown. Where the data decide, the classical control wins; no advantage of a circuit over it is "
+        "shown."
     )
     assert equal.startswith("Beside the classical control of equal size (trainable classical), the circuit")
 

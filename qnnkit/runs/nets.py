@@ -99,7 +99,12 @@ def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None
             place = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
             place |= {"device": str(device.choose(run.config.device)), "processes": n_processes()}
             place["precision"] = run.config.training.precision
-            run.note_provenance(data=run.splits.fingerprint(), device=place["device"], placement=place)
+            run.note_provenance(
+                data=run.splits.fingerprint(),
+                notes=list(run.splits.notes),
+                device=place["device"],
+                placement=place,
+            )
         config = run.config
         trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
         work.enter_context(trackers)
