@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 import PIL
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+import torch
 
 from qnnkit import __version__, workspace
+from qnnkit.data import kept
 from qnnkit.data.assemble import Stack
 from qnnkit.data.places import Member
 
-FORMAT = 1
+FORMAT = 2
 """Of the file; another number when the same key is to mean other values."""
 ARRAYS = ("images", "labels", "sides")
+TOLD = ("sources", "classes", "notes")
 
 
 def stacked(
@@ -36,10 +34,11 @@ def stacked(
         return make()
     key = _key(members, options)
     path = shelf / f"{key}.safetensors"
-    stack = _read(path, key)
-    if stack is None:
-        stack = make()
-        _write(path, key, stack)
+    tensors = kept.read(path, key, (*ARRAYS, "told"), what="Images", mended="read anew")
+    if tensors is not None:
+        return _stack(tensors)
+    stack = make()
+    kept.write(path, key, _tensors(stack), what="Images")
     return stack
 
 
@@ -51,38 +50,15 @@ def _key(members: Iterable[Member], options: Mapping[str, object]) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, key: str) -> Stack | None:
-    """The stack in a file that is whole; None without one."""
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, framework="np") as file:
-            arrays = {name: file.get_tensor(name) for name in (*ARRAYS, "told")}
-            if file.metadata()["crc32"] != _checksum(arrays, key):
-                raise ValueError("its checksum does not fit")
-        told = json.loads(arrays["told"].tobytes())
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        warnings.warn(f"Images `{path}` are damaged ({error}) and are read anew.", stacklevel=4)
-        return None
-    sources, classes, notes = (tuple(told[name]) for name in ("sources", "classes", "notes"))
-    return Stack(arrays["images"], arrays["labels"], arrays["sides"], sources, classes, notes)
+def _tensors(stack: Stack) -> dict[str, torch.Tensor]:
+    told = json.dumps({name: getattr(stack, name) for name in TOLD}).encode()
+    arrays = {name: np.require(getattr(stack, name), requirements=["C", "W"]) for name in ARRAYS}
+    return {name: torch.from_numpy(each) for name, each in arrays.items()} | {
+        "told": torch.frombuffer(bytearray(told), dtype=torch.uint8)
+    }
 
 
-def _write(path: Path, key: str, stack: Stack) -> None:
-    told = {"sources": stack.sources, "classes": stack.classes, "notes": stack.notes}
-    arrays = {name: np.ascontiguousarray(getattr(stack, name)) for name in ARRAYS}
-    arrays["told"] = np.frombuffer(json.dumps(told).encode(), np.uint8)
-    try:
-        workspace.make_folder(path.parent)
-        workspace.write_bytes(path, save(arrays, metadata={"crc32": _checksum(arrays, key)}))
-    except OSError as error:
-        warnings.warn(f"The images stay in memory only. {error.strerror or error}", stacklevel=4)
-
-
-def _checksum(arrays: dict[str, np.ndarray], key: str) -> str:
-    """CRC-32 (hex) of all that a file says: a disk's flipped bit must not train on in silence."""
-    crc = zlib.crc32(key.encode())
-    for name, array in sorted(arrays.items()):
-        crc = zlib.crc32(repr((name, array.dtype.str, array.shape)).encode(), crc)
-        crc = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, crc)
-    return f"{crc:08x}"
+def _stack(tensors: dict[str, torch.Tensor]) -> Stack:
+    arrays = {name: each.numpy() for name, each in tensors.items()}
+    told = json.loads(arrays.pop("told").tobytes())
+    return Stack(**arrays, **{name: tuple(told[name]) for name in TOLD})

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pennylane as qp
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from qnnkit import __version__, workspace
+from qnnkit.data import kept
 from qnnkit.data.splits import SPLITS, ImageSplits
 from qnnkit.layers import BACKENDS, QuantumLayer
 
@@ -52,11 +48,13 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
             return splits
         key, folder = _key(part, splits), workspace.shelf("features")
         path = None if folder is None else folder / f"{key}.safetensors"
-        maps = None if path is None else _read(path, key)
+        maps = None
+        if path is not None:
+            maps = kept.read(path, key, SPLITS, what="Features", mended="computed anew")
         if maps is None:
             maps = {name: _compute(compute, splits.split(name).images, device) for name in SPLITS}
             if path is not None:
-                _write(path, key, maps)
+                kept.write(path, key, maps, what="Features")
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 
@@ -103,36 +101,3 @@ def _add_circuit(digest: Any, layer: QuantumLayer) -> None:
     data = [number for part in (*tape.operations, *observed) for number in part.data]
     for array in map(np.asarray, (*data, values)):
         digest.update(repr((array.shape, array.dtype)).encode() + array.tobytes())
-
-
-def _read(path: Path, key: str) -> dict[str, Tensor] | None:
-    """The maps of a file that is whole; None without one."""
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            maps = {name: file.get_tensor(name) for name in SPLITS}
-            if file.metadata()["crc32"] != _checksum(maps, key):
-                raise ValueError("its checksum does not fit")
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        warnings.warn(f"Features `{path}` are damaged ({error}) and are computed anew.", stacklevel=3)
-        return None
-    return maps
-
-
-def _write(path: Path, key: str, maps: dict[str, Tensor]) -> None:
-    try:
-        workspace.make_folder(path.parent)
-        workspace.write_bytes(path, save(maps, metadata={"crc32": _checksum(maps, key)}))
-    except OSError as error:
-        told = f"Features stay in memory. {error.strerror or error}"
-        warnings.warn(told, stacklevel=3)
-
-
-def _checksum(maps: dict[str, Tensor], key: str) -> str:
-    """CRC-32 (hex) of all that a file says: a disk's flipped bit must not train on in silence."""
-    crc = zlib.crc32(key.encode())
-    for name in SPLITS:
-        crc = zlib.crc32(repr((name, maps[name].dtype, tuple(maps[name].shape))).encode(), crc)
-        crc = zlib.crc32(maps[name].reshape(-1).view(torch.uint8).numpy().data, crc)
-    return f"{crc:08x}"
