@@ -187,12 +187,19 @@ class RunConfig(Settings):
     def digest(self) -> str:
         """SHA-256 (hex) over every setting but placement: equal for runs that would be the same experiment.
 
+        Settings at their default do not count: one that a later version adds changes no digest.
+
         Example:
             >>> one, other = RunConfig(recipe="digits_quanv"), RunConfig(recipe="digits_quanv", device="cpu")
             >>> one.digest() == other.digest()
             True
         """
-        chosen = {name: value for name, value in self.flat().items() if name not in PLACEMENT}
+        usual = RunConfig(recipe=self.recipe).flat()
+        chosen = {
+            name: value
+            for name, value in self.flat().items()
+            if name not in PLACEMENT and (name == "recipe" or value != usual[name])
+        }
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -1,5 +1,6 @@
 """qnnkit.config: every setting says what it means, and a wrong one is refused in one sentence."""
 
+import hashlib
 import json
 import typing
 
@@ -71,6 +72,12 @@ def test_difference_names_that_setting_unless_it_is_placement(name):
         assert found == {}
     else:
         assert found == {name: (BASE.flat()[name], OTHERS[name])}
+
+
+def test_a_setting_that_a_version_adds_changes_no_digest():
+    assert RunConfig(recipe="x").digest() == validate({"recipe": "x", "model": {}, "training": {}}).digest()
+    told = hashlib.sha256(b'{"epochs": 3, "recipe": "x"}').hexdigest()
+    assert RunConfig(recipe="x").override(epochs=3, device="cpu").digest() == told
 
 
 def test_round_trip_through_json():

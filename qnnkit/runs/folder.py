@@ -45,7 +45,8 @@ class Run:
 
     def identity(self, net: str, seed: int) -> dict[str, Any]:
         """What tells one net's checkpoints from others: what it is made of and sees."""
-        made_of = self.config.model_dump(mode="json", include={"data", "model"})
+        # Without defaults: a setting that a later version adds makes no other net of an older one.
+        made_of = self.config.model_dump(mode="json", include={"data", "model"}, exclude_defaults=True)
         digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
         return {"net": net, "seed": seed, "data and model": digest[:16]}
 
