@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import PIL
@@ -59,6 +60,6 @@ def _tensors(stack: Stack) -> dict[str, torch.Tensor]:
 
 
 def _stack(tensors: dict[str, torch.Tensor]) -> Stack:
-    arrays = {name: each.numpy() for name, each in tensors.items()}
+    arrays: dict[str, Any] = {name: each.numpy() for name, each in tensors.items()}
     told = json.loads(arrays.pop("told").tobytes())
     return Stack(**arrays, **{name: tuple(told[name]) for name in TOLD})

@@ -72,7 +72,7 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
     """One row of metrics.jsonl, for people."""
     epoch, accuracy = f"{row['epoch']:>3}/{run.config.training.epochs}", 100 * row["validation_accuracy"]
     return (
-        f"{row['net']:<15} seed {row['seed']}  epoch {epoch}  loss {row['train_loss']:.3f}  "
+        f"{row['net']:<17} seed {row['seed']}  epoch {epoch}  loss {row['train_loss']:.3f}  "
         f"validation {accuracy:.1f} %  {row['seconds']:.2f} s"
     )
 
