@@ -789,6 +789,19 @@ def test_a_missing_notebook(tmp_path):
         runs.launch(tmp_path / "none.ipynb", tmp_path / "copy.ipynb", {})
 
 
+def test_two_launches_share_no_sockets(notebook, tmp_path):
+    """Those of Jupyter's own choice lie in the current folder, where two at once may take the same."""
+    source = notebook(
+        "import json, ipykernel.connect as kernel\nplace = json.loads(kernel.get_connection_info())['ip']",
+        "from pathlib import Path\nPath(f'seen{count}').write_text(place)",
+    )
+    for count in range(2):
+        runs.launch(source, tmp_path / f"out{count}.ipynb", {"count": count})
+    places = [Path((source.parent / f"seen{count}").read_text()) for count in range(2)]
+    assert len(set(places)) == 2 and all(place.is_absolute() for place in places)
+    assert not any(place.parent.exists() for place in places)  # and none is left
+
+
 def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
     """Parameters arrive, the kernel has the launch's variables, this process gets its own back."""
     source = notebook("""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def launch(
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
     try:
-        with _environment({**launch_environment(), **(environment or {})}):
+        with _environment({**launch_environment(), **(environment or {})}), _kernels() as config:
             papermill.execute_notebook(
                 str(notebook),
                 str(running),
@@ -107,7 +108,7 @@ def launch(
                 progress_bar=False,
                 start_timeout=START_TIMEOUT,
                 cwd=str(notebook.parent),
-                config=_kernels(),
+                config=config,
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
             )
     except papermill.PapermillExecutionError as error:
@@ -142,12 +143,19 @@ def notebook_folder() -> Path:
     return folder
 
 
-def _kernels() -> Config:
-    """Kernels speak over files, not ports: two launches at once cannot take each other's."""
+@contextlib.contextmanager
+def _kernels() -> Iterator[Config]:
+    """Kernels speak over files in a folder of their own: two launches at once cannot take each other's.
+
+    Jupyter's own choice is `kernel-ipc-1` and so on in the current folder, or ports; of both, two that start
+    at the same moment may take the same, and then wait for each other until they give up.
+    """
     manager: dict[str, Any] = {"shutdown_wait_time": STOP_TIMEOUT}
-    if os.name == "posix":
-        manager["transport"] = "ipc"
-    return Config({"KernelManager": manager})
+    if os.name != "posix":
+        yield Config({"KernelManager": manager})
+        return
+    with tempfile.TemporaryDirectory(prefix="qnnkit-", ignore_cleanup_errors=True) as folder:
+        yield Config({"KernelManager": {**manager, "transport": "ipc", "ip": f"{folder}/kernel"}})
 
 
 @contextlib.contextmanager
