@@ -33,13 +33,12 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
 
     Args:
         net: Takes what comes back in place of the images; moved to `device`. It offers `steady_part()`, the
-            module that makes the features, or None, and `features(images)`.
+            module that makes the features, and `features(images)`.
         splits: The images.
         device: Where to compute.
     """
     offer = getattr(net, "steady_part", None)
-    part = None if offer is None else offer()
-    if part is None or not _is_steady(part):
+    if offer is None or not _is_steady(part := offer()):
         return splits
     compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():

@@ -86,6 +86,6 @@ class QuanvNet(nn.Module):
         angles = images.to(next(self.reader.parameters()).dtype) * (math.pi / 255)  # 0..255 -> 0..pi
         return self.quanv(angles)
 
-    def steady_part(self) -> nn.Module | None:
+    def steady_part(self) -> nn.Module:
         """The part whose values may be computed once and given in place of images, if it is frozen."""
         return self.quanv

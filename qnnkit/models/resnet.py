@@ -96,9 +96,9 @@ class _OnBackbone(nn.Module):
             raise ValueError(checks.message("images", rule, told, "Give pixels of 0 to 255 as uint8."))
         return images
 
-    def steady_part(self) -> nn.Module | None:
-        """The part whose values may be computed once and given in place of images."""
-        return self.backbone if self.backbone.frozen else None
+    def steady_part(self) -> nn.Module:
+        """The part whose values may be computed once and given in place of images, if it is frozen."""
+        return self.backbone
 
 
 class ResNetCircuit(_OnBackbone):
