@@ -1,4 +1,4 @@
-"""Are the gradients right, and how large are they: asked before hours are spent on training."""
+"""Are the gradients right: asked before hours are spent on training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, circuits, layers
+from qnnkit import checks, circuits
 from qnnkit.layers import QuantumLayer
-from qnnkit.tasks import Task
 
 METHODS: dict[str, dict[str, Any]] = {
     "backprop": {},
@@ -57,20 +56,6 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"passed": self.passed}
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large the gradient of one parameter is."""
-
-    parameter: str
-    kind: str
-    """"quantum" or "classical"."""
-    n_weights: int
-    norm: float
-    """Euclidean norm over the weights."""
-    mean: float
-    """Mean absolute value of a single weight's gradient."""
 
 
 def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> list[Comparison]:
@@ -164,27 +149,6 @@ def require(comparisons: Sequence[Comparison]) -> None:
                 f"{row.tolerance:g}, but differs by {row.error:.3g}. Do not train this net: change its "
                 "circuit or its backend."
             )
-
-
-def sizes(model: nn.Module, task: Task, batch: Any) -> list[Size]:
-    """The gradient of the task's loss on one batch, parameter by parameter; the model is left as it was.
-
-    Args:
-        model: In training mode or not, as it is given.
-        task: Gives the loss.
-        batch: As the task takes it, on the model's device.
-    """
-    named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    if not named:
-        return []
-    quantum = {id(weight) for weight in layers.quantum_parameters(model)}
-    gradients = torch.autograd.grad(task(model, batch).loss, list(named.values()), allow_unused=True)
-    rows = []
-    for (name, weight), gradient in zip(named.items(), gradients, strict=True):
-        gradient = torch.zeros_like(weight) if gradient is None else gradient.cpu().double()
-        kind = "quantum" if id(weight) in quantum else "classical"
-        rows.append(Size(name, kind, weight.numel(), float(gradient.norm()), float(gradient.abs().mean())))
-    return rows
 
 
 def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> list[Comparison]:

@@ -1,0 +1,47 @@
+"""How large the gradient of each parameter is, on one batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from qnnkit import layers
+from qnnkit.tasks import Task
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the gradient of one parameter is."""
+
+    parameter: str
+    kind: str
+    """"quantum" or "classical"."""
+    n_weights: int
+    norm: float
+    """Euclidean norm over the weights."""
+    mean: float
+    """Mean absolute value of a single weight's gradient."""
+
+
+def sizes(model: nn.Module, task: Task, batch: Any) -> list[Size]:
+    """The gradient of the task's loss on one batch, parameter by parameter; the model is left as it was.
+
+    Args:
+        model: In training mode or not, as it is given.
+        task: Gives the loss.
+        batch: As the task takes it, on the model's device.
+    """
+    named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if not named:
+        return []
+    quantum = {id(weight) for weight in layers.quantum_parameters(model)}
+    gradients = torch.autograd.grad(task(model, batch).loss, list(named.values()), allow_unused=True)
+    rows = []
+    for (name, weight), gradient in zip(named.items(), gradients, strict=True):
+        gradient = torch.zeros_like(weight) if gradient is None else gradient.cpu().double()
+        kind = "quantum" if id(weight) in quantum else "classical"
+        rows.append(Size(name, kind, weight.numel(), float(gradient.norm()), float(gradient.abs().mean())))
+    return rows
