@@ -1,6 +1,23 @@
 """Are gradients right, large enough, and what becomes of them in training."""
 
 from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, check, prove, require
+from qnnkit.gradients.reach import Dead, Gate, dead, gates, told, weight_names
 from qnnkit.gradients.sizes import Size, sizes
 
-__all__ = ["METHODS", "STEPS", "Comparison", "GradientError", "Size", "check", "prove", "require", "sizes"]
+__all__ = [
+    "METHODS",
+    "STEPS",
+    "Comparison",
+    "Dead",
+    "Gate",
+    "GradientError",
+    "Size",
+    "check",
+    "dead",
+    "gates",
+    "prove",
+    "require",
+    "sizes",
+    "told",
+    "weight_names",
+]

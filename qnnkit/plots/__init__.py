@@ -1,5 +1,6 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
+from qnnkit.plots.circuits import coloured_circuit
 from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
@@ -18,6 +19,7 @@ __all__ = [
     "confusion",
     "comparison",
     "circuit",
+    "coloured_circuit",
     "Picture",
     "Live",
     "COLOURS",
