@@ -1,6 +1,6 @@
 """Are gradients right, large enough, and what becomes of them in training."""
 
-from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, check, prove, require
+from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, by_weight, check, prove, require
 from qnnkit.gradients.reach import Dead, Gate, dead, gates, told, weight_names
 from qnnkit.gradients.sizes import Size, sizes
 
@@ -12,6 +12,7 @@ __all__ = [
     "Gate",
     "GradientError",
     "Size",
+    "by_weight",
     "check",
     "dead",
     "gates",
