@@ -1,5 +1,6 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
+from qnnkit.plots.circuits import coloured_circuit
 from qnnkit.plots.gradients import gradient_histogram, gradient_history, gradient_snr
 from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
@@ -22,6 +23,7 @@ __all__ = [
     "confusion",
     "comparison",
     "circuit",
+    "coloured_circuit",
     "Picture",
     "Live",
     "COLOURS",

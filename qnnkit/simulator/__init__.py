@@ -9,9 +9,9 @@ import torch
 
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.together import together
-from qnnkit.simulator.trace import NotFusable, trace
+from qnnkit.simulator.trace import NotFusable, is_elementary, trace
 
-__all__ = ["Fused", "NotFusable", "fuse", "together", "trace"]
+__all__ = ["Fused", "NotFusable", "fuse", "is_elementary", "together", "trace"]
 
 
 def fuse(
