@@ -1,6 +1,6 @@
 """Statistics of the gradient while a net trains: taken at a few updates of every epoch, for little time.
 
-An observed update costs two norms of every gradient and the copy of a few hundred numbers of each layer,
+An observed update costs a norm of every gradient and the copy of a few hundred numbers of each layer,
 which stay on the device. What they say is worked out once an epoch.
 """
 
@@ -44,8 +44,8 @@ class Weights(Protocol):
 class Watch:
     """Looks at gradients and updates for `train.fit(..., watch=...)`; one row of plain numbers per epoch.
 
-    Norms are exact. The ratio of update and weights and the signal-to-noise ratio come from up to 128 evenly
-    spaced entries of each classical parameter and 512 of a circuit's.
+    Norms are exact. The mean size, the ratio of update and weights and the signal-to-noise ratio come from up
+    to 128 evenly spaced entries of each classical parameter, and 512 of a circuit's.
 
     Args:
         model: The net that is trained.
@@ -76,9 +76,11 @@ class Watch:
         self._name_layers(model)
         self.steps: list[int] = []
         self.values: list[Tensor] = []
-        """One vector per observed update: norms, mean sizes, then of the entries that are looked at the
-        gradients, the weights before and the weights after."""
+        """One vector per observed update: norms of the parameters' gradients; then, of the entries that are
+        looked at, the gradients, the weights before and the weights after."""
         self._pending = torch.empty(0)
+        self._seen: list[Tensor] = []
+        """Views of the weights' entries, for an epoch: the net stays where it is."""
 
     def _name_layers(self, model: nn.Module) -> None:
         """Which parameter is whose, and which of its entries are looked at."""
@@ -119,20 +121,27 @@ class Watch:
         """Looks at the gradients: unscaled, not yet clipped."""
         with torch.no_grad():
             gradients = [_plain(weight.grad, weight) for weight in self.parameters]
-            norms = torch._foreach_norm(gradients)
-            sums = torch._foreach_norm(gradients, 1)
+            norms = torch.stack(torch._foreach_norm(gradients))
             # In one piece, which is a copy: clipping and the step are about to change what is looked at.
-            parts = [torch.stack((*norms, *sums)), *self._entries(gradients), *self._entries(self.parameters)]
-            self._pending = torch.cat(parts)
+            self._pending = torch.cat([norms, *self._entries(gradients), *self._weights()])
 
     def after(self, step: int) -> None:
         """Looks at the weights once more, which `step` (counted from 1 over the whole training) has moved."""
         with torch.no_grad():
-            self.values.append(torch.cat([self._pending, *self._entries(self.parameters)]))
+            self.values.append(torch.cat([self._pending, *self._weights()]))
             self.steps.append(step)
 
     def _entries(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensor.detach().reshape(-1)[::k] for tensor, k in zip(tensors, self.strides, strict=True)]
+        flat = (tensor.detach().reshape(-1) for tensor in tensors)
+        return [tensor if k == 1 else tensor[::k] for tensor, k in zip(flat, self.strides, strict=True)]
+
+    def _weights(self) -> list[Tensor]:
+        if not self._seen:
+            seen = self._entries(self.parameters)
+            if not all(weight.is_contiguous() for weight in self.parameters):
+                return seen  # some are copies, and do not follow their weights
+            self._seen = seen
+        return self._seen
 
     def state(self) -> dict[str, Any] | None:
         """What an unfinished epoch has shown, for a checkpoint."""
@@ -140,15 +149,15 @@ class Watch:
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Takes up what `state` gave; None, or that of other weights, begins the epoch without any."""
-        width = 2 * len(self.sizes) + 3 * int(self.kept.sum())
-        self.steps, self.values = [], []
+        width = len(self.sizes) + 3 * int(self.kept.sum())
+        self.steps, self.values, self._seen = [], [], []
         if state is not None and state["values"].shape[1] == width:
             values = state["values"].to(self.parameters[0].device)
             self.steps, self.values = list(state["steps"]), list(values)
 
     def end(self, epoch: int, updates: int) -> dict[str, Any]:
         """The row of an epoch, counted from 1, of so many updates; the next one begins with nothing."""
-        width = 2 * len(self.sizes) + 3 * int(self.kept.sum())
+        width = len(self.sizes) + 3 * int(self.kept.sum())
         values = torch.stack(self.values).cpu().double().numpy() if self.values else np.zeros((0, width))
         row = {"epoch": epoch, "updates": updates, "steps": self.steps, **self._told(values)}
         row["warnings"] = words.warnings(row)
@@ -162,11 +171,12 @@ class Watch:
     def _told(self, values: np.ndarray) -> dict[str, Any]:
         """Layers and groups, from observations of shape (steps, width)."""
         n, m = len(self.sizes), int(self.kept.sum())
-        norms, sums, gradient, start, end = np.split(values, [n, 2 * n, 2 * n + m, 2 * n + 2 * m], axis=1)
+        norms, gradient, start, end = np.split(values, [n, n + m, n + 2 * m], axis=1)
         first = np.concatenate([[0], np.cumsum(self.kept)])
         scale = self.sizes / self.kept  # of squares over the entries, to those over the whole parameter
         updates = np.add.reduceat((end - start) ** 2, first[:-1], axis=1) * scale
         weights = np.add.reduceat(start**2, first[:-1], axis=1) * scale
+        sums = np.add.reduceat(abs(gradient), first[:-1], axis=1) * scale
         parts = [gradient[:, a:b] for a, b in itertools.pairwise(first)]
         products = np.stack([part @ part.T for part in parts]) * scale[:, None, None]
         # Which parameters belong to each layer, then to each group, shape (layers + groups, parameters).
@@ -273,4 +283,5 @@ def _plain(gradient: Tensor | None, weight: Tensor) -> Tensor:
 
 def _short(values: np.ndarray) -> list[float | None]:
     """Four digits of each are told; None stands for what is no number."""
-    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
+    told = ("%.4g " * values.size % tuple(values.tolist())).split()
+    return [None if word[-1] in "nf" else float(word) for word in told]  # nan, inf
