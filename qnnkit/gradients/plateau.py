@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks, circuits
-from qnnkit.simulator import OverWeights
+from qnnkit.simulator import OverWeights, execute
 
 OBSERVABLES = ("local", "global")
 RESAMPLES = 1000
 LEVEL = 0.95
 DEAD = 1e-13
 """In float64: a weight whose derivative never exceeds this moves nothing that is measured."""
-BYTES = 2**29
-"""Of the states that a gradient keeps: so many initialisations are computed at once as fit."""
+BYTES = execute.KEPT_BYTES
+"""Of states: so many initialisations are computed at once that the way back finds what it needs."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def _program(
 def _gradients(program: OverWeights, inputs: Tensor, weights: Tensor) -> Tensor:
     """Derivatives of every observable by every weight: (n_observables, n, n_weights)."""
     compiled = program.compiled(weights.device, weights.dtype)
-    at_once = max(1, BYTES // (2 * compiled.state_bytes * len(compiled.steps)))
+    at_once = max(1, BYTES // (compiled.state_bytes * len(compiled.steps)))
     found = []
     for features, part in zip(inputs.split(at_once), weights.split(at_once), strict=True):
         with torch.enable_grad():
