@@ -1,5 +1,6 @@
 """Are gradients right, large enough, and what becomes of them in training."""
 
+from qnnkit.gradients import plateau
 from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, by_weight, check, prove, require
 from qnnkit.gradients.history import History, Series, Training, history, read
 from qnnkit.gradients.landscape import Landscape, lines, plane
@@ -29,6 +30,7 @@ __all__ = [
     "history",
     "lines",
     "plane",
+    "plateau",
     "prove",
     "read",
     "require",
