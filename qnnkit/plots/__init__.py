@@ -3,6 +3,7 @@
 from qnnkit.plots.circuits import coloured_circuit
 from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
+from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
 from qnnkit.plots.study import study_accuracies, study_costs, study_curves, study_fractions
@@ -20,6 +21,10 @@ __all__ = [
     "comparison",
     "circuit",
     "coloured_circuit",
+    "layer_gradients",
+    "image_seen",
+    "WhatIfFigure",
+    "stacked",
     "Picture",
     "Live",
     "COLOURS",
