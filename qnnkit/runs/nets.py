@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, device, layers, measure, models, tasks, train, workspace
+from qnnkit import checks, device, gradients, layers, measure, models, tasks, train, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
@@ -163,6 +163,9 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
     def log(row: dict[str, Any]) -> None:
         on_epoch({"event": "epoch", "net": net, "seed": seed, **row})
 
+    def log_gradients(row: dict[str, Any]) -> None:
+        run.log("gradients", {"event": "epoch", "net": net, "seed": seed, **row})
+
     with measure.threads(run.config.threads):
         splits = seen_by(run, model, place)
         loaders = {
@@ -170,17 +173,22 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
             for split in ("train", "validation", "test")
         }
         _compile(model, splits.train.images[: config.batch_size].to(place), loaders, config, folder)
+        groups = parameter_groups(model, config)
+        watch = None
+        if config.gradient_samples:
+            watch = gradients.Watch(model, groups, per_epoch=config.gradient_samples, log=log_gradients)
         progress = train.fit(
             model,
             task,
             {name: loaders[name] for name in ("train", "validation")},
             config,
-            groups=parameter_groups(model, config),
+            groups=groups,
             device=place,
             seed=seed,
             folder=folder,
             identity=identity,
             log=log,
+            watch=watch,
         )
         test = _test(model, task, loaders["test"], splits.test.labels, place)
     final = {
