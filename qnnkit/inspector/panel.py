@@ -24,11 +24,11 @@ THUMBNAIL = 64
 CHOSEN, FOCUS = "#D55E00", "#0072B2"
 
 STYLE = """<style>
-.{name}.jupyter-button {{width: 80px; height: 96px; padding: 70px 2px 0; line-height: 22px; border-radius: 4px;
-  background-repeat: no-repeat; background-position: 8px 4px; background-size: {side}px {side}px;
-  background-color: #f5f5f5; color: #111; image-rendering: pixelated; overflow: hidden;}}
+.{name}.jupyter-button {{width: 80px; height: 96px; padding: 70px 2px 0; line-height: 22px;
+  border-radius: 4px; background: #f5f5f5 no-repeat 8px 4px / {side}px {side}px;
+  color: #111; image-rendering: pixelated; overflow: hidden;}}
 .{name}.jupyter-button:focus-visible {{outline: 3px solid {focus}; outline-offset: 1px;}}
-.{name}-chosen.jupyter-button {{box-shadow: 0 0 0 3px {chosen};}}
+.{name}-chosen.jupyter-button {{box-shadow: 0 0 0 3px {chosen} !important;}}
 {pictures}
 </style>"""
 
@@ -63,13 +63,14 @@ class Inspector:
         self._tree: Any = None
 
     def figures(self) -> dict[str, Picture]:
-        """The figures of what is chosen: "gradients", "circuit", "image", "what_if", as far as it has them."""
+        """Of what is chosen, as far as it has them: "gradients", "circuit", "image", "what_if"."""
         return views.figures(self.source, self.choice)
 
     def sentences(self) -> list[str]:
         """What is missing, and what training warned of in the chosen epoch."""
-        row = self.source.epochs(self.choice.net, self.choice.seed)[self.choice.epoch]
-        return [*self.source.missing(self.choice.net, self.choice.seed), *row.get("warnings", [])]
+        net, seed, epoch = self.choice.net, self.choice.seed, self.choice.epoch
+        warnings = self.source.training(net, seed).warnings
+        return [*self.source.missing(net, seed), *(told for at, told in warnings if at == epoch)]
 
     @property
     def widget(self) -> Any:
@@ -126,7 +127,10 @@ class Panel:
         self.told, self.moved = widgets.HTML(), widgets.HTML()
         fit = {
             "format": "png",
-            "layout": widgets.Layout(max_width="100%", height="auto", align_self="flex-start"),
+            # Narrower than that nobody reads it: what has less room scrolls.
+            "layout": widgets.Layout(
+                max_width="98%", min_width="620px", height="auto", align_self="flex-start"
+            ),
         }
         self.gradients, self.circuit = widgets.Image(**fit), widgets.Image(**fit)
         self.image, self.what_if = widgets.Image(**fit), widgets.Image(**fit)
@@ -156,7 +160,8 @@ class Panel:
                 widgets.HBox(self.images, layout=gap),
                 self.image,
                 self.moving,
-            ]
+            ],
+            layout=widgets.Layout(overflow="auto"),
         )
         self._offer()
         self._draw("gradients", "circuit", "image", "what_if")
@@ -199,8 +204,8 @@ class Panel:
     def _offer(self) -> None:
         """Sets what every widget offers and shows to what is chosen; nobody is told of it."""
         source, choice = self.inspector.source, self.inspector.choice
-        net, epochs = source.net(choice.net, choice.seed), source.epochs(choice.net, choice.seed)
-        names, steps = weight_names(net, choice.layer), epochs[choice.epoch]["steps"]
+        net, training = source.net(choice.net, choice.seed), source.training(choice.net, choice.seed)
+        names, steps = weight_names(net, choice.layer), training.steps(choice.epoch)
         self.setting = True
         try:
             self.layer.options = list(net.layers)
@@ -209,7 +214,7 @@ class Panel:
                 (self.weight, [(name, i) for i, name in enumerate(names)] or [("none", 0)], choice.weight),
                 (
                     self.epoch,
-                    [("as it is", 0) if epoch == 0 else (str(epoch), epoch) for epoch in epochs],
+                    [("as it is", 0) if epoch == 0 else (str(epoch), epoch) for epoch in training.epochs],
                     choice.epoch,
                 ),
                 (self.step, [("all", 0), *((str(step), i) for i, step in enumerate(steps, 1))], choice.step),
@@ -301,7 +306,7 @@ class Panel:
         """Reads the run again, and goes to the newest epoch of the same layer."""
         source, now = self.inspector.source, self.inspector.choice
         source.refresh()
-        newest = max(source.epochs(now.net, now.seed))
+        newest = source.training(now.net, now.seed).epochs[-1]
         self._choose(replace(now, epoch=newest, step=0), "gradients", "circuit", "image", "what_if")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qnnkit import gradients, runs, workspace
+from qnnkit import gradients, runs
+from qnnkit.gradients import History, Training
+from qnnkit.gradients.watch import QUANTUM_SKETCH
 from qnnkit.layers import QuantumLayer
 
-KEYS = ("net", "seed", "epoch", "steps", "layers")
-"""What every row of event "epoch" has."""
 MOST_BUTTONS = 12
 ON_BATCH = 64
 """Images of the batch on which a gradient is computed where training has kept none."""
@@ -35,7 +37,7 @@ class Net:
     def layers(self) -> dict[str, nn.Module]:
         """Name -> module, of those that own weights that are trained; circuits always, and first."""
         found = {
-            name: module
+            name or "model": module
             for name, module in self.model.named_modules()
             if isinstance(module, QuantumLayer) or _trained_weights(module)
         }
@@ -76,24 +78,10 @@ class Source:
     def refresh(self) -> None:
         """Reads gradients.jsonl and the newest checkpoints anew."""
         self._nets: dict[tuple[str, int], Net] = {}
-        self._on_batch: dict[tuple[str, int], dict[str, Any]] = {}
-        self.history, self.n_broken = self._read()
-
-    def _read(self) -> tuple[dict[tuple[str, int], dict[int, dict[str, Any]]], int]:
-        """(net, seed) -> epoch -> its last row; and how many lines are not whole."""
-        path = self.run.folder / "gradients.jsonl"
-        content = path.read_bytes() if path.exists() else b""
-        rows, n_broken = workspace.parse_lines(content)
-        n_broken += bool(content.rpartition(b"\n")[2].strip())
-        found: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
-        for row in rows:
-            if row.get("event") != "epoch":
-                continue
-            if all(key in row for key in KEYS):
-                found.setdefault((row["net"], row["seed"]), {})[row["epoch"]] = row
-            else:
-                n_broken += 1
-        return {key: dict(sorted(epochs.items())) for key, epochs in found.items()}, n_broken
+        self._on_batch: dict[tuple[str, int], Training] = {}
+        self.history: History | None = None
+        with contextlib.suppress(FileNotFoundError, ValueError):  # nothing kept: `missing` tells
+            self.history = gradients.read(self.run.folder)
 
     # --- nets -------------------------------------------------------------------------------------
 
@@ -117,33 +105,37 @@ class Source:
 
     # --- gradients --------------------------------------------------------------------------------
 
-    def epochs(self, net: str, seed: int) -> dict[int, dict[str, Any]]:
-        """Epoch -> its row; only epoch 0, computed here on one batch, where training has kept none."""
-        kept = self.history.get((net, seed))
-        return kept or {0: self._gradient_on_a_batch(net, seed)}
+    def has_kept(self, net: str, seed: int) -> bool:
+        """Whether training has kept gradients of the net."""
+        return self.history is not None and (net, seed) in self.history.trainings
 
-    def _gradient_on_a_batch(self, net: str, seed: int) -> dict[str, Any]:
-        """A row of one step in the form that training writes, of the net as it is, without dropout."""
+    def training(self, net: str, seed: int) -> Training:
+        """The gradients that training kept; those of "epoch" 0, of one batch now, where it has kept none."""
+        if self.history is not None and self.has_kept(net, seed):
+            return self.history[net, seed]
         if (net, seed) not in self._on_batch:
-            found, task = self.net(net, seed), runs.task_of(self.run.config.training)
-            train = self.run.splits.train
-            owners = {name: _trained_weights(module) for name, module in found.layers.items()}
-            owners = {name: weights for name, weights in owners.items() if weights}
-            flat = [weight for weights in owners.values() for weight in weights]
-            loss = task(found.model, (train.images[:ON_BATCH], train.labels[:ON_BATCH])).loss
-            given = iter(torch.autograd.grad(loss, flat, allow_unused=True) if flat else ())
-            rows = []
-            for name, weights in owners.items():
-                parts = [(weight, next(given)) for weight in weights]
-                vector = torch.cat([_or_zeros(part, weight).flatten().double() for weight, part in parts])
-                row = {"layer": name, "n_weights": len(vector), "norm": [float(vector.norm())]}
-                row |= {"mean": [float(vector.abs().mean())]}
-                if found.circuit(name) is not None:
-                    row["gradient"] = [vector.tolist()]
-                rows.append(row)
-            row = {"net": net, "seed": seed, "epoch": 0, "steps": [0], "layers": rows, "warnings": []}
-            self._on_batch[net, seed] = row
+            row = self._gradient_on_a_batch(self.net(net, seed))
+            self._on_batch[net, seed] = Training(net, seed, [row])
         return self._on_batch[net, seed]
+
+    def _gradient_on_a_batch(self, net: Net) -> dict[str, Any]:
+        """A row of one update in the form that training writes, of the net as it is, without dropout."""
+        train, task = self.run.splits.train, runs.task_of(self.run.config.training)
+        owners = {name: _trained_weights(module) for name, module in net.layers.items()}
+        flat = [weight for weights in owners.values() for weight in weights]
+        loss = task(net.model, (train.images[:ON_BATCH], train.labels[:ON_BATCH])).loss
+        found = torch.autograd.grad(loss, flat, allow_unused=True, materialize_grads=True) if flat else ()
+        left, rows = list(found), []
+        for name, weights in owners.items():
+            if not weights:
+                continue
+            vector = torch.cat([left.pop(0).flatten().double() for _ in weights])
+            row = {"layer": name, "group": "", "n_weights": len(vector), "share": [None], "ratio": [None]}
+            row |= {"norm": [float(vector.norm())], "mean": [float(vector.abs().mean())]}
+            if net.circuit(name) is not None:
+                row["gradient"] = [vector[kept_places(weights)].tolist()]
+            rows.append(row)
+        return {"epoch": 0, "updates": 1, "steps": [0], "layers": rows, "groups": [], "warnings": []}
 
     # --- images -----------------------------------------------------------------------------------
 
@@ -163,13 +155,13 @@ class Source:
     def missing(self, net: str, seed: int) -> list[str]:
         """One sentence for each thing that the run has not to show, and how to get it."""
         found, told = self.net(net, seed), []
-        kept = (net, seed) in self.history
+        kept = self.has_kept(net, seed)
         if not found.trained:
             told.append(
-                f"Net {net} of seed {seed} is not trained yet: shown are the weights that it starts from, and "
-                f"the gradient on one batch of {ON_BATCH} training images. Run 03_train, then press Refresh."
+                f"Net {net} of seed {seed} is not trained yet: shown are the weights that it starts from, "
+                f"and the gradient on one batch of {ON_BATCH} training images. Run 03_train, then Refresh."
                 if not kept
-                else f"Net {net} of seed {seed} has no checkpoint yet: circuit and what-if show the weights "
+                else f"Net {net} of seed {seed} has no checkpoint yet: images and what-if show the weights "
                 "that it starts from. Press Refresh after an epoch."
             )
         elif not kept:
@@ -179,18 +171,10 @@ class Source:
             )
         if not any(isinstance(layer, QuantumLayer) for layer in found.layers.values()):
             told.append(f"Net {net} has no circuit: shown are the gradients of its classical layers.")
-        if self.n_broken:
-            lines, are = ("line", "is") if self.n_broken == 1 else ("lines", "are")
-            told.append(
-                f"In gradients.jsonl {self.n_broken} {lines} {are} not whole and {are} left out: half written, "
-                "or damaged."
-            )
+        if self.history is not None and (n := self.history.damaged):
+            lines = "1 line is" if n == 1 else f"{n} lines are"
+            told.append(f"In gradients.jsonl {lines} half written or damaged, and left out.")
         return told
-
-
-def layer_row(row: dict[str, Any], layer: str) -> dict[str, Any] | None:
-    """What a row of an epoch says of a layer; None for a layer that is frozen, or was not watched."""
-    return next((found for found in row["layers"] if found["layer"] == layer), None)
 
 
 def weight_names(net: Net, layer: str) -> list[str]:
@@ -199,12 +183,19 @@ def weight_names(net: Net, layer: str) -> list[str]:
     return [] if circuit is None else gradients.weight_names(circuit)
 
 
+def kept_places(weights: Sequence[nn.Parameter]) -> np.ndarray:
+    """Places, among all of a circuit's weights, of those whose gradients `gradients.Watch` keeps."""
+    found, start = [], 0
+    for weight in weights:
+        n = weight.numel()
+        found.append(np.arange(start, start + n, -(-n // QUANTUM_SKETCH)))
+        start += n
+    places = np.concatenate(found)
+    return places[:: -(-len(places) // QUANTUM_SKETCH)]
+
+
 def _trained_weights(module: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in module.parameters(recurse=False) if weight.requires_grad]
-
-
-def _or_zeros(gradient: Tensor | None, weight: Tensor) -> Tensor:
-    return torch.zeros_like(weight) if gradient is None else gradient
 
 
 def done_before(model: nn.Module, layer: nn.Module, images: Tensor) -> dict[nn.Module, Any]:

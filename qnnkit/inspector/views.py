@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
 from qnnkit import checks, layers
-from qnnkit.inspector.source import Net, Source, layer_row, weight_names
+from qnnkit.inspector.source import Source, kept_places, weight_names
 from qnnkit.inspector.what_if import WhatIf
 from qnnkit.layers import Quanv2d
 
@@ -46,42 +46,60 @@ def first_choice(source: Source, net: str, seed: int, layer: str | None = None) 
     if not names:
         raise ValueError(checks.message("net", "have weights", net, "There is nothing to look at."))
     layer = checks.choice("layer", layer or names[0], names)
-    choice = Choice(net, seed, layer, epoch=max(source.epochs(net, seed)))
+    choice = Choice(net, seed, layer, epoch=source.training(net, seed).epochs[-1])
     kept = kept_gradients(source, choice)
-    sizes = None if kept is None else np.nan_to_num(np.abs(kept).mean(axis=0))
-    return choice if sizes is None else Choice(net, seed, layer, int(sizes.argmax()), choice.epoch)
+    return choice if kept is None else replace(choice, weight=int(np.nan_to_num(_sizes(kept)).argmax()))
 
 
 # --- gradients --------------------------------------------------------------------------------------
 
 
 def kept_gradients(source: Source, choice: Choice) -> np.ndarray | None:
-    """Of the chosen layer's weights at the chosen updates, of shape (n_steps, n_weights); None without."""
-    row = layer_row(source.epochs(choice.net, choice.seed)[choice.epoch], choice.layer)
-    if row is None or not row.get("gradient"):
+    """Of the chosen layer's weights at the chosen updates, of shape (n_steps, n_weights); None without.
+
+    Of a circuit with more weights than training keeps, the others are NaN.
+    """
+    training = source.training(choice.net, choice.seed)
+    circuit = source.net(choice.net, choice.seed).circuit(choice.layer)
+    if circuit is None or choice.layer not in training.quantum_layers:
         return None
-    every = np.array(row["gradient"], dtype=float)
+    kept = training.gradient(choice.layer, choice.epoch)
+    if not len(kept):
+        return None
+    weights = list(circuit.parameters())
+    every = np.full((len(kept), sum(weight.numel() for weight in weights)), np.nan)
+    every[:, kept_places(weights)] = kept
     return every[choice.step - 1 : choice.step] if choice.step else every
+
+
+def _sizes(kept: np.ndarray) -> np.ndarray:
+    """Mean absolute gradient of each weight, of shape (n_weights,); NaN where none is known."""
+    known = np.isfinite(kept)
+    total = np.where(known, np.abs(kept), 0).sum(axis=0)
+    return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan)
 
 
 def of_layer(source: Source, choice: Choice) -> Picture | None:
     """Histogram, norm and signal to noise of the chosen layer; None where training keeps it as it is."""
     from qnnkit import plots
 
-    epochs = source.epochs(choice.net, choice.seed)
-    rows = {epoch: found for epoch, row in epochs.items() if (found := layer_row(row, choice.layer))}
-    if choice.epoch not in rows:
+    training = source.training(choice.net, choice.seed)
+    here = training.steps(choice.epoch)
+    if choice.layer not in training.layers or not here:
         return None
-    steps = np.array([step for epoch in rows for step in epochs[epoch]["steps"]], dtype=float)
-    norms = np.array([_number(norm) for row in rows.values() for norm in row["norm"]])
-    here = epochs[choice.epoch]["steps"]
+    layer = training.layer(choice.layer)
     shown = (here[choice.step - 1],) * 2 if choice.step else (here[0], here[-1])
     names = weight_names(source.net(choice.net, choice.seed), choice.layer)
     weight = (names[choice.weight], choice.weight) if names else None
-    ratios = [[_number(row.get(name)) for name in ("snr", "snr_low", "snr_high")] for row in rows.values()]
-    kept = kept_gradients(source, choice)
     return plots.layer_gradients(
-        steps, norms, shown, kept, weight, list(rows), np.array(ratios), choice.epoch
+        layer.steps,
+        layer.norm,
+        shown,
+        kept_gradients(source, choice),
+        weight,
+        layer.epochs,
+        np.stack([layer.snr, layer.snr_low, layer.snr_high], axis=1),
+        choice.epoch,
     )
 
 
@@ -93,17 +111,13 @@ def of_circuit(source: Source, choice: Choice) -> Picture | None:
     if net.circuit(choice.layer) is None:
         return None
     names, kept = weight_names(net, choice.layer), kept_gradients(source, choice)
-    values = np.full(len(names), np.nan) if kept is None else np.abs(kept).mean(axis=0)
+    values = np.full(len(names), np.nan) if kept is None else _sizes(kept)
     found = net.gates(choice.layer)
     n_wires = 1 + max((wire for gate in found for wire in gate.wires), default=0)
     images, _ = source.choosable
     cannot = [one.index for one in net.dead(images) if one.layer == choice.layer]
     label = "mean |gradient| (loss per radian)"
     return plots.coloured_circuit(found, n_wires, values, label, dead=cannot, chosen=choice.weight)
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
 
 
 # --- one image --------------------------------------------------------------------------------------
@@ -157,17 +171,17 @@ def _which(model: nn.Module, circuit: nn.Module, moves: WhatIf, image: torch.Ten
     """Where the circuit stands whose values are shown."""
     if moves.n_circuits == 1:
         return "What the circuit measures"
-    for module in model.modules():
-        if isinstance(module, Quanv2d) and circuit in list(module.filters):
-            found: list[tuple[int, ...]] = []
-            handle = module.register_forward_hook(lambda _, given, maps: found.append(tuple(maps.shape)))
-            try:
-                with layers.evaluating(model):
-                    model(image[None])
-            finally:
-                handle.remove()
-            _, row, column = np.unravel_index(moves.shown, (module.in_channels, *found[0][2:]))
-            return f"Measured at patch ({row}, {column})"
+    home = next((m for m in model.modules() if isinstance(m, Quanv2d) and circuit in list(m.filters)), None)
+    if home is not None:
+        shapes: list[tuple[int, ...]] = []
+        handle = home.register_forward_hook(lambda _, given, maps: shapes.append(tuple(maps.shape)))
+        try:
+            with layers.evaluating(model):
+                model(image[None])
+        finally:
+            handle.remove()
+        _, row, column = np.unravel_index(moves.shown, (home.in_channels, *shapes[0][2:]))
+        return f"Measured at patch ({row}, {column})"
     return f"Circuit {moves.shown} of the image's {moves.n_circuits}"
 
 

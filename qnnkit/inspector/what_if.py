@@ -21,8 +21,8 @@ MOST_AMPLITUDES = 2**17
 """Of all states of one pass: more images than that would make a move slow."""
 MOST_SECONDS = 0.04
 """Of one pass; with the drawing, a move then stays below 0.1 s."""
-N_POINTS = 21
-"""Of the loss curve along a weight, from -pi to pi."""
+N_POINTS, MOST_SECONDS_OF_CURVE = 21, 2.0
+"""Of the loss curve along a weight, from -pi to pi: fewer points where one takes long, but 5."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,20 @@ class WhatIf:
         self.circuit, self.weight = circuit, weight
         inputs = layers.circuit_inputs(self.model, image[None])[circuit]  # (circuits, n_features)
         self.n_circuits, self.shown = len(inputs), int(inputs.abs().sum(-1).argmax())
-        validation = run.splits.validation
-        self.n_images = min(len(validation), self._affordable(image))
-        while True:
+        validation, self.n_images = run.splits.validation, FEWEST_IMAGES
+        most = min(len(validation), self._affordable(image))
+        while True:  # upwards: a backend that runs circuits one by one is not asked for many
+            self.n_images = min(self.n_images, most)
             self.images = torch.cat([image[None], validation.images[: self.n_images]])
             self.labels = validation.labels[: self.n_images]
             self.ahead = done_before(self.model, circuit, self.images)
-            self.before = self.at(0.0)
+            self.before = self.at(0.0)  # the first pass of a size may be slow
             start = time.perf_counter()
             self.at(0.0)
-            if time.perf_counter() - start < MOST_SECONDS or self.n_images <= FEWEST_IMAGES:
+            self.seconds = time.perf_counter() - start
+            if 2 * self.seconds > MOST_SECONDS or self.n_images == most:
                 break
-            self.n_images = max(FEWEST_IMAGES, self.n_images // 2)
+            self.n_images *= 2
 
     def _affordable(self, image: Tensor) -> int:
         circuits = layers.circuits_per_image(self.model, image[None])
@@ -90,7 +92,8 @@ class WhatIf:
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """Shifts from -pi to pi, in radians, and the loss at each."""
-        shifts = np.linspace(-np.pi, np.pi, N_POINTS)
+        n_points = max(5, min(N_POINTS, int(MOST_SECONDS_OF_CURVE / self.seconds)))
+        shifts = np.linspace(-np.pi, np.pi, n_points)
         return shifts, np.array([self.at(float(shift)).loss for shift in shifts])
 
     def _pass(self) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from qnnkit.plots.picture import COLOURS, Picture, picture, short, show
 
@@ -28,7 +28,7 @@ def layer_gradients(
     shown: tuple[int, int],
     gradients: np.ndarray | None,
     weight: tuple[str, int] | None,
-    epochs: Sequence[int],
+    epochs: np.ndarray,
     snr: np.ndarray,
     epoch: int,
 ) -> Picture:
@@ -48,19 +48,22 @@ def layer_gradients(
     figure = picture(WIDTH, 3.0)
     left, middle, right = figure.subplots(1, 3)
     _histogram(left, gradients, weight)
-    middle.axvspan(shown[0] - 0.5, shown[1] + 0.5, color=COLOURS[4], alpha=0.25, lw=0)
-    known = norms > 0
-    middle.plot(steps[known], norms[known], "-o", ms=2.5, lw=1, color=COLOURS[0])
-    if known.any():
-        middle.set_yscale("log")
-        middle.tick_params(axis="y", which="both", labelsize=8)
-    middle.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     middle.set_title("Norm of the layer's gradient", fontsize=10)
-    middle.set(xlabel="update (shaded: chosen)", ylabel="norm")
+    known = norms > 0
+    if len(steps) < 2:
+        _said(middle, f"{norms[0]:.3g}\non one batch" if len(norms) else "unknown")
+    else:
+        middle.axvspan(shown[0] - 0.5, shown[1] + 0.5, color=COLOURS[4], alpha=0.25, lw=0)
+        middle.plot(steps[known], norms[known], "-o", ms=2.5, lw=1, color=COLOURS[0])
+        if known.any():
+            middle.set_yscale("log")
+            middle.tick_params(axis="y", which="both", labelsize=8)
+        middle.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        middle.set(xlabel="update (shaded: chosen)", ylabel="norm")
     right.set_title("Signal to noise", fontsize=10)
-    finite = np.isfinite(snr[:, 0]) if len(epochs) else np.zeros(0, dtype=bool)
+    finite = np.isfinite(snr[:, 0])
     if finite.any():
-        at, (ratio, low, high) = np.asarray(epochs)[finite], snr[finite].T
+        at, (ratio, low, high) = epochs[finite], snr[finite].T
         right.fill_between(at, low, high, color=COLOURS[2], alpha=0.2, lw=0)
         right.plot(at, ratio, "-o", ms=3, lw=1, color=COLOURS[2])
         right.axvline(epoch, color=COLOURS[4], lw=2, alpha=0.7)
@@ -82,11 +85,11 @@ def _histogram(axis: Any, gradients: np.ndarray | None, weight: tuple[str, int] 
     axis.hist(finite, bins=np.linspace(-far, far, 32), color=COLOURS[5])
     if weight is not None:
         mean = float(np.nanmean(gradients[:, weight[1]]))
-        axis.axvline(mean, color=COLOURS[1], lw=2, label=weight[0])
+        axis.axvline(mean, color=COLOURS[1], lw=2, label=f"mean of {weight[0]}")
         axis.set_ylim(top=1.25 * axis.get_ylim()[1])
         axis.legend(loc="upper left", fontsize=8, frameon=False)
     axis.xaxis.set_major_locator(MaxNLocator(3, symmetric=True))
-    axis.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:.2g}"))
     axis.set(xlabel="gradient (loss per radian)", ylabel="weights × updates")
 
 
@@ -131,7 +134,8 @@ def image_seen(
             drawn = axis.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
             _bare(axis)
             axis.set_title(name, fontsize=8)
-        middle.colorbar(drawn, ax=list(axes), label="expectation value", shrink=0.8, ticks=[-1, 0, 1])
+        middle.colorbar(drawn, ax=list(axes), shrink=0.8, ticks=[-1, 0, 1])
+        middle.suptitle("expectation values", fontsize=9)
     axis = right.subplots()
     best = np.argsort(-class_probs, kind="stable")[:LIKELIEST]
     colours = [COLOURS[2] if place == label else COLOURS[5] for place in best]
