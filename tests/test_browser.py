@@ -92,25 +92,32 @@ def _kept(page, name: str, **options) -> None:
         page.screenshot(path=Path(folder) / name, **options)
 
 
-def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path) -> None:
-    page = browser.new_page(
-        viewport={"width": 1300, "height": 7000}
-    )  # tall: JupyterLab draws what is in view
+def _open(browser, lab: str, name: str, width: int, height: int = 9000):
+    """A notebook in JupyterLab, and what its page complains of from then on."""
+    # Tall: JupyterLab draws what is in view.
+    page = browser.new_page(viewport={"width": width, "height": height})
     badge = {"content_type": "image/svg+xml", "body": "<svg xmlns='http://www.w3.org/2000/svg'/>"}
     page.route("https://colab.research.google.com/**", lambda route: route.fulfill(**badge))
-    page.goto(f"{lab}/lab/tree/notebooks/02_gradient_check.ipynb")
+    page.goto(f"{lab}/lab/tree/notebooks/{name}.ipynb")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
-    complaints = _watch(page)
+    return page, _watch(page)
+
+
+def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path) -> None:
+    page, complaints = _open(browser, lab, "02_gradient_check", 1300)
     page.evaluate(RUN_ALL)
-    pictures = page.locator(".jp-Notebook .jp-OutputArea img")
+    pictures = page.locator(".jp-Notebook .jp-OutputArea img:not(.widget-image)")
+    widgets = page.locator("img.widget-image")
     for _ in range(240):
-        if pictures.count() == 3 or page.locator(".jp-RenderedText[data-mime-type*='stderr']").count():
+        if (pictures.count(), widgets.count()) == (3, 4) or page.locator(
+            ".jp-RenderedText[data-mime-type*='stderr']"
+        ).count():
             break
         page.wait_for_timeout(500)
     page.wait_for_timeout(1000)
     _kept(page, "02_gradient_check.png")
     assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == []
-    assert pictures.count() == 3
+    assert (pictures.count(), widgets.count()) == (3, 4)
     for picture in pictures.all():
         size = picture.evaluate("image => [image.naturalWidth, image.clientWidth]")
         assert size[0] > 300 and size[1] > 300, "a picture is empty or not shown"
@@ -120,16 +127,6 @@ def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path
     assert all(row["passed"] for row in checked)
     assert complaints == []
     page.close()
-
-
-def _open(browser, lab: str, name: str, width: int, height: int = 9000):
-    """A notebook in JupyterLab, and what its page complains of from then on."""
-    page = browser.new_page(viewport={"width": width, "height": height})
-    badge = {"content_type": "image/svg+xml", "body": "<svg xmlns='http://www.w3.org/2000/svg'/>"}
-    page.route("https://colab.research.google.com/**", lambda route: route.fulfill(**badge))
-    page.goto(f"{lab}/lab/tree/notebooks/{name}.ipynb")
-    page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
-    return page, _watch(page)
 
 
 def _sources(page) -> list[str]:

@@ -91,7 +91,7 @@ class Inspector:
         chosen = self.choice
         told = f"Inspector of {self.run.folder.name}: net {chosen.net}, seed {chosen.seed}, {chosen.layer}"
         bundle: dict[str, Any] = {"text/plain": "\n".join([told, *self.sentences()])}
-        bundle["image/png"] = base64.b64encode(plots.stacked(list(self.figures().values()))).decode()
+        bundle["image/png"] = base64.b64encode(plots.stacked(self.panel.pictures())).decode()
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return bundle | {"application/vnd.jupyter.widget-view+json": view}
 
@@ -199,6 +199,11 @@ class Panel:
             found.append(button)
         return found
 
+    def pictures(self) -> list[bytes]:
+        """PNGs of what is shown, from top to bottom."""
+        images = (self.gradients, self.circuit, self.image, self.what_if)
+        return [image.value for image in images if image.layout.display != "none"]
+
     # --- what may be chosen -----------------------------------------------------------------------
 
     def _offer(self) -> None:
@@ -240,7 +245,7 @@ class Panel:
     def _draw(self, *parts: str) -> None:
         """Draws parts anew: "gradients", "circuit", "image", "what_if"."""
         source, choice = self.inspector.source, self.inspector.choice
-        sentences = [html.escape(sentence) for sentence in self.inspector.sentences()]
+        sentences = [html.escape(sentence, quote=False) for sentence in self.inspector.sentences()]
         draw = {"gradients": views.of_layer, "circuit": views.of_circuit, "image": views.of_image}
         for part in parts:
             if part == "what_if":
@@ -250,7 +255,9 @@ class Panel:
             figure = draw[part](source, choice)
             _show(getattr(self, part), figure and figure.png())
             if part == "gradients" and figure is None:
-                sentences.append(f"Layer {html.escape(choice.layer)} is not trained: it has no gradient.")
+                sentences.append(
+                    f"Layer {html.escape(choice.layer, quote=False)} is not trained: it has no gradient."
+                )
         if "gradients" in parts or sentences:
             self.told.value = "<br>".join(sentences)
 

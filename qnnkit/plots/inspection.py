@@ -239,11 +239,11 @@ class WhatIfFigure:
         return buffer.getvalue()
 
 
-def stacked(pictures: Sequence[Picture]) -> bytes:
-    """Figures below each other, as one PNG."""
+def stacked(pictures: Sequence[bytes]) -> bytes:
+    """Pictures below each other, all of them PNGs, as one."""
     from PIL import Image
 
-    images = [Image.open(io.BytesIO(figure.png())).convert("RGB") for figure in pictures]
+    images = [Image.open(io.BytesIO(png)).convert("RGB") for png in pictures]
     width, height = max(image.width for image in images), sum(image.height for image in images)
     whole = Image.new("RGB", (width, height), "white")
     top = 0
