@@ -181,6 +181,7 @@ def test_the_inspector_answers_in_jupyterlab(browser, lab: str, tmp_path: Path) 
     assert page.get_by_text("moved by +0.06 rad").count() == 1
     assert complaints == []
     whole = page.locator(".jp-OutputArea-output", has=page.locator("img.widget-image")).last
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
     for width in (1300, 800):
         page.set_viewport_size({"width": width, "height": 9000})
         page.wait_for_timeout(500)

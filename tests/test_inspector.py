@@ -95,6 +95,7 @@ def test_a_classical_layer_and_a_control_hide_what_they_have_not(trained):
     assert panel.moving.layout.display == panel.circuit.layout.display == "none"
     assert panel.weight.disabled and panel.weight.options == (("none", 0),)
     assert set(inspector.figures()) == {"gradients", "image"}
+    assert panel.pictures() == [panel.gradients.value, panel.image.value]
     panel.net.value = "classical"
     assert "Net classical has no circuit" in panel.told.value
     assert inspector.choice.layer == "quanv.filters.0" and panel.circuit.layout.display == "none"

@@ -125,15 +125,7 @@ class Panel:
             description="Refresh", tooltip="Read the run's folder again", icon="refresh"
         )
         self.told, self.moved = widgets.HTML(), widgets.HTML()
-        fit = {
-            "format": "png",
-            # Narrower than that nobody reads it: what has less room scrolls.
-            "layout": widgets.Layout(
-                max_width="98%", min_width="620px", height="auto", align_self="flex-start"
-            ),
-        }
-        self.gradients, self.circuit = widgets.Image(**fit), widgets.Image(**fit)
-        self.image, self.what_if = widgets.Image(**fit), widgets.Image(**fit)
+        self.gradients, self.circuit, self.image, self.what_if = (_picture(widgets) for _ in range(4))
         self.images = self._buttons(widgets)
         wrap = widgets.Layout(flex_flow="row wrap", width="98%")
         gap = widgets.Layout(flex_flow="row wrap", width="98%", grid_gap="8px", padding="4px")
@@ -322,6 +314,12 @@ def _show(image: Any, png: bytes | None) -> None:
     image.layout.display = "none" if png is None else None
     if png is not None:
         image.value = png
+
+
+def _picture(widgets: Any) -> Any:
+    # Narrower than that nobody reads it: what has less room scrolls.
+    fit = {"max_width": "98%", "min_width": "620px", "height": "auto", "align_self": "flex-start"}
+    return widgets.Image(format="png", layout=widgets.Layout(**fit))  # its own: each is hidden by itself
 
 
 def _heading(widgets: Any, sentence: str) -> Any:
