@@ -4,6 +4,7 @@ from qnnkit.plots.circuits import coloured_circuit
 from qnnkit.plots.gradients import gradient_histogram, gradient_history, gradient_snr
 from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
+from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.landscape import landscape_lines, landscape_plane
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
@@ -27,6 +28,10 @@ __all__ = [
     "coloured_circuit",
     "landscape_lines",
     "landscape_plane",
+    "layer_gradients",
+    "image_seen",
+    "WhatIfFigure",
+    "stacked",
     "Picture",
     "Live",
     "COLOURS",
