@@ -17,8 +17,8 @@ LINES = 500  # DESIGN.md, section 3
 
 # From the bottom of DESIGN.md's map to its top: a part may import those that stand before it.
 ORDER = (
-    "checks", "stats", "plots", "device", "workspace", "config", "circuits", "simulator", "data",
-    "checkpoint", "measure", "layers", "models", "tasks", "adapters", "gradients", "hardware",
+    "checks", "stats", "plots", "device", "workspace", "config", "circuits", "simulator", "expressivity",
+    "data", "checkpoint", "measure", "layers", "models", "tasks", "adapters", "gradients", "hardware",
     "train", "plan",
     "recipes", "runs", "breakdown", "batch", "inspector", "report", "cli",
 )  # fmt: skip

@@ -53,7 +53,7 @@ class Matrices:
             re, im = np.split(factors, 2, axis=2)
             self.groups.append((factors, np.concatenate([im, -re], axis=2)))
             tables.append(rates.reshape(longest * len(where) * size, n_angles))
-        table = np.concatenate(tables)
+        table = np.concatenate([np.zeros((0, len(offset))), *tables])  # a given state may be all there is
         self.rates, self.offset = table @ matrix.T, table @ offset
 
     def constants(self, put: Callable[[Any], Tensor]) -> Constants:
