@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -103,9 +104,16 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
         NotFusable: The circuit depends on values, or holds what no unitary program can express.
     """
     names, seen = list(weights), {}
+    noting = copy.copy(qnode)  # with the transforms that were applied to it
+
+    def function(**given: Tensor) -> Any:
+        seen["result"] = qnode.func(**given)  # a list, or a single measurement
+        return seen["result"]
+
+    noting.func = function
 
     def run(inputs: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        tape = qp.workflow.construct_tape(qnode, level="user")(
+        tape = qp.workflow.construct_tape(noting, level="user")(
             **{input_name: inputs}, **dict(zip(names, weights, strict=True))
         )
         [tape], _ = qp.transforms.decompose(tape, stopping_condition=is_elementary)
@@ -122,16 +130,15 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
                 angle = len(angles)
                 angles.append(traced[0])
             gates.append((operation, angle))
-        with qp.queuing.AnnotatedQueue():  # once more, for what it returns: a list, or a single measurement
-            result = qnode.func(**{input_name: inputs}, **dict(zip(names, weights, strict=True)))
-        seen.update(tape=tape, gates=gates, as_list=isinstance(result, list | tuple))
+        seen.update(tape=tape, gates=gates, as_list=isinstance(seen["result"], list | tuple))
         return tuple(angles)
 
     if inputs.ndim == 2:  # no other axis may have its length: equal lengths would share a symbol
         inputs = inputs.new_full((UNLIKELY, inputs.shape[1]), 0.1)
     try:
         with _quietly():
-            graph = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(
+            mode = "symbolic" if inputs.ndim == 2 else "fake"  # without a batch no length varies
+            graph = make_fx(run, tracing_mode=mode, _allow_non_fake_inputs=True)(
                 inputs, *weights.values()
             )
     except NotFusable:
@@ -142,9 +149,10 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
             f"its Python could not be followed without values ({type(error).__name__}: {reason})"
         ) from error
     first = next(iter(graph.graph.nodes)).meta["val"]
-    guards = first.fake_mode.shape_env.guards
-    if inputs.ndim == 2 and any(first.shape[0].node.expr in guard.expr.free_symbols for guard in guards):
-        raise NotFusable("its Python depends on the size of the batch")
+    if inputs.ndim == 2:
+        guards = first.fake_mode.shape_env.guards
+        if any(first.shape[0].node.expr in guard.expr.free_symbols for guard in guards):
+            raise NotFusable("its Python depends on the size of the batch")
     for node in graph.graph.nodes:  # a constant made in the QNode is lifted; one from outside is not
         lifted = all("lift_fresh" in str(user.target) for user in node.users)
         if node.op == "get_attr" and not lifted:
