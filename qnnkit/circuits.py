@@ -14,6 +14,7 @@ Each works on any number of wires, and can be printed (`inspect.getsource`), dra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -56,17 +57,19 @@ def iqp(inputs: Any, wires: Wires) -> None:
 # --- ansaetze: (weights, wires) -------------------------------------------------------------------
 
 
-def strongly_entangling(weights: Any, wires: Wires) -> None:
+def strongly_entangling(weights: Any, wires: Wires, first: int = 0) -> None:
     """A general rotation on every wire, then CNOTs of a range that grows by layer.
 
     The last angle of the last layer's rotations commutes with a measurement of Z: its gradient is zero.
 
     Reference: Schuld et al. (2020), arXiv:1804.00633, fig. 4; weights of shape (n_layers, n_qubits, 3).
     """
-    qp.StronglyEntanglingLayers(weights, wires=wires)
+    layers = range(first, first + qp.math.shape(weights)[0])
+    ranges = [layer % (len(wires) - 1) + 1 for layer in layers] if len(wires) > 1 else None
+    qp.StronglyEntanglingLayers(weights, wires=wires, ranges=ranges)
 
 
-def hardware_efficient(weights: Any, wires: Wires) -> None:
+def hardware_efficient(weights: Any, wires: Wires, first: int = 0) -> None:
     """CZ on every second pair of neighbours, alternating by layer, then RZ and RY on every wire.
 
     The entangler comes first, so that no layer ends in gates which a measurement of Z cannot see.
@@ -74,19 +77,20 @@ def hardware_efficient(weights: Any, wires: Wires) -> None:
     Reference: after Kandala et al. (2017), arXiv:1704.05018; weights of shape (n_layers, n_qubits, 2).
     """
     for layer in range(qp.math.shape(weights)[0]):
-        for first, second in zip(wires[layer % 2 :: 2], wires[layer % 2 + 1 :: 2], strict=False):
-            qp.CZ(wires=(first, second))
+        side = (first + layer) % 2
+        for one, other in zip(wires[side::2], wires[side + 1 :: 2], strict=False):
+            qp.CZ(wires=(one, other))
         for i, wire in enumerate(wires):
             qp.RZ(weights[layer][i][0], wires=wire)
             qp.RY(weights[layer][i][1], wires=wire)
 
 
-def random(weights: Any, wires: Wires, seed: int = 0) -> None:
+def random(weights: Any, wires: Wires, first: int = 0, seed: int = 0) -> None:
     """Rotations about random axes on random wires, with CNOTs in between; `seed` fixes the structure.
 
     Reference: Henderson et al. (2020), arXiv:1904.04767, sec. 2.2; weights of shape (n_layers, n_rotations).
     """
-    qp.RandomLayers(weights, wires=wires, seed=seed)
+    qp.RandomLayers(weights, wires=wires, seed=seed + first)
 
 
 # --- both at once: (inputs, weights, wires) -------------------------------------------------------
@@ -99,14 +103,19 @@ def data_reuploading(inputs: Any, weights: Any, wires: Wires) -> None:
     """
     for layer in range(qp.math.shape(weights)[0]):
         angle(inputs, wires)
-        for i, wire in enumerate(wires):
-            qp.RY(weights[layer][i][0], wires=wire)
-            qp.RZ(weights[layer][i][1], wires=wire)
-        if len(wires) > 1:
-            for control, target in zip(wires, wires[1:] + wires[:1], strict=True):
-                qp.CNOT(wires=(control, target))
-        for i, wire in enumerate(wires):
-            qp.RY(weights[layer][i][2], wires=wire)
+        rotate_and_entangle(weights[layer : layer + 1], wires)
+
+
+def rotate_and_entangle(weights: Any, wires: Wires, first: int = 0) -> None:
+    """What `data_reuploading` trains in one layer; weights of shape (1, n_qubits, 3)."""
+    for i, wire in enumerate(wires):
+        qp.RY(weights[0][i][0], wires=wire)
+        qp.RZ(weights[0][i][1], wires=wire)
+    if len(wires) > 1:
+        for control, target in zip(wires, wires[1:] + wires[:1], strict=True):
+            qp.CNOT(wires=(control, target))
+    for i, wire in enumerate(wires):
+        qp.RY(weights[0][i][2], wires=wire)
 
 
 # --- the registry ---------------------------------------------------------------------------------
@@ -122,6 +131,10 @@ class Circuit:
     """Number of features that `n_qubits` wires take."""
     weights_shape: Callable[[int, int], tuple[int, ...]] | None = None
     """Shape of `weights` for (n_layers, n_qubits)."""
+    layers: Callable[..., None] | None = None
+    """What is trained, as (weights, wires, first); `first` is the place of the first layer among all."""
+    embeds: Callable[..., None] | None = None
+    """What embeds the data in a layer, as (inputs, wires), where the circuit is both at once."""
 
     def n_qubits(self, n_features: int) -> int:
         """The fewest wires that take `n_features` features."""
@@ -138,15 +151,26 @@ CIRCUITS: dict[str, Circuit] = {
     "amplitude": Circuit(amplitude, "embedding", n_features=lambda n: 2**n),
     "iqp": Circuit(iqp, "embedding", n_features=lambda n: n),
     "data_reuploading": Circuit(
-        data_reuploading, "both", n_features=lambda n: n, weights_shape=lambda layers, n: (layers, n, 3)
+        data_reuploading,
+        "both",
+        n_features=lambda n: n,
+        weights_shape=lambda layers, n: (layers, n, 3),
+        layers=rotate_and_entangle,
+        embeds=angle,
     ),
     "strongly_entangling": Circuit(
-        strongly_entangling, "ansatz", weights_shape=lambda layers, n: (layers, n, 3)
+        strongly_entangling,
+        "ansatz",
+        weights_shape=lambda layers, n: (layers, n, 3),
+        layers=strongly_entangling,
     ),
     "hardware_efficient": Circuit(
-        hardware_efficient, "ansatz", weights_shape=lambda layers, n: (layers, n, 2)
+        hardware_efficient,
+        "ansatz",
+        weights_shape=lambda layers, n: (layers, n, 2),
+        layers=hardware_efficient,
     ),
-    "random": Circuit(random, "ansatz", weights_shape=lambda layers, n: (layers, n)),
+    "random": Circuit(random, "ansatz", weights_shape=lambda layers, n: (layers, n), layers=random),
 }
 EMBEDDINGS = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind == "embedding")
 ANSAETZE = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind != "embedding")
@@ -166,6 +190,7 @@ def build(
     embedding: str = "angle",
     seed: int = 0,
     device: str = "default.qubit",
+    mirrored: bool = False,
 ) -> tuple[qp.QNode, dict[str, tuple[int, ...]]]:
     """A QNode `(inputs, weights) -> [<Z_0>, ..., <Z_n-1>]` and the `weight_shapes` a layer needs.
 
@@ -176,33 +201,119 @@ def build(
         embedding: Name of the entry that embeds `inputs`; unused where the ansatz embeds them itself.
         seed: Fixes the structure of the `random` ansatz; unused by the others.
         device: Name of a PennyLane device.
+        mirrored: Whether every second layer undoes the one before, as `identity_block` starts from.
 
     Raises:
-        ValueError: A name is unknown, or a number is below 1.
+        ValueError: A name is unknown, a number is below 1, or `n_layers` of a mirrored circuit is odd.
+    """
+    wires = tuple(range(n_qubits))
+    gates, shapes = compose(
+        ansatz, n_qubits=n_qubits, n_layers=n_layers, embedding=embedding, seed=seed, mirrored=mirrored
+    )
+
+    @qp.qnode(make_device(device, wires))
+    def circuit(inputs, weights):
+        gates(inputs, weights)
+        return [qp.expval(qp.PauliZ(wire)) for wire in wires]
+
+    return circuit, shapes
+
+
+def compose(
+    ansatz: str,
+    *,
+    n_qubits: int,
+    n_layers: int,
+    embedding: str | None = "angle",
+    seed: int = 0,
+    mirrored: bool = False,
+) -> tuple[Callable[[Any, Any], None], dict[str, tuple[int, ...]]]:
+    """The gates of `build`, as a function (inputs, weights), and the `weight_shapes`.
+
+    Args:
+        ansatz: As in `build`, and all that follows; but for
+        n_qubits: Number of wires.
+        n_layers: Depth of the ansatz.
+        embedding: None leaves |0...0> to the ansatz, which then takes inputs of None.
+        seed: Fixes the structure of the `random` ansatz.
+        mirrored: Layers come in pairs: the second of a pair has the gates of the first, inverse and in
+            inverse order, with weights of its own. Where the ansatz embeds the data, that is done once in a
+            pair, and not undone: else a pair of equal weights would not depend on them.
     """
     checks.positive("n_qubits", n_qubits)
     checks.positive("n_layers", n_layers)
     entry, wires = CIRCUITS[checks.choice("circuit", ansatz, ANSAETZE)], tuple(range(n_qubits))
-    embed = embedding_of(ansatz, embedding).function
-    apply = partial(entry.function, seed=seed) if ansatz == "random" else entry.function
+    embed = None if embedding is None else embedding_of(ansatz, embedding).function
+    if mirrored and n_layers % 2:
+        step = "Add a layer: every second one undoes the one before."
+        raise ValueError(checks.message("n_layers", "be even for identity blocks", n_layers, step))
+    assert entry.weights_shape is not None and entry.layers is not None  # every entry of ANSAETZE has them
+    structure = {"seed": seed} if ansatz == "random" else {}
+    whole, layers = partial(entry.function, **structure), partial(entry.layers, **structure)
 
-    @qp.qnode(make_device(device, wires))
-    def circuit(inputs, weights):
-        if entry.kind == "both":
-            apply(inputs, weights, wires)
-        else:
+    def gates(inputs: Any, weights: Any) -> None:
+        if embed is not None and entry.kind != "both":
             embed(inputs, wires)
-            apply(weights, wires)
-        return [qp.expval(qp.PauliZ(wire)) for wire in wires]
+        if not mirrored:
+            whole(*([inputs] if entry.kind == "both" else []), weights, wires)
+            return
+        for k in range(0, n_layers, 2):
+            if entry.embeds is not None:
+                entry.embeds(inputs, wires)
+            layers(weights[k : k + 1], wires, first=k // 2)
+            qp.adjoint(layers)(weights[k + 1 : k + 2], wires, first=k // 2)
 
-    assert entry.weights_shape is not None  # every entry of ANSAETZE has one
-    return circuit, {"weights": entry.weights_shape(n_layers, n_qubits)}
+    return gates, {"weights": entry.weights_shape(n_layers, n_qubits)}
 
 
 def make_device(name: str, wires: Any) -> qp.devices.Device:
     """A PennyLane device made that draws no seed from NumPy's global generator, as PennyLane would."""
     fresh = {"seed": None} if name in ("default.qubit", "lightning.qubit") else {}
     return qp.device(name, wires=wires, **fresh)
+
+
+# --- where training begins ------------------------------------------------------------------------
+
+
+def uniform(weights: Any, generator: Any) -> Any:
+    """Any angle, equally likely: [0, 2 pi). Deep circuits then have vanishing gradients."""
+    return weights.uniform_(0, 2 * math.pi, generator=generator)
+
+
+def small(weights: Any, generator: Any) -> Any:
+    """Near zero: normal, with a standard deviation of 0.1 radians, whatever the depth."""
+    return weights.normal_(0, 0.1, generator=generator)
+
+
+def gaussian(weights: Any, generator: Any) -> Any:
+    """Near zero, the nearer the deeper: normal, with variance 1 / (4 S (L + 2)) for L layers.
+
+    S is the number of wires that the observable acts on; here 1, as in a measurement of Z.
+
+    Reference: Zhang et al. (2022), arXiv:2203.09376, theorem 4.1.
+    """
+    return weights.normal_(0, (4 * (len(weights) + 2)) ** -0.5, generator=generator)
+
+
+def identity_block(weights: Any, generator: Any) -> Any:
+    """Any angle, but each pair of layers of a mirrored circuit does nothing at first.
+
+    Reference: Grant et al. (2019), arXiv:1903.05076, sec. 3; here with two layers a block.
+    """
+    uniform(weights, generator)
+    weights[1::2] = weights[::2]
+    return weights
+
+
+INITIALISATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "uniform": uniform,
+    "small": small,
+    "gaussian": gaussian,
+    "identity_block": identity_block,
+}
+"""Name -> function that fills a tensor of shape (n_layers, ...) with angles, drawn from a torch generator."""
+MIRRORED = ("identity_block",)
+"""Those that need a mirrored circuit."""
 
 
 # --- without entanglement -------------------------------------------------------------------------

@@ -56,6 +56,8 @@ class ModelConfig(Settings):
     """Name of an embedding in CIRCUITS, for an ansatz that does not embed its data itself."""
     n_layers: int = Field(default=2, ge=1)
     """Depth of the ansatz."""
+    initialisation: Literal["uniform", "small", "gaussian", "identity_block"] = "uniform"
+    """How a circuit's angles start; identity_block pairs each layer with its inverse, so n_layers is even."""
     n_qubits: int = Field(default=4, ge=1)
     """Wires of a circuit that reads reduced features; a quanvolution's follow from its patches."""
     kernel_size: int = Field(default=2, ge=1)

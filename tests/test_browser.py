@@ -116,7 +116,13 @@ def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path
         assert size[0] > 300 and size[1] > 300, "a picture is empty or not shown"
     rows = (tmp_path / "runs" / "first" / "gradients.jsonl").read_text().splitlines()
     checked = [json.loads(row) for row in rows if json.loads(row)["event"] == "check"]
-    assert {row["method"] for row in checked} == {"backprop", "parameter-shift", "adjoint", "finite-diff"}
+    assert {row["method"] for row in checked} == {
+        "fused",
+        "backprop",
+        "parameter-shift",
+        "adjoint",
+        "finite-diff",
+    }
     assert all(row["passed"] for row in checked)
     assert complaints == []
     page.close()

@@ -49,6 +49,7 @@ OTHERS = {
     "price_per_hour": 1.75, "train_fraction": 0.5, "label_pattern": "_([a-z]+)$", "download": True,
     "n_qubits": 6, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
     "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
+    "initialisation": "gaussian",
 }  # fmt: skip
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from functools import partial
 
 import pennylane as qp
 import torch
@@ -30,6 +29,8 @@ class Quanv2d(nn.Module):
         backend: As in `QuantumLayer`.
         n_layers: Depth of a named circuit.
         embedding: Embedding of a named circuit that does not embed its data itself.
+        initialisation: Name of an entry of `circuits.INITIALISATIONS`, which draws the weights. A pair
+            (qnode, weight_shapes) for `identity_block` is one that was built `mirrored`.
 
     Reference: Henderson et al. (2020), arXiv:1904.04767.
 
@@ -51,11 +52,15 @@ class Quanv2d(nn.Module):
         backend: str = "auto",
         n_layers: int = 2,
         embedding: str = "angle",
+        initialisation: str = "uniform",
     ):
         super().__init__()
         for name in ("in_channels", "kernel_size", "stride", "filters", "n_layers"):
             checks.positive(name, locals()[name])
         self.in_channels, self.kernel_size, self.stride = in_channels, kernel_size, stride
+        draw = circuits.INITIALISATIONS[
+            checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
+        ]
         n_features = kernel_size**2
         self.filters = nn.ModuleList()
         for i in range(filters):
@@ -63,11 +68,16 @@ class Quanv2d(nn.Module):
             if isinstance(circuit, str):
                 n_qubits = circuits.embedding_of(circuit, embedding).n_qubits(n_features)
                 qnode, shapes = circuits.build(
-                    circuit, n_qubits=n_qubits, n_layers=n_layers, embedding=embedding, seed=seed * 1000 + i
+                    circuit,
+                    n_qubits=n_qubits,
+                    n_layers=n_layers,
+                    embedding=embedding,
+                    seed=seed * 1000 + i,
+                    mirrored=initialisation in circuits.MIRRORED,
                 )
             else:
                 qnode, shapes = circuit
-            layer = QuantumLayer(qnode, shapes, _uniform_angles(generator), backend=backend)
+            layer = QuantumLayer(qnode, shapes, partial(draw, generator=generator), backend=backend)
             self.filters.append(layer.requires_grad_(trainable))
         with torch.no_grad():  # how many values one patch gives, found by asking
             self.out_channels = in_channels * sum(
@@ -119,7 +129,3 @@ class Quanv2d(nn.Module):
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         )
-
-
-def _uniform_angles(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-    return lambda weight: weight.uniform_(0, 2 * math.pi, generator=generator)

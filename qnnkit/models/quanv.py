@@ -53,6 +53,7 @@ class QuanvNet(nn.Module):
             backend=backend,
             n_layers=config.n_layers,
             embedding=config.embedding,
+            initialisation=config.initialisation,
         )
         rows, columns = ((side - config.kernel_size) // config.stride + 1 for side in image_size)
         with seeded(seed):

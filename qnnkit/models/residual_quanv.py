@@ -58,6 +58,7 @@ class ResidualQuanvNet(nn.Module):
             backend=backend,
             n_layers=config.n_layers,
             embedding=config.embedding,
+            initialisation=config.initialisation,
         )
         sides = [-(-side // 4) for side in image_size]  # two convolutions of stride 2, padded
         rows, columns = ((side - kernel) // stride + 1 for side in sides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class ResNetCircuit(_OnBackbone):
 
     Args:
         config: `pretrained`, `frozen_backbone`, `stem_stride`, `hidden`, `dropout`, and what it says of the
-            circuit: `n_qubits`, `n_layers`, `circuit`, `embedding`, `trainable`.
+            circuit: `n_qubits`, `n_layers`, `circuit`, `embedding`, `initialisation`, `trainable`.
         channels: Channels of the images.
         image_size: (height, width) of the images.
         n_classes: Number of logits.
@@ -138,6 +139,7 @@ class ResNetCircuit(_OnBackbone):
             n_layers=config.n_layers,
             embedding=config.embedding,
             seed=seed * 1000,
+            mirrored=config.initialisation in circuits.MIRRORED,
         )
         generator = torch.Generator().manual_seed(seed * 1000)
         with seeded(seed):
@@ -150,7 +152,7 @@ class ResNetCircuit(_OnBackbone):
             self.circuit = QuantumLayer(
                 qnode,
                 shapes,
-                lambda weight: weight.uniform_(0, 2 * math.pi, generator=generator),
+                partial(circuits.INITIALISATIONS[config.initialisation], generator=generator),
                 backend=backend,
             ).requires_grad_(config.trainable)
             self.head = nn.Sequential(

@@ -4,6 +4,7 @@ from qnnkit.plots.circuits import coloured_circuit
 from qnnkit.plots.gradients import gradient_histogram, gradient_history, gradient_snr
 from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
+from qnnkit.plots.landscape import landscape_lines, landscape_plane
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
 from qnnkit.plots.study import study_accuracies, study_costs, study_curves, study_fractions
@@ -24,6 +25,8 @@ __all__ = [
     "comparison",
     "circuit",
     "coloured_circuit",
+    "landscape_lines",
+    "landscape_plane",
     "Picture",
     "Live",
     "COLOURS",

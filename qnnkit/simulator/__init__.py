@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pennylane as qp
 import torch
 
 from qnnkit.simulator.fused import Fused
+from qnnkit.simulator.over_weights import OverWeights
 from qnnkit.simulator.together import together
-from qnnkit.simulator.trace import NotFusable, is_elementary, trace
+from qnnkit.simulator.trace import NotFusable, apart, is_elementary, trace
 
-__all__ = ["Fused", "NotFusable", "fuse", "is_elementary", "together", "trace"]
+__all__ = ["Fused", "NotFusable", "OverWeights", "fuse", "is_elementary", "together", "trace"]
 
 
 def fuse(
@@ -41,12 +40,4 @@ def fuse(
         weights = {name: torch.full(shape, 0.1, dtype=dtype) for name, shape in weight_shapes.items()}
         return Fused(trace(qnode, inputs, weights, input_name), inputs, list(weights.values()))
 
-    # In a thread of its own, where no autocast, inference mode or functional transform of the caller holds.
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        try:
-            return thread.submit(make).result()
-        except NotFusable:
-            raise
-        except Exception as error:
-            reason = str(error).strip().split("\n")[0]
-            raise NotFusable(f"it could not be compiled ({type(error).__name__}: {reason})") from error
+    return apart(make)

@@ -63,7 +63,7 @@ class Angles:
 
         Three points tell for smooth functions only: what has kinks, steps or branches is left to the graph.
         """
-        if not all(_is_smooth(node) for node in self.graph.graph.nodes):
+        if not all(is_smooth(node) for node in self.graph.graph.nodes):
             return
         generator = torch.Generator().manual_seed(0)
         shapes = [weight.shape for weight in weights]
@@ -117,7 +117,7 @@ class Angles:
         return found[:, : len(inputs)] if self.batched else found.unsqueeze(1)
 
 
-def _is_smooth(node: fx.Node) -> bool:
+def is_smooth(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
     name = str(getattr(node.target, "__name__", node.target)).split(".")[0]

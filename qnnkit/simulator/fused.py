@@ -19,6 +19,8 @@ from qnnkit.simulator.readout import readout
 from qnnkit.simulator.trace import NotFusable, Trace
 
 MOST_WIRES = 24
+MOST_DENSE = 32
+"""A step takes all columns up to here, and picks those that it needs only beyond."""
 
 
 class Fused:
@@ -33,6 +35,9 @@ class Fused:
         NotFusable: Something in it has no fused form.
     """
 
+    angles_of = Angles
+    """How angles follow from inputs and weights."""
+
     def __init__(self, trace: Trace, inputs: Tensor, weights: Sequence[Tensor]):
         self.trace, self.n_wires = trace, len(trace.wires)
         if self.n_wires > MOST_WIRES:
@@ -42,7 +47,7 @@ class Fused:
         self.readout = readout(trace.measurements, trace.wires)
         example, examples = inputs.double(), [weight.double() for weight in weights]
         self.weight_angles = Angles(trace.graph, on_weights, example, examples, on_inputs=False)
-        self.input_angles = Angles(trace.graph, on_inputs, example, examples, on_inputs=True)
+        self.input_angles = self.angles_of(trace.graph, on_inputs, example, examples, on_inputs=True)
         self.prepared = trace.prepared
         self.amplitudes = None if self.prepared is None else only(trace.graph, [self.prepared.output])
         given = self.prepared is not None
@@ -97,11 +102,15 @@ class Fused:
         assert self.amplitudes is not None and self.prepared is not None
         [state] = replay(self.amplitudes, inputs, weights)
         of_samples = self.prepared.on_inputs and inputs.ndim == 2
-        rows = state[: len(inputs)].t() if of_samples else state.unsqueeze(1)
+        return self._below(columns, state[: len(inputs)].t() if of_samples else state.unsqueeze(1))
+
+    def _below(self, columns: Tensor, rows: Tensor) -> Tensor:
+        """The columns, and below them the amplitudes of shape (n_amplitudes, batch or 1)."""
+        assert self.prepared is not None
         if self.prepared.is_complex:
             rows = torch.cat([rows.real, rows.imag])
         width = max(columns.shape[1], rows.shape[1])
-        return torch.cat([columns.expand(-1, width), rows.to(inputs.dtype).expand(-1, width)])
+        return torch.cat([columns.expand(-1, width), rows.to(columns.dtype).expand(-1, width)])
 
     def _shape(self, values: Tensor) -> Tensor:
         """Columns of numbers, (n_columns, batch), or states, (2, 2**n_wires, batch): now batch first."""
@@ -129,7 +138,7 @@ class Fused:
         tables += [] if self.plan.half is None else [self.plan.half]
         for step in self.plan.steps:
             if isinstance(step, program.Phases):
-                tables.append(step.table(range(self.n_wires), self.input_angles.size))
+                tables.append(step.table(range(self.n_wires), range(self.input_angles.size)))
             elif isinstance(step, program.Permutation):
                 tables += step.arrays()
         tables += [table for _, table in sorted(self.readout.flips.items())]
@@ -159,9 +168,15 @@ class Fused:
         if self.prepared is not None:
             n_amplitudes = 2 ** len(self.prepared.wires) * (1 + self.prepared.is_complex)
 
-        def on_inputs(table: np.ndarray) -> steps.Affine:
-            table_of_columns = np.pad(table @ matrix.T, ((0, 0), (0, n_amplitudes)))
-            return steps.Affine(put(table_of_columns), put((table @ offset)[:, None]))
+        def on_inputs(table: np.ndarray, used: Sequence[int]) -> steps.Affine:
+            """The angles that a step turns by, from its rates of those that are used, a column for each."""
+            rows = np.flatnonzero(matrix[:, used].any(axis=1))
+            of_rows, constant = table @ matrix[np.ix_(rows, used)].T, put((table @ offset[used])[:, None])
+            if 2 * len(rows) <= len(matrix) > MOST_DENSE:  # a table of all columns would be mostly zeros
+                return steps.Affine(put(of_rows), constant, put(rows))
+            table_of_columns = np.zeros((len(table), len(matrix) + n_amplitudes))
+            table_of_columns[:, rows] = of_rows
+            return steps.Affine(put(table_of_columns), constant)
 
         places = iter(self.matrices.places)
         plan, made = self.plan, []
@@ -174,7 +189,7 @@ class Fused:
             made.append(steps.Start(None, plan.embedded, start))
         else:
             of = steps.StartOfOneCell if len(start) == 1 else steps.Start
-            made.append(of(on_inputs(plan.half), plan.embedded, start))
+            made.append(of(on_inputs(plan.half, range(len(offset))), plan.embedded, start))
         for step in plan.steps:
             if isinstance(step, program.Block):
                 whole = len(step.wires) == self.n_wires
@@ -184,7 +199,8 @@ class Fused:
                 turns = None if np.allclose(phases, 1) else put(-np.angle(phases)[:, None])
                 made.append(steps.Permutation(put(index), put(np.argsort(index)), turns))
             else:
-                made.append(steps.Phases(on_inputs(step.table(range(self.n_wires), len(offset)))))
+                used = step.angles
+                made.append(steps.Phases(on_inputs(step.table(range(self.n_wires), used), used)))
         made += self._reading(put, made)
         return Compiled(
             self.matrices.constants(put), made, 2 ** (self.n_wires + 1) * put(np.zeros(0)).element_size()

@@ -52,11 +52,16 @@ class Phases:
         """Whether some member stands on exactly these wires, so that their basis change is there already."""
         return any(there == wires for there, _, _, _ in self.members)
 
-    def table(self, wires: Sequence[int], n_angles: int) -> np.ndarray:
-        """Rates of every basis state of `wires`: of shape (2**len(wires), n_angles)."""
-        table = np.zeros((2 ** len(wires), n_angles))
+    @property
+    def angles(self) -> list[int]:
+        """Indices of the angles that it turns by."""
+        return sorted({angle for *_, angle in self.members})
+
+    def table(self, wires: Sequence[int], angles: Sequence[int]) -> np.ndarray:
+        """Rates of every basis state of `wires` by each of the angles: (2**len(wires), n_angles)."""
+        table, column = np.zeros((2 ** len(wires), len(angles))), {each: i for i, each in enumerate(angles)}
         for on, _, rates, angle in self.members:
-            table[:, angle] += rates[_local(on, wires)]
+            table[:, column[angle]] += rates[_local(on, wires)]
         return table
 
 
@@ -165,7 +170,7 @@ class Block:
             matrices[0] = matrices[0] @ np.pad(self.columns, ((0, 0), (0, size - self.columns.shape[1])))
         rates = np.zeros((len(matrices), size, n_angles))
         for i, group in enumerate(phases):
-            rates[i] = group.table(self.wires, n_angles)
+            rates[i] = group.table(self.wires, range(n_angles))
         return matrices, rates
 
 

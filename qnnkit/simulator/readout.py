@@ -79,6 +79,8 @@ Column = dict[int, np.ndarray]
 def _words(observable: Any, wires: tuple[Any, ...]) -> Column:
     if observable is None or getattr(observable, "mv", None) is not None:
         raise NotFusable("it measures in the middle of the circuit")
+    if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):
+        return _projector(observable, wires)
     sentence = observable.pauli_rep
     if sentence is None:
         if not observable.has_matrix or len(observable.wires) > 6:
@@ -89,6 +91,8 @@ def _words(observable: Any, wires: tuple[Any, ...]) -> Column:
 
 
 def _squared(observable: Any, wires: tuple[Any, ...]) -> Column:
+    if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):
+        return _projector(observable, wires)  # its own square
     sentence = observable.pauli_rep
     if sentence is None:
         matrix = np.asarray(qp.matrix(observable, wire_order=observable.wires))
@@ -116,12 +120,24 @@ def _column(sentence: Any, wires: tuple[Any, ...]) -> Column:
     return column
 
 
-def _projectors(wires: Any, among: tuple[Any, ...]) -> list[Column]:
+def _projector(observable: Any, among: tuple[Any, ...]) -> Column:
+    """On a basis state: on many wires it would be a sum of too many words."""
+    outcome = int("".join(str(int(bit)) for bit in observable.data[0]), 2)
+    return {0: (_local(observable.wires, among) == outcome).astype(complex)}
+
+
+def _local(wires: Any, among: tuple[Any, ...]) -> np.ndarray:
+    """For each basis state of `among`, that of `wires` in it."""
     n, place = len(among), {wire: i for i, wire in enumerate(among)}
     states = np.arange(2**n)
     local = np.zeros_like(states)
     for wire in wires:
         local = 2 * local + (states >> (n - 1 - place[wire]) & 1)
+    return local
+
+
+def _projectors(wires: Any, among: tuple[Any, ...]) -> list[Column]:
+    local = _local(wires, among)
     if 2 ** len(wires) > MOST_COLUMNS:
         raise NotFusable(f"it measures probabilities of {len(wires)} wires")
     return [{0: (local == outcome).astype(complex)} for outcome in range(2 ** len(wires))]

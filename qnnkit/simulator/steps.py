@@ -29,9 +29,19 @@ class Affine(NamedTuple):
 
     table: Tensor
     offset: Tensor
+    rows: Tensor | None = None
+    """Which of the columns' rows it reads; None for all."""
 
     def __call__(self, columns: Tensor) -> Tensor:
+        columns = columns if self.rows is None else columns.index_select(0, self.rows)
         return torch.addmm(self.offset, self.table, columns)
+
+    def backward(self, gradient: Tensor, to_columns: Tensor) -> None:
+        """Adds to the gradient of the columns, from that of the angles."""
+        if self.rows is None:
+            to_columns.addmm_(self.table.t(), gradient)
+        else:
+            to_columns.index_add_(0, self.rows, self.table.t() @ gradient)
 
 
 class Step:
@@ -146,7 +156,7 @@ class StartOfOneCell(Start):
             to_features = matrix[:, : len(features)].t() @ flat
             turned = features.index_select(0, self.partners).unflatten(0, (-1, len(features)))
             to_half = torch.bmm(self.signs, turned.mul_(to_features)).squeeze(1)
-            to.columns.addmm_(self.half.table.t(), to_half)
+            self.half.backward(to_half, to.columns)
 
 
 def _outer(vectors: list[Tensor]) -> Tensor:
@@ -216,7 +226,7 @@ class Phases(Step):
         if to.columns is not None:  # d re / d angle = im, d im / d angle = -re, both of the new state
             (re, im), (to_re, to_im) = turned, gradient
             to_angles = (to_re * im).addcmul_(to_im, re, value=-1)
-            to.columns.addmm_(self.angles.table.t(), to_angles)
+            self.angles.backward(to_angles, to.columns)
         to_state = _turn(gradient, cosine, sine, -1)
         return to_state if width > 1 else to_state.sum(-1, keepdim=True)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pennylane as qp
@@ -20,12 +21,29 @@ from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 _TRACING_ONE_AT_A_TIME = threading.Lock()
+T = TypeVar("T")
 UNLIKELY = 100_003
 """Length of a batch that no axis of weights or features has by chance."""
 
 
 class NotFusable(Exception):
     """Why a circuit has no fused program, in words that complete "because ..."."""
+
+
+def apart(make: Callable[[], T]) -> T:
+    """What `make` gives in a thread of its own: no autocast or transform of the caller holds there.
+
+    Raises:
+        NotFusable: It raised that, or anything else.
+    """
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        try:
+            return thread.submit(make).result()
+        except NotFusable:
+            raise
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise NotFusable(f"it could not be compiled ({type(error).__name__}: {reason})") from error
 
 
 @dataclass(frozen=True)

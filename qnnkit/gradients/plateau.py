@@ -1,0 +1,309 @@
+"""Do gradients vanish as a circuit grows: their variance by qubits, depth, observable and initialisation."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pennylane as qp
+import torch
+from torch import Tensor
+
+from qnnkit import checks, circuits
+from qnnkit.simulator import OverWeights, execute
+
+OBSERVABLES = ("local", "global")
+RESAMPLES = 1000
+LEVEL = 0.95
+DEAD = 1e-13
+"""In float64: a weight whose derivative never exceeds this moves nothing that is measured."""
+BYTES = execute.KEPT_BYTES
+"""Of states: so many initialisations are computed at once that the way back finds what it needs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The variance of one weight's derivative over initialisations, mean over the weights."""
+
+    n_qubits: int
+    depth: str
+    """As it was asked for, such as "4" or "10n"."""
+    n_layers: int
+    observable: str
+    initialisation: str
+    variance: float
+    """Of the derivative of the expectation value by an angle, per radian squared; 0 if all are dead."""
+    low: float
+    high: float
+    """The 95 % percentile bootstrap over initialisations. Where few initialisations carry the variance
+    (a global observable of a shallow circuit), it is too narrow."""
+    n: int
+    """Number of initialisations."""
+    n_weights: int
+    n_dead: int
+    """Weights whose derivative is zero at every initialisation; they are left out."""
+    seconds: float
+    """Of the gradients of both observables; without the time that it took to compile the circuit."""
+    resampled: np.ndarray = field(repr=False, compare=False, default_factory=lambda: np.zeros(0))
+    """The variance of each bootstrap sample."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without the bootstrap samples."""
+        return {name: value for name, value in asdict(self).items() if name != "resampled"}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How fast the variance decays: proportional to 2**(-rate n_qubits)."""
+
+    depth: str
+    observable: str
+    initialisation: str
+    rate: float
+    """Factors of 2 that are lost with every further qubit; 0 or less does not vanish."""
+    low: float
+    high: float
+    """The 95 % percentile bootstrap over initialisations."""
+    qubits: tuple[int, ...]
+    """The numbers that were fitted."""
+    reference: float
+    """The same line through the values of random circuits, `random_circuit`, at these qubits."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the rate of random circuits lies within the interval."""
+        return self.low <= self.reference <= self.high
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a scan of one circuit found."""
+
+    circuit: str
+    embedding: str | None
+    rows: tuple[Row, ...]
+
+    def lines(self) -> dict[tuple[str, str, str], list[Row]]:
+        """(depth, observable, initialisation) -> rows by number of qubits."""
+        found: dict[tuple[str, str, str], list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: row.n_qubits):
+            found.setdefault((row.depth, row.observable, row.initialisation), []).append(row)
+        return found
+
+
+def scan(
+    circuit: str = "hardware_efficient",
+    *,
+    qubits: Sequence[int] = (2, 4, 6, 8),
+    depths: Sequence[int | str] = (2, "10n"),
+    observables: Sequence[str] = OBSERVABLES,
+    initialisations: Sequence[str] = ("uniform",),
+    n: int = 200,
+    embedding: str | None = "angle",
+    seed: int = 0,
+    progress: Callable[[Row], None] | None = None,
+) -> Scan:
+    """The variance of the gradient against qubits and depth; all initialisations are one batch, in float64.
+
+    Every initialisation has weights of its own and, where data is embedded, an input of its own, uniform in
+    [0, pi) like pixels. So the variance is over both.
+
+    Args:
+        circuit: Name of an ansatz in `CIRCUITS`.
+        qubits: Numbers of wires.
+        depths: Numbers of layers; "10n" is ten for every qubit.
+        observables: "local" is Z on the middle wire, "global" the projector on |0...0>, of which the local
+            and the global cost of Cerezo et al. are made (eqs. 10 and 11; a sign and a constant apart).
+        initialisations: Names in `circuits.INITIALISATIONS`.
+        n: Number of initialisations, at least 2.
+        embedding: Of an ansatz that embeds nothing itself; None starts from |0...0>, as the literature does
+            (then identity blocks have no gradient: |0...0> is an eigenstate of both observables).
+        seed: Fixes weights, inputs, resampling and the structure of `random`.
+        progress: Called with every row as soon as it is known.
+
+    Reference: McClean et al. (2018), arXiv:1803.11173; Cerezo et al. (2021), arXiv:2001.00550.
+
+    Example:
+        >>> found = scan("data_reuploading", qubits=(2, 3), depths=(2,), observables=("local",), n=10)
+        >>> [(row.n_qubits, row.n_layers, row.n_weights, row.n_dead) for row in found.rows]
+        [(2, 2, 12, 2), (3, 2, 18, 3)]
+    """
+    checks.choice("circuit", circuit, circuits.ANSAETZE)
+    for name, given, choices in (
+        ("observables", observables, OBSERVABLES),
+        ("initialisations", initialisations, circuits.INITIALISATIONS),
+    ):
+        for each in given:
+            checks.choice(name, each, choices)
+    if n < 2:
+        raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; take 200."))
+    rows = []
+    for n_qubits in qubits:
+        for depth in depths:
+            for row in _of_size(
+                circuit, n_qubits, depth, tuple(observables), tuple(initialisations), n, embedding, seed
+            ):
+                rows.append(row)
+                if progress is not None:
+                    progress(row)
+    return Scan(circuit, embedding, tuple(rows))
+
+
+def n_layers(depth: int | str, n_qubits: int) -> int:
+    """The number of layers that a depth such as 4, "4" or "10n" means.
+
+    Example:
+        >>> n_layers("10n", 6)
+        60
+    """
+    told = str(depth)
+    digits = told.removesuffix("n")
+    if not digits.isdecimal() or int(digits) < 1:
+        step = 'Use 4 for four layers, "10n" for ten for every qubit.'
+        raise ValueError(checks.message("depths", "hold numbers of layers", depth, step))
+    return int(digits) * (n_qubits if told.endswith("n") else 1)
+
+
+def random_circuit(n_qubits: int, observable: str) -> float:
+    """The variance of a derivative in a circuit that is random on both sides of the gate.
+
+    Both sides are 2-designs, the gate is exp(-i t P / 2) with a Pauli word P, and d = 2**n_qubits. From the
+    second moments of the Haar measure: d^2 / (2 (d^2 - 1) (d + 1)) for a Pauli word, 1 / (2 (d + 1)^2) for a
+    projector on one state.
+
+    Reference: McClean et al. (2018), arXiv:1803.11173, eqs. 8 to 12.
+    """
+    d = 2.0**n_qubits
+    checks.choice("observable", observable, OBSERVABLES)
+    return d**2 / (2 * (d**2 - 1) * (d + 1)) if observable == "local" else 1 / (2 * (d + 1) ** 2)
+
+
+def fit(scan: Scan) -> list[Fit]:
+    """The decay rate of each line of a scan, by least squares through log2 of the variances.
+
+    Lines with fewer than two numbers of qubits (dead ones aside) have none.
+    """
+    fits = []
+    for (depth, observable, initialisation), line in scan.lines().items():
+        line = [row for row in line if row.variance > 0 and (row.resampled > 0).all()]
+        qubits = tuple(row.n_qubits for row in line)
+        if len(set(qubits)) < 2:
+            continue
+        rates = _rates(qubits, np.array([row.resampled for row in line]))
+        low, high = np.quantile(rates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        [rate] = _rates(qubits, np.array([[row.variance] for row in line]))
+        [reference] = _rates(qubits, np.array([[random_circuit(each, observable)] for each in qubits]))
+        found = (float(rate), float(low), float(high), qubits, float(reference))
+        fits.append(Fit(depth, observable, initialisation, *found))
+    return fits
+
+
+def _rates(qubits: Sequence[int], variances: np.ndarray) -> np.ndarray:
+    """Minus the slopes of log2 of variances of shape (n_qubits, n_lines) against the number of qubits."""
+    centred = np.asarray(qubits) - np.mean(qubits)
+    return -(centred @ np.log2(variances)) / (centred @ centred)
+
+
+# --- one size -------------------------------------------------------------------------------------
+
+
+def _of_size(
+    circuit: str,
+    n_qubits: int,
+    depth: int | str,
+    observables: tuple[str, ...],
+    initialisations: tuple[str, ...],
+    n: int,
+    embedding: str | None,
+    seed: int,
+) -> Iterator[Row]:
+    layers, programs = n_layers(depth, n_qubits), {}
+    for initialisation in initialisations:
+        mirrored = initialisation in circuits.MIRRORED
+        if mirrored not in programs:
+            programs[mirrored] = _program(circuit, n_qubits, layers, observables, embedding, seed, mirrored)
+        program: OverWeights = programs[mirrored]
+        start = time.perf_counter()
+        generator = torch.Generator().manual_seed(seed)
+        weights = draw(initialisation, program.weight_shapes["weights"], n, generator)
+        inputs = math.pi * torch.rand(n, program.n_features, generator=generator, dtype=torch.float64)
+        gradients = _gradients(program, inputs, weights)
+        seconds = time.perf_counter() - start
+        rng = np.random.default_rng((seed, n_qubits, layers))
+        for observable, gradient in zip(observables, gradients, strict=True):
+            row = Row(n_qubits, str(depth), layers, observable, initialisation, 0, 0, 0, n, 0, 0, seconds)
+            yield _summed_up(row, gradient.numpy(), rng)
+
+
+def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Generator) -> Tensor:
+    """`n` sets of weights, of shape (n, *shape), in float64."""
+    start = circuits.INITIALISATIONS[
+        checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
+    ]
+    return torch.stack([start(torch.zeros(*shape, dtype=torch.float64), generator) for _ in range(n)])
+
+
+def _program(
+    circuit: str,
+    n_qubits: int,
+    layers: int,
+    observables: Sequence[str],
+    embedding: str | None,
+    seed: int,
+    mirrored: bool,
+) -> OverWeights:
+    wires = range(n_qubits)
+    gates, shapes = circuits.compose(
+        circuit, n_qubits=n_qubits, n_layers=layers, embedding=embedding, seed=seed, mirrored=mirrored
+    )
+    embeds = circuits.CIRCUITS[circuit].kind == "both" or embedding is not None
+    count = circuits.embedding_of(circuit, embedding or "angle").n_features
+    assert count is not None  # every embedding has it
+    measured = {
+        "local": lambda: qp.expval(qp.Z(n_qubits // 2)),
+        "global": lambda: qp.expval(qp.Projector([0] * n_qubits, wires=wires)),
+    }
+
+    @qp.qnode(circuits.make_device("default.qubit", wires))
+    def function(weights, inputs=None):
+        gates(inputs, weights)
+        return [measured[observable]() for observable in observables]
+
+    return OverWeights(function, shapes, count(n_qubits) if embeds else 0)
+
+
+def _gradients(program: OverWeights, inputs: Tensor, weights: Tensor) -> Tensor:
+    """Derivatives of every observable by every weight: (n_observables, n, n_weights)."""
+    compiled = program.compiled(weights.device, weights.dtype)
+    at_once = max(1, BYTES // (compiled.state_bytes * len(compiled.steps)))
+    found = []
+    for features, part in zip(inputs.split(at_once), weights.split(at_once), strict=True):
+        with torch.enable_grad():
+            leaf = part.detach().requires_grad_()
+            sums = program(features, {"weights": leaf}).sum(0)
+            each = [torch.autograd.grad(value, leaf, retain_graph=True)[0].flatten(1) for value in sums]
+        found.append(torch.stack(each))
+    return torch.cat(found, dim=1)
+
+
+def _summed_up(row: Row, gradients: np.ndarray, rng: np.random.Generator) -> Row:
+    """The row of derivatives of shape (n, n_weights)."""
+    n, n_weights = gradients.shape
+    live = gradients[:, np.abs(gradients).max(axis=0) > DEAD]
+    row = replace(row, n_weights=n_weights, n_dead=n_weights - live.shape[1])
+    if not live.shape[1]:
+        return row
+    variance = live.var(axis=0, ddof=1).mean()
+    live = live - live.mean(axis=0)  # what is constant would only cost digits below
+    counts = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+    # The variance of a bootstrap sample is too small twice over, each time by (n - 1) / n.
+    resampled = (counts @ live**2 - (counts @ live) ** 2).mean(axis=1) * (n / (n - 1)) ** 2
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    found = {"variance": float(variance), "low": float(low), "high": float(high)}
+    return replace(row, **found, resampled=resampled)

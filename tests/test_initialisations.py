@@ -1,0 +1,148 @@
+"""Where a circuit's angles start, and mirrored circuits, whose pairs of layers can do nothing."""
+
+from __future__ import annotations
+
+import math
+import typing
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+
+from qnnkit import Quanv2d, circuits, models
+from qnnkit.config import ModelConfig
+
+EXACT = 1e-10
+
+
+def drawn(name, shape=(4, 50, 30), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return circuits.INITIALISATIONS[name](torch.zeros(shape, dtype=torch.float64), generator)
+
+
+def test_the_setting_offers_all_of_them():
+    told = typing.get_args(ModelConfig.model_fields["initialisation"].annotation)
+    assert list(told) == list(circuits.INITIALISATIONS)
+    assert set(circuits.MIRRORED) <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "deviation"),
+    [
+        ("uniform", math.pi, 2 * math.pi / math.sqrt(12)),
+        ("small", 0, 0.1),
+        ("gaussian", 0, 1 / math.sqrt(4 * (4 + 2))),
+        ("identity_block", math.pi, 2 * math.pi / math.sqrt(12)),
+    ],
+)
+def test_mean_and_deviation(name, mean, deviation):
+    weights = drawn(name)  # 6000 numbers, 3000 of them independent where they come in pairs
+    assert float(weights.mean()) == pytest.approx(mean, abs=4 * deviation / math.sqrt(3000))
+    assert float(weights.std()) == pytest.approx(deviation, rel=0.05)
+    assert not torch.equal(weights, drawn(name, seed=1))
+
+
+def test_identity_blocks_come_in_equal_pairs():
+    weights = drawn("identity_block")
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[2], weights[3])
+    assert not torch.equal(weights[1], weights[2])
+
+
+def test_a_quanvolution_starts_as_it_always_did():
+    generator = torch.Generator().manual_seed(7 * 1000 + 1)
+    expected = torch.empty(2, 4, 3).uniform_(0, 2 * math.pi, generator=generator)
+    for chosen in ({}, {"initialisation": "uniform"}):
+        layer = Quanv2d(1, "data_reuploading", filters=2, seed=7, **chosen)
+        assert torch.equal(layer.filters[1].weights, expected)
+
+
+@pytest.mark.parametrize("name", ["small", "gaussian", "identity_block"])
+def test_a_quanvolution_starts_as_told(name):
+    generator = torch.Generator().manual_seed(7 * 1000)
+    expected = circuits.INITIALISATIONS[name](torch.empty(2, 4, 2), generator)
+    layer = Quanv2d(1, "hardware_efficient", seed=7, initialisation=name)
+    assert torch.equal(layer.filters[0].weights, expected)
+    if name == "identity_block":  # the layers undo each other: what is left is the embedding
+        patch = torch.tensor([0.1, 0.7, 1.3, 2.2])
+        assert torch.allclose(layer.filters[0](patch), patch.cos(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["quanv", "residual_quanv", "resnet_circuit"])
+def test_models_pass_the_setting_on(model):
+    def weights(name):
+        config = ModelConfig(model=model, initialisation=name, n_qubits=2, stem_stride=1)
+        net = models.MODELS[model](config, channels=1, image_size=(16, 16), n_classes=2)
+        [found] = [weight for key, weight in net.named_parameters() if key.endswith(".weights")]
+        return found.detach()
+
+    assert float(weights("small").abs().max()) < 1 < float(weights("uniform").abs().max())
+    block = weights("identity_block")
+    assert torch.equal(block[0], block[1])
+
+
+# --- mirrored circuits ------------------------------------------------------------------------------------
+
+
+def unitary(ansatz, weights, n_qubits):
+    gates, _ = circuits.compose(
+        ansatz, n_qubits=n_qubits, n_layers=len(weights), embedding=None, mirrored=True
+    )
+    return qp.matrix(lambda: gates(np.zeros(n_qubits), weights), wire_order=range(n_qubits))()
+
+
+@pytest.mark.parametrize("n_qubits", [1, 3])
+@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
+def test_identity_blocks_do_nothing(ansatz, n_qubits):
+    _, shapes = circuits.compose(ansatz, n_qubits=n_qubits, n_layers=4, mirrored=True)
+    weights = drawn("identity_block", shapes["weights"]).numpy()
+    one = np.eye(2**n_qubits)
+    assert np.abs(unitary(ansatz, weights, n_qubits) - one).max() < EXACT
+    weights[3, 0] += 0.3
+    assert np.abs(unitary(ansatz, weights, n_qubits) - one).max() > 0.1
+
+
+def test_data_is_uploaded_once_a_pair_and_not_undone():
+    qnode, shapes = circuits.build("data_reuploading", n_qubits=2, n_layers=4, mirrored=True)
+    weights, inputs = drawn("identity_block", shapes["weights"]).numpy(), np.array([0.3, 0.5])
+    assert np.allclose(qnode(inputs, weights), np.cos(2 * inputs), rtol=0, atol=EXACT)
+
+
+def test_pairs_differ_as_layers_do():
+    """hardware_efficient alternates its entanglers, strongly_entangling its ranges, random its structure."""
+    for ansatz in ("hardware_efficient", "strongly_entangling", "random"):
+        qnode, shapes = circuits.build(ansatz, n_qubits=4, n_layers=4, mirrored=True, seed=1)
+        tape = qp.workflow.construct_tape(qnode, level="device")(np.zeros(4), np.ones(shapes["weights"]))
+        names = [(gate.name, *gate.wires) for gate in tape.operations[4:]]
+        half = len(names) // 2
+        assert names[:half] != names[half:]
+
+
+@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
+def test_layers_one_by_one_are_the_circuit(ansatz):
+    """What a mirrored circuit is made of is what the plain one applies."""
+    entry, wires = circuits.CIRCUITS[ansatz], (0, 1, 2)
+    weights = drawn("uniform", entry.weights_shape(3, 3)).numpy()
+
+    def whole():
+        entry.function(*([np.zeros(3)] if entry.kind == "both" else []), weights, wires)
+
+    def layers():
+        for layer in range(3):
+            entry.layers(weights[layer : layer + 1], wires, first=layer)
+
+    found, expected = (qp.matrix(each, wire_order=wires)() for each in (layers, whole))
+    if ansatz == "random":  # one list of random gates is not many
+        assert found.shape == expected.shape
+    else:
+        assert np.abs(found - expected).max() < EXACT
+
+
+def test_an_odd_number_of_layers_is_refused():
+    with pytest.raises(ValueError, match="`n_layers` must be even for identity blocks, but is 3"):
+        Quanv2d(1, "data_reuploading", n_layers=3, initialisation="identity_block")
+
+
+def test_an_unknown_initialisation_is_refused():
+    with pytest.raises(ValueError, match="Did you mean 'gaussian'"):
+        Quanv2d(1, "data_reuploading", initialisation="gausian")

@@ -1,0 +1,167 @@
+"""The plateau scan: closed forms, the published decay, what is left out, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import unitary_group
+
+from qnnkit import circuits
+from qnnkit.gradients import plateau
+
+KEYS = ("variance", "low", "high", "n_weights", "n_dead")
+
+
+@pytest.fixture
+def one_layer(monkeypatch):
+    """A circuit of one RY on every wire, for as long as the test takes."""
+
+    def product(weights, wires, first=0):
+        import pennylane as qp
+
+        for wire in wires:
+            qp.RY(weights[0][wire], wires=wire)
+
+    entry = circuits.Circuit(product, "ansatz", weights_shape=lambda layers, n: (1, n), layers=product)
+    monkeypatch.setitem(circuits.CIRCUITS, "product", entry)
+    monkeypatch.setattr(circuits, "ANSAETZE", (*circuits.ANSAETZE, "product"))
+
+
+def test_a_product_circuit_has_the_variance_of_its_closed_form(one_layer):
+    """Of prod cos^2(t_i / 2): sin^2(t) / 4 is 1/8 on average, cos^4(t / 2) 3/8. Of cos t: sin^2 t is 1/2."""
+    found = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=4000, embedding=None)
+    for row in found.rows:
+        n = row.n_qubits
+        exact = {"local": 1 / 2, "global": (1 / 8) * (3 / 8) ** (n - 1)}[row.observable]
+        assert row.variance == pytest.approx(exact, rel=0.1)
+        assert row.low < exact < row.high and row.low < row.variance < row.high
+        assert (row.n_weights, row.n_dead) == (n, n - 1 if row.observable == "local" else 0)
+    rates = {fit.observable: fit for fit in plateau.fit(found)}
+    assert rates["global"].low < np.log2(8 / 3) < rates["global"].high
+    assert rates["local"].low < 0 < rates["local"].high and not rates["local"].agrees
+
+
+@pytest.mark.parametrize("n_qubits", [1, 2, 3])
+def test_the_reference_is_that_of_random_unitaries(n_qubits):
+    d, n = 2**n_qubits, 20_000
+    rng = np.random.default_rng(n_qubits)
+    before, after = (unitary_group.rvs(d, size=n, random_state=rng) for _ in range(2))
+    flip = np.kron(np.eye(d // 2), [[0, 1], [1, 0]])  # X on the last wire
+    state = before[:, :, 0]
+    turned = state @ flip.T  # d/dt exp(-i t X / 2) = -i X / 2
+    for observable, diagonal in {
+        "local": np.repeat([1, -1], d // 2),
+        "global": np.eye(d)[0],
+    }.items():
+        end, moved = (np.einsum("nij,nj->ni", after, each) for each in (state, -0.5j * turned))
+        squared = (2 * (end.conj() * diagonal * moved).sum(1).real) ** 2
+        error = squared.std() / np.sqrt(n)
+        assert abs(squared.mean() - plateau.random_circuit(n_qubits, observable)) < 4 * error
+        assert error < 0.05 * squared.mean()
+
+
+def published(deep_qubits, shallow_qubits, n, width):
+    found = plateau.scan("hardware_efficient", qubits=deep_qubits, depths=("10n",), n=n)
+    for row in found.rows:
+        reference = plateau.random_circuit(row.n_qubits, row.observable)
+        assert row.variance == pytest.approx(reference, rel=0.2)
+    deep = {fit.observable: fit for fit in plateau.fit(found)}
+    assert deep["global"].agrees and deep["global"].high - deep["global"].low < width
+    assert deep["global"].low > 1.5  # with every qubit a factor of nearly 3 or more is lost
+    shallow = plateau.scan(
+        "hardware_efficient", qubits=shallow_qubits, depths=(2,), n=n, observables=("local",)
+    )
+    [fit] = plateau.fit(shallow)
+    assert fit.low < 0 < fit.high  # no decay at all, once the light cone fits
+    assert fit.high < 0.2 < deep["local"].low and not fit.agrees
+
+
+def test_the_published_decay_on_few_qubits():
+    """McClean et al. (2018): deep circuits; Cerezo et al. (2021): a local observable of shallow ones."""
+    published((2, 3, 4), (3, 4, 6), 100, width=0.35)
+
+
+@pytest.mark.slow
+def test_the_published_decay():
+    published((2, 3, 4, 5, 6, 7, 8), (4, 6, 8, 10, 12), 200, width=0.15)
+
+
+def test_gradients_are_those_of_default_qubit():
+    import pennylane as qp
+
+    program = plateau._program("data_reuploading", 3, 2, plateau.OBSERVABLES, "angle", 0, False)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.rand(2, 3, generator=generator, dtype=torch.float64)
+    weights = plateau.draw("uniform", (2, 3, 3), 2, generator)
+    found = plateau._gradients(program, inputs, weights)
+    gates, _ = circuits.compose("data_reuploading", n_qubits=3, n_layers=2)
+    for observable, gradients in zip((qp.Z(1), qp.Projector([0] * 3, wires=range(3))), found, strict=True):
+
+        @qp.qnode(circuits.make_device("default.qubit", range(3)))
+        def circuit(inputs, weights, observable=observable):
+            gates(inputs, weights)
+            return qp.expval(observable)
+
+        for row, start, gradient in zip(inputs, weights, gradients, strict=True):
+            leaf = start.clone().requires_grad_()
+            [expected] = torch.autograd.grad(circuit(row, leaf), leaf)
+            assert (gradient - expected.flatten()).abs().max() < 1e-10
+
+
+def test_chunks_change_nothing(monkeypatch):
+    scans = []
+    for size in (2**29, 1):
+        monkeypatch.setattr(plateau, "BYTES", size)
+        scans.append(plateau.scan(qubits=(2,), depths=(2,), n=5))
+    for one, other in zip(*(scan.rows for scan in scans), strict=True):
+        assert [getattr(one, key) for key in KEYS] == pytest.approx([getattr(other, key) for key in KEYS])
+
+
+@pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
+def test_every_initialisation(initialisation):
+    found = plateau.scan(
+        "data_reuploading", qubits=(3,), depths=(4,), n=20, initialisations=(initialisation,), seed=2
+    )
+    assert [row.observable for row in found.rows] == ["local", "global"]
+    for row in found.rows:
+        assert 0 < row.low < row.variance < row.high and row.initialisation == initialisation
+        assert row.n_weights == 36 and row.n == 20 and row.n_layers == 4
+    again = plateau.scan(
+        "data_reuploading", qubits=(3,), depths=(4,), n=20, initialisations=(initialisation,), seed=2
+    )
+    assert [row.variance for row in again.rows] == [row.variance for row in found.rows]
+
+
+def test_identity_blocks_on_the_zero_state_are_dead_throughout():
+    found = plateau.scan(qubits=(2, 3), depths=(2,), n=5, initialisations=("identity_block",), embedding=None)
+    assert {(row.variance, row.n_dead == row.n_weights) for row in found.rows} == {(0, True)}
+    assert plateau.fit(found) == []
+
+
+def test_rows_come_one_by_one_and_as_plain_numbers():
+    import json
+
+    told = []
+    found = plateau.scan(qubits=(2,), depths=("1n",), n=3, progress=told.append)
+    assert tuple(told) == found.rows
+    row = json.loads(json.dumps(found.rows[0].as_dict()))
+    assert row["depth"] == "1n" and row["n_layers"] == 2 and "resampled" not in row
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"circuit": "angle"}, "`circuit` must be a known name"),
+        ({"observables": ("locale",)}, "Did you mean 'local'"),
+        ({"initialisations": ("unform",)}, "Did you mean 'uniform'"),
+        ({"depths": ("deep",)}, "`depths` must hold numbers of layers, but is 'deep'"),
+        ({"depths": (0,)}, "`depths` must hold numbers of layers, but is 0"),
+        ({"n": 1}, "`n` must be at least 2, but is 1"),
+        ({"depths": (3,), "initialisations": ("identity_block",)}, "`n_layers` must be even"),
+    ],
+)
+def test_a_bad_value_gets_one_sentence(given, told):
+    with pytest.raises(ValueError) as caught:
+        plateau.scan(**given)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
