@@ -21,7 +21,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import runs, workspace
+from qnnkit import gradients, runs, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.runs import chain
 
@@ -375,6 +375,8 @@ def outcome(run):
         {name: value for name, value in row.items() if "seconds" not in name}
         for row in [*run.epochs().to_dict("records"), *run.finals().to_dict("records")]
     ]
+    for training in gradients.read(run.folder).trainings.values():
+        rows += training.rows
     tensors = {}
     for net in run.nets:
         for seed in run.seeds:
