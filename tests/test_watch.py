@@ -557,7 +557,8 @@ def rows_of(net: str, seed: int, epochs, size: float = 1.0) -> list[dict]:
             "steps": [2 * epoch - 1, 2 * epoch], "warnings": [f"Told in `q`: {size}."],
             "layers": [{"layer": "q", "group": "quantum", **common, "gradient": [[size, 1.0], [2.0, 3.0]]}
                        | {what: [size, 2.0] for what in ("norm", "mean", "share", "ratio")}],
-            "groups": [{"group": "quantum", **common, "clip_norm": 0.5, "clipped": 0.5, "norm_clipped": [0.5, 0.5]}
+            "groups": [{"group": "quantum", **common, "clip_norm": 0.5, "clipped": 0.5,
+                        "norm_clipped": [0.5, 0.5]}
                        | {what: [size, None] for what in ("norm", "mean", "share", "ratio")}],
         }
         for epoch in epochs
