@@ -440,7 +440,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not(tiny):
     for run in (first, second, other):
         list(runs.train_all(run))
     assert same(outcome(first), outcome(second))
-    assert len(outcome(first)[0]) == 12
+    assert len(outcome(first)[0]) == 12 + 8  # epochs and tests, and the gradients of the epochs
     losses = [
         [row["test_loss"] for row in outcome(run)[0] if row["event"] == "test"] for run in (first, other)
     ]
