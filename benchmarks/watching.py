@@ -1,7 +1,8 @@
 """What statistics of the gradient cost a training: python -m benchmarks.watching.
 
-The same epochs with and without a watch, in turn, in one process and on one thread; the median over the pairs
-of what is extra. Timed is the whole of them: the observed steps, the statistics and the row in its file.
+The time spent in the watch (observed steps, statistics, the row in its file) by the time of the steps without
+it, in the same epochs, so that a busy machine disturbs both alike: median over rounds, on one thread. Beside
+it the epochs with and without a watch, in turn: the quickest of each, for a quiet machine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +26,28 @@ from qnnkit.runs.nets import parameter_groups, task_of
 
 CASES = {"digits_quanv": (8, 1078, 10), "ahcd_trainable": (32, 3840, 28)}
 """Recipe -> side of its images in pixels, images of a timed epoch, classes."""
+
+
+class Timed(gradients.Watch):
+    """Adds up the seconds that training waits for it."""
+
+    inside = after_steps = 0.0
+
+    def before(self) -> None:
+        start = time.perf_counter()
+        super().before()
+        self.inside += time.perf_counter() - start
+
+    def after(self, step: int) -> None:
+        start = time.perf_counter()
+        super().after(step)
+        self.inside += time.perf_counter() - start
+
+    def end(self, epoch: int, updates: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        row = super().end(epoch, updates)
+        self.after_steps += time.perf_counter() - start
+        return row
 
 
 class Case:
@@ -40,25 +64,23 @@ class Case:
         side, classes = self.net
         return models.build(self.config.model, channels=1, image_size=(side, side), n_classes=classes, seed=0)
 
-    def seconds(self, samples: int, path: Path) -> float:
-        """Of one training of a few epochs, that looks at so many updates of each."""
+    def seconds(self, samples: int, path: Path) -> tuple[float, float]:
+        """Of a few epochs, that look at so many updates each: steps alone, and what the watch takes."""
         model, size = self.model(), self.training.batch_size
         groups = parameter_groups(model, self.training)
         watch = None
         if samples:
-            watch = gradients.Watch(
-                model, groups, per_epoch=samples, log=lambda row: workspace.append_line(path, row)
-            )
+            watch = Timed(model, groups, per_epoch=samples, log=lambda row: workspace.append_line(path, row))
         few = Batches(self.images[:size], self.labels[:size], size, shuffle=False)
         loaders = {"train": Batches(self.images, self.labels, size, shuffle=True), "validation": few}
-        start = time.perf_counter()
-        train.fit(model, task_of(self.training), loaders, self.training, groups=groups, watch=watch)
-        return time.perf_counter() - start
+        task = task_of(self.training)
+        steps = sum(train.fit(model, task, loaders, self.training, groups=groups, watch=watch).seconds)
+        return (steps - watch.inside, watch.inside + watch.after_steps) if watch else (steps, 0.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=TrainingConfig().gradient_samples)
     parser.add_argument("--only", choices=list(CASES), nargs="*", default=list(CASES))
@@ -73,17 +95,17 @@ def main() -> None:
             for number in range(asked.rounds):
                 order = [0, asked.samples] if number % 2 else [asked.samples, 0]
                 took = {samples: case.seconds(samples, path) for samples in order}
-                rounds.append((took[0], took[asked.samples]))
-            extra = [with_ / without - 1 for without, with_ in rounds]
-            best = [min(pair[side] for pair in rounds) for side in (0, 1)]
+                rounds.append((took[0][0], *took[asked.samples]))
+            shares = [100 * inside / steps for _, steps, inside in rounds]
+            without, with_ = min(each[0] for each in rounds), min(sum(each[1:]) for each in rounds)
+            updates = asked.epochs * -(-len(case.images) // case.training.batch_size)
             found["nets"][name] = {
-                "steps of an epoch": -(-len(case.images) // case.training.batch_size),
+                "steps of an epoch": updates // asked.epochs,
                 "weights": layers.count_parameters(case.model()),
-                "seconds without": statistics.median(pair[0] for pair in rounds),
-                "seconds with": statistics.median(pair[1] for pair in rounds),
-                "extra, per cent": 100 * statistics.median(extra),
-                "extra of the quickest, per cent": 100 * (best[1] / best[0] - 1),
-                "extra, from and to": [100 * min(extra), 100 * max(extra)],
+                "milliseconds of a step": 1e3 * statistics.median(each[0] for each in rounds) / updates,
+                "extra, per cent": statistics.median(shares),
+                "extra, from and to": [min(shares), max(shares)],
+                "extra of the quickest, per cent": 100 * (with_ / without - 1),
                 "bytes of an epoch": path.stat().st_size // (asked.epochs * (asked.rounds + 1)),
             }
             print(f"{name}: {json.dumps(found['nets'][name])}", flush=True)

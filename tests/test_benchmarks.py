@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import net, peers, run, workloads
-from qnnkit import Quanv2d
+from benchmarks import net, peers, run, watching, workloads
+from qnnkit import Quanv2d, recipes
+from qnnkit.workspace import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -183,3 +184,13 @@ def test_timed_counts_both_passes_and_changes_nothing(monkeypatch):
     values.sum().backward()
     assert (timed.seconds, clock.now) == (11, 33)
     assert values.tolist() == maps.grad.tolist() == [8] * 3
+
+
+# --- what watching costs ---------------------------------------------------------------------------
+
+
+def test_watching_is_timed_inside_the_training(tmp_path):
+    case = watching.Case(recipes.recipe("digits_quanv"), 8, 64, 10, epochs=2)
+    steps, inside = case.seconds(2, tmp_path / "rows.jsonl")
+    assert inside > 0 and steps > 0 and len(read_lines(tmp_path / "rows.jsonl")) == 2
+    assert case.seconds(0, tmp_path / "none.jsonl")[1] == 0 and not (tmp_path / "none.jsonl").exists()

@@ -21,7 +21,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import runs, workspace
+from qnnkit import gradients, runs, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.runs import chain
 
@@ -375,6 +375,8 @@ def outcome(run):
         {name: value for name, value in row.items() if "seconds" not in name}
         for row in [*run.epochs().to_dict("records"), *run.finals().to_dict("records")]
     ]
+    for training in gradients.read(run.folder).trainings.values():
+        rows += training.rows
     tensors = {}
     for net in run.nets:
         for seed in run.seeds:
@@ -438,7 +440,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not(tiny):
     for run in (first, second, other):
         list(runs.train_all(run))
     assert same(outcome(first), outcome(second))
-    assert len(outcome(first)[0]) == 12
+    assert len(outcome(first)[0]) == 12 + 8  # epochs and tests, and the gradients of the epochs
     losses = [
         [row["test_loss"] for row in outcome(run)[0] if row["event"] == "test"] for run in (first, other)
     ]

@@ -1,0 +1,659 @@
+"""Live statistics: right numbers, the same under a scaler and after a kill, and the right words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import QuantumLayer, circuits, gradients, runs, train, workspace
+from qnnkit.checkpoint import Store
+from qnnkit.config import TrainingConfig
+from qnnkit.data.sample import Batches
+from qnnkit.gradients import Watch, words
+from qnnkit.gradients.watch import signal_to_noise
+from qnnkit.tasks import Classification
+from qnnkit.train import loop
+
+TASK = Classification()
+DIGITS = 6e-4
+"""Relative: four digits are told."""
+ROUNDING = 2e-3
+"""Relative, float32 sums in another order, after four digits."""
+
+
+class Turned(nn.Module):
+    """Linear -> circuit -> factor -> linear."""
+
+    def __init__(self, circuit: nn.Module, n_features: int = 2, n_outputs: int = 2, factor: float = 1.0):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            self.first, self.last = nn.Linear(2, n_features), nn.Linear(n_outputs, 2)
+        self.circuit, self.factor = circuit, factor
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        return self.last(self.factor * self.circuit(self.first(points)))
+
+
+def drawn(shapes, seed: int = 1, top: float = 3.0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: top * torch.rand(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def net(**options) -> Turned:
+    qnode, shapes = circuits.build("hardware_efficient", n_qubits=2, n_layers=2)
+    return Turned(QuantumLayer(qnode, shapes, drawn(shapes)), **options)
+
+
+def data(n: int = 96, batch_size: int = 8) -> dict[str, Batches]:
+    """Two clouds of points that overlap."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 2
+    points = torch.randn(n, 2, generator=generator) + 1.5 * labels[:, None]
+    return {
+        "train": Batches(points, labels, batch_size, shuffle=True),
+        "validation": Batches(points[:16], labels[:16], 16, shuffle=False),
+    }
+
+
+def groups(
+    model: Turned, rate: float = 0.01, quantum_rate: float | None = None, **quantum
+) -> list[train.Group]:
+    classical = [*model.first.parameters(), *model.last.parameters()]
+    return [
+        train.Group("quantum", list(model.circuit.parameters()), quantum_rate or rate, **quantum),
+        train.Group("classical", classical, rate),
+    ]
+
+
+def trained(model: Turned, *, per_epoch: int = 16, clip: float | None = None, **settings) -> list[dict]:
+    """The rows of a training."""
+    rates = {"rate": settings.pop("rate", 0.01), "quantum_rate": settings.pop("quantum_rate", None)}
+    made = groups(model, **rates, clip_norm=clip)
+    watch = Watch(model, made, per_epoch=per_epoch)
+    loaders = settings.pop("loaders", None) or data()
+    folder, task = settings.pop("folder", None), settings.pop("task", TASK)
+    config = TrainingConfig(**{"epochs": 2, "optimizer": "sgd", "schedule": "constant", **settings})
+    train.fit(model, task, loaders, config, groups=made, folder=folder, watch=watch)
+    json.dumps(watch.rows, allow_nan=False)
+    return watch.rows
+
+
+def of(rows: list[dict], net: str = "hybrid", seed: int = 0) -> gradients.Training:
+    return gradients.history([{"event": "epoch", "net": net, "seed": seed, **row} for row in rows])[net, seed]
+
+
+# --- which updates are looked at ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("per_epoch", "updates"), [(16, 45), (1, 7), (5, 5), (16, 3), (7, 100)])
+def test_updates_are_evenly_spaced(per_epoch, updates):
+    model = net()
+    watch = Watch(model, groups(model), per_epoch=per_epoch)
+    seen = [update for update in range(updates) if watch.wants(update, updates)]
+    assert len(seen) == min(per_epoch, updates) and seen[-1] == updates - 1
+    assert max(np.diff([-1, *seen])) <= math.ceil(updates / min(per_epoch, updates))
+
+
+def test_a_watch_that_sees_nothing_is_refused():
+    with pytest.raises(ValueError, match="`per_epoch` must be above 0, but is 0"):
+        Watch(net(), [], per_epoch=0)
+
+
+# --- the numbers -------------------------------------------------------------------------------------------
+
+
+def by_hand(model: Turned, rate: float, clip: float | None) -> list[dict[str, torch.Tensor]]:
+    """Plain gradient descent over the first epoch: each step's gradients, weights before, weights after."""
+    found, loaders = [], data()
+    loaders["train"].set_epoch(0)
+    for batch in loaders["train"]:
+        named = dict(model.named_parameters())
+        gradient = torch.autograd.grad(TASK(model, batch).loss, list(named.values()))
+        step = {f"gradient {name}": value for name, value in zip(named, gradient, strict=True)}
+        size = step["gradient circuit.weights"].norm()
+        with torch.no_grad():
+            for name, weight in named.items():
+                step[f"before {name}"] = weight.clone()
+                shorter = min(1.0, float(clip / size)) if clip and "circuit" in name else 1.0
+                weight -= rate * shorter * step[f"gradient {name}"]
+                step[f"after {name}"] = weight.clone()
+        found.append(step)
+    return found
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_every_number_by_hand(clip):
+    """Without momentum, as the first epoch of SGD would be: so a custom optimizer step is spelt out above."""
+    rate = 0.5
+    steps = by_hand(net(), rate, clip)
+    model = net()
+    made = groups(model, rate, clip_norm=clip)
+    watch = Watch(model, made, per_epoch=4)
+    optimizer = torch.optim.SGD([{"params": list(group.parameters)} for group in made], lr=rate)
+    loaders = data()
+    loaders["train"].set_epoch(0)
+    for number, batch in enumerate(loaders["train"]):
+        optimizer.zero_grad()
+        TASK(model, batch).loss.backward()
+        wanted = watch.wants(number, 12)
+        if wanted:
+            watch.before()
+        for group in made:
+            nn.utils.clip_grad_norm_(group.parameters, group.clip_norm or math.inf)
+        optimizer.step()
+        if wanted:
+            watch.after(number + 1)
+    found = of([watch.end(1, 12)])
+    assert found.steps(1) == [3, 6, 9, 12] and found.updates == 12
+    observed = [steps[number - 1] for number in found.steps(1)]
+    owners = {"first": ["first.weight", "first.bias"], "last": ["last.weight", "last.bias"]}
+    owners |= {"circuit": ["circuit.weights"], "classical": [*owners["first"], *owners["last"]]}
+
+    def flat(step, what, names):
+        return torch.cat([step[f"{what} {name}"].flatten() for name in names]).double()
+
+    whole = [flat(step, "gradient", [*owners["classical"], *owners["circuit"]]) for step in observed]
+    for owner, names in owners.items():
+        series = found.group(owner) if owner == "classical" else found.layer(owner)
+        each = [flat(step, "gradient", names) for step in observed]
+        moved = [flat(step, "after", names) - flat(step, "before", names) for step in observed]
+        lengths = [flat(step, "before", names).norm() for step in observed]
+        assert series.n_weights == each[0].numel()
+        expected = {
+            "norm": [g.norm() for g in each],
+            "mean": [g.abs().mean() for g in each],
+            "share": [(g.norm() / all_.norm()) ** 2 for g, all_ in zip(each, whole, strict=True)],
+            "ratio": [m.norm() / length for m, length in zip(moved, lengths, strict=True)],
+        }
+        for what, values in expected.items():
+            assert getattr(series, what).tolist() == pytest.approx(list(map(float, values)), rel=ROUNDING), (
+                what
+            )
+        stacked = torch.stack(each).numpy()
+        noise = signal_to_noise(stacked @ stacked.T)
+        shown = [series.snr[0], series.snr_low[0], series.snr_high[0]]
+        assert shown == pytest.approx(noise.tolist(), rel=10 * ROUNDING, abs=1e-3, nan_ok=True)
+    gradient = torch.stack([flat(step, "gradient", owners["circuit"]) for step in observed])
+    assert found.gradient("circuit", 1) == pytest.approx(gradient.numpy(), rel=ROUNDING, abs=1e-7)
+    quantum = found.group("quantum")
+    assert quantum.clip_norm == clip
+    if clip:
+        assert quantum.clipped is not None and quantum.norm_clipped is not None
+        assert quantum.clipped.tolist() == [np.mean(quantum.norm > clip)] and quantum.clipped[0] > 0
+        assert quantum.norm_clipped.tolist() == pytest.approx(
+            np.minimum(quantum.norm, clip).tolist(), rel=1e-3
+        )
+        assert quantum.norm.max() > clip
+    assert found.layers == ["circuit", "first", "last"] and found.quantum_layers == ["circuit"]
+    assert watch.rows[0]["layers"][0]["step"] == pytest.approx(
+        [
+            float((s["after circuit.weights"] - s["before circuit.weights"]).square().mean().sqrt())
+            for s in observed
+        ],
+        rel=ROUNDING,
+    )
+
+
+def test_large_parameters_are_sketched():
+    """Norms stay exact; means, and what updates are to weights, are met on average."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(200, 300, bias=False), nn.Linear(300, 3))
+    watch = Watch(model, [train.Group("classical", list(model.parameters()), 0.1)], per_epoch=4)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(4):
+        for weight in model.parameters():
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        watch.before()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.1 * weight.grad
+        watch.after(step + 1)
+    exact = [float(weight.grad.norm()) for weight in model.parameters()]
+    row = watch.end(1, 4)
+    assert row["layers"][0]["norm"][-1] == pytest.approx(exact[0], rel=DIGITS)
+    assert row["layers"][1]["norm"][-1] == pytest.approx(math.hypot(*exact[1:]), rel=DIGITS)
+    assert row["layers"][0]["mean"] == pytest.approx([math.sqrt(2 / math.pi)] * 4, rel=0.25)
+    assert "gradient" not in row["layers"][0] and row["layers"][0]["n_weights"] == 60_000
+    assert row["layers"][0]["ratio"][0] == pytest.approx(
+        0.1 * exact[0] / (200 * 300 / 3 / 200) ** 0.5, rel=0.3
+    )  # nn.Linear draws weights between -1 and 1 by sqrt(200)
+
+
+@pytest.mark.parametrize("steps", [8, 16])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 2.0])
+def test_the_interval_holds_the_true_ratio(steps, ratio):
+    generator = np.random.default_rng(5)
+    mean = np.eye(24)[0] * ratio * math.sqrt(24)
+    seen = mean + generator.standard_normal((300, steps, 24))
+    found = signal_to_noise(seen @ seen.transpose(0, 2, 1))
+    inside = (found[:, 1] <= ratio) & (ratio <= found[:, 2])
+    assert inside.mean() > 0.9
+    assert np.median(found[:, 0]) == pytest.approx(ratio, abs=0.05)
+    assert (found[:, 1] <= found[:, 0]).all() and (found[:, 0] <= found[:, 2]).all()
+
+
+def test_no_ratio_without_scatter_or_with_too_few_steps():
+    same = np.ones((5, 7))
+    assert np.isnan(signal_to_noise(same @ same.T)).all() and np.isnan(signal_to_noise(np.eye(3))).all()
+    assert np.isnan(signal_to_noise(np.zeros((6, 6)))).all()
+    seen = np.random.default_rng(0).standard_normal((6, 4)) + 1
+    assert signal_to_noise(seen @ seen.T) == pytest.approx(signal_to_noise(1e-6 * seen @ seen.T))
+
+
+def test_a_model_without_a_circuit_and_one_that_is_frozen():
+    model = net()
+    model.circuit.requires_grad_(False)
+    rows = trained(model, per_epoch=3)
+    assert [group["group"] for group in rows[0]["groups"]] == ["classical"]
+    assert of(rows).quantum_layers == [] and rows[0]["warnings"] == []
+    assert rows[0]["groups"][0]["snr"] is None and np.isnan(of(rows).group("classical").snr).all()
+    assert gradients.diagnose(model, TASK, next(iter(data()["train"]))) == [
+        "No circuit of this net trains: all are frozen, or have no weights."
+    ]
+    told = gradients.diagnose(model.last, TASK, next(iter(data()["train"])))
+    assert told == ["This net has no circuit: its classical part is shown alone."]
+
+
+# --- the loop ----------------------------------------------------------------------------------------------
+
+
+def test_looking_on_changes_nothing():
+    alone, seen = net(), net()
+    config = TrainingConfig(epochs=2, optimizer="sgd", schedule="constant")
+    train.fit(alone, TASK, data(), config, groups=groups(alone, clip_norm=0.05))
+    trained(seen, clip=0.05)
+    for one, other in zip(alone.parameters(), seen.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_accumulated_batches_count_as_one_step():
+    rows = trained(net(), accumulation=4)
+    assert [row["steps"] for row in rows] == [[1, 2, 3], [4, 5, 6]] and rows[0]["updates"] == 3
+
+
+@contextlib.contextmanager
+def scaled(monkeypatch, scale: float):
+    """Training under torch's own gradient scaler, as float16 on CUDA has it."""
+    from accelerate.utils import AutocastKwargs
+
+    real, seen = loop.accelerated, []
+
+    @contextlib.contextmanager
+    def accelerated(*given):
+        with real(*given) as accelerator:
+            accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10**6)
+            # Says float16 where gradients are unscaled; nothing is cast on this device.
+            accelerator.state._mixed_precision = "fp16"
+            accelerator.native_amp = True
+            accelerator.autocast = contextlib.nullcontext
+            accelerator.autocast_handler = AutocastKwargs(enabled=False)
+            seen.append(accelerator.scaler)
+            yield accelerator
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "accelerated", accelerated)
+        yield seen
+
+
+def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
+    plain = trained(net(), clip=0.05)
+    with scaled(monkeypatch, 2.0**10) as scalers:
+        under = trained(net(), clip=0.05)
+    assert scalers[0].get_scale() == 2**10
+    for kind in ("layers", "groups"):
+        for one, other in zip(plain[-1][kind], under[-1][kind], strict=True):
+            for what in ("norm", "mean", "share", "ratio"):
+                assert other[what] == pytest.approx(one[what], rel=ROUNDING), (kind, what)
+    assert under[-1]["groups"][0]["clipped"] == plain[-1]["groups"][0]["clipped"] > 0
+
+
+def test_a_step_that_a_scaler_skips_is_not_told(monkeypatch):
+    class Overflows(Classification):
+        calls = 0
+
+        def __call__(self, model, batch):
+            step = super().__call__(model, batch)
+            self.calls += model.training
+            factor = 1e38 if self.calls == 5 and model.training else 1.0
+            return type(step)(step.loss * factor, step.sums, step.count)
+
+    with scaled(monkeypatch, 2.0**20):
+        rows = trained(net(), epochs=1, task=Overflows())
+    assert rows[0]["steps"] == [1, 2, 3, 4, *range(6, 13)]
+
+
+# --- killed and resumed ------------------------------------------------------------------------------------
+
+
+class Stops(Classification):
+    """Breaks off at one of its calls."""
+
+    def __init__(self, at: int):
+        super().__init__()
+        self.at, self.calls = at, 0
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        return super().__call__(model, batch)
+
+
+# 12 batches and a validation batch an epoch.
+@pytest.mark.parametrize(("at", "per_epoch"), [(2, 16), (7, 5), (13, 5), (14, 16), (20, 16)])
+def test_killed_and_resumed_tells_the_same(tmp_path, at, per_epoch):
+    settings = {"per_epoch": per_epoch, "save_every_steps": 1, "optimizer": "adam"}
+    straight = trained(net(), **settings)
+    with pytest.raises(KeyboardInterrupt):
+        trained(net(), folder=tmp_path, task=Stops(at), **settings)
+    resumed = trained(net(), folder=tmp_path, **settings)
+    assert resumed == straight[-len(resumed) :] and len(resumed) == (2 if at <= 13 else 1)
+
+
+@pytest.mark.parametrize("change", ["an earlier version's", "another per_epoch", "of other weights"])
+def test_checkpoints_with_other_observations(tmp_path, monkeypatch, change):
+    """Without them, or with those of other weights, the rest of the epoch is told."""
+    save = Store.save
+
+    def changed(self, step, state, **named):
+        if state["part"] and change == "an earlier version's":
+            del state["part"]["watched"]
+        if state["part"] and change == "of other weights":
+            state["part"]["watched"]["values"] = torch.zeros(7, 3)
+        save(self, step, state, **named)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Store, "save", changed)
+        trained(net(), folder=tmp_path, task=Stops(9), save_every_steps=1)
+    rows = trained(net(), folder=tmp_path, save_every_steps=1, per_epoch=6 if "per_epoch" in change else 16)
+    steps, wanted = rows[0]["steps"], {2, 4, 6, 8, 10, 12}
+    if "per_epoch" in change:
+        kept = next(i for i, step in enumerate([*steps, 0], 1) if i != step) - 1
+        assert 0 < kept < 9 and steps == [*range(1, kept + 1), *sorted(wanted - {*range(1, kept + 1)})]
+        assert rows[1]["steps"] == [12 + step for step in sorted(wanted)]
+    else:
+        assert 1 < steps[0] < 10 and steps == [*range(steps[0], 13)]
+        assert rows[1]["steps"] == [*range(13, 25)]
+
+
+# --- in words ----------------------------------------------------------------------------------------------
+
+KINDS = ("No gradient", "Vanishing", "Exploding", "Steps too long", "Noise", "Half precision")
+
+
+def kinds(sentences: list[str]) -> set[str]:
+    return {next(kind for kind in KINDS if sentence.startswith(kind)) for sentence in sentences}
+
+
+def layer(circuit, shape, weights=None, n_qubits=2, **options) -> QuantumLayer:
+    """Of a plain PennyLane circuit."""
+    qnode = qp.QNode(circuit, qp.device("default.qubit", wires=n_qubits, seed=0), **options)
+    start = weights if weights is not None else drawn({"weights": shape})["weights"]
+    return QuantumLayer(qnode, {"weights": shape}, {"weights": start})
+
+
+def zero_angles(inputs, weights):
+    qp.AngleEmbedding(inputs, wires=[0, 1])
+    for wire in (0, 1):
+        qp.RY(0 * weights[wire], wires=wire)
+    return [qp.expval(qp.PauliZ(wire)) for wire in (0, 1)]
+
+
+def unmeasured(inputs, weights):
+    qp.AngleEmbedding(inputs, wires=[0, 1])
+    for wire in (0, 1):
+        qp.RY(weights[wire], wires=wire)
+    return [qp.expval(qp.PauliZ(0)), qp.expval(qp.PauliX(0))]
+
+
+def global_observable(inputs, weights):
+    """A product of cosines of 1.45 rad or so: each wire makes it eight times smaller."""
+    qp.AngleEmbedding(0.05 * inputs, wires=range(8))
+    for wire in range(8):
+        qp.RX(weights[wire], wires=wire)
+    return [qp.expval(qp.prod(*(qp.PauliZ(wire) for wire in range(8))))]
+
+
+def few_shots(inputs, weights):
+    qp.AngleEmbedding(inputs, wires=[0, 1])
+    for wire in (0, 1):
+        qp.RY(weights[wire], wires=wire)
+    return [qp.expval(qp.PauliZ(wire)) for wire in (0, 1)]
+
+
+def test_healthy_nets_are_told_nothing():
+    for optimizer in ("sgd", "adam"):
+        for row in trained(net(), optimizer=optimizer, rate=0.05, epochs=4):
+            assert row["warnings"] == []
+    assert gradients.diagnose(net(), TASK, next(iter(data()["train"]))) == []
+
+
+def test_angles_multiplied_by_zero():
+    model = Turned(layer(zero_angles, (2,)))
+    [sentence] = gradients.diagnose(model, TASK, next(iter(data()["train"])))
+    assert sentence.startswith("2 weights of `circuit` cannot learn, because no angle depends on it")
+    for row in trained(model):
+        [told] = row["warnings"]
+        assert told.startswith("No gradient in `circuit`: it was exactly zero in every observed step.")
+
+
+def test_a_wire_that_is_never_measured():
+    model = Turned(layer(unmeasured, (2,)))
+    [sentence] = gradients.diagnose(model, TASK, next(iter(data()["train"])))
+    assert "1 weight of `circuit` cannot learn" in sentence and "weights[1]" in sentence
+    assert "leads to a wire that is measured" in sentence
+    assert all(row["warnings"] == [] for row in trained(model))  # the other weight learns
+
+
+def test_a_way_to_the_loss_that_is_cut():
+    [sentence] = gradients.diagnose(net(factor=0.0), TASK, next(iter(data()["train"])))
+    assert sentence.startswith("No weight of `circuit` has a gradient on this batch, though its outputs")
+    assert [kinds(row["warnings"]) for row in trained(net(factor=0.0))] == [{"No gradient"}] * 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_learning_rate_of_ten(optimizer):
+    rows = trained(net(), optimizer=optimizer, quantum_rate={"adam": 10.0, "sgd": 1000.0}[optimizer])
+    assert [kinds(row["warnings"]) for row in rows] == [{"Steps too long"}] * 2
+    assert "`circuit`" in rows[0]["warnings"][0] and "quantum_learning_rate" in rows[0]["warnings"][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_in_the_circuit(dtype):
+    model = net()
+    model.circuit.to(dtype)
+    [sentence] = gradients.diagnose(model, TASK, next(iter(data()["train"])))
+    kind = str(dtype).removeprefix("torch.")
+    assert sentence.startswith(
+        f"Half precision in `circuit`: its weights are {kind}, which knows angles near pi"
+    )
+    spacing = 4 * torch.finfo(dtype).eps / 2  # between 2 and 4
+    assert f"to {spacing:.2g} radians"[:8] in sentence
+    assert [kinds(row["warnings"]) for row in trained(model)] == [{"Half precision"}] * 2
+
+
+def test_half_precision_around_the_circuit():
+    class Rounds(nn.Module):
+        def forward(self, values):
+            return values.half()
+
+    model = net()
+    model.first = nn.Sequential(model.first, Rounds())
+    model.last = nn.Sequential(nn.Identity(), model.last)
+    model.last[0].forward = lambda values: values.float()
+    [sentence] = gradients.diagnose(model, TASK, next(iter(data()["train"])))
+    assert sentence.startswith("Half precision in `circuit`: its inputs are float16")
+
+
+def test_a_vanishing_gradient():
+    model = Turned(layer(global_observable, (8,), torch.full((8,), 1.45), n_qubits=8), 8, 1)
+    rows = trained(model, epochs=1)
+    assert kinds(rows[0]["warnings"]) == {"Vanishing"} and 'initialisation="small"' in rows[0]["warnings"][0]
+
+
+def test_an_exploding_gradient():
+    rows = trained(net(factor=1e4), epochs=1, rate=1e-12)
+    assert kinds(rows[0]["warnings"]) == {"Exploding"} and "quantum_clip_norm" in rows[0]["warnings"][0]
+
+
+def test_a_gradient_that_bursts_once():
+    row = trained(net(), epochs=1, rate=1e-6)[0]
+    [circuit, *_] = row["layers"]
+    circuit["norm"][3] *= 1000
+    assert kinds(words.warnings(row)) == {"Exploding"}
+
+
+class Beside(Turned):
+    """The circuit reads next to nothing of the points, which the last layer sees as well."""
+
+    def forward(self, points):
+        return self.last(points - 0.75 + self.circuit(0.01 * points))
+
+
+def noisy(shots: int | None) -> list[dict]:
+    method = "parameter-shift" if shots else "backprop"
+    model = Beside(layer(few_shots, (2,), torch.full((2,), 1.5), diff_method=method, shots=shots))
+    model.first = nn.Identity()
+    nn.init.zeros_(model.last.bias)
+    return trained(model, epochs=1, rate=1e-3, loaders=data(512, 32))
+
+
+@pytest.mark.parametrize("shots", [1, None])
+def test_a_gradient_that_drowns_in_noise(shots):
+    """Of the shots and of the batch, or of the batch alone; the other weights see where to go."""
+    row = noisy(shots)[0]
+    [sentence] = row["warnings"]
+    assert kinds([sentence]) == {"Noise"} and "larger batch" in sentence and "More shots" in sentence
+    circuit, others = row["layers"][0], row["groups"][1]
+    circuit["snr_low"] = 0.1  # told from zero: no word
+    assert words.warnings(row) == []
+    circuit["snr_low"], others["snr_low"] = 0.0, circuit["snr_high"]  # no better than the circuit
+    assert words.warnings(row) == []
+    circuit["snr_high"] = 0.24  # even 16 steps together
+    assert kinds(words.warnings(row)) == {"Noise"}
+    circuit["snr_high"] = 0.26
+    others["snr_low"] = None
+    assert words.warnings(row) == []
+
+
+# --- what is read back -------------------------------------------------------------------------------------
+
+
+def rows_of(net: str, seed: int, epochs, size: float = 1.0) -> list[dict]:
+    """Rows as a run writes them, by hand."""
+    common = {"n_weights": 2, "snr": None, "snr_low": 0.0, "snr_high": 2.0}
+    return [
+        {
+            "event": "epoch", "net": net, "seed": seed, "epoch": epoch, "updates": 2,
+            "steps": [2 * epoch - 1, 2 * epoch], "warnings": [f"Told in `q`: {size}."],
+            "layers": [{"layer": "q", "group": "quantum", **common, "gradient": [[size, 1.0], [2.0, 3.0]]}
+                       | {what: [size, 2.0] for what in ("norm", "mean", "share", "ratio")}],
+            "groups": [{"group": "quantum", **common, "clip_norm": 0.5, "clipped": 0.5,
+                        "norm_clipped": [0.5, 0.5]}
+                       | {what: [size, None] for what in ("norm", "mean", "share", "ratio")}],
+        }
+        for epoch in epochs
+    ]  # fmt: skip
+
+
+def test_rows_become_arrays_and_the_last_of_an_epoch_counts():
+    rows = [*rows_of("hybrid", 1, [1, 2, 4]), {"event": "plateau"}, *rows_of("classical", 0, [1])]
+    found = gradients.history([*rows, *rows_of("hybrid", 1, [2], size=9.0)])
+    assert found.nets == ["hybrid", "classical"] and found.seeds("hybrid") == [1] and found.damaged == 0
+    training = found["hybrid", 1]
+    assert (training.epochs, training.missing, training.updates) == ([1, 2, 4], [3], 2)
+    layer_, group = training.layer("q"), training.group("quantum")
+    assert layer_.steps.tolist() == [1, 2, 3, 4, 7, 8] and layer_.norm.tolist() == [1, 2, 9, 2, 1, 2]
+    assert (
+        np.isnan(group.norm[1::2]).all() and np.isnan(group.snr).all() and group.snr_high.tolist() == [2] * 3
+    )
+    assert group.clip_norm == 0.5 and group.clipped is not None and group.clipped.tolist() == [0.5] * 3
+    assert layer_.clip_norm is None and layer_.norm_clipped is None
+    assert training.gradient("q", 2).tolist() == [[9, 1], [2, 3]] and training.steps(4) == [7, 8]
+    assert found.warnings == [
+        "hybrid, seed 1, epoch 1 and 2 more: Told in `q`: 1.0.",
+        "classical, seed 0, epoch 1: Told in `q`: 1.0.",
+    ]
+    for wrong, told in [
+        (lambda: found["hybrid", 0], "`key` must be a net and a seed that are recorded"),
+        (lambda: training.layer("p"), "`layer` must be a known name, but is 'p'"),
+        (lambda: training.gradient("q", 3), r"`epoch` must be recorded for hybrid .* but is 3"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            wrong()
+
+
+@pytest.mark.parametrize("rows", [[], [{"event": "plateau", "epoch": 1}], [{"event": "epoch"}]])
+def test_a_run_without_gradients(tmp_path, rows):
+    told = "must hold gradients of a training, but .* Run 03_train with gradient_samples above 0; runs of"
+    with pytest.raises(ValueError, match=told):
+        gradients.history(rows)
+    with pytest.raises(FileNotFoundError, match=told):
+        gradients.read(tmp_path)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_damaged_lines_are_left_out_and_counted(tmp_path, half):
+    path = tmp_path / "gradients.jsonl"
+    for row in rows_of("hybrid", 0, [1, 2, 3]):
+        workspace.append_line(path, row)
+    lines = path.read_bytes().splitlines(keepends=True)
+    content = lines[0] + lines[1][:50] + b"\n" + lines[2] + lines[1][: 70 * half]
+    path.write_bytes(content)
+    found = gradients.read(tmp_path)
+    assert found.damaged == 1 + half and found["hybrid", 0].epochs == [1, 3]
+    assert found["hybrid", 0].missing == [2] and path.read_bytes() == content
+    assert gradients.read(path)["hybrid", 0].epochs == [1, 3]
+
+
+# --- runs --------------------------------------------------------------------------------------------------
+
+
+def test_the_main_job_is_told_nothing_wrong(tmp_path):
+    """The recipe's own nets, for fewer epochs: no false alarm, and every net has its rows."""
+    settings = {"epochs": 2, "n_seeds": 1, "controls": ["classical", "no_entanglement", "frozen_random"]}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **settings)
+    list(runs.train_all(run))
+    found = gradients.read(run.folder)
+    assert found.warnings == [] and found.nets == list(run.nets)
+    names = {net: found[net, 0].groups for net in found.nets}
+    assert names == {
+        "hybrid": ["quantum", "classical"],
+        "classical": ["stand_in", "classical"],
+        "no_entanglement": ["quantum", "classical"],
+        "frozen_random": ["classical"],
+    }
+    hybrid = found["hybrid", 0]
+    assert (
+        hybrid.epochs == [1, 2] and len(hybrid.steps(2)) == 16 and hybrid.steps(2)[-1] == 2 * hybrid.updates
+    )
+    assert hybrid.gradient("quanv.filters.0", 2).shape == (16, 24)
+    norms = run.epochs().query("net == 'hybrid'")["gradient_norm_quantum"].tolist()  # of all steps
+    seen = hybrid.group("quantum").norm.reshape(2, 16).mean(1)
+    assert seen.tolist() == pytest.approx(norms, rel=0.5)
+    rows = run.rows("gradients")
+    assert list(runs.train_all(runs.open_run(run.folder))) and run.rows("gradients") == rows
+
+
+@pytest.mark.slow
+def test_the_main_job_at_its_full_length(tmp_path):
+    run = runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=2)
+    list(runs.train_all(run))
+    found = gradients.read(run.folder)
+    assert found.warnings == [] and len(found.trainings) == 10
+
+
+def test_none_are_recorded_where_none_are_asked_for(tmp_path):
+    settings = {"epochs": 1, "n_seeds": 1, "controls": [], "gradient_samples": 0, "train_fraction": 0.1}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **settings)
+    list(runs.train_all(run))
+    assert not (run.folder / "gradients.jsonl").exists()
