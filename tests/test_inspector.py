@@ -289,6 +289,12 @@ def test_a_frozen_circuit_has_no_gradient_but_can_be_moved(tmp_path):
     assert "is not trained: it has no gradient" in inspector.panel.told.value
 
 
+def test_a_run_of_a_slow_backend_is_moved_by_the_fused_program(tmp_path):
+    source = Source(begun(tmp_path / "run", backend="lightning.qubit"))
+    circuit = source.net("hybrid", 0).circuit("quanv.filters.0")
+    assert circuit is not None and circuit.backend == "batched"
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [

@@ -270,7 +270,8 @@ class Panel:
 
     def _on_net(self, change: Any) -> None:
         if not self.setting:
-            found = views.first_choice(self.inspector.source, self.net.value, self.seed.value)
+            net, seed = str(self.net.value), int(self.seed.value or 0)
+            found = views.first_choice(self.inspector.source, net, seed)
             found = replace(found, image=self.inspector.choice.image)
             self._choose(found, "gradients", "circuit", "image", "what_if")
 

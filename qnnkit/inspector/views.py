@@ -88,13 +88,13 @@ def of_layer(source: Source, choice: Choice) -> Picture | None:
     if choice.layer not in training.layers or not here:
         return None
     layer = training.layer(choice.layer)
-    shown = (here[choice.step - 1],) * 2 if choice.step else (here[0], here[-1])
+    first, last = (choice.step - 1, choice.step - 1) if choice.step else (0, -1)
     names = weight_names(source.net(choice.net, choice.seed), choice.layer)
     weight = (names[choice.weight], choice.weight) if names else None
     return plots.layer_gradients(
         layer.steps,
         layer.norm,
-        shown,
+        (here[first], here[last]),
         kept_gradients(source, choice),
         weight,
         layer.epochs,

@@ -121,7 +121,8 @@ def image_seen(
     n_maps = 0 if maps is None else len(maps)
     columns = 2 if n_maps < 5 else 4
     ratios = [1.6, 1.7 + 0.9 * (columns - 2) if n_maps else 0.1, 2.2]
-    left, middle, right = figure.subfigures(1, 3, width_ratios=ratios)
+    parts: Any = figure.subfigures(1, 3, width_ratios=ratios)
+    left, middle, right = parts
     axis = left.subplots()
     show(axis, image)
     _bare(axis)
@@ -140,7 +141,7 @@ def image_seen(
     best = np.argsort(-class_probs, kind="stable")[:LIKELIEST]
     colours = [COLOURS[2] if place == label else COLOURS[5] for place in best]
     axis.barh(range(len(best)), 100 * class_probs[best], color=colours)
-    axis.set_yticks(range(len(best)), [short(classes[place]) for place in best], parse_math=False)
+    axis.set_yticks(range(len(best)), [short(classes[int(place)]) for place in best], parse_math=False)
     axis.set(ylim=(len(best) - 0.5, -0.5), xlim=(0, 100), xlabel="probability (%); green: true class")
     return figure
 
@@ -192,7 +193,7 @@ class WhatIfFigure:
         if label not in self.best:
             self.best[-1] = label
         rows = np.arange(len(self.best))
-        told = [short(classes[place]) + (" ✓" if place == label else "") for place in self.best]
+        told = [short(classes[int(place)]) + (" ✓" if place == label else "") for place in self.best]
         middle.plot(100 * probs[self.best], rows, "o", color=COLOURS[0], ms=9, mfc="none")
         [self.probs] = middle.plot(100 * probs[self.best], rows, "D", color=COLOURS[1], ms=5)
         middle.set_yticks(rows, told, parse_math=False)
