@@ -4,6 +4,7 @@ from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
+from qnnkit.plots.reach import fidelity_histograms, gradient_variances, spectra
 from qnnkit.plots.study import study_accuracies, study_costs, study_curves, study_fractions
 from qnnkit.plots.times import benchmark
 
@@ -18,6 +19,9 @@ __all__ = [
     "confusion",
     "comparison",
     "circuit",
+    "gradient_variances",
+    "fidelity_histograms",
+    "spectra",
     "Picture",
     "Live",
     "COLOURS",

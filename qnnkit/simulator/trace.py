@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -104,8 +106,16 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
     """
     names, seen = list(weights), {}
 
+    @functools.wraps(qnode.func)
+    def function(*given: Any, **named: Any) -> Any:
+        seen["result"] = qnode.func(*given, **named)  # a list, or a single measurement: no tape tells
+        return seen["result"]
+
+    watched = copy.copy(qnode)
+    watched.func = function
+
     def run(inputs: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        tape = qp.workflow.construct_tape(qnode, level="user")(
+        tape = qp.workflow.construct_tape(watched, level="user")(
             **{input_name: inputs}, **dict(zip(names, weights, strict=True))
         )
         [tape], _ = qp.transforms.decompose(tape, stopping_condition=_is_elementary)
@@ -122,9 +132,7 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
                 angle = len(angles)
                 angles.append(traced[0])
             gates.append((operation, angle))
-        with qp.queuing.AnnotatedQueue():  # once more, for what it returns: a list, or a single measurement
-            result = qnode.func(**{input_name: inputs}, **dict(zip(names, weights, strict=True)))
-        seen.update(tape=tape, gates=gates, as_list=isinstance(result, list | tuple))
+        seen.update(tape=tape, gates=gates, as_list=isinstance(seen.pop("result"), list | tuple))
         return tuple(angles)
 
     if inputs.ndim == 2:  # no other axis may have its length: equal lengths would share a symbol
