@@ -92,7 +92,9 @@ def train(
         begun = begun or runs.open_run(run_dir, recipe, **asked)
         if is_main():
             _tell_data(begun)
-        for final in runs.train_all(begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row))):
+        for final in runs.train_all(
+            begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row)), on_warning=typer.echo
+        ):
             if is_main():
                 accuracy = f"test accuracy {100 * final['test_accuracy']:.1f} %"
                 typer.echo(

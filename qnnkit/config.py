@@ -123,6 +123,8 @@ class TrainingConfig(Settings):
     """Minutes between checkpoints inside an epoch; every epoch ends in one anyway. May differ later."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints of each net that stay, the best epoch's beside them. May differ later."""
+    gradient_samples: int = Field(default=16, ge=0)
+    """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
 
 
 class RunConfig(Settings):
@@ -222,6 +224,7 @@ PLACEMENT = (
     "save_every_steps",
     "save_every_minutes",
     "keep_checkpoints",
+    "gradient_samples",
     "trackers",
     "price_per_hour",
 )

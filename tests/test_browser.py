@@ -92,33 +92,114 @@ def _kept(page, name: str, **options) -> None:
         page.screenshot(path=Path(folder) / name, **options)
 
 
-def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path) -> None:
-    page = browser.new_page(
-        viewport={"width": 1300, "height": 7000}
-    )  # tall: JupyterLab draws what is in view
+def _open(browser, lab: str, name: str, width: int, height: int = 9000):
+    """A notebook in JupyterLab, and what its page complains of from then on."""
+    # Tall: JupyterLab draws what is in view.
+    page = browser.new_page(viewport={"width": width, "height": height})
     badge = {"content_type": "image/svg+xml", "body": "<svg xmlns='http://www.w3.org/2000/svg'/>"}
     page.route("https://colab.research.google.com/**", lambda route: route.fulfill(**badge))
-    page.goto(f"{lab}/lab/tree/notebooks/02_gradient_check.ipynb")
+    page.goto(f"{lab}/lab/tree/notebooks/{name}.ipynb")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
-    complaints = _watch(page)
+    return page, _watch(page)
+
+
+def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path) -> None:
+    page, complaints = _open(browser, lab, "02_gradient_check", 1300)
     page.evaluate(RUN_ALL)
-    pictures = page.locator(".jp-Notebook .jp-OutputArea img")
+    pictures = page.locator(".jp-Notebook .jp-OutputArea img:not(.widget-image)")
+    widgets = page.locator("img.widget-image")
     for _ in range(240):
-        if pictures.count() == 3 or page.locator(".jp-RenderedText[data-mime-type*='stderr']").count():
+        if (pictures.count(), widgets.count()) == (3, 4) or page.locator(
+            ".jp-RenderedText[data-mime-type*='stderr']"
+        ).count():
             break
         page.wait_for_timeout(500)
     page.wait_for_timeout(1000)
     _kept(page, "02_gradient_check.png")
     assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == []
-    assert pictures.count() == 3
+    assert (pictures.count(), widgets.count()) == (3, 4)
     for picture in pictures.all():
         size = picture.evaluate("image => [image.naturalWidth, image.clientWidth]")
         assert size[0] > 300 and size[1] > 300, "a picture is empty or not shown"
     rows = (tmp_path / "runs" / "first" / "gradients.jsonl").read_text().splitlines()
     checked = [json.loads(row) for row in rows if json.loads(row)["event"] == "check"]
-    assert {row["method"] for row in checked} == {"backprop", "parameter-shift", "adjoint", "finite-diff"}
+    assert {row["method"] for row in checked} == {
+        "fused",
+        "backprop",
+        "parameter-shift",
+        "adjoint",
+        "finite-diff",
+    }
     assert all(row["passed"] for row in checked)
     assert complaints == []
+    page.close()
+
+
+def _sources(page) -> list[str]:
+    return page.locator("img.widget-image").evaluate_all("all => all.map(image => image.src)")
+
+
+def _changed(page, before: list[str], which: set[int]) -> list[str]:
+    """The pictures once those in `which` are others; the rest must be as they were."""
+    for _ in range(100):
+        now = _sources(page)
+        if {i for i, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1]} == which:
+            return now
+        page.wait_for_timeout(100)
+    raise AssertionError(f"of the pictures {which} should have changed, of {len(before)}")
+
+
+def test_the_inspector_answers_in_jupyterlab(browser, lab: str, tmp_path: Path) -> None:
+    """On a finished run: sliders by keyboard, an image by Enter and by click, and the pictures follow."""
+    from qnnkit import runs
+
+    settings = {"epochs": 2, "n_seeds": 1, "controls": ["classical"]}
+    run = runs.open_run(tmp_path / "runs" / "first", "digits_quanv", **settings)
+    list(runs.train_all(run))
+    notebook = tmp_path / "notebooks" / "04_analyze.ipynb"
+    short = notebook.read_text().replace("hardware_images: int = 64", "hardware_images: int = 0")
+    notebook.write_text(short)
+    page, complaints = _open(browser, lab, "04_analyze", 1300)
+    page.evaluate(RUN_ALL)
+    for _ in range(240):
+        stopped = page.locator(".jp-RenderedText[data-mime-type*='stderr']").count()
+        if page.locator(".jp-OutputArea-output", has_text="report.html").count() or stopped:
+            break
+        page.wait_for_timeout(500)
+    page.wait_for_timeout(3000)
+    _kept(page, "04_analyze.png")
+    assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == []
+    before = _sources(page)
+    assert len(before) == 4
+    page.locator(".widget-hslider", has_text="Epoch").locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowLeft")
+    before = _changed(page, before, {0, 1})
+    button = page.locator("button[title='Image 3 of class 3']")
+    button.focus()
+    page.keyboard.press("Enter")
+    before = _changed(page, before, {2, 3})
+    assert "✓" in button.inner_text()
+    page.locator("button[title='Image 7 of class 7']").click()
+    before = _changed(page, before, {2, 3})
+    page.locator(".widget-hslider", has_text="Move by").locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowRight")
+    before = _changed(page, before, {3})
+    assert page.get_by_text("moved by +0.06 rad").count() == 1
+    assert complaints == []
+    whole = page.locator(".jp-OutputArea-output", has=page.locator("img.widget-image")).last
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    for width in (1300, 800):
+        page.set_viewport_size({"width": width, "height": 9000})
+        page.wait_for_timeout(500)
+        room = page.locator(".jp-OutputArea-output", has=page.locator("img.widget-image")).last
+        room_width = room.evaluate("area => area.clientWidth")
+        widths = page.locator("img.widget-image").evaluate_all("all => all.map(one => one.clientWidth)")
+        assert all(620 <= each <= max(620, room_width) for each in widths), "too small to read, or too wide"
+        sliders = page.locator(".widget-hslider").evaluate_all("all => all.map(one => one.clientWidth)")
+        assert all(250 < each <= room_width for each in sliders)
+        folder = os.environ.get("QNNKIT_SCREENSHOTS")
+        if folder:
+            whole.screenshot(path=Path(folder) / f"inspector_{width}.png")
     page.close()
 
 

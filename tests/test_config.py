@@ -33,7 +33,7 @@ def test_a_flat_name_means_one_setting():
     assert set(config.flat_names()) == {*top, *inside}
 
 
-SAVING = ("save_every_steps", "save_every_minutes", "keep_checkpoints")
+SAVING = ("save_every_steps", "save_every_minutes", "keep_checkpoints", "gradient_samples")
 # One other value per setting; a new setting asks for a line here.
 OTHERS = {
     "recipe": "mine", "seed": 7, "n_seeds": 5, "controls": ["frozen_random"], "device": "cpu",
@@ -44,7 +44,8 @@ OTHERS = {
     "quantum_learning_rate": 0.25, "optimizer": "sgd", "weight_decay": 0.125, "schedule": "linear",
     "warmup_epochs": 1.5, "clip_norm": 2.0, "quantum_clip_norm": 3.0, "accumulation": 4,
     "precision": "bfloat16", "patience": 6, "label_smoothing": 0.0625, "threads": 2,
-    "save_every_steps": 9, "save_every_minutes": 0.75, "keep_checkpoints": 11, "trackers": ["mlflow"],
+    "save_every_steps": 9, "save_every_minutes": 0.75, "keep_checkpoints": 11,
+    "gradient_samples": 5, "trackers": ["mlflow"],
     "price_per_hour": 1.75, "train_fraction": 0.5, "label_pattern": "_([a-z]+)$", "download": True,
     "n_qubits": 6, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
     "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pennylane as qp
 import pytest
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, gradients
+from qnnkit.simulator import steps
+from qnnkit.simulator.matrices import Constants
 from qnnkit.tasks import Classification
 
 CASES = [
@@ -18,6 +21,7 @@ CASES = [
     *itertools.product(("strongly_entangling", "hardware_efficient", "random"), circuits.EMBEDDINGS),
 ]
 CPU = torch.device("cpu")
+PENNYLANES = ["backprop", "parameter-shift", "adjoint", "finite-diff"]
 
 
 def uniform(*shape: int, seed: int = 0, top: float = 3.0) -> torch.Tensor:
@@ -102,7 +106,7 @@ def _scaled(nested, factor: float):
 @pytest.mark.parametrize(("ansatz", "embedding"), CASES)
 def test_every_circuit_passes(ansatz, embedding):
     rows = gradients.check(layer_of(ansatz, embedding), samples=2)
-    assert [row.method for row in rows] == ["backprop", "parameter-shift", "adjoint", "finite-diff"]
+    assert [row.method for row in rows] == [*PENNYLANES, "fused"]
     assert all(row.passed and row.n_weights > 0 and row.tolerance == 1e-5 for row in rows)
     assert all(row.seconds > 0 and row.autograd_seconds > 0 for row in rows)
     gradients.require(rows)
@@ -120,12 +124,14 @@ def test_a_wrong_gradient_is_found(factor):
     layer = layer_of(kind=Faulty)
     layer.factor = factor
     rows = gradients.check(nn.ModuleDict({"head": layer}), samples=2)
-    assert len(rows) == 4 and not any(row.passed for row in rows)
+    assert len(rows) == 5  # the fused program has the same fault, and so agrees where that is a number
+    assert not any(row.passed for row in rows if row.method in PENNYLANES)
     with pytest.raises(gradients.GradientError) as caught:
         gradients.require(rows)
-    sentence = r"The gradient of `head` by autograd must agree with backprop to 1e-05, but differs by \S+\. "
+    sentence = r"The gradient of `head` by autograd must agree with backprop to 1e-05, but differs by \S+ "
     assert re.fullmatch(
-        sentence + r"Do not train this net: change its circuit or its backend\.", str(caught.value)
+        sentence + r"at weights\[\d, \d, \d\]\. Do not train this net: change its circuit or its backend\.",
+        str(caught.value),
     )
     layer.factor = 1.0
     gradients.require(gradients.check(layer, samples=2))
@@ -138,14 +144,14 @@ def test_a_wrong_device_is_found():
         layer = QuantumLayer(faulty, shapes, {"weights": uniform(*shapes["weights"], seed=1)})
         layer(uniform(1, 2))
         assert layer.backend == "faulty.qubit"
-        assert [row.passed for row in gradients.check(layer, samples=2)] == [passes] * 4
+        assert [row.passed for row in gradients.check(layer, samples=2)] == [passes] * 4 + [True]
 
 
 def test_check_leaves_the_model_as_it_was():
     model = Quanv2d(1, "data_reuploading", filters=2, trainable=False)
     before = [weight.clone() for weight in model.parameters()]
     rows = gradients.check(model, samples=1)
-    assert [row.layer for row in rows] == ["filters.0"] * 4 + ["filters.1"] * 4
+    assert [row.layer for row in rows] == ["filters.0"] * 5 + ["filters.1"] * 5
     assert all(row.passed for row in rows)
     for weight, old in zip(model.parameters(), before, strict=True):
         assert torch.equal(weight, old) and weight.grad is None and not weight.requires_grad
@@ -179,9 +185,83 @@ def test_check_needs_a_layer_that_has_run():
         gradients.check(nn.ModuleDict({"a": layer}))
 
 
+@pytest.mark.parametrize("place", ["inputs", "weights"])
+def test_a_wrong_sign_in_the_fused_program_is_found(monkeypatch, place):
+    part, name = {"inputs": (steps.StartOfOneCell, "forward"), "weights": (Constants, "backward")}[place]
+    right = getattr(part, name)
+
+    def wrong(self, *given):
+        found = right(self, *given)
+        return (
+            -found if place == "weights" else (-found[0], found[1])
+        )  # a global phase of the state: no fault
+
+    layer = layer_of()
+    monkeypatch.setattr(part, name, wrong)
+    rows = gradients.check(layer, samples=2)
+    assert [row.passed for row in rows] == [False] * 4 + [True]
+
+
+def circuit_of(measure, device: str = "default.qubit"):
+    @qp.qnode(qp.device(device, wires=2, seed=0))
+    def circuit(inputs, weights):
+        qp.AngleEmbedding(inputs, wires=(0, 1))
+        qp.RY(weights[0], wires=0)
+        qp.CNOT(wires=(0, 1))
+        qp.RX(weights[1], wires=1)
+        if device == "default.mixed":
+            qp.DepolarizingChannel(0.1, wires=0)
+        return measure()
+
+    return circuit
+
+
+@pytest.mark.parametrize(
+    ("measure", "device", "lacking"),
+    [
+        (lambda: qp.probs(wires=(0, 1)), "default.qubit", {"adjoint"}),
+        (lambda: [qp.var(qp.Z(0))], "default.qubit", {"adjoint"}),
+        (lambda: qp.state(), "default.qubit", {"parameter-shift", "finite-diff"}),
+        (lambda: [qp.expval(qp.Z(0))], "default.mixed", {"fused", "adjoint"}),
+    ],
+    ids=["probs", "var", "state", "noise"],
+)
+def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, lacking):
+    layer = QuantumLayer(circuit_of(measure, device), {"weights": (2,)}, {"weights": uniform(2, seed=1)})
+    layer(uniform(1, 2))
+    rows = gradients.check(layer, samples=2)
+    assert {row.method for row in rows if row.unavailable} == lacking
+    assert all(row.passed and (row.unavailable or row.error < 1e-5) for row in rows)
+    gradients.require(rows)
+    assert (
+        set(gradients.by_weight(rows)[0]) == {"layer", "weight", "autograd", "fused", *PENNYLANES} - lacking
+    )
+    with pytest.raises(
+        gradients.GradientError, match="`layer` must be compared with another method's, but none"
+    ):
+        gradients.require([replace(row, unavailable=row.unavailable or "of a test") for row in rows])
+
+
+def test_shots_are_left_out():
+    qnode = qp.set_shots(circuit_of(lambda: [qp.expval(qp.Z(0))]), 10)
+    layer = QuantumLayer(qnode, {"weights": (2,)}, {"weights": uniform(2, seed=1)})
+    layer(uniform(1, 2))
+    assert all(row.passed for row in gradients.check(layer)) and layer.qnode.shots.total_shots == 10
+
+
+def test_by_weight_holds_every_gradient():
+    layer = layer_of()
+    rows = gradients.by_weight(gradients.check(layer, samples=2))
+    assert [row["weight"] for row in rows] == gradients.weight_names(layer)
+    assert all(abs(row[method] - row["autograd"]) < 1e-5 for row in rows for method in PENNYLANES)
+    assert max(abs(row["autograd"]) for row in rows) > 0.1
+
+
 def test_comparison_as_a_row():
-    row = gradients.Comparison("a", "adjoint", 3, 2e-5, 1e-5, 0.1, 0.2)
-    assert row.as_dict()["passed"] is False and row.as_dict()["method"] == "adjoint"
+    [*_, row] = gradients.check(layer_of(), samples=1)
+    told = replace(row, error=float("nan"), gradient=(float("nan"),) * row.n_weights).as_dict()
+    assert told["passed"] is False and told["method"] == "fused" and told["error"] is None
+    assert told["gradient"] == [None] * row.n_weights and told["weights"][0] == "weights[0, 0, 0]"
 
 
 # --- prove ----------------------------------------------------------------------------------------------

@@ -117,11 +117,15 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert hybrid["accuracy"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
     page = finished.report.read_text()
     figures = list((finished.folder / "figures").glob("*.png"))
-    assert len(figures) == 12 and page.count("data:image/png;base64,") == len(figures)
+    assert len(figures) == 15 and page.count("data:image/png;base64,") == len(figures)
     assert len(list((finished.folder / "sample").glob("*/*.png"))) == 200
     conditions = [(row["condition"], row["strength"]) for row in result["robustness"]]
     assert len(conditions) == 9 and conditions[0] == ("exact", None) and ("shots", 1000) in conditions
     assert all(0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in result["robustness"])
+    outputs = [output for cell in code_cells(finished.notebook("04_analyze")) for output in cell.outputs]
+    widgets = [output.data for output in outputs if "widget" in str(output.get("data", {}).keys())]
+    assert len(widgets) == 1 and len(widgets[0]["image/png"]) > 50_000, "no picture beside the widgets"
+    assert len(json.dumps(read(finished.notebook("04_analyze")).metadata.widgets)) < 1_000_000
     gradients = finished.rows("gradients")
     assert {row["kind"] for row in gradients if row["event"] == "size"} == {"quantum", "classical"}
     provenance = json.loads((finished.folder / "provenance.json").read_text())
@@ -290,7 +294,7 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
         assert done.stdout.count(told) >= 1, told
     kept = {path.stem for path in (folder / "figures").glob("*.png")}
     assert {"02_sizes", "06_worst", "benchmark_step", "benchmark_strategies"} <= kept
-    assert kept & {"02_circuit", "02_errors", "07_maps", "08_circuit", "09_hardware"} == set()
+    assert kept & {"02_circuit", "02_errors", "07_maps", "08_circuit", "09_hardware", "12_gates"} == set()
     rows = [json.loads(line) for line in (folder / "benchmark.jsonl").read_text().splitlines()]
     assert {row.get("group") for row in rows if row["event"] == "strategy"} == {"batch", "precision"}
     quantum = [row["seconds"] for row in rows if row["event"] == "step" and row["kind"] == "quantum"]

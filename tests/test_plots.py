@@ -101,6 +101,15 @@ RANDOM = {"local": {n: 2.0**-n for n in (2, 12)}, "global": {n: 4.0**-n for n in
 SHARES = np.exp(-np.arange(75.0)) * (1 - np.exp(-1))
 SPECTRA = {"feature 0": ((0, 1, 2, 3), (0.1, 0.0, 1e-4, 0)), "feature 1": ((0, 0.5, 1.5), (0.2, 0.1, 0.05))}
 
+STEPS = list(range(3, 603, 3))
+NORMS = {
+    "quantum": np.geomspace(1e-2, 1e-4, 200),
+    "classical": np.geomspace(3, 0.2, 200),
+    "a_layer.of_many.whose_name.is_long.weights": np.where(np.arange(200) % 9, 0.1, np.nan),
+}
+EPOCHS = list(range(1, 13))
+FALL = np.geomspace(2, 0.1, 12)
+
 FIGURES = {
     "gradient_variances": lambda: plots.gradient_variances(VARIANCES, RANDOM),
     "gradient_variances-one": lambda: plots.gradient_variances(VARIANCES[:1]),
@@ -113,6 +122,16 @@ FIGURES = {
     "fidelity_histograms-one": lambda: plots.fidelity_histograms({"x" * 30: SHARES}, SHARES),
     "spectra": lambda: plots.spectra(SPECTRA),
     "spectra-one": lambda: plots.spectra({"x": ((0,), (0.0,))}),
+    "gradient_history": lambda: plots.gradient_history(STEPS, NORMS, {"quantum": 3e-3, "classical": None}),
+    "gradient_history-zero": lambda: plots.gradient_history([1, 2], {"quantum": [0.0, np.nan]}),
+    "gradient_snr": lambda: plots.gradient_snr(
+        EPOCHS, {"quantum": (FALL, FALL / 2, 2 * FALL), "classical": (FALL / 3, FALL / 4, FALL / 2)}, 45
+    ),
+    "gradient_snr-unknown": lambda: plots.gradient_snr([1], {"quantum": ([np.nan], [np.nan], [np.nan])}),
+    "gradient_histogram": lambda: plots.gradient_histogram(
+        np.geomspace(1e-6, 2, 384).reshape(16, 24) * np.append(np.ones(23), 0), "quanv.filters.0", 3
+    ),
+    "gradient_histogram-zero": lambda: plots.gradient_histogram(np.zeros((2, 3)), "x" * 60, 1),
     "robustness": lambda: plots.robustness((0.95, 0.87, 0.99), POINTS),
     "robustness-shots": lambda: plots.robustness((0.95, 0.87, 0.99), {"shots": POINTS["shots"]}),
     "step_parts": lambda: plots.step_parts(list(PARTS), list(PARTS.values()), [0.1, 1.2, 24.0, -0.1]),
@@ -236,6 +255,9 @@ def test_nothing_overlaps_or_sticks_out(name):
 
 
 AXES = {
+    "gradient_history": [("optimizer step", "gradient norm, before clipping")],
+    "gradient_snr": [("epoch", "signal to noise, one step")],
+    "gradient_histogram": [("absolute gradient of one weight in one step", "entries")],
     "gradient_variances": [("qubits", "variance of a weight's derivative (1/rad²)"), ("qubits", "")],
     "spectra": [("", ""), ("frequency (radians per unit of the feature)", "")],
     "robustness": [("shots per circuit", "test accuracy (%)"), ("probability of an error", "")],
@@ -309,6 +331,32 @@ def test_gradient_errors_tells_right_from_wrong_by_colour():
     good, bad = (mpl.colors.to_rgba(plots.COLOURS[i]) for i in (2, 1))
     assert colours[:2] == [good, bad] and good not in colours[2:]
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b", "c: nan"]
+
+
+def test_gradient_history_shows_norms_and_where_clipping_sets_in():
+    norms = {"quantum": [0.3, 0.0, np.nan, 0.1], "classical": [1.0, 2.0, 3.0, 4.0]}
+    [axes] = plots.gradient_history([2, 4, 6, 8], norms, {"quantum": 0.2, "classical": None}).axes
+    quantum, clipping, classical = axes.lines
+    assert np.array_equal(quantum.get_ydata(), [0.3, np.nan, np.nan, 0.1], equal_nan=True)
+    assert classical.get_ydata().tolist() == [1, 2, 3, 4] and classical.get_xdata().tolist() == [2, 4, 6, 8]
+    assert set(clipping.get_ydata()) == {0.2} and clipping.get_color() == quantum.get_color()
+    assert axes.get_yscale() == "log"
+
+
+def test_gradient_snr_draws_the_line_of_noise():
+    [axes] = plots.gradient_snr([1, 2], {"quantum": ([1.0, 0.5], [0.5, 0.2], [1.5, 0.8])}, 16).axes
+    ratio, noise = axes.lines
+    assert ratio.get_ydata().tolist() == [1.0, 0.5] and set(noise.get_ydata()) == {0.25}
+    assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 1.5
+
+
+def test_gradient_histogram_counts_every_entry_once():
+    gradient = np.array([[1e-3, -1e-3, 0.0], [0.5, 1e-6, 0.0]])
+    [axes] = plots.gradient_histogram(gradient, "layer", 1).axes
+    bars = {bar.get_x(): bar.get_height() for bar in axes.patches if bar.get_height()}
+    assert sum(bars.values()) == 4 and max(bars.values()) == 2 and "2 of 6 are zero" in axes.get_title()
+    low, high = axes.get_xlim()
+    assert low < 1e-6 < 0.5 < high
 
 
 def test_gradient_sizes_keeps_the_rows_in_order():

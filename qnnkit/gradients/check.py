@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import operator
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pennylane as qp
 import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.layers import QuantumLayer
+from qnnkit.gradients.reach import weight_names
+from qnnkit.layers import EXACT_DEVICES, QuantumLayer
 
 METHODS: dict[str, dict[str, Any]] = {
     "backprop": {},
@@ -21,8 +25,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "adjoint": {},
     # Central differences: the error falls with the square of the step, and 1e-4 leaves it near 1e-9.
     "finite-diff": {"h": 1e-4, "strategy": "center", "approx_order": 2},
+    "fused": {},  # the kit's own program, where the others are PennyLane's
 }
-"""PennyLane's `diff_method` -> its settings. All run in float64 on `default.qubit`."""
+"""Method -> settings of PennyLane's `diff_method`. All run in float64, PennyLane's on `default.qubit`."""
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-7}
 """Largest error allowed by the precision of the layer. `default.qubit` reaches 1e-15 in float64, finite
 differences 1e-9; through `lightning.qubit` a float64 gradient was seen to come back good to 2e-8 only."""
@@ -45,24 +50,40 @@ class Comparison:
     n_weights: int
     error: float
     """Largest difference over the weights, relative to the largest gradient if that is above 1."""
+    worst: str
+    """The weight with that difference, such as "weights[0, 2, 1]"."""
     tolerance: float
     seconds: float
     """Time of the independent method, for the given samples."""
     autograd_seconds: float
+    weights: tuple[str, ...]
+    """Names of all weights."""
+    gradient: tuple[float, ...]
+    """Of each weight, by the independent method."""
+    autograd: tuple[float, ...]
+    """Of each weight, as training uses it."""
+    unavailable: str = ""
+    """Why the method cannot differentiate this circuit; nothing was compared then."""
 
     @property
     def passed(self) -> bool:
-        return self.error <= self.tolerance  # false for NaN too
+        return bool(self.unavailable) or self.error <= self.tolerance  # false for NaN too
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"passed": self.passed}
+        """As plain values, for a table or a file; numbers that are not finite are None."""
+        plain = {
+            name: [_plain(each) for each in value] if isinstance(value, tuple) else _plain(value)
+            for name, value in asdict(self).items()
+        }
+        return plain | {"passed": self.passed}
 
 
 def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> list[Comparison]:
-    """Compares every circuit's gradient by autograd with four independent methods.
+    """Compares every circuit's gradient by autograd with the fused program's and PennyLane's four methods.
 
     The gradient is that of a fixed random combination of all outputs, at random inputs in [0, pi], with
-    respect to every weight of the layer.
+    respect to every weight of the layer. A circuit with a finite number of shots is looked at without: its
+    gradient is an estimate of the exact one's.
 
     Args:
         model: Holds `QuantumLayer`s that have run once (so that the number of features is known).
@@ -141,14 +162,37 @@ def prove(devices: Sequence[torch.device], backends: Sequence[str], *, seed: int
 
 
 def require(comparisons: Sequence[Comparison]) -> None:
-    """Raises GradientError, in one sentence, at the first comparison that failed."""
+    """Raises GradientError, in one sentence, at the first comparison that failed.
+
+    So it does for a layer that no method could be compared with.
+    """
     for row in comparisons:
         if not row.passed:
             raise GradientError(
                 f"The gradient of `{row.layer}` by autograd must agree with {row.method} to "
-                f"{row.tolerance:g}, but differs by {row.error:.3g}. Do not train this net: change its "
-                "circuit or its backend."
+                f"{row.tolerance:g}, but differs by {row.error:.3g} at {row.worst}. Do not train this net: "
+                "change its circuit or its backend."
             )
+    for layer, of_layer in itertools.groupby(comparisons, key=lambda row: row.layer):
+        rows = [row for row in of_layer if row.method != "fused"]  # which may be what is on trial
+        if all(row.unavailable for row in rows):
+            raise GradientError(
+                f"The gradient of `{layer}` must be compared with another method's, but none of PennyLane's "
+                f"differentiates its circuit (backprop: {rows[0].unavailable}). Change what it measures."
+            )
+
+
+def by_weight(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """One row per weight: its gradient as training uses it, and by every method that was available."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for comparison in comparisons:
+        if comparison.unavailable:
+            continue
+        members = zip(comparison.weights, comparison.autograd, comparison.gradient, strict=True)
+        for weight, autograd, gradient in members:
+            known = {"layer": comparison.layer, "weight": weight, "autograd": autograd}
+            rows.setdefault((comparison.layer, weight), known)[comparison.method] = gradient
+    return list(rows.values())
 
 
 def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> list[Comparison]:
@@ -158,35 +202,81 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> lis
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.pi * torch.rand(samples, layer.n_features, generator=generator, dtype=torch.float64)
     weight = next(layer.parameters())
+    qnode = layer.qnode if not layer.qnode.shots else qp.set_shots(layer.qnode, None)
     # A fresh copy: its weights need gradients even where the layer is frozen, and nothing is left behind.
-    trainable = layer.with_qnode(layer.qnode).requires_grad_(True)
+    trainable = layer.with_qnode(qnode).requires_grad_(True)
     trainable(inputs.to(weight))  # the first call is slower; what follows is timed
     start = time.perf_counter()
     outputs = trainable(inputs.to(weight))
     mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) - 0.5
     ours = _gradient(trainable, outputs, mixture)
     autograd_seconds = time.perf_counter() - start
-    rows = []
-    for method, settings in METHODS.items():
-        device = circuits.make_device("default.qubit", layer.qnode.device.wires)
-        witness = layer.with_qnode(
-            layer.qnode.update(device=device, diff_method=method, gradient_kwargs=settings),
-            backend="default.qubit",  # PennyLane's own, never the program that is on trial
-        ).requires_grad_(True)
-        witness.cpu().double()  # in this order: MPS has no float64
-        start = time.perf_counter()
-        # One by one: parameter shifts and finite differences take no batches.
-        theirs = sum(
-            _gradient(witness, witness(row), part) for row, part in zip(inputs, mixture, strict=True)
-        )
-        seconds = time.perf_counter() - start
-        assert isinstance(theirs, Tensor)  # samples is at least 1
-        error = (ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)
-        tolerance = TOLERANCE[torch.promote_types(weight.dtype, torch.float32)]
+    tolerance = TOLERANCE[torch.promote_types(weight.dtype, torch.float32)]
+    names, rows = weight_names(layer), []
+    for method in METHODS:
+        try:
+            theirs, seconds = _by_method(method, layer, qnode, inputs, mixture)
+            unavailable = ""
+        except Exception as error:  # whatever PennyLane raises where a method does not suit a circuit
+            theirs, seconds = torch.full_like(ours, torch.nan), 0.0
+            unavailable = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
+        errors = (ours - theirs).abs() / theirs.abs().max().clamp(min=1)
         rows.append(
-            Comparison(name, method, ours.numel(), float(error), tolerance, seconds, autograd_seconds)
+            Comparison(
+                layer=name,
+                method=method,
+                n_weights=ours.numel(),
+                error=float(errors.max()),
+                worst=names[int(errors.argmax())],
+                tolerance=tolerance,
+                seconds=seconds,
+                autograd_seconds=autograd_seconds,
+                weights=tuple(names),
+                gradient=tuple(theirs.tolist()),
+                autograd=tuple(ours.tolist()),
+                unavailable=unavailable,
+            )
         )
     return rows
+
+
+def _by_method(
+    method: str, layer: QuantumLayer, qnode: qp.QNode, inputs: Tensor, mixture: Tensor
+) -> tuple[Tensor, float]:
+    """The gradient in float64 by a copy of the layer that computes it in its own way, and the seconds."""
+    if method == "fused":
+        witness = layer.with_qnode(qnode, backend="batched").requires_grad_(True).cpu().double()
+        witness(inputs)  # traces the circuit, once
+        start = time.perf_counter()
+        found = _gradient(witness, witness(inputs), mixture)
+        return found, time.perf_counter() - start
+    # On default.qubit wherever it knows the circuit: noise it does not, nor what only another device has.
+    foreign = qnode.device.name not in EXACT_DEVICES and not _default_qubit_runs(layer, qnode, inputs[0])
+    device = qnode.device if foreign else circuits.make_device("default.qubit", qnode.device.wires)
+    moved = qnode.update(device=device, diff_method=method, gradient_kwargs=METHODS[method])
+    witness = layer.with_qnode(
+        moved, backend="auto" if foreign else "default.qubit"
+    )  # never the fused program
+    witness.requires_grad_(True).cpu().double()  # in this order: MPS has no float64
+    start = time.perf_counter()
+    # One by one: parameter shifts and finite differences take no batches.
+    parts = [_gradient(witness, witness(row), part) for row, part in zip(inputs, mixture, strict=True)]
+    return torch.stack(parts).sum(0), time.perf_counter() - start
+
+
+def _default_qubit_runs(layer: QuantumLayer, qnode: qp.QNode, row: Tensor) -> bool:
+    device = circuits.make_device("default.qubit", qnode.device.wires)
+    witness = layer.with_qnode(qnode.update(device=device), backend="default.qubit").cpu().double()
+    try:
+        with torch.no_grad():
+            witness(row)
+    except Exception:
+        return False
+    return True
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _gradient(layer: QuantumLayer, outputs: Tensor, mixture: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from qnnkit.layers.controls import (
     quantum_parameters,
 )
 from qnnkit.layers.counting import (
+    circuit_inputs,
     circuits_by_layer,
     circuits_per_image,
     evaluating,
@@ -27,6 +28,7 @@ __all__ = [
     "count_parameters",
     "exchanged_parameters",
     "quantum_parameters",
+    "circuit_inputs",
     "circuits_by_layer",
     "circuits_per_image",
     "evaluating",

@@ -71,6 +71,25 @@ def first_circuit(model: nn.Module, image: Tensor) -> tuple[QuantumLayer, Tensor
     return found[0] if found else None
 
 
+def circuit_inputs(model: nn.Module, images: Tensor) -> dict[QuantumLayer, Tensor]:
+    """Layer -> every row of features that its circuit meets; layers that run for no image are left out.
+
+    Args:
+        model: As for `circuits_per_image`.
+        images: As the model takes them, of shape (batch, ...).
+
+    Returns:
+        For each layer a tensor of shape (n_circuits, n_features), on the model's device.
+    """
+    found: dict[QuantumLayer, list[Tensor]] = {}
+
+    def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
+        found.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
+
+    _look(model, images, [module for module in model.modules() if isinstance(module, QuantumLayer)], keep)
+    return {layer: torch.cat(rows) for layer, rows in found.items()}
+
+
 def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
     """What the first quanvolution of a model makes of images, or None for a model without one.
 

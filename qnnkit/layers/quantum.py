@@ -110,6 +110,11 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """ "batched", or the name of the PennyLane device that runs the circuit."""
         return self.qnode.device.name if self._obstacle() else self._chosen
 
+    @property
+    def has_program(self) -> bool:
+        """Whether the circuit runs, or could, as a fused program; before the first call, whether it may."""
+        return self._obstacle() is None
+
     def explain(self) -> str:
         """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""
         if self._too_large:

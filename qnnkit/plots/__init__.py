@@ -1,7 +1,11 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
+from qnnkit.plots.circuits import coloured_circuit
+from qnnkit.plots.gradients import gradient_histogram, gradient_history, gradient_snr
 from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
+from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
+from qnnkit.plots.landscape import landscape_lines, landscape_plane
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
 from qnnkit.plots.reach import fidelity_histograms, gradient_variances, spectra
@@ -15,10 +19,20 @@ __all__ = [
     "feature_maps",
     "gradient_errors",
     "gradient_sizes",
+    "gradient_history",
+    "gradient_snr",
+    "gradient_histogram",
     "training_curves",
     "confusion",
     "comparison",
     "circuit",
+    "coloured_circuit",
+    "landscape_lines",
+    "landscape_plane",
+    "layer_gradients",
+    "image_seen",
+    "WhatIfFigure",
+    "stacked",
     "gradient_variances",
     "fidelity_histograms",
     "spectra",

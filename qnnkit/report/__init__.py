@@ -2,6 +2,7 @@
 
 from qnnkit.report.batch import write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
+from qnnkit.report.inspection import keep_inspection
 from qnnkit.report.run import (
     Predictions,
     beside_lightning,
@@ -30,6 +31,7 @@ __all__ = [
     "means",
     "keep_circuit",
     "keep_errors",
+    "keep_inspection",
     "keep_maps",
     "keep_robustness",
     "predict",

@@ -49,6 +49,7 @@ def keep_errors(run: Run, comparisons: Sequence[Comparison]) -> Picture | None:
     """Draws and keeps how far the circuits' gradients are from each independent method's."""
     from qnnkit import plots
 
+    comparisons = [comparison for comparison in comparisons if not comparison.unavailable]
     if not comparisons:
         print("No circuit of this net has weights: there is no gradient to check.")
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qnnkit import breakdown, stats, workspace
+from qnnkit import breakdown, gradients, stats, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.device import machine
 from qnnkit.report.verify import hashes
@@ -276,7 +276,22 @@ def render(run: Run, result: dict[str, Any]) -> str:
         settings=run.config.flat(),
         provenance=run.provenance,
         notes=[*run.splits.notes, *_starts(run)],
+        gradients=_of_gradients(run),
     )
+
+
+def _of_gradients(run: Run) -> list[str]:
+    """What the gradients of the training said against its circuits."""
+    if not run.config.training.gradient_samples:
+        return ["No gradients were recorded: gradient_samples was 0."]
+    try:
+        found = gradients.read(run.folder)
+    except (FileNotFoundError, ValueError):
+        return ["No gradients were recorded: this run was trained by an earlier version."]
+    if not any(training.quantum_layers for training in found.trainings.values()):
+        return ["No net of this run has a circuit that trains."]
+    damaged = [f"{found.damaged} damaged lines of gradients.jsonl were left out."] if found.damaged else []
+    return [*(found.warnings or ["No circuit's gradient vanished, exploded or drowned in noise."]), *damaged]
 
 
 def _starts(run: Run) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, device, layers, measure, models, tasks, train, workspace
+from qnnkit import checks, device, gradients, layers, measure, models, tasks, train, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
@@ -78,7 +78,11 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Im
     return features.of(model, run.splits, place)
 
 
-def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None) -> Iterator[dict[str, Any]]:
+def train_all(
+    run: Run,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> Iterator[dict[str, Any]]:
     """Trains what is not trained yet; yields the final row of each net and seed, finished before or now.
 
     Under `accelerate launch` every process calls it; the first one writes.
@@ -86,6 +90,8 @@ def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None
     Args:
         run: The run; rows go to its metrics.jsonl, checkpoints to its folder.
         on_epoch: Called after every epoch with its row.
+        on_warning: Called as soon as gradients say that a circuit will not learn, once for each kind of fault
+            of a net and seed; gradients.jsonl holds the warnings of every epoch.
 
     Raises:
         BlockingIOError: Another process is training this run.
@@ -117,7 +123,7 @@ def train_all(run: Run, on_epoch: Callable[[dict[str, Any]], None] | None = None
 
         for seed in run.seeds:
             for net in run.nets:
-                yield finished.get((net, seed)) or _train(run, net, seed, note)
+                yield finished.get((net, seed)) or _train(run, net, seed, note, on_warning)
 
 
 def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
@@ -150,7 +156,13 @@ def _compile(
         model.get_submodule(name).compile()
 
 
-def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _train(
+    run: Run,
+    net: str,
+    seed: int,
+    on_epoch: Callable[[dict[str, Any]], None],
+    on_warning: Callable[[str], None] | None,
+) -> dict[str, Any]:
     config, place = run.config.training, device.choose(run.config.device)
     model, task = build(run, net, seed), task_of(config)
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
@@ -163,6 +175,16 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
     def log(row: dict[str, Any]) -> None:
         on_epoch({"event": "epoch", "net": net, "seed": seed, **row})
 
+    warned: set[str] = set()
+
+    def log_gradients(row: dict[str, Any]) -> None:
+        run.log("gradients", {"event": "epoch", "net": net, "seed": seed, **row})
+        for sentence in row["warnings"]:
+            fault = sentence.split(":")[0]
+            if on_warning and fault not in warned:
+                on_warning(f"{net}, seed {seed}, epoch {row['epoch']}: {sentence}")
+            warned.add(fault)
+
     with measure.threads(run.config.threads):
         splits = seen_by(run, model, place)
         loaders = {
@@ -170,17 +192,22 @@ def _train(run: Run, net: str, seed: int, on_epoch: Callable[[dict[str, Any]], N
             for split in ("train", "validation", "test")
         }
         _compile(model, splits.train.images[: config.batch_size].to(place), loaders, config, folder)
+        groups = parameter_groups(model, config)
+        watch = None
+        if config.gradient_samples:
+            watch = gradients.Watch(model, groups, per_epoch=config.gradient_samples, log=log_gradients)
         progress = train.fit(
             model,
             task,
             {name: loaders[name] for name in ("train", "validation")},
             config,
-            groups=parameter_groups(model, config),
+            groups=groups,
             device=place,
             seed=seed,
             folder=folder,
             identity=identity,
             log=log,
+            watch=watch,
         )
         test = _test(model, task, loaders["test"], splits.test.labels, place)
     final = {

@@ -8,9 +8,9 @@ import torch
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.over_weights import OverWeights
 from qnnkit.simulator.together import together
-from qnnkit.simulator.trace import NotFusable, apart, trace
+from qnnkit.simulator.trace import NotFusable, apart, is_elementary, trace
 
-__all__ = ["Fused", "NotFusable", "OverWeights", "fuse", "together", "trace"]
+__all__ = ["Fused", "NotFusable", "OverWeights", "fuse", "is_elementary", "together", "trace"]
 
 
 def fuse(

@@ -118,7 +118,7 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
         tape = qp.workflow.construct_tape(watched, level="user")(
             **{input_name: inputs}, **dict(zip(names, weights, strict=True))
         )
-        [tape], _ = qp.transforms.decompose(tape, stopping_condition=_is_elementary)
+        [tape], _ = qp.transforms.decompose(tape, stopping_condition=is_elementary)
         angles, gates, operations = [], [], list(tape.operations)
         if operations and isinstance(operations[0], qp.StatePrep):
             angles.append(_amplitudes(seen.setdefault("prepared", operations.pop(0))))
@@ -211,7 +211,7 @@ def _is_value(node: fx.Node) -> bool:
     return any(isinstance(part, Tensor) for part in parts)
 
 
-def _is_elementary(operation: qp.operation.Operator) -> bool:
+def is_elementary(operation: qp.operation.Operator) -> bool:
     """Whether a gate is taken as it is: a matrix on few wires, with at most one number as its angle."""
     template = type(operation).__module__.startswith("pennylane.templates")
     if isinstance(operation, qp.StatePrep | qp.GlobalPhase) or _is_traced_basis_state(operation):

@@ -1,6 +1,8 @@
 """One training loop, on Accelerate, for any model, task and loaders. It knows nothing quantum."""
 
-from qnnkit.train.loop import Group, Progress, evaluate, fit, optimizer_of, trainable
+from qnnkit.train.groups import Group, optimizer_of, trainable
+from qnnkit.train.loop import Progress, evaluate, fit
+from qnnkit.train.observer import Observer
 from qnnkit.train.processes import PRECISIONS
 
-__all__ = ["PRECISIONS", "Group", "Progress", "evaluate", "fit", "optimizer_of", "trainable"]
+__all__ = ["PRECISIONS", "Group", "Observer", "Progress", "evaluate", "fit", "optimizer_of", "trainable"]

@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,11 @@ from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
 from qnnkit.tasks import Step, Task
 from qnnkit.train.finite import not_finite
+from qnnkit.train.groups import Group, optimizer_of, trainable
+from qnnkit.train.observer import Observer
 from qnnkit.train.processes import Shares, accelerated, summed
 from qnnkit.train.schedule import step_size
 from qnnkit.train.stop import deferred
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that share a step size and are clipped together."""
-
-    name: str
-    parameters: Sequence[nn.Parameter]
-    learning_rate: float
-    clip_norm: float | None = None
-    weight_decay: float = 0.0
 
 
 @dataclass
@@ -72,6 +63,7 @@ def fit(
     folder: Path | None = None,
     identity: dict[str, Any] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
+    watch: Observer | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
@@ -95,6 +87,7 @@ def fit(
         folder: Where checkpoints go.
         identity: Plain values that tell this training from others; a checkpoint of another is not taken.
         log: Called after every epoch with one row of plain numbers.
+        watch: Looks at gradients and updates.
 
     Raises:
         FloatingPointError: The loss or a gradient is not finite; told are the layer, epoch and batch. The
@@ -104,7 +97,7 @@ def fit(
     """
     device = torch.device(device)
     with own_generators(), deferred() as stop, accelerated(model, device, config) as accelerator:
-        loop = _Loop(model, task, loaders, config, groups, accelerator, seed, stop)
+        loop = _Loop(model, task, loaders, config, groups, accelerator, seed, stop, watch)
         store = Store(folder, identity, config.keep_checkpoints) if folder else None
         return loop.run(store, log or (lambda row: None))
 
@@ -185,12 +178,14 @@ class _Part:
     seconds: float = 0.0
     random: dict[str, Any] | None = None
     """State of the generators where a resumed epoch goes on; None at its beginning."""
+    watched: dict[str, Any] | None = None
+    """What the observer had kept where a resumed epoch goes on; None at its beginning."""
 
 
 class _Loop:
-    def __init__(self, model, task, loaders, config, groups, accelerator, seed, stop):
+    def __init__(self, model, task, loaders, config, groups, accelerator, seed, stop, watch):
         self.task, self.config, self.accelerator = task, config, accelerator
-        self.seed, self.stop = seed, stop
+        self.seed, self.stop, self.watch = seed, stop, watch
         for name in ("train", "validation"):
             checks.positive(f"the number of {name} batches", len(loaders[name]), "Give it data to load.")
         groups = groups or [Group("all", list(model.parameters()), config.learning_rate)]
@@ -221,6 +216,8 @@ class _Loop:
                 row = self._epoch()
                 if self.accelerator.is_main_process:
                     log(row)
+                    if self.watch:
+                        self.watch.end(row["epoch"], self.updates_per_epoch)
                 self._end_epoch()
         finally:
             if store:
@@ -237,6 +234,8 @@ class _Loop:
     def _epoch(self) -> dict[str, Any]:
         self.model.train()
         part, batches = self.part, self._batches()
+        if self.watch:
+            self.watch.load(part.watched)
         self.started = time.perf_counter()
         waiting: list[tuple[int, Any, torch.Tensor]] = []  # of one update: (index, batch, loss)
         for index, batch in enumerate(batches, start=part.batch):
@@ -323,18 +322,23 @@ class _Loop:
         # By place, not by updates: a fork with other batches, or more processes, has another number of those.
         done = self.part.batch // self.config.accumulation / self.updates_per_epoch
         scale = step_size(self.config, self.progress.epoch + done, self.updates_per_epoch)
+        self.accelerator.unscale_gradients()  # once for all groups: a gradient scaler refuses a second time
+        update = self.part.batch // self.config.accumulation
+        watch = self.watch if self.watch and self.watch.wants(update, self.updates_per_epoch) else None
+        if watch:
+            watch.before()
         latest = {}
         for group, rate, parameters in zip(self.groups, self.rates, self.optimizer.param_groups, strict=True):
             parameters["lr"] = rate * scale
-            # Unscales first, so under a gradient scaler these are the true norms too.
-            norm = self.accelerator.clip_grad_norm_(group.parameters, group.clip_norm or math.inf)
-            latest[group.name] = float(norm)  # type: ignore[arg-type]
+            norm = nn.utils.clip_grad_norm_(group.parameters, group.clip_norm or math.inf)
+            latest[group.name] = float(norm)
         where = f"epoch {self.progress.epoch + 1}, batch "
         for index, batch, loss in batches:
             if not math.isfinite(loss):  # the norms have been waited for, so this one is there
                 raise not_finite("training loss", f"{where}{index}", self._bare(), self._step, batch)
         scaled = self.accelerator.scaler is not None  # a scaler skips steps that overflow by itself
-        if not scaled and not all(map(math.isfinite, latest.values())):
+        finite = all(map(math.isfinite, latest.values()))
+        if not scaled and not finite:
             worst = next(name for name, norm in latest.items() if not math.isfinite(norm))
             raise FloatingPointError(
                 f"The gradient of the {worst} weights is not finite at {where}{batches[-1][0]}. Lower the "
@@ -346,6 +350,8 @@ class _Loop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.progress.updates += 1
+        if watch and finite:
+            watch.after(self.progress.updates)
 
     def _validate(self) -> dict[str, float]:
         self.model.eval()
@@ -399,6 +405,7 @@ class _Loop:
             "norms": part.norms,
             "seconds": part.seconds,
             "loader": self._signature(),
+            "watched": self.watch.state() if self.watch else None,
         }
         self._save(state)
 
@@ -463,28 +470,5 @@ class _Loop:
             totals = _Totals(sums, part["count"])
         else:
             totals = _Totals({name: torch.zeros(()) for name in part["sums"]})
-        self.part = _Part(part["batch"], totals, part["norms"], part["seconds"], random)
-
-
-def trainable(groups: Sequence[Group]) -> list[Group]:
-    """The groups without their frozen parameters; those that are all frozen are left out."""
-    left = [
-        replace(group, parameters=[weight for weight in group.parameters if weight.requires_grad])
-        for group in groups
-    ]
-    return [group for group in left if group.parameters]
-
-
-def optimizer_of(groups: Sequence[Group], config: TrainingConfig) -> torch.optim.Optimizer:
-    """The optimizer of a training, each group with its own step size and weight decay."""
-    settings = [
-        {"params": list(group.parameters), "lr": group.learning_rate, "weight_decay": group.weight_decay}
-        for group in groups
-    ]
-    match config.optimizer:
-        case "adam":
-            return torch.optim.Adam(settings)
-        case "adamw":
-            return torch.optim.AdamW(settings)
-        case "sgd":
-            return torch.optim.SGD(settings, momentum=0.9)
+        watched = part.get("watched")  # checkpoints of earlier versions have none
+        self.part = _Part(part["batch"], totals, part["norms"], part["seconds"], random, watched)

@@ -1,0 +1,214 @@
+"""The loss around the weights that a net has: lines and a plane through them, many points at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from qnnkit import checks, layers
+from qnnkit.layers import QuantumLayer
+from qnnkit.tasks import Task
+
+STATE_BYTES = 2**24
+"""Of all circuits' states for the points that are computed at once: about what a CPU's cache holds."""
+MOST_AT_ONCE = 512
+FLAT = 0.01
+"""A loss that changes by less than this share, however the angles are turned, hardly hangs on them."""
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """The loss on a slice through the weights of all circuits, with the net as it is in the middle."""
+
+    offsets: np.ndarray
+    """Distance from the middle, in radians: root mean square over the weights; of shape (n_points,)."""
+    names: tuple[str, ...]
+    """Of the directions."""
+    losses: np.ndarray
+    """On lines: of shape (n_directions, n_points). On a plane: (n_points, n_points), first direction down."""
+    centre: float
+    """The loss in the middle."""
+    n_weights: int
+    n_samples: int
+    layers: tuple[str, ...]
+    """Whose weights were moved."""
+
+    @property
+    def sentence(self) -> str:
+        """What the slice says of the circuit's share in the loss."""
+        low, high = float(self.losses.min()), float(self.losses.max())
+        where = f"within {self.offsets.max():.2g} rad (root mean square) of the weights as they are"
+        if high - low < FLAT * max(abs(self.centre), 1e-12):
+            told = f"The loss of {self.centre:.4g} changes by less than {100 * FLAT:g} % {where}"
+            return f"{told}: the net hardly uses its circuit."
+        at = "is the lowest" if self.centre <= low + 1e-6 * abs(low) else f"is not the lowest ({low:.4g})"
+        return f"The loss of {self.centre:.4g} {at} of the slice, and rises to {high:.4g} {where}."
+
+
+def lines(
+    model: nn.Module,
+    task: Task,
+    batch: Any,
+    *,
+    radius: float = math.pi,
+    n_points: int = 61,
+    n_random: int = 2,
+    seed: int = 0,
+) -> Landscape | None:
+    """The loss along its own gradient and along random directions, through the weights of all circuits.
+
+    Args:
+        model: In any mode; it is left as it was, and looked at in evaluation mode.
+        task: Gives the loss.
+        batch: As the task takes it, on the model's device.
+        radius: How far to go both ways, in radians (root mean square over the weights).
+        n_points: On each line, odd, so that the middle is one.
+        n_random: Random directions, orthogonal to each other.
+        seed: Fixes these.
+
+    Returns:
+        None for a model without weights in circuits. A gradient of zero has no direction, and no line.
+
+    Reference: Goodfellow et al. (2015), arXiv:1412.6544, and Li et al. (2018), arXiv:1712.09913, sec. 2.
+    """
+    names, start = _weights(model)
+    if not names:
+        return None
+    with layers.evaluating(model), torch.enable_grad():
+        moved = {name: start[name].clone().requires_grad_() for name in names}
+        loss = task(_WithWeights(model, moved), batch).loss
+        found = torch.autograd.grad(loss, list(moved.values()), allow_unused=True, materialize_grads=True)
+    gradient = torch.cat([part.flatten() for part in found]).double().cpu()
+    told, directions = [], []
+    if float(gradient.norm()) > 0:
+        told, directions = ["along the gradient"], [gradient / gradient.norm()]
+    told += [f"random {i + 1}" for i in range(n_random)]
+    directions += _orthonormal(gradient.numel(), n_random, seed)
+    offsets = _offsets(radius, n_points)
+    points = torch.cat([offsets[:, None] * direction for direction in directions])
+    losses = _losses(model, task, batch, names, start, points).reshape(len(directions), -1)
+    return _landscape(model, batch, names, start, offsets, tuple(told), losses)
+
+
+def plane(
+    model: nn.Module,
+    task: Task,
+    batch: Any,
+    *,
+    radius: float = math.pi,
+    n_points: int = 31,
+    seed: int = 0,
+) -> Landscape | None:
+    """The loss on a plane of two random orthogonal directions, through the weights of all circuits.
+
+    Args:
+        model: As for `lines`.
+        task: Likewise.
+        batch: Likewise.
+        radius: How far to go along each direction, both ways.
+        n_points: Along each direction, odd.
+        seed: Fixes the directions.
+
+    Returns:
+        None for a model with fewer than two weights in circuits.
+    """
+    names, start = _weights(model)
+    n_weights = sum(start[name].numel() for name in names)
+    if n_weights < 2:
+        return None
+    first, second = _orthonormal(n_weights, 2, seed)
+    offsets = _offsets(radius, n_points)
+    points = (offsets[:, None, None] * first + offsets[None, :, None] * second).reshape(-1, n_weights)
+    losses = _losses(model, task, batch, names, start, points).reshape(n_points, n_points)
+    return _landscape(model, batch, names, start, offsets, ("random 1", "random 2"), losses)
+
+
+def _landscape(
+    model: nn.Module,
+    batch: Any,
+    names: list[str],
+    start: dict[str, Tensor],
+    offsets: Tensor,
+    told: tuple[str, ...],
+    losses: np.ndarray,
+) -> Landscape:
+    middle = losses[(len(offsets) // 2,) * 2] if len(losses) == len(offsets) else losses[0, len(offsets) // 2]
+    owners = tuple(dict.fromkeys(name.rpartition(".")[0] or "layer" for name in names))
+    n_weights = sum(start[name].numel() for name in names)
+    return Landscape(offsets.numpy(), told, losses, float(middle), n_weights, len(batch[0]), owners)
+
+
+def _weights(model: nn.Module) -> tuple[list[str], dict[str, Tensor]]:
+    """Names of the weights of circuits, and all weights."""
+    quantum = {id(weight) for weight in layers.quantum_parameters(model)}
+    every = dict(model.named_parameters())
+    return [name for name, weight in every.items() if id(weight) in quantum], {
+        name: weight.detach() for name, weight in every.items()
+    }
+
+
+def _orthonormal(n: int, n_directions: int, seed: int) -> list[Tensor]:
+    """Random unit vectors of length n, orthogonal to each other as far as there is room."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(n, n_directions, generator=generator, dtype=torch.float64)
+    if n_directions <= n:
+        drawn = torch.linalg.qr(drawn).Q
+    return list((drawn / drawn.norm(dim=0)).T)
+
+
+def _offsets(radius: float, n_points: int) -> Tensor:
+    if n_points < 3 or n_points % 2 == 0:
+        step = "Choose 31 or 61, say: the middle is the net as it is."
+        raise ValueError(checks.message("n_points", "be odd and at least 3", n_points, step))
+    return torch.linspace(-radius, radius, n_points, dtype=torch.float64)
+
+
+class _WithWeights(nn.Module):
+    """A model with some of its weights exchanged, for a task to call."""
+
+    def __init__(self, model: nn.Module, weights: dict[str, Tensor]):
+        super().__init__()
+        self.__dict__["model"], self.__dict__["weights"] = model, weights  # no part: it stays as it is
+        self.training = model.training
+
+    def forward(self, *inputs: Any) -> Any:
+        return functional_call(self.__dict__["model"], self.__dict__["weights"], inputs)
+
+
+def _losses(
+    model: nn.Module, task: Task, batch: Any, names: list[str], start: dict[str, Tensor], points: Tensor
+) -> np.ndarray:
+    """The loss at each point, of shape (n_points,): points of shape (n_points, n_weights), unit directions.
+
+    What comes before the circuits is the same for all points, and computed once for those that run together.
+    """
+    sizes = [start[name].numel() for name in names]
+    points = points * math.sqrt(points.shape[1])  # so that an offset is a root mean square over the weights
+
+    def loss(moved: Tensor) -> Tensor:
+        parts = zip(names, moved.split(sizes), strict=True)
+        weights = {name: start[name] + part.view(start[name].shape) for name, part in parts}
+        return task(_WithWeights(model, weights), batch).loss
+
+    with layers.evaluating(model):
+        circuits = layers.circuit_inputs(model, batch[0])  # also traces what has not run yet
+        at = points.to(start[names[0]])
+        if all(layer.has_program for layer in circuits):
+            found = vmap(loss, chunk_size=_at_once(circuits))(at)
+        else:  # PennyLane's devices follow no functional transform
+            found = torch.stack([loss(point) for point in at])
+    return found.double().cpu().numpy()
+
+
+def _at_once(circuits: dict[QuantumLayer, Tensor]) -> int:
+    """How many points to compute together."""
+    state_bytes = sum(
+        len(rows) * 2 ** len(layer.qnode.device.wires or (0,)) * 8 for layer, rows in circuits.items()
+    )
+    return max(4, min(MOST_AT_ONCE, STATE_BYTES // max(1, state_bytes)))

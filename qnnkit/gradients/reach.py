@@ -1,0 +1,211 @@
+"""Which gate each weight turns, and which weights cannot change what is measured."""
+
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pennylane as qp
+import torch
+from torch import Tensor, nn
+
+from qnnkit import checks, layers
+from qnnkit.layers import QuantumLayer
+from qnnkit.simulator import is_elementary
+
+ZERO = 1e-9
+"""Largest gradient that counts as none, in float64, where outputs are weighted by numbers of order 1."""
+MOST_ROWS = 1024
+"""Of a sample, evenly spaced, on which a circuit's weights are looked at."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate of a circuit, taken apart until it has one angle at most."""
+
+    name: str
+    wires: tuple[int, ...]
+    """Positions of its wires, controls first."""
+    n_controls: int
+    weights: tuple[int, ...]
+    """Weights that its angle depends on: places in `weight_names`."""
+    on_inputs: bool
+    reaches: bool
+    """Whether a measured wire lies in its light cone: whether gates after it lead from its wires to one."""
+
+    def __str__(self) -> str:
+        where = " and ".join(map(str, self.wires)) if len(self.wires) < 3 else ", ".join(map(str, self.wires))
+        return f"{self.name} on wire{'s' * (len(self.wires) > 1)} {where}"
+
+
+@dataclass(frozen=True)
+class Dead:
+    """A weight that training cannot use, and why."""
+
+    layer: str
+    weight: str
+    """Such as "weights[0, 2, 1]"."""
+    index: int
+    """Its place in `weight_names`."""
+    gates: tuple[str, ...]
+    """What it turns, such as "RZ on wire 3"; () if nothing."""
+    why: str
+    """Completes "because"."""
+
+
+def weight_names(layer: QuantumLayer) -> list[str]:
+    """Names of a layer's single weights, in the order of `layer.parameters()`, each tensor row by row.
+
+    Example:
+        >>> from qnnkit import circuits
+        >>> weight_names(QuantumLayer(*circuits.build("hardware_efficient", n_qubits=1, n_layers=1)))
+        ['weights[0, 0, 0]', 'weights[0, 0, 1]']
+    """
+    return [
+        f"{name}[{', '.join(map(str, place))}]" if place else name
+        for name, weight in layer.named_parameters()
+        for place in itertools.product(*map(range, weight.shape))
+    ]
+
+
+def gates(layer: QuantumLayer) -> list[Gate]:
+    """The circuit's gates in the order of time, with the weights that turn each.
+
+    What an angle depends on is asked of autograd, at random weights and inputs in float64: a weight that is
+    multiplied by zero turns nothing.
+
+    Args:
+        layer: That has run once, so that the number of features is known.
+
+    Raises:
+        ValueError: It has not.
+    """
+    if layer.n_features is None:
+        step = "Call it on one batch, then ask again."
+        raise ValueError(checks.message("layer", "have run once", "a layer that has not", step))
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(shape: Sequence[int]) -> Tensor:
+        return torch.rand(tuple(shape), generator=generator, dtype=torch.float64).add_(0.1).requires_grad_()
+
+    weights = {name: draw(weight.shape) for name, weight in layer.named_parameters()}
+    inputs = draw((layer.n_features,))
+    with torch.enable_grad():
+        tape = qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: inputs}, **weights)
+        [tape], _ = qp.transforms.decompose(tape, stopping_condition=is_elementary)
+        labels = list(layer.qnode.device.wires or tape.wires)
+        labels += [wire for wire in tape.wires if wire not in labels]
+        place = {wire: i for i, wire in enumerate(labels)}
+        found = [_gate(operation, place, inputs, list(weights.values())) for operation in tape.operations]
+    measured: set[int] = set()
+    for measurement in tape.measurements:
+        measured |= {place[wire] for wire in measurement.wires or labels}  # of a state: every wire
+    return _with_reach(found, measured)
+
+
+def _gate(
+    operation: qp.operation.Operator, place: dict[object, int], inputs: Tensor, weights: list[Tensor]
+) -> Gate:
+    controls = getattr(operation, "control_wires", ())
+    others = [wire for wire in operation.wires if wire not in controls]
+    wires = tuple(place[wire] for wire in (*controls, *others))
+    on_inputs, turned = False, torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.bool)
+    for value in operation.data:
+        if isinstance(value, Tensor) and value.requires_grad:
+            total = (value.abs() if value.is_complex() else value).sum()
+            leaves = [inputs, *weights]
+            of_inputs, *of_weights = torch.autograd.grad(
+                total, leaves, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            on_inputs |= bool(of_inputs.any())
+            turned |= torch.cat([part.flatten() != 0 for part in of_weights])
+    return Gate(
+        operation.name, wires, len(controls), tuple(turned.nonzero().flatten().tolist()), on_inputs, True
+    )
+
+
+def _with_reach(found: list[Gate], measured: set[int]) -> list[Gate]:
+    """The gates, each told whether a measured wire lies in its light cone."""
+    live, told = set(measured), []
+    for gate in reversed(found):
+        reaches = bool(live & set(gate.wires))
+        if reaches:
+            live |= set(gate.wires)
+        told.append(Gate(gate.name, gate.wires, gate.n_controls, gate.weights, gate.on_inputs, reaches))
+    return told[::-1]
+
+
+def dead(model: nn.Module, sample: Tensor) -> list[Dead]:
+    """Weights of circuits that cannot learn: no measured value depends on them, for no row of the sample.
+
+    Args:
+        model: Any module; it is left as it was.
+        sample: As the model takes it, of shape (batch, ...).
+
+    Returns:
+        One entry per weight, with the reason; none for frozen layers, or where all can learn.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    found = []
+    for layer, rows in layers.circuit_inputs(model, sample).items():
+        if any(weight.requires_grad for weight in layer.parameters()):
+            found += _dead_of(names[layer] or "layer", layer, rows[:: -(-len(rows) // MOST_ROWS)])
+    return found
+
+
+def _dead_of(name: str, layer: QuantumLayer, rows: Tensor) -> list[Dead]:
+    turned_by: dict[int, list[Gate]] = {}
+    for gate in gates(layer):
+        for i in gate.weights:
+            turned_by.setdefault(i, []).append(gate)
+    copy = layer.with_qnode(layer.qnode).requires_grad_(True).cpu().double()
+    rows, all_names, found = rows.cpu().double(), weight_names(layer), []
+    silent, always = _silent(copy, rows), set()
+    if silent:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in copy.parameters():
+                weight.copy_(2 * torch.pi * torch.rand(weight.shape, generator=generator))
+        always = _silent(copy, rows)
+    for i, weight in enumerate(all_names):
+        turned = turned_by.get(i, [])
+        if not turned:
+            why = "no angle depends on it"
+        elif not any(gate.reaches for gate in turned):
+            why = "no gate after it leads to a wire that is measured"
+        elif i not in silent:
+            continue
+        elif i in always:
+            why = "nothing that is measured changes with it, at any weights"
+        else:
+            why = "its gradient is zero on the whole sample, at the weights as they are"
+        found.append(Dead(name, weight, i, tuple(map(str, turned)), why))
+    return found
+
+
+def _silent(layer: QuantumLayer, rows: Tensor) -> set[int]:
+    """Weights on which no output of any row depends: a random mixture of all outputs has no gradient."""
+    outputs = layer(rows)
+    outputs = torch.view_as_real(outputs) if outputs.is_complex() else outputs
+    generator = torch.Generator().manual_seed(0)
+    mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) + 0.5
+    found = torch.autograd.grad(
+        outputs, list(layer.parameters()), mixture, allow_unused=True, materialize_grads=True
+    )
+    flat = torch.cat([part.flatten() for part in found])
+    return set((flat.abs() < ZERO).nonzero().flatten().tolist())
+
+
+def told(found: Sequence[Dead]) -> list[str]:
+    """One sentence per layer and reason, which names the weights by gate and wire."""
+    sentences = []
+    for (layer, why), of_reason in itertools.groupby(found, key=lambda one: (one.layer, one.why)):
+        members = list(of_reason)
+        which = ", ".join(f"{one.weight} ({'; '.join(one.gates) or 'no gate'})" for one in members)
+        number = f"{len(members)} weight{'s' * (len(members) > 1)} of `{layer}` cannot learn"
+        sentences.append(f"{number}, because {why}: {which}.")
+    return sentences

@@ -1,0 +1,338 @@
+"""`Inspector`: sliders, buttons and figures over a run, or the figures alone where no front end answers."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qnnkit import checks
+from qnnkit.inspector import views
+from qnnkit.inspector.source import Source, weight_names
+from qnnkit.inspector.views import Choice
+from qnnkit.runs import Run
+
+if TYPE_CHECKING:
+    from qnnkit.plots import Picture
+
+THUMBNAIL = 64
+"""Pixels a side of the picture on a button."""
+CHOSEN, FOCUS = "#D55E00", "#0072B2"
+
+STYLE = """<style>
+.{name}.jupyter-button {{width: 80px; height: 96px; padding: 70px 2px 0; line-height: 22px;
+  border-radius: 4px; background: #f5f5f5 no-repeat 8px 4px / {side}px {side}px;
+  color: #111; image-rendering: pixelated; overflow: hidden;}}
+.{name}.jupyter-button:focus-visible {{outline: 3px solid {focus}; outline-offset: 1px;}}
+.{name}-chosen.jupyter-button {{box-shadow: 0 0 0 3px {chosen} !important;}}
+{pictures}
+</style>"""
+
+
+class Inspector:
+    """Looks into a run, be it finished, under way or only begun: gradients, circuit, images, what if.
+
+    A notebook shows it as widgets, and the same figures as a picture where nobody can move a slider. The
+    run's folder is only read.
+
+    Args:
+        run: Whose gradients and nets.
+        net: Begins with this one; the run's own by default.
+        seed: Begins with this one; the run's first by default.
+        layer: Begins with this one; the first circuit by default.
+
+    Raises:
+        ValueError: The run has no such net, seed or layer.
+
+    Example:
+        Inspector(run)  # as the last line of a cell
+    """
+
+    def __init__(self, run: Run, net: str | None = None, seed: int | None = None, layer: str | None = None):
+        net, seed = net or run.nets[0], run.config.seed if seed is None else seed
+        checks.choice("net", net, run.nets)
+        if seed not in run.seeds:
+            step = f"The run has {run.seeds.start} to {run.seeds.stop - 1}."
+            raise ValueError(checks.message("seed", "be one of the run's", seed, step))
+        self.run, self.source = run, Source(run)
+        self.choice = views.first_choice(self.source, net, seed, layer)
+        self._tree: Any = None
+
+    def figures(self) -> dict[str, Picture]:
+        """Of what is chosen, as far as it has them: "gradients", "circuit", "image", "what_if"."""
+        return views.figures(self.source, self.choice)
+
+    def sentences(self) -> list[str]:
+        """What is missing, and what training warned of in the chosen epoch."""
+        net, seed, epoch = self.choice.net, self.choice.seed, self.choice.epoch
+        warnings = self.source.training(net, seed).warnings
+        return [*self.source.missing(net, seed), *(told for at, told in warnings if at == epoch)]
+
+    @property
+    def widget(self) -> Any:
+        """The ipywidgets tree, made when first asked for."""
+        if self._tree is None:
+            self._tree = Panel(self)
+        return self._tree.whole
+
+    @property
+    def panel(self) -> Panel:
+        """The single widgets, by which a program may do what a person does."""
+        _ = self.widget
+        return self._tree
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from qnnkit import plots
+
+        chosen = self.choice
+        told = f"Inspector of {self.run.folder.name}: net {chosen.net}, seed {chosen.seed}, {chosen.layer}"
+        bundle: dict[str, Any] = {"text/plain": "\n".join([told, *self.sentences()])}
+        bundle["image/png"] = base64.b64encode(plots.stacked(self.panel.pictures())).decode()
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return bundle | {"application/vnd.jupyter.widget-view+json": view}
+
+
+class Panel:
+    """The widgets of an inspector; what they show comes from `views`, what is chosen stands in its `choice`.
+
+    Args:
+        inspector: Whose choice they change.
+    """
+
+    def __init__(self, inspector: Inspector):
+        import ipywidgets as widgets
+
+        self.inspector, self.setting = inspector, False
+        run, wide = inspector.run, widgets.Layout(width="98%", max_width="640px")
+        style = {"description_width": "100px"}
+        plain: dict[str, Any] = {"style": style, "layout": widgets.Layout(width="300px")}
+        choice = inspector.choice
+        self.net = widgets.Dropdown(options=run.nets, value=choice.net, description="Net", **plain)
+        self.seed = widgets.Dropdown(options=list(run.seeds), value=choice.seed, description="Seed", **plain)
+        self.layer = widgets.Dropdown(options=[choice.layer], description="Layer", **plain)
+        slider: dict[str, Any] = {"options": [("none", 0)], "style": style, "layout": wide}
+        self.weight = widgets.SelectionSlider(description="Weight", continuous_update=False, **slider)
+        self.epoch = widgets.SelectionSlider(description="Epoch", continuous_update=False, **slider)
+        self.step = widgets.SelectionSlider(description="Update", continuous_update=False, **slider)
+        self.shift = widgets.FloatSlider(
+            min=-np.pi, max=np.pi, step=np.pi / 50, description="Move by", style=style, layout=wide
+        )
+        self.refresh = widgets.Button(
+            description="Refresh", tooltip="Read the run's folder again", icon="refresh"
+        )
+        self.told, self.moved = widgets.HTML(), widgets.HTML()
+        self.gradients, self.circuit, self.image, self.what_if = (_picture(widgets) for _ in range(4))
+        self.images = self._buttons(widgets)
+        wrap = widgets.Layout(flex_flow="row wrap", width="98%")
+        gap = widgets.Layout(flex_flow="row wrap", width="98%", grid_gap="8px", padding="4px")
+        self.moving = widgets.VBox(
+            [
+                _heading(widgets, "What if the chosen weight were another?"),
+                self.shift,
+                self.moved,
+                self.what_if,
+            ]
+        )
+        self.whole = widgets.VBox(
+            [
+                widgets.HBox([self.net, self.seed, self.layer, self.refresh], layout=wrap),
+                self.told,
+                _heading(widgets, "Gradients of the chosen layer"),
+                self.epoch,
+                self.step,
+                self.weight,
+                self.gradients,
+                self.circuit,
+                _heading(widgets, "An image through the net: press one"),
+                self.style,
+                widgets.HBox(self.images, layout=gap),
+                self.image,
+                self.moving,
+            ],
+            layout=widgets.Layout(overflow="auto"),
+        )
+        self._offer()
+        self._draw("gradients", "circuit", "image", "what_if")
+        for one, changed in (
+            (self.net, self._on_net),
+            (self.seed, self._on_net),
+            (self.layer, self._on_layer),
+            (self.weight, self._on_weight),
+            (self.epoch, self._on_epoch),
+            (self.step, self._on_step),
+            (self.shift, self._on_shift),
+        ):
+            one.observe(changed, names="value")
+        self.refresh.on_click(self._on_refresh)
+
+    def _buttons(self, widgets: Any) -> list[Any]:
+        """A button per image, its picture in a style sheet: reached by Tab, pressed by Enter or Space."""
+        images, labels = self.inspector.source.choosable
+        self.told_classes = [self.inspector.source.class_name(int(label)) for label in labels]
+        self.style = widgets.HTML()
+        name = f"qnnkit-{self.style.model_id[:8]}"
+        pictures = "\n".join(
+            f'.{name}-{i} {{background-image: url("{_thumbnail(image.numpy())}") !important;}}'
+            for i, image in enumerate(images)
+        )
+        self.style.value = STYLE.format(
+            name=name, side=THUMBNAIL, focus=FOCUS, chosen=CHOSEN, pictures=pictures
+        )
+        self.chosen_class, found = f"{name}-chosen", []
+        for i, told in enumerate(self.told_classes):
+            button = widgets.Button(description=told, tooltip=f"Image {i} of class {told}")
+            button.add_class(name)
+            button.add_class(f"{name}-{i}")
+            button.on_click(lambda _, place=i: self._on_image(place))
+            found.append(button)
+        return found
+
+    def pictures(self) -> list[bytes]:
+        """PNGs of what is shown, from top to bottom."""
+        images = (self.gradients, self.circuit, self.image, self.what_if)
+        return [image.value for image in images if image.layout.display != "none"]
+
+    # --- what may be chosen -----------------------------------------------------------------------
+
+    def _offer(self) -> None:
+        """Sets what every widget offers and shows to what is chosen; nobody is told of it."""
+        source, choice = self.inspector.source, self.inspector.choice
+        net, training = source.net(choice.net, choice.seed), source.training(choice.net, choice.seed)
+        names, steps = weight_names(net, choice.layer), training.steps(choice.epoch)
+        self.setting = True
+        try:
+            self.layer.options = list(net.layers)
+            self.net.value, self.seed.value, self.layer.value = choice.net, choice.seed, choice.layer
+            offered = (
+                (self.weight, [(name, i) for i, name in enumerate(names)] or [("none", 0)], choice.weight),
+                (
+                    self.epoch,
+                    [("as it is", 0) if epoch == 0 else (str(epoch), epoch) for epoch in training.epochs],
+                    choice.epoch,
+                ),
+                (self.step, [("all", 0), *((str(step), i) for i, step in enumerate(steps, 1))], choice.step),
+            )
+            for slider, options, value in offered:
+                if list(slider.options) != options:
+                    slider.options = options
+                slider.value, slider.disabled = value, len(options) < 2
+            self.shift.value = 0.0
+            self.moving.layout.display = None if names else "none"
+            for i, button in enumerate(self.images):
+                chosen = i == choice.image
+                (button.add_class if chosen else button.remove_class)(self.chosen_class)
+                button.description = f"✓ {self.told_classes[i]}" if chosen else self.told_classes[i]
+        finally:
+            self.setting = False
+
+    def _choose(self, choice: Choice, *parts: str) -> None:
+        self.inspector.choice = choice
+        self._offer()
+        self._draw(*parts)
+
+    def _draw(self, *parts: str) -> None:
+        """Draws parts anew: "gradients", "circuit", "image", "what_if"."""
+        source, choice = self.inspector.source, self.inspector.choice
+        sentences = [html.escape(sentence, quote=False) for sentence in self.inspector.sentences()]
+        draw = {"gradients": views.of_layer, "circuit": views.of_circuit, "image": views.of_image}
+        for part in parts:
+            if part == "what_if":
+                self.moves = views.what_if(source, choice)
+                self._move(0.0)
+                continue
+            figure = draw[part](source, choice)
+            _show(getattr(self, part), figure and figure.png())
+            if part == "gradients" and figure is None:
+                sentences.append(
+                    f"Layer {html.escape(choice.layer, quote=False)} is not trained: it has no gradient."
+                )
+        if "gradients" in parts or sentences:
+            self.told.value = "<br>".join(sentences)
+
+    def _move(self, shift: float) -> None:
+        if self.moves is None:
+            _show(self.what_if, None)
+            return
+        moves, figure = self.moves
+        there = moves.at(shift) if shift else moves.before
+        figure.move(shift, there.values, there.class_probs, there.loss)
+        _show(self.what_if, figure.png())
+        self.moved.value = (
+            f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f} as it is, "
+            f"<b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
+        )
+
+    # --- what a person does -----------------------------------------------------------------------
+
+    def _on_net(self, change: Any) -> None:
+        if not self.setting:
+            found = views.first_choice(self.inspector.source, self.net.value, self.seed.value)
+            found = replace(found, image=self.inspector.choice.image)
+            self._choose(found, "gradients", "circuit", "image", "what_if")
+
+    def _on_layer(self, change: Any) -> None:
+        if not self.setting:
+            now = self.inspector.choice
+            found = views.first_choice(self.inspector.source, now.net, now.seed, self.layer.value)
+            self._choose(replace(found, image=now.image), "gradients", "circuit", "what_if")
+
+    def _on_weight(self, change: Any) -> None:
+        if not self.setting:
+            now = replace(self.inspector.choice, weight=self.weight.value)
+            self._choose(now, "gradients", "circuit", "what_if")
+
+    def _on_epoch(self, change: Any) -> None:
+        if not self.setting:
+            now = replace(self.inspector.choice, epoch=self.epoch.value, step=0)
+            self._choose(now, "gradients", "circuit")
+
+    def _on_step(self, change: Any) -> None:
+        if not self.setting:
+            self._choose(replace(self.inspector.choice, step=self.step.value), "gradients", "circuit")
+
+    def _on_image(self, place: int) -> None:
+        self._choose(replace(self.inspector.choice, image=place), "image", "what_if")
+
+    def _on_shift(self, change: Any) -> None:
+        if not self.setting:
+            self._move(self.shift.value)
+
+    def _on_refresh(self, button: Any) -> None:
+        """Reads the run again, and goes to the newest epoch of the same layer."""
+        source, now = self.inspector.source, self.inspector.choice
+        source.refresh()
+        newest = source.training(now.net, now.seed).epochs[-1]
+        self._choose(replace(now, epoch=newest, step=0), "gradients", "circuit", "image", "what_if")
+
+
+def _show(image: Any, png: bytes | None) -> None:
+    """A picture in an image widget, or nothing in its place."""
+    image.layout.display = "none" if png is None else None
+    if png is not None:
+        image.value = png
+
+
+def _picture(widgets: Any) -> Any:
+    # Narrower than that nobody reads it: what has less room scrolls.
+    fit = {"max_width": "98%", "min_width": "620px", "height": "auto", "align_self": "flex-start"}
+    return widgets.Image(format="png", layout=widgets.Layout(**fit))  # its own: each is hidden by itself
+
+
+def _heading(widgets: Any, sentence: str) -> Any:
+    return widgets.HTML(f"<h4 style='margin: 12px 0 4px'>{sentence}</h4>")
+
+
+def _thumbnail(image: np.ndarray) -> str:
+    """An image of shape (channels, height, width) as a data: URI, at most `THUMBNAIL` pixels a side."""
+    from PIL import Image
+
+    grey = image.shape[0] == 1
+    small = Image.fromarray(image[0] if grey else np.moveaxis(image, 0, -1))
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    small.save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

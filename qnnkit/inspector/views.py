@@ -1,0 +1,197 @@
+"""What is chosen, and the figures of it: functions that widgets and the static form both call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from qnnkit import checks, layers
+from qnnkit.inspector.source import Source, kept_places, weight_names
+from qnnkit.inspector.what_if import WhatIf
+from qnnkit.layers import Quanv2d
+
+if TYPE_CHECKING:
+    from qnnkit.plots import Picture, WhatIfFigure
+
+MOST_MAPS = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is looked at."""
+
+    net: str
+    seed: int
+    layer: str
+    weight: int = 0
+    """Place among the layer's weights, as in `gradients.weight_names`."""
+    epoch: int = 0
+    step: int = 0
+    """Place among the observed updates of the epoch, from 1; 0 takes all of them."""
+    image: int = 0
+    """Place among `Source.choosable`."""
+
+
+def first_choice(source: Source, net: str, seed: int, layer: str | None = None) -> Choice:
+    """The last epoch of a layer, the first circuit by default, and its weight of the largest gradient.
+
+    Raises:
+        ValueError: The net has no such layer.
+    """
+    names = list(source.net(net, seed).layers)
+    if not names:
+        raise ValueError(checks.message("net", "have weights", net, "There is nothing to look at."))
+    layer = checks.choice("layer", layer or names[0], names)
+    choice = Choice(net, seed, layer, epoch=source.training(net, seed).epochs[-1])
+    kept = kept_gradients(source, choice)
+    return choice if kept is None else replace(choice, weight=int(np.nan_to_num(_sizes(kept)).argmax()))
+
+
+# --- gradients --------------------------------------------------------------------------------------
+
+
+def kept_gradients(source: Source, choice: Choice) -> np.ndarray | None:
+    """Of the chosen layer's weights at the chosen updates, of shape (n_steps, n_weights); None without.
+
+    Of a circuit with more weights than training keeps, the others are NaN.
+    """
+    training = source.training(choice.net, choice.seed)
+    circuit = source.net(choice.net, choice.seed).circuit(choice.layer)
+    if circuit is None or choice.layer not in training.quantum_layers:
+        return None
+    kept = training.gradient(choice.layer, choice.epoch)
+    if not len(kept):
+        return None
+    weights = list(circuit.parameters())
+    every = np.full((len(kept), sum(weight.numel() for weight in weights)), np.nan)
+    every[:, kept_places(weights)] = kept
+    return every[choice.step - 1 : choice.step] if choice.step else every
+
+
+def _sizes(kept: np.ndarray) -> np.ndarray:
+    """Mean absolute gradient of each weight, of shape (n_weights,); NaN where none is known."""
+    known = np.isfinite(kept)
+    total = np.where(known, np.abs(kept), 0).sum(axis=0)
+    return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan)
+
+
+def of_layer(source: Source, choice: Choice) -> Picture | None:
+    """Histogram, norm and signal to noise of the chosen layer; None where training keeps it as it is."""
+    from qnnkit import plots
+
+    training = source.training(choice.net, choice.seed)
+    here = training.steps(choice.epoch)
+    if choice.layer not in training.layers or not here:
+        return None
+    layer = training.layer(choice.layer)
+    shown = (here[choice.step - 1],) * 2 if choice.step else (here[0], here[-1])
+    names = weight_names(source.net(choice.net, choice.seed), choice.layer)
+    weight = (names[choice.weight], choice.weight) if names else None
+    return plots.layer_gradients(
+        layer.steps,
+        layer.norm,
+        shown,
+        kept_gradients(source, choice),
+        weight,
+        layer.epochs,
+        np.stack([layer.snr, layer.snr_low, layer.snr_high], axis=1),
+        choice.epoch,
+    )
+
+
+def of_circuit(source: Source, choice: Choice) -> Picture | None:
+    """The chosen circuit, each gate coloured by its gradient; None for a layer without one."""
+    from qnnkit import plots
+
+    net = source.net(choice.net, choice.seed)
+    if net.circuit(choice.layer) is None:
+        return None
+    names, kept = weight_names(net, choice.layer), kept_gradients(source, choice)
+    values = np.full(len(names), np.nan) if kept is None else _sizes(kept)
+    found = net.gates(choice.layer)
+    n_wires = 1 + max((wire for gate in found for wire in gate.wires), default=0)
+    images, _ = source.choosable
+    cannot = [one.index for one in net.dead(images) if one.layer == choice.layer]
+    label = "mean |gradient| (loss per radian)"
+    return plots.coloured_circuit(found, n_wires, values, label, dead=cannot, chosen=choice.weight)
+
+
+# --- one image --------------------------------------------------------------------------------------
+
+
+def of_image(source: Source, choice: Choice) -> Picture:
+    """The chosen image, its quanvolved channels if there are any, and what the net says of it."""
+    from qnnkit import plots
+
+    images, labels = source.choosable
+    image = images[choice.image : choice.image + 1]
+    model = source.net(choice.net, choice.seed).model
+    maps = layers.feature_maps_of(model, image)
+    with layers.evaluating(model):
+        probs = model(image).double().softmax(-1)[0].numpy()
+    shown = None if maps is None else maps[0, :MOST_MAPS].double().numpy()
+    names = [] if shown is None else [f"channel {i}" for i in range(len(shown))]
+    classes = [source.class_name(i) for i in range(len(probs))]
+    return plots.image_seen(image[0].numpy(), shown, names, classes, probs, int(labels[choice.image]))
+
+
+# --- one weight moved -------------------------------------------------------------------------------
+
+
+def what_if(source: Source, choice: Choice) -> tuple[WhatIf, WhatIfFigure] | None:
+    """The chosen weight, ready to be moved, and the figure that shows it; None without a circuit."""
+    from qnnkit import plots
+
+    net = source.net(choice.net, choice.seed)
+    circuit = net.circuit(choice.layer)
+    if circuit is None:
+        return None
+    images, labels = source.choosable
+    moves = WhatIf(source.run, net, choice.layer, choice.weight, images[choice.image])
+    before = moves.before
+    figure = plots.WhatIfFigure(
+        weight_names(net, choice.layer)[choice.weight],
+        _which(net.model, circuit, moves, images[choice.image]),
+        [f"output {i}" for i in range(len(before.values))],
+        before.values,
+        [source.class_name(i) for i in range(len(before.class_probs))],
+        before.class_probs,
+        int(labels[choice.image]),
+        moves.curve(),
+        moves.n_images,
+    )
+    return moves, figure
+
+
+def _which(model: nn.Module, circuit: nn.Module, moves: WhatIf, image: torch.Tensor) -> str:
+    """Where the circuit stands whose values are shown."""
+    if moves.n_circuits == 1:
+        return "What the circuit measures"
+    home = next((m for m in model.modules() if isinstance(m, Quanv2d) and circuit in list(m.filters)), None)
+    if home is not None:
+        shapes: list[tuple[int, ...]] = []
+        handle = home.register_forward_hook(lambda _, given, maps: shapes.append(tuple(maps.shape)))
+        try:
+            with layers.evaluating(model):
+                model(image[None])
+        finally:
+            handle.remove()
+        _, row, column = np.unravel_index(moves.shown, (home.in_channels, *shapes[0][2:]))
+        return f"Measured at patch ({row}, {column})"
+    return f"Circuit {moves.shown} of the image's {moves.n_circuits}"
+
+
+def figures(source: Source, choice: Choice) -> dict[str, Picture]:
+    """Every figure that this choice has, by name: gradients, circuit, image, what_if."""
+    moved = what_if(source, choice)
+    found = {
+        "gradients": of_layer(source, choice),
+        "circuit": of_circuit(source, choice),
+        "image": of_image(source, choice),
+        "what_if": moved and moved[1].figure,
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}

@@ -1,0 +1,46 @@
+"""Groups of weights that share a step size, and the optimizer of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from qnnkit.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share a step size and are clipped together."""
+
+    name: str
+    parameters: Sequence[nn.Parameter]
+    learning_rate: float
+    clip_norm: float | None = None
+    weight_decay: float = 0.0
+
+
+def trainable(groups: Sequence[Group]) -> list[Group]:
+    """The groups without their frozen parameters; those that are all frozen are left out."""
+    left = [
+        replace(group, parameters=[weight for weight in group.parameters if weight.requires_grad])
+        for group in groups
+    ]
+    return [group for group in left if group.parameters]
+
+
+def optimizer_of(groups: Sequence[Group], config: TrainingConfig) -> torch.optim.Optimizer:
+    """The optimizer of a training, each group with its own step size and weight decay."""
+    settings = [
+        {"params": list(group.parameters), "lr": group.learning_rate, "weight_decay": group.weight_decay}
+        for group in groups
+    ]
+    match config.optimizer:
+        case "adam":
+            return torch.optim.Adam(settings)
+        case "adamw":
+            return torch.optim.AdamW(settings)
+        case "sgd":
+            return torch.optim.SGD(settings, momentum=0.9)

@@ -1,0 +1,359 @@
+"""qnnkit.inspector: what it shows follows what is chosen, with and without circuits, gradients, training."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from qnnkit import gradients, layers, report, runs
+from qnnkit.inspector import Inspector, views
+from qnnkit.inspector.source import Source, done_before, kept_places
+from qnnkit.inspector.what_if import WhatIf
+
+PARTS = ("gradients", "circuit", "image", "what_if")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> runs.Run:
+    """Two epochs of the digits and a classical control, their gradients recorded."""
+    folder = tmp_path_factory.mktemp("inspected") / "run"
+    settings = {"stride": 2, "train_fraction": 0.2, "gradient_samples": 4}
+    settings |= {"epochs": 2, "n_seeds": 1, "controls": ["classical"]}
+    run = runs.open_run(folder, "digits_quanv", **settings)
+    list(runs.train_all(run))
+    return run
+
+
+@pytest.fixture
+def copied(trained, tmp_path) -> runs.Run:
+    """The same run in a folder of its own, to be damaged."""
+    shutil.copytree(trained.folder, tmp_path / "run")
+    return runs.open_run(tmp_path / "run")
+
+
+def begun(folder: Path, recipe: str = "digits_quanv", **settings) -> runs.Run:
+    return runs.open_run(folder, recipe, n_seeds=1, **{"controls": ["classical"], **settings})
+
+
+def shown(inspector: Inspector) -> dict[str, bytes]:
+    return {name: getattr(inspector.panel, name).value for name in PARTS}
+
+
+def changed(inspector: Inspector, act) -> set[str]:
+    before = shown(inspector)
+    act()
+    return {name for name, png in shown(inspector).items() if png != before[name]}
+
+
+# --- widgets ----------------------------------------------------------------------------------------
+
+
+def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained):
+    inspector = Inspector(trained)
+    panel = inspector.panel
+    weight = (inspector.choice.weight + 5) % 24
+    assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == {"gradients", "circuit"}
+    assert changed(inspector, lambda: setattr(panel.step, "value", 2)) == {"gradients", "circuit"}
+    assert changed(inspector, lambda: setattr(panel.weight, "value", weight)) == set(PARTS) - {"image"}
+    assert changed(inspector, lambda: setattr(panel.shift, "value", 1.0)) == {"what_if"}
+    assert "+1.00 rad" in panel.moved.value
+    assert changed(inspector, panel.images[3].click) == {"image", "what_if"}
+    assert panel.shift.value == 0, "another image begins with the weight as it is"
+    choice = inspector.choice
+    assert (choice.epoch, choice.step, choice.weight, choice.image) == (1, 2, weight, 3)
+    assert panel.weight.label == gradients.weight_names(trained_circuit(inspector))[weight]
+    assert panel.epoch.options == (("1", 1), ("2", 2))
+    steps = [label for label, _ in panel.step.options]
+    assert steps == ["all", *map(str, trained.rows("gradients")[0]["steps"])]
+    assert [button.description for button in panel.images[2:5]] == ["2", "✓ 3", "4"]
+    assert all(button.tooltip.endswith(f"class {i}") for i, button in enumerate(panel.images))
+
+
+def trained_circuit(inspector: Inspector) -> layers.QuantumLayer:
+    found = inspector.source.net("hybrid", 0).circuit("quanv.filters.0")
+    assert found is not None
+    return found
+
+
+def test_a_classical_layer_and_a_control_hide_what_they_have_not(trained):
+    inspector = Inspector(trained)
+    panel = inspector.panel
+    assert changed(inspector, lambda: setattr(panel.layer, "value", "reader.0")) == {"gradients"}
+    assert panel.moving.layout.display == panel.circuit.layout.display == "none"
+    assert panel.weight.disabled and panel.weight.options == (("none", 0),)
+    assert set(inspector.figures()) == {"gradients", "image"}
+    assert panel.pictures() == [panel.gradients.value, panel.image.value]
+    panel.net.value = "classical"
+    assert "Net classical has no circuit" in panel.told.value
+    assert inspector.choice.layer == "quanv.filters.0" and panel.circuit.layout.display == "none"
+    panel.net.value = "hybrid"
+    assert panel.circuit.layout.display is panel.moving.layout.display is None
+    assert inspector.choice.epoch == 2 and "no circuit" not in panel.told.value
+
+
+def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(trained):
+    inspector = Inspector(trained)
+    bundle = inspector._repr_mimebundle_()
+    whole = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
+    parts = [Image.open(io.BytesIO(png)).convert("RGB") for png in shown(inspector).values()]
+    assert whole.height == sum(part.height for part in parts) and whole.width >= 900
+    assert np.array_equal(np.asarray(whole)[: parts[0].height, : parts[0].width], np.asarray(parts[0]))
+    view = bundle["application/vnd.jupyter.widget-view+json"]
+    assert view["model_id"] == inspector.widget.model_id
+    assert "quanv.filters.0" in bundle["text/plain"]
+    state = sum(map(len, shown(inspector).values())) + len(inspector.panel.style.value)
+    assert state < 500_000, "a saved notebook would be heavy"
+
+
+# --- what is drawn ----------------------------------------------------------------------------------
+
+
+def test_gradients_are_those_that_were_recorded(trained):
+    source = Source(trained)
+    choice = views.first_choice(source, "hybrid", 0)
+    row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
+    kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
+    assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
+    np.testing.assert_array_equal(views.kept_gradients(source, choice), kept)
+    second = views.replace(choice, step=2)
+    np.testing.assert_array_equal(views.kept_gradients(source, second), kept[1:2])
+
+
+def test_places_of_a_large_circuit_are_those_that_the_watch_keeps():
+    """Weights that count upwards: what the watch keeps of their gradient tells where they stand."""
+    weights = [torch.nn.Parameter(torch.zeros(size)) for size in (700, 900)]
+    model = torch.nn.Module()
+    model.weights = torch.nn.ParameterList(weights)
+    for start, weight in zip((0, 700), weights, strict=True):
+        weight.grad = torch.arange(start, start + len(weight)).float()
+    group = type("Group", (), {"name": "quantum", "parameters": weights, "clip_norm": None})()
+    watch = gradients.Watch(model, [group])
+    watch.strides = [-(-len(weight) // 512) for weight in weights]
+    watch.kept = np.array([350, 450])
+    watch.quantum = {"weights"}
+    watch.before()
+    watch.after(1)
+    [row] = watch.end(1, 1)["layers"]
+    assert kept_places(weights).tolist() == row["gradient"][0]
+
+
+def test_before_training_it_shows_the_gradient_on_one_batch(tmp_path):
+    inspector = Inspector(begun(tmp_path / "run"))
+    assert any("not trained yet" in sentence for sentence in inspector.sentences())
+    assert list(inspector.figures()) == list(PARTS)
+    found = views.kept_gradients(inspector.source, inspector.choice)
+    net, train = inspector.source.net("hybrid", 0), inspector.run.splits.train
+    loss = torch.nn.functional.cross_entropy(net.model(train.images[:64]), train.labels[:64])
+    expected = torch.autograd.grad(loss, list(trained_circuit(inspector).parameters()))[0].flatten()
+    np.testing.assert_allclose(found[0], expected.numpy(), atol=1e-6)
+    assert float(expected.abs().max()) > 1e-4
+
+
+def test_the_move_is_the_net_with_that_weight(trained):
+    source = Source(trained)
+    net, images = source.net("hybrid", 0), source.choosable[0]
+    moves = WhatIf(trained, net, "quanv.filters.0", 7, images[4])
+    before = [weight.clone() for weight in net.model.parameters()]
+    found = moves.at(1.25)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.model.parameters(), strict=True)), "left moved"
+    twin = runs.trained(trained, "hybrid", 0)
+    with torch.no_grad():
+        next(twin.quanv.filters[0].parameters()).view(-1)[7] += 1.25
+        logits = twin(torch.cat([images[4:5], trained.splits.validation.images[: moves.n_images]])).double()
+        patches = layers.circuit_inputs(twin, images[4:5])[twin.quanv.filters[0]]
+        values = twin.quanv.filters[0](patches)[patches.abs().sum(-1).argmax()]
+    loss = torch.nn.functional.cross_entropy(logits[1:], trained.splits.validation.labels[: moves.n_images])
+    assert found.loss == pytest.approx(float(loss), abs=1e-5) and moves.n_images >= 8
+    np.testing.assert_allclose(found.class_probs, logits[0].softmax(0).numpy(), atol=1e-5)
+    np.testing.assert_allclose(found.values, values.numpy(), atol=1e-5)
+    assert abs(found.loss - moves.before.loss) > 1e-3, "the weight does nothing: the test would pass anyhow"
+    shifts, losses = moves.curve()
+    assert losses[0] == pytest.approx(losses[-1], abs=1e-4), "an angle comes round after 2 pi"
+    assert losses[len(losses) // 2] == pytest.approx(moves.before.loss, abs=1e-6)
+    assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
+
+
+def test_what_stands_before_a_circuit_is_computed_once(tmp_path):
+    """A stem of convolutions, and the filter before the chosen one, are not run again for a move."""
+    run = begun(tmp_path / "run", "digits_quanv", model="residual_quanv", filters=2, width=8, maps=2)
+    net = Source(run).net("hybrid", 0)
+    circuit = net.circuit("middle.quanv.filters.1")
+    images = run.splits.train.images[:3]
+    ahead = done_before(net.model, circuit, images)
+    names = {name for name, module in net.model.named_modules() if module in ahead}
+    assert names == {"stem", "middle.quanv.filters.0"}
+    moves = WhatIf(run, net, "middle.quanv.filters.1", 0, images[0])
+    calls = []
+    net.model.stem[0].register_forward_hook(lambda *given: calls.append(1))
+    first, second = moves.at(0.0), moves.at(0.5)
+    assert calls == [] and first.loss != second.loss
+    with torch.no_grad():
+        net.model(images)
+    assert calls == [1], "afterwards the stem runs as ever"
+
+
+def test_a_move_takes_less_than_a_tenth_of_a_second(trained):
+    moves, figure = views.what_if(Source(trained), views.first_choice(Source(trained), "hybrid", 0))
+    figure.png()
+    seconds = []
+    for shift in np.linspace(-3, 3, 20):
+        start = time.perf_counter()
+        there = moves.at(float(shift))
+        figure.move(float(shift), there.values, there.class_probs, there.loss)
+        figure.png()
+        seconds.append(time.perf_counter() - start)
+    assert np.median(seconds) < 0.1
+
+
+def test_the_moved_picture_is_the_whole_figure(trained):
+    """What is drawn over a kept background equals a figure drawn from the beginning."""
+    choice = views.first_choice(Source(trained), "hybrid", 0)
+    pictures = []
+    for shifts in ((0.0, 2.0, 1.0), (1.0,)):
+        moves, figure = views.what_if(Source(trained), choice)
+        for shift in shifts:
+            there = moves.at(shift)
+            figure.move(shift, there.values, there.class_probs, there.loss)
+            png = figure.png()
+        pictures.append(np.asarray(Image.open(io.BytesIO(png))).astype(int))
+    assert np.abs(pictures[0] - pictures[1]).max() == 0
+    moves, figure = views.what_if(Source(trained), choice)
+    assert np.abs(np.asarray(Image.open(io.BytesIO(figure.png()))).astype(int) - pictures[1]).max() > 100
+
+
+# --- runs that lack something -----------------------------------------------------------------------
+
+
+def test_a_run_without_gradients_says_so_and_shows_one_batch(copied):
+    (copied.folder / "gradients.jsonl").unlink()
+    inspector = Inspector(copied)
+    [told] = inspector.sentences()
+    assert told.startswith("No gradients of net hybrid, seed 0, were kept while it trained")
+    assert inspector.choice.epoch == 0 and list(inspector.figures()) == list(PARTS)
+    assert inspector.panel.epoch.label == "as it is" and told in inspector.panel.told.value
+
+
+def test_half_written_and_damaged_lines_are_left_out_and_counted(copied):
+    path = copied.folder / "gradients.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0][:100], *lines]) + "\n" + lines[-1][:50])
+    inspector = Inspector(copied)
+    [told] = inspector.sentences()
+    assert told == "In gradients.jsonl 2 lines are half written or damaged, and left out."
+    assert inspector.choice.epoch == 2 and set(inspector.figures()) == set(PARTS)
+
+
+def test_refresh_follows_a_run_under_way(trained, tmp_path):
+    """Rows come in, then a checkpoint: each is seen after Refresh, and not before."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained.folder, folder, ignore=shutil.ignore_patterns("checkpoints", "gradients.jsonl"))
+    run = runs.open_run(folder)
+    inspector = Inspector(run)
+    panel = inspector.panel
+    panel.images[2].click()
+    assert "is not trained yet" in panel.told.value
+    rows = [json.dumps(row) for row in trained.rows("gradients")]
+    (folder / "gradients.jsonl").write_text(rows[0] + "\n")
+    assert panel.epoch.options == (("as it is", 0),)
+    assert {"gradients", "circuit"} <= changed(inspector, panel.refresh.click)
+    assert panel.epoch.options == (("1", 1),) and "has no checkpoint yet" in panel.told.value
+    shutil.copytree(trained.folder / "checkpoints", folder / "checkpoints")
+    (folder / "gradients.jsonl").write_text("\n".join(rows[:2]) + "\n")
+    assert changed(inspector, panel.refresh.click) == set(PARTS)
+    assert panel.epoch.value == 2 and panel.told.value == "" and inspector.choice.image == 2
+
+
+def test_a_net_without_a_circuit_shows_its_classical_layers(tmp_path):
+    inspector = Inspector(begun(tmp_path / "run", model="cnn", controls=[], width=8, hidden=16))
+    assert any("Net reference has no circuit" in sentence for sentence in inspector.sentences())
+    assert set(inspector.figures()) == {"gradients", "image"}
+    assert inspector.panel.moving.layout.display == "none"
+
+
+def test_a_frozen_circuit_has_no_gradient_but_can_be_moved(tmp_path):
+    inspector = Inspector(begun(tmp_path / "run", trainable=False, circuit="random"))
+    assert set(inspector.figures()) == {"circuit", "image", "what_if"}
+    assert "is not trained: it has no gradient" in inspector.panel.told.value
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"net": "hybird"}, "Did you mean 'hybrid'"),
+        ({"seed": 5}, "Argument `seed` must be one of the run's, but is 5. The run has 0 to 0."),
+        ({"layer": "quanv.filters.1"}, "Did you mean 'quanv.filters.0'"),
+    ],
+)
+def test_a_wrong_choice_is_refused_in_one_sentence(trained, wrong, told):
+    with pytest.raises(ValueError, match="Argument") as error:
+        Inspector(trained, **wrong)
+    assert told in str(error.value)
+
+
+def test_the_report_keeps_gradients_of_the_run_and_of_its_gates(copied, capsys):
+    assert len(report.keep_inspection(copied)) == 3
+    kept = sorted(path.stem for path in (copied.folder / "figures").glob("*.png"))
+    assert kept == ["10_gradients", "11_snr", "12_gates"] and capsys.readouterr().out == ""
+    (copied.folder / "gradients.jsonl").unlink()
+    assert len(report.keep_inspection(copied)) == 1
+    assert "No gradients of net hybrid" in capsys.readouterr().out
+
+
+# --- the other ipywidgets ---------------------------------------------------------------------------
+
+DRIVE = """
+import json, sys, ipywidgets
+from qnnkit import runs
+from qnnkit.inspector import Inspector
+
+inspector = Inspector(runs.open_run(sys.argv[1]))
+panel, found = inspector.panel, []
+def act(name, value):
+    before = {part: getattr(panel, part).value for part in ("gradients", "circuit", "image", "what_if")}
+    panel.images[value].click() if name == "images" else setattr(getattr(panel, name), "value", value)
+    found.append([name, [part for part, png in before.items() if getattr(panel, part).value != png]])
+acts = {"epoch": 1, "step": 2, "weight": 3, "shift": 1.0, "images": 3, "layer": "reader.0"}
+for name, value in acts.items():
+    act(name, value)
+bundle = sorted(inspector._repr_mimebundle_())
+print(json.dumps({"version": ipywidgets.__version__, "found": found, "bundle": bundle}))
+"""
+
+
+@pytest.mark.slow
+def test_the_same_tree_works_in_the_ipywidgets_of_colab(trained, tmp_path):
+    """7.7.1, in front of the installed one, with the packages it needs besides."""
+    place = tmp_path / "older"
+    command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--target", str(place)]
+    command += ["ipywidgets==7.7.1", "ipython-genutils==0.2.0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    path = os.pathsep.join([str(place), str(Path(runs.__file__).parents[2])])
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", DRIVE, str(trained.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["version"] == "7.7.1"
+    assert told["found"] == [
+        ["epoch", ["gradients", "circuit"]],
+        ["step", ["gradients", "circuit"]],
+        ["weight", ["gradients", "circuit", "what_if"]],
+        ["shift", ["what_if"]],
+        ["images", ["image", "what_if"]],
+        ["layer", ["gradients"]],
+    ]
+    assert told["bundle"] == ["application/vnd.jupyter.widget-view+json", "image/png", "text/plain"]

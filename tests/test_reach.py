@@ -1,0 +1,187 @@
+"""Which weights can learn: light cones, gates that commute, and nets that were built to fail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import QuantumLayer, Quanv2d, circuits, gradients, layers, plots
+
+
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer_of(function, shapes, n_wires: int, n_features: int) -> QuantumLayer:
+    start = {name: uniform(*shape, seed=1) for name, shape in shapes.items()}
+    layer = QuantumLayer(qp.QNode(function, circuits.make_device("default.qubit", n_wires)), shapes, start)
+    layer(uniform(1, n_features))
+    return layer
+
+
+def named(ansatz: str, **sizes) -> QuantumLayer:
+    qnode, shapes = circuits.build(ansatz, **sizes)
+    return QuantumLayer(qnode, shapes, {"weights": uniform(*shapes["weights"], seed=1)})
+
+
+def staircase(inputs, weights):
+    """Wire 0 is measured; what is turned after the CNOTs on other wires cannot reach it."""
+    qp.AngleEmbedding(inputs, wires=range(3))
+    for wire in range(3):
+        qp.RY(weights[0, wire], wires=wire)
+    qp.CNOT(wires=(1, 0))
+    for wire in range(3):
+        qp.RX(weights[1, wire], wires=wire)
+    return [qp.expval(qp.Z(0))]
+
+
+def influence(layer: QuantumLayer, rows: torch.Tensor) -> np.ndarray:
+    """Largest |d output / d weight| over rows and outputs: by PennyLane alone, output by output."""
+    witness = layer.with_qnode(layer.qnode, backend="default.qubit").double().requires_grad_(True)
+    largest = torch.zeros(sum(weight.numel() for weight in witness.parameters()), dtype=torch.float64)
+    for value in witness(rows.double()).flatten():
+        parts = torch.autograd.grad(value, list(witness.parameters()), retain_graph=True)
+        largest = torch.maximum(largest, torch.cat([part.flatten() for part in parts]).abs())
+    return largest.numpy()
+
+
+@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
+@pytest.mark.parametrize("n_qubits", [1, 3, 4])
+def test_dead_weights_are_those_without_influence(ansatz, n_qubits):
+    layer = named(ansatz, n_qubits=n_qubits, n_layers=2)
+    rows = uniform(5, n_qubits)
+    found = {each.index for each in gradients.dead(layer, rows)}
+    assert found == set(np.flatnonzero(influence(layer, rows) < 1e-9))
+
+
+@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
+def test_every_weight_turns_its_own_gate(ansatz):
+    layer = named(ansatz, n_qubits=3)
+    layer(uniform(1, 3))
+    gates = gradients.gates(layer)
+    turned = [i for gate in gates for i in gate.weights]
+    assert sorted(turned) == list(range(len(gradients.weight_names(layer))))
+    assert sum(gate.on_inputs for gate in gates) >= 3 and all(gate.reaches for gate in gates)
+
+
+def test_names_are_the_places_in_the_tensors():
+    layer = layer_of(lambda inputs, b, a: [qp.expval(qp.Z(0))], {"b": (2, 2), "a": ()}, 1, 1)
+    assert gradients.weight_names(layer) == ["b[0, 0]", "b[0, 1]", "b[1, 0]", "b[1, 1]", "a"]
+
+
+def test_a_light_cone_by_hand():
+    layer = layer_of(staircase, {"weights": (2, 3)}, 3, 3)
+    gates = [gate for gate in gradients.gates(layer) if gate.weights]
+    assert [(str(gate), gate.reaches) for gate in gates] == [
+        ("RY on wire 0", True), ("RY on wire 1", True), ("RY on wire 2", False),
+        ("RX on wire 0", True), ("RX on wire 1", False), ("RX on wire 2", False),
+    ]  # fmt: skip
+    found = gradients.dead(layer, uniform(4, 3))
+    assert [(each.weight, each.gates) for each in found] == [
+        ("weights[0, 2]", ("RY on wire 2",)),
+        ("weights[1, 1]", ("RX on wire 1",)),
+        ("weights[1, 2]", ("RX on wire 2",)),
+    ]
+    assert gradients.told(found) == [
+        "3 weights of `layer` cannot learn, because no gate after it leads to a wire that is measured: "
+        "weights[0, 2] (RY on wire 2), weights[1, 1] (RX on wire 1), weights[1, 2] (RX on wire 2)."
+    ]
+
+
+def test_angles_multiplied_by_zero():
+    def circuit(inputs, weights):
+        qp.RY(inputs[..., 0], wires=0)
+        qp.RX(0 * weights[0], wires=0)
+        qp.RX(weights[1], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    [found] = gradients.dead(nn.Sequential(layer_of(circuit, {"weights": (2,)}, 1, 1)), uniform(3, 1))
+    assert (found.layer, found.weight, found.gates) == ("0", "weights[0]", ())
+    assert found.why == "no angle depends on it"
+
+
+def test_a_gate_that_commutes_with_what_is_measured_is_told_apart_from_an_unlucky_start():
+    def circuit(inputs, weights):
+        qp.RY(inputs[..., 0], wires=0)
+        qp.RY(weights[0], wires=0)
+        qp.RZ(weights[1], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    layer = layer_of(circuit, {"weights": (2,)}, 1, 1)
+    with torch.no_grad():
+        layer.qnode_weights["weights"].copy_(torch.tensor([0.0, 1.0]))
+    at_a_top = {each.weight: each.why for each in gradients.dead(layer, torch.zeros(3, 1))}
+    assert at_a_top == {
+        "weights[0]": "its gradient is zero on the whole sample, at the weights as they are",
+        "weights[1]": "nothing that is measured changes with it, at any weights",
+    }
+    assert [each.weight for each in gradients.dead(layer, uniform(3, 1))] == ["weights[1]"]
+
+
+def test_shots_hide_no_light_cone():
+    qnode = qp.set_shots(
+        qp.QNode(staircase, circuits.make_device("default.qubit", 3), diff_method="parameter-shift"), 10
+    )
+    layer = QuantumLayer(qnode, {"weights": (2, 3)}, {"weights": uniform(2, 3, seed=1)})
+    found = gradients.dead(layer, uniform(2, 3))
+    assert {"weights[0, 2]", "weights[1, 1]", "weights[1, 2]"} <= {each.weight for each in found}
+
+
+def test_a_model_is_left_as_it_was_and_frozen_layers_are_no_news():
+    model = nn.Sequential(Quanv2d(1, "strongly_entangling"), nn.BatchNorm2d(4)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    images = uniform(2, 1, 4, 4)
+    assert [each.weight for each in gradients.dead(model, images)] == [
+        f"weights[1, {wire}, 2]" for wire in range(4)
+    ]
+    assert model.training and all(
+        torch.equal(value, before[name]) for name, value in model.state_dict().items()
+    )
+    assert gradients.dead(model.requires_grad_(False), images) == []
+    assert gradients.dead(nn.ReLU(), uniform(2, 2)) == [] and gradients.told([]) == []
+
+
+def test_a_layer_that_has_not_run_says_so():
+    layer = named("random")
+    with pytest.raises(
+        ValueError, match="Argument `layer` must have run once, but is 'a layer that has not'"
+    ):
+        gradients.gates(layer)
+
+
+def test_the_rows_that_circuits_meet():
+    model = Quanv2d(1, "data_reuploading", filters=2)
+    images = uniform(3, 1, 4, 4)
+    found = layers.circuit_inputs(model, images)
+    assert list(found) == list(model.filters)
+    patches = images.unfold(2, 2, 2).unfold(3, 2, 2).reshape(-1, 4)
+    assert all(torch.equal(rows, patches) for rows in found.values())
+    assert layers.circuit_inputs(nn.ReLU(), uniform(1, 2)) == {}
+
+
+@pytest.mark.parametrize("values", [[1e-3, 2.0, 0.5, 1, 1, 1], [0.0] * 6, [float("nan")] * 6])
+def test_the_coloured_circuit_shows_every_gate(values):
+    layer = layer_of(staircase, {"weights": (2, 3)}, 3, 3)
+    gates = gradients.gates(layer)
+    figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5}, chosen=0)
+    boxes = [
+        patch
+        for axis in figure.axes
+        for patch in axis.patches
+        if patch.get_label() != "_" and patch.get_zorder() == 3
+    ]
+    assert len(boxes) == 9
+    assert [bool(box.get_hatch()) for box in boxes] == [False] * 5 + [True, False, True, True]
+    faces = [box.get_facecolor() for box in boxes]
+    assert (faces[3] != faces[4]) == (values[1] == 2.0)
+    figure.png()
+
+
+def test_a_long_circuit_goes_on_below():
+    layer = named("strongly_entangling", n_layers=4)
+    layer(uniform(1, 4))
+    figure = plots.coloured_circuit(gradients.gates(layer), 4, np.ones(48), "size")
+    assert len(figure.axes) > 2 and figure.get_figwidth() < 12
