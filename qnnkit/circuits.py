@@ -305,7 +305,7 @@ def identity_block(weights: Any, generator: Any) -> Any:
     return weights
 
 
-INITIALISATIONS: dict[str, Callable[[Any, Any], Any]] = {
+INITIALISATIONS: dict[str, Callable[..., Any]] = {
     "uniform": uniform,
     "small": small,
     "gaussian": gaussian,

@@ -82,6 +82,25 @@ POINTS = {
 }
 PARTS = {"loading": "other", "classical forward": "classical", "quantum forward": "quantum", "rest": "other"}
 
+VARIANCES = [
+    {
+        "n_qubits": n,
+        "depth": depth,
+        "observable": observable,
+        "initialisation": start,
+        "variance": 0.0 if (start, n) == ("small", 4) else 4.0**-n,
+        "low": 0.0 if (start, n) == ("small", 4) else 4.5**-n,
+        "high": 0.0 if (start, n) == ("small", 4) else 3.5**-n,
+    }
+    for observable in ("local", "global")
+    for start in ("uniform", "small", "gaussian", "identity_block")
+    for depth in ("2", "10n")
+    for n in range(2, 13)
+]
+RANDOM = {"local": {n: 2.0**-n for n in (2, 12)}, "global": {n: 4.0**-n for n in (2, 12)}}
+SHARES = np.exp(-np.arange(75.0)) * (1 - np.exp(-1))
+SPECTRA = {"feature 0": ((0, 1, 2, 3), (0.1, 0.0, 1e-4, 0)), "feature 1": ((0, 0.5, 1.5), (0.2, 0.1, 0.05))}
+
 STEPS = list(range(3, 603, 3))
 NORMS = {
     "quantum": np.geomspace(1e-2, 1e-4, 200),
@@ -92,6 +111,17 @@ EPOCHS = list(range(1, 13))
 FALL = np.geomspace(2, 0.1, 12)
 
 FIGURES = {
+    "gradient_variances": lambda: plots.gradient_variances(VARIANCES, RANDOM),
+    "gradient_variances-one": lambda: plots.gradient_variances(VARIANCES[:1]),
+    "gradient_variances-dead": lambda: plots.gradient_variances(
+        [VARIANCES[0] | {"variance": 0.0, "low": 0.0, "high": 0.0}]
+    ),
+    "fidelity_histograms": lambda: plots.fidelity_histograms(
+        dict.fromkeys(circuits.CIRCUITS, SHARES), SHARES
+    ),
+    "fidelity_histograms-one": lambda: plots.fidelity_histograms({"x" * 30: SHARES}, SHARES),
+    "spectra": lambda: plots.spectra(SPECTRA),
+    "spectra-one": lambda: plots.spectra({"x": ((0,), (0.0,))}),
     "gradient_history": lambda: plots.gradient_history(STEPS, NORMS, {"quantum": 3e-3, "classical": None}),
     "gradient_history-zero": lambda: plots.gradient_history([1, 2], {"quantum": [0.0, np.nan]}),
     "gradient_snr": lambda: plots.gradient_snr(
@@ -228,6 +258,8 @@ AXES = {
     "gradient_history": [("optimizer step", "gradient norm, before clipping")],
     "gradient_snr": [("epoch", "signal to noise, one step")],
     "gradient_histogram": [("absolute gradient of one weight in one step", "entries")],
+    "gradient_variances": [("qubits", "variance of a weight's derivative (1/rad²)"), ("qubits", "")],
+    "spectra": [("", ""), ("frequency (radians per unit of the feature)", "")],
     "robustness": [("shots per circuit", "test accuracy (%)"), ("probability of an error", "")],
     "step_parts": [("median time of a part (ms); the step takes 25.2 ms", "")],
     "strategies": [("seconds per epoch (logarithmic)", "")],
@@ -423,3 +455,27 @@ def test_labels_of_a_logarithmic_axis_do_not_touch(values):
     assert len(boxes) >= 2
     for left, right in itertools.pairwise(boxes):
         assert left.x1 < right.x0
+
+
+def test_gradient_variances_shows_every_line_and_its_interval():
+    figure = plots.gradient_variances(VARIANCES, RANDOM)
+    local, _ = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["local observable", "global observable"]
+    assert len(local.containers) == 8 and len({line[0].get_color() for line in local.containers}) == 4
+    line, _, bars = local.containers[0]
+    assert np.allclose(line.get_ydata(), [4.0**-n for n in range(2, 13)])
+    assert np.allclose(
+        [bar[:, 1] for bar in bars[0].get_segments()], [(4.5**-n, 3.5**-n) for n in range(2, 13)]
+    )
+    assert len(local.containers[2][0].get_ydata()) == 10  # where all weights are dead there is no point
+    [reference] = [line for line in local.lines if line.get_label() == "random circuit"]
+    assert list(reference.get_ydata()) == list(RANDOM["local"].values())
+
+
+def test_spectra_tell_what_is_possible_from_what_is_expressed():
+    axes, _ = plots.spectra(SPECTRA).axes
+    assert [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches] == [
+        (0, 0.1),
+        (2, 1e-4),
+    ]
+    assert list(axes.lines[0].get_xdata()) == [1, 3]

@@ -8,6 +8,7 @@ from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, s
 from qnnkit.plots.landscape import landscape_lines, landscape_plane
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
+from qnnkit.plots.reach import fidelity_histograms, gradient_variances, spectra
 from qnnkit.plots.study import study_accuracies, study_costs, study_curves, study_fractions
 from qnnkit.plots.times import benchmark
 
@@ -32,6 +33,9 @@ __all__ = [
     "image_seen",
     "WhatIfFigure",
     "stacked",
+    "gradient_variances",
+    "fidelity_histograms",
+    "spectra",
     "Picture",
     "Live",
     "COLOURS",

@@ -171,7 +171,7 @@ class Fused:
         def on_inputs(table: np.ndarray, used: Sequence[int]) -> steps.Affine:
             """The angles that a step turns by, from its rates of those that are used, a column for each."""
             rows = np.flatnonzero(matrix[:, used].any(axis=1))
-            of_rows, constant = table @ matrix[np.ix_(rows, used)].T, put((table @ offset[used])[:, None])
+            of_rows, constant = table @ matrix[rows][:, used].T, put((table @ offset[used])[:, None])
             if 2 * len(rows) <= len(matrix) > MOST_DENSE:  # a table of all columns would be mostly zeros
                 return steps.Affine(put(of_rows), constant, put(rows))
             table_of_columns = np.zeros((len(table), len(matrix) + n_amplitudes))

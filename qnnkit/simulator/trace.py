@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -104,16 +105,17 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
         NotFusable: The circuit depends on values, or holds what no unitary program can express.
     """
     names, seen = list(weights), {}
-    noting = copy.copy(qnode)  # with the transforms that were applied to it
 
-    def function(**given: Tensor) -> Any:
-        seen["result"] = qnode.func(**given)  # a list, or a single measurement
+    @functools.wraps(qnode.func)
+    def function(*given: Any, **named: Any) -> Any:
+        seen["result"] = qnode.func(*given, **named)  # a list, or a single measurement: no tape tells
         return seen["result"]
 
-    noting.func = function
+    watched = copy.copy(qnode)  # with the transforms that were applied to it
+    watched.func = function
 
     def run(inputs: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        tape = qp.workflow.construct_tape(noting, level="user")(
+        tape = qp.workflow.construct_tape(watched, level="user")(
             **{input_name: inputs}, **dict(zip(names, weights, strict=True))
         )
         [tape], _ = qp.transforms.decompose(tape, stopping_condition=is_elementary)
@@ -130,7 +132,7 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
                 angle = len(angles)
                 angles.append(traced[0])
             gates.append((operation, angle))
-        seen.update(tape=tape, gates=gates, as_list=isinstance(seen["result"], list | tuple))
+        seen.update(tape=tape, gates=gates, as_list=isinstance(seen.pop("result"), list | tuple))
         return tuple(angles)
 
     if inputs.ndim == 2:  # no other axis may have its length: equal lengths would share a symbol
@@ -138,9 +140,7 @@ def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_nam
     try:
         with _quietly():
             mode = "symbolic" if inputs.ndim == 2 else "fake"  # without a batch no length varies
-            graph = make_fx(run, tracing_mode=mode, _allow_non_fake_inputs=True)(
-                inputs, *weights.values()
-            )
+            graph = make_fx(run, tracing_mode=mode, _allow_non_fake_inputs=True)(inputs, *weights.values())
     except NotFusable:
         raise
     except Exception as error:
