@@ -205,7 +205,7 @@ class WhatIfFigure:
         [self.dot] = right.plot([0], [np.interp(0, shifts, losses)], "D", color=COLOURS[1], ms=7)
         right.set_xticks([-np.pi, 0, np.pi], ["−π", "0", "π"])
         right.margins(y=0.15)
-        right.set_xlabel(f"{weight} moved by (radians)", parse_math=False)
+        right.set_xlabel(f"{weight} moved by (rad)", parse_math=False)
         right.set_ylabel(f"loss, {n_images} validation images")
         right.set_title("Loss along this weight", fontsize=10)
         left.legend(loc="lower center", bbox_to_anchor=(0.5, 0), ncols=2, fontsize=8, framealpha=0.85)
