@@ -5,7 +5,7 @@ from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, by
 from qnnkit.gradients.history import History, Series, Training, history, read
 from qnnkit.gradients.landscape import Landscape, lines, plane
 from qnnkit.gradients.reach import Dead, Gate, dead, gates, told, weight_names
-from qnnkit.gradients.sizes import Size, sizes
+from qnnkit.gradients.sizes import Size, of_weights, sizes
 from qnnkit.gradients.watch import Watch
 from qnnkit.gradients.words import diagnose
 
@@ -29,6 +29,7 @@ __all__ = [
     "gates",
     "history",
     "lines",
+    "of_weights",
     "plane",
     "plateau",
     "prove",

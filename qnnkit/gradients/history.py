@@ -231,16 +231,21 @@ def _series(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> Series:
         return _numbers([each.get(what) for _, each in parts])
 
     return Series(
-        name,
-        last["group"],
-        last["n_weights"],
-        np.array([step for row, _ in parts for step in row["steps"]], dtype=int),
-        *(over_steps(what) for what in ("norm", "mean", "share", "ratio")),
-        np.array([row["epoch"] for row, _ in parts], dtype=int),
-        *(over_epochs(what) for what in ("snr", "snr_low", "snr_high")),
-        clip,
-        over_steps("norm_clipped") if clip else None,
-        over_epochs("clipped") if clip else None,
+        name=name,
+        group=last["group"],
+        n_weights=last["n_weights"],
+        steps=np.array([step for row, _ in parts for step in row["steps"]], dtype=int),
+        norm=over_steps("norm"),
+        mean=over_steps("mean"),
+        share=over_steps("share"),
+        ratio=over_steps("ratio"),
+        epochs=np.array([row["epoch"] for row, _ in parts], dtype=int),
+        snr=over_epochs("snr"),
+        snr_low=over_epochs("snr_low"),
+        snr_high=over_epochs("snr_high"),
+        clip_norm=clip,
+        norm_clipped=over_steps("norm_clipped") if clip else None,
+        clipped=over_epochs("clipped") if clip else None,
     )
 
 

@@ -76,6 +76,18 @@ class Fit:
     """The same line through the values of random circuits, `random_circuit`, at these qubits."""
 
     @property
+    def sentence(self) -> str:
+        """What the fit says, and how it stands to random circuits."""
+        what = f"{self.observable} observable, depth {self.depth}, {self.initialisation} start"
+        interval = f"(95 % interval {self.low:.2f} to {self.high:.2f}; random circuits {self.reference:.2f})"
+        if self.high <= 0:
+            return f"{what}: the variance does not fall with the number of qubits {interval}."
+        said = f"{what}: every further qubit takes {self.rate:.2f} factors of 2 from the variance {interval}"
+        if self.agrees:
+            return f"{said}: it vanishes as in random circuits."
+        return f"{said}: {'faster' if self.rate > self.reference else 'slower'} than in random circuits."
+
+    @property
     def agrees(self) -> bool:
         """Whether the rate of random circuits lies within the interval."""
         return self.low <= self.reference <= self.high

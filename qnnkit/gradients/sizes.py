@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qnnkit import layers
 from qnnkit.tasks import Task
@@ -45,3 +45,28 @@ def sizes(model: nn.Module, task: Task, batch: Any) -> list[Size]:
         kind = "quantum" if id(weight) in quantum else "classical"
         rows.append(Size(name, kind, weight.numel(), float(gradient.norm()), float(gradient.abs().mean())))
     return rows
+
+
+def of_weights(layer: nn.Module, model: nn.Module, task: Task, batch: Any) -> Tensor:
+    """The same gradient, weight by weight, for one layer of the model.
+
+    Args:
+        layer: A part of the model.
+        model: In training mode or not, as it is given.
+        task: Gives the loss.
+        batch: As the task takes it, on the model's device.
+
+    Returns:
+        Of shape (n_weights,), float64, on the CPU, in the order of `layer.parameters()`; zero for a weight
+        that is not trained.
+    """
+    every = list(layer.parameters())
+    trained = [weight for weight in every if weight.requires_grad]
+    found = {}
+    if trained:
+        parts = torch.autograd.grad(
+            task(model, batch).loss, trained, allow_unused=True, materialize_grads=True
+        )
+        found = {id(weight): part for weight, part in zip(trained, parts, strict=True)}
+    flat = [found.get(id(weight), torch.zeros_like(weight)).flatten() for weight in every]
+    return torch.cat(flat).cpu().double()

@@ -87,7 +87,9 @@ class Watch:
         owners: dict[int, tuple[str, nn.Module]] = {}
         for name, module in model.named_modules():
             for weight in module.parameters(recurse=False):
-                owners.setdefault(id(weight), (name or "model", module))
+                owners.setdefault(
+                    id(weight), (name or ("layer" if isinstance(module, QuantumLayer) else "model"), module)
+                )
         self.layers: dict[tuple[str, str], list[int]] = {}
         self.quantum: set[str] = set()
         self.halves: dict[str, str] = {}
@@ -121,7 +123,7 @@ class Watch:
         """Looks at the gradients: unscaled, not yet clipped."""
         with torch.no_grad():
             gradients = [_plain(weight.grad, weight) for weight in self.parameters]
-            norms = torch.stack(torch._foreach_norm(gradients))
+            norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
             # In one piece, which is a copy: clipping and the step are about to change what is looked at.
             self._pending = torch.cat([norms, *self._entries(gradients), *self._weights()])
 

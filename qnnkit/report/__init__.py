@@ -3,6 +3,7 @@
 from qnnkit.report.batch import write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
 from qnnkit.report.inspection import keep_inspection
+from qnnkit.report.learning import keep_expressivity, keep_gates, keep_landscape, keep_plateau
 from qnnkit.report.run import (
     Predictions,
     beside_lightning,
@@ -31,6 +32,10 @@ __all__ = [
     "means",
     "keep_circuit",
     "keep_errors",
+    "keep_expressivity",
+    "keep_gates",
+    "keep_landscape",
+    "keep_plateau",
     "keep_inspection",
     "keep_maps",
     "keep_robustness",
