@@ -216,6 +216,8 @@ def build(
         gates(inputs, weights)
         return [qp.expval(qp.PauliZ(wire)) for wire in wires]
 
+    # Two circuits built from the same have the same gates: the simulator then traces them once.
+    circuit.func.built_from = (ansatz, n_qubits, n_layers, embedding, seed, mirrored)
     return circuit, shapes
 
 

@@ -203,6 +203,21 @@ class QuantumLayer(qp.qnn.TorchLayer):
             rule, step = "fit into memory", f"Use fewer wires: {self._too_large}."
             raise ValueError(checks.message("qnode", rule, self.qnode.func.__name__, step))
 
+    def count_outputs(self, n_features: int) -> int:
+        """How many values one sample gives; nothing is run where the fused program tells.
+
+        Args:
+            n_features: Of a sample.
+        """
+        weights = list(self._weights().values())
+        sample = torch.zeros(1, n_features, dtype=weights[0].dtype if weights else torch.float32)
+        program = self._program(sample, sample.shape)
+        if program is None or program.n_values is None:
+            with torch.no_grad():
+                return int(self(sample[0]).numel())
+        self.n_features, self.n_outputs = n_features, program.n_values
+        return program.n_values
+
     # --- the way forward --------------------------------------------------------------------------
 
     def forward(self, inputs: Tensor) -> Tensor:

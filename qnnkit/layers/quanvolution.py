@@ -79,10 +79,9 @@ class Quanv2d(nn.Module):
                 qnode, shapes = circuit
             layer = QuantumLayer(qnode, shapes, partial(draw, generator=generator), backend=backend)
             self.filters.append(layer.requires_grad_(trainable))
-        with torch.no_grad():  # how many values one patch gives, found by asking
-            self.out_channels = in_channels * sum(
-                int(f(torch.zeros(n_features)).numel()) for f in self.filters
-            )
+        self.out_channels = in_channels * sum(
+            layer.count_outputs(n_features) for layer in self.filters if isinstance(layer, QuantumLayer)
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """The feature maps of `images`.

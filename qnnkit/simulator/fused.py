@@ -126,6 +126,14 @@ class Fused:
             )
         return values if self.trace.as_list or kinds == {"probs"} else values[:, 0]
 
+    @property
+    def n_values(self) -> int | None:
+        """Length of the values' last axis; None where it has none, or they are a state."""
+        kinds = {kind for kind, _, _ in self.readout.shapes}
+        if "state" in kinds or not (self.trace.as_list or kinds == {"probs"}):
+            return None
+        return sum(1 if kind == "var" else n for kind, _, n in self.readout.shapes)
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of everything that decides what the program computes, weights and inputs aside."""

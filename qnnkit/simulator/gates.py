@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +45,21 @@ def trig_form(operation: qp.operation.Operator) -> TrigForm:
     Raises:
         NotFusable: It is no trigonometric polynomial of one frequency.
     """
+    # PennyLane's own gates without settings: the class alone tells the matrix.
+    plain = type(operation).__module__.startswith("pennylane.ops.qubit") and not operation.hyperparameters
+    kind = (type(operation), len(operation.wires))
+    if plain and kind in _FORMS:
+        return _FORMS[kind]
+    form = _found_form(operation)
+    if plain:
+        _FORMS[kind] = form
+    return form
+
+
+_FORMS: dict[tuple[type, int], TrigForm] = {}
+
+
+def _found_form(operation: qp.operation.Operator) -> TrigForm:
     angles = np.array([0.0, 0.7, 1.9, -1.3, 2.6, 3.9])
     matrices = np.stack([_at(operation, angle) for angle in angles])
     for frequency in FREQUENCIES:
@@ -83,15 +97,6 @@ def eigenbasis(form: TrigForm) -> tuple[np.ndarray, np.ndarray]:
     if np.abs(rebuilt - form.at(2.9)).max() > 1e-10:
         raise NotFusable("a gate on the inputs is not of the form exp(-i t G)")
     return basis, rates
-
-
-def embed(matrix: np.ndarray, wires: Sequence[int], among: Sequence[int]) -> np.ndarray:
-    """`matrix` on `wires`, as it acts on the wires `among` (most significant first)."""
-    k, n = len(wires), len(among)
-    rest = [wire for wire in among if wire not in wires]
-    full = np.kron(matrix, np.eye(2 ** (n - k))).reshape([2] * (2 * n))  # in the order wires + rest
-    order = [(*wires, *rest).index(wire) for wire in among]
-    return full.transpose([*order, *(n + i for i in order)]).reshape(2**n, 2**n)
 
 
 def real_form(matrix: np.ndarray) -> np.ndarray:

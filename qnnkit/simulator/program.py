@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qnnkit.simulator.gates import EXACT, TrigForm, constant, eigenbasis, embed, is_monomial, trig_form
+from qnnkit.simulator.gates import EXACT, TrigForm, constant, eigenbasis, is_monomial, trig_form
 from qnnkit.simulator.trace import Trace
 
 DENSE_WIRES = 6
@@ -349,11 +349,14 @@ def product_start(
 
 
 def _product(segment: Sequence[Item], wires: tuple[int, ...]) -> np.ndarray:
-    product = np.eye(2 ** len(wires), dtype=complex)
+    n = len(wires)
+    product = np.eye(2**n, dtype=complex).reshape([2] * n + [-1])
     for item in segment:
         assert isinstance(item.form, np.ndarray)  # whatever has an angle became phases
-        product = embed(item.form, item.wires, wires) @ product
-    return product
+        k, axes = len(item.wires), [wires.index(wire) for wire in item.wires]
+        gate = item.form.reshape([2] * (2 * k))
+        product = np.moveaxis(np.tensordot(gate, product, (range(k, 2 * k), axes)), range(k), axes)
+    return product.reshape(2**n, -1)
 
 
 def _local(wires: Sequence[int], among: Sequence[int]) -> np.ndarray:
