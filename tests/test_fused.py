@@ -93,3 +93,25 @@ def test_frozen_filters_of_a_quanvolution_share_one_program(monkeypatch):
     del calls[:]
     assert trained(images).requires_grad and not calls
     assert frozen(images.requires_grad_()).requires_grad, "the way to the images stays open"
+
+
+def test_circuits_built_from_the_same_share_a_trace_and_no_others_do():
+    from qnnkit.layers import QuantumLayer
+
+    def layer(transform=None, **sizes):
+        qnode, shapes = circuits.build("random", n_qubits=3, **sizes)
+        start = torch.arange(6.0).reshape(2, 3)
+        found = QuantumLayer(transform(qnode) if transform else qnode, shapes, {"weights": start})
+        found(torch.ones(2, 3))
+        return found
+
+    def trace_of(made):
+        [program] = made._programs.values()
+        return program.trace
+
+    one, same = layer(seed=5), layer(seed=5)
+    assert trace_of(one) is trace_of(same) and torch.equal(one(torch.ones(2, 3)), same(torch.ones(2, 3)))
+    for other in (layer(seed=6), layer(circuits.drop_entanglement, seed=5), layer(seed=5, embedding="iqp")):
+        assert trace_of(other) is not trace_of(one)
+        witness = other.with_qnode(other.qnode, backend="default.qubit")
+        assert torch.allclose(other(torch.ones(2, 3)), witness(torch.ones(2, 3)), atol=1e-6)

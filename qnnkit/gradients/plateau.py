@@ -15,12 +15,14 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit import checks, circuits
+from qnnkit import checks, circuits, measure
 from qnnkit.simulator import OverWeights, execute
 
 OBSERVABLES = ("local", "global")
 RESAMPLES = 1000
 LEVEL = 0.95
+WIDE = 10
+"""Wires from which on torch's own number of threads is used."""
 DEAD = 1e-13
 """In float64: a weight whose derivative never exceeds this moves nothing that is measured."""
 BYTES = execute.KEPT_BYTES
@@ -245,7 +247,8 @@ def _of_size(
         generator = torch.Generator().manual_seed(seed)
         weights = draw(initialisation, program.weight_shapes["weights"], n, generator)
         inputs = math.pi * torch.rand(n, program.n_features, generator=generator, dtype=torch.float64)
-        gradients = _gradients(program, inputs, weights)
+        with measure.threads(1 if n_qubits < WIDE else None):  # small states gain nothing from more
+            gradients = _gradients(program, inputs, weights)
         seconds = time.perf_counter() - start
         rng = np.random.default_rng((seed, n_qubits, layers))
         for observable, gradient in zip(observables, gradients, strict=True):

@@ -40,7 +40,10 @@ def keep_inspection(run: Run) -> list[Picture]:
             for name, group in groups.items()
         }
         figure = plots.gradient_snr(one.epochs.tolist(), ratios, training.updates)
-        told = f"{whose}: below the dotted line an epoch's steps mostly follow noise."
+        told = (
+            f"{whose}. A band that reaches 0 is not told from noise; where the whole band lies below the "
+            "dotted line, the mean over an epoch's steps is mostly noise too."
+        )
         kept.append(run.keep(figure, "11_snr", "Signal to noise of the gradient", told))
     figure = views.of_circuit(inspector.source, choice)
     if figure is not None:
