@@ -98,3 +98,19 @@ def test_nets_without_a_circuit_say_so(tmp_path, capsys):
     capsys.readouterr()
     assert report.keep_landscape(run) == []
     assert capsys.readouterr().out == "This net has no circuit: there are no angles to move.\n"
+
+
+def test_the_table_of_gradients(tmp_path, capsys):
+    run, *_ = begun(tmp_path / "run", epochs=1, quantum_clip_norm=1e-3, controls=["classical"])
+    assert report.gradient_table(run).empty and "must hold gradients" in capsys.readouterr().out
+    list(runs.train_all(run))
+    table = report.gradient_table(run)
+    assert (
+        table.loc[("quantum", "all"), "weights"] == 24 and table.loc[("quantum", "all"), "clipped (%)"] == 100
+    )
+    assert table.xs("all", level="layer")["share (%)"].sum() == pytest.approx(100, abs=2)
+    layers = table.drop("all", level="layer")
+    assert layers["weights"].sum() == sum(
+        weight.numel() for weight in runs.build(run, "hybrid", 0).parameters()
+    )
+    assert (layers["norm"] > 0).all() and (layers["update / weights"] > 0).all()

@@ -3,7 +3,7 @@
 from qnnkit.report.batch import write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
 from qnnkit.report.inspection import keep_inspection
-from qnnkit.report.learning import keep_expressivity, keep_gates, keep_landscape, keep_plateau
+from qnnkit.report.learning import gradient_table, keep_expressivity, keep_gates, keep_landscape, keep_plateau
 from qnnkit.report.run import (
     Predictions,
     beside_lightning,
@@ -28,6 +28,7 @@ __all__ = [
     "conclusions",
     "curves",
     "figures",
+    "gradient_table",
     "finish",
     "means",
     "keep_circuit",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,6 +18,8 @@ from qnnkit.runs import Run, task_of
 from qnnkit.simulator import NotFusable
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from qnnkit.plots import Picture
 
 MOST_WIRES = 8
@@ -143,6 +147,47 @@ def _keep_spectrum(run: Run, layer: QuantumLayer) -> list[Picture]:
         return []
     told = "Mean |c|² over random weights, of the frequencies that the circuit can express in each feature."
     return [run.keep(plots.spectra(known), "02_spectrum", "Fourier spectrum of the circuit", told)]
+
+
+def gradient_table(run: Run) -> pd.DataFrame:
+    """What the last recorded epoch of the run's own net, first seed, says of each group and layer.
+
+    Medians over the observed updates; a ratio of signal to noise with its 95 % interval. Empty, with a
+    printed sentence, where no gradients were recorded.
+    """
+    import pandas as pd
+
+    try:
+        training = gradients.read(run.folder)[run.nets[0], run.config.seed]
+    except (FileNotFoundError, ValueError) as reason:
+        print(reason)
+        return pd.DataFrame()
+    last = training.rows[-1]
+
+    def told(each: Mapping[str, Any]) -> dict[str, Any]:
+        middle = {name: _median(each[name]) for name in ("norm", "mean", "share", "ratio")}
+        interval = [each["snr"], each["snr_low"], each["snr_high"]]
+        known = None not in interval
+        return {
+            "group": each["group"],
+            "layer": each.get("layer", "all"),
+            "weights": each["n_weights"],
+            "norm": middle["norm"],
+            "mean": middle["mean"],
+            "share (%)": None if middle["share"] is None else round(100 * middle["share"], 1),
+            "update / weights": middle["ratio"],
+            "signal / noise": "{:.2f} ({:.2f} to {:.2f})".format(*interval) if known else "",
+            "clipped (%)": None if each.get("clipped") is None else 100 * each["clipped"],
+        }
+
+    return pd.DataFrame([told(each) for each in (*last["groups"], *last["layers"])]).set_index(
+        ["group", "layer"]
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def keep_landscape(run: Run) -> list[Picture]:
