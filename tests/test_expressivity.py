@@ -50,6 +50,16 @@ def test_a_single_rotation_has_the_published_divergence():
     assert found.divergence.value == pytest.approx(float((shares * np.log(shares * 75)).sum()), abs=0.02)
 
 
+def test_many_wires_are_told_apart_too():
+    """75 bins of equal width would hold all of Haar's pairs in the first, and so those of any circuit."""
+    product = expressivity.states("angle", 2000, n_qubits=8)
+    found, best = expressivity.expressibility(product), expressivity.expressibility(haar(2000, 2**8))
+    np.testing.assert_allclose(found.haar, 1 / expressivity.BINS)
+    assert found.edges[0] == 0 and found.edges[-1] == 1 and (np.diff(found.edges) > 0).all()
+    assert found.divergence.low > 5 * best.divergence.high
+    assert best.divergence.value < 2 * best.floor
+
+
 def test_an_odd_number_of_states_makes_no_pairs():
     with pytest.raises(ValueError, match=r"`pairs` must have the shape \(2 n, d\), but is \(3, 4\)"):
         expressivity.expressibility(haar(3, 4))

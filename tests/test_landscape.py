@@ -132,8 +132,16 @@ def test_nets_without_circuits_and_bad_numbers():
     assert gradients.plane(model, Classification(), batch) is None
     assert gradients.plane(rotation(0.1), MeanValue(), (torch.zeros(1, 1),)) is None
     assert gradients.lines(nn.Identity(), MeanValue(), (torch.zeros(1, 1),)) is None
-    with pytest.raises(ValueError, match="Argument `n_points` must be odd and at least 3, but is 4"):
-        gradients.lines(*(rotation(0.1), MeanValue(), (torch.zeros(1, 1),)), n_points=4)
+    given = rotation(0.0), MeanValue(), (torch.zeros(1, 1),)
+    for name, bad in (
+        ("n_points", 4),
+        ("n_random", 0),
+        ("n_random", -1),
+        ("radius", 0.0),
+        ("radius", math.nan),
+    ):
+        with pytest.raises(ValueError, match=f"Argument `{name}` must be .+, but is {bad}"):
+            gradients.lines(*given, **{name: bad})
 
 
 def test_pictures_show_the_numbers():

@@ -158,10 +158,15 @@ def test_rows_come_one_by_one_and_as_plain_numbers():
         ({"depths": ("deep",)}, "`depths` must hold numbers of layers, but is 'deep'"),
         ({"depths": (0,)}, "`depths` must hold numbers of layers, but is 0"),
         ({"n": 1}, "`n` must be at least 2, but is 1"),
-        ({"depths": (3,), "initialisations": ("identity_block",)}, "`n_layers` must be even"),
+        ({"depths": (3,), "initialisations": ("identity_block",)}, "`depths` must be even with identity"),
+        ({"qubits": (2, 3), "depths": ("1n",), "initialisations": ("identity_block",)}, "3 qubits have 3 of"),
+        ({"qubits": ("2",)}, "`qubits` must lie in 1..20, but is '2'"),
+        ({"qubits": (26,)}, "`qubits` must lie in 1..20, but is 26"),
     ],
 )
 def test_a_bad_value_gets_one_sentence(given, told):
+    rows = []
     with pytest.raises(ValueError) as caught:
-        plateau.scan(**given)
+        plateau.scan(**given, progress=rows.append)
+    assert not rows, "refused before hours are spent"
     assert told in str(caught.value) and "\n" not in str(caught.value)

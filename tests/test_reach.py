@@ -116,18 +116,51 @@ def test_a_gate_that_commutes_with_what_is_measured_is_told_apart_from_an_unluck
     at_a_top = {each.weight: each.why for each in gradients.dead(layer, torch.zeros(3, 1))}
     assert at_a_top == {
         "weights[0]": "its gradient is zero on the whole sample, at the weights as they are",
-        "weights[1]": "nothing that is measured changes with it, at any weights",
+        "weights[1]": "nothing that is measured changes with it on this sample, at any weights",
     }
     assert [each.weight for each in gradients.dead(layer, uniform(3, 1))] == ["weights[1]"]
 
 
-def test_shots_hide_no_light_cone():
-    qnode = qp.set_shots(
-        qp.QNode(staircase, circuits.make_device("default.qubit", 3), diff_method="parameter-shift"), 10
-    )
+def test_shots_hide_nothing():
+    device = circuits.make_device("default.qubit", 3)
+    qnode = qp.set_shots(qp.QNode(staircase, device, diff_method="parameter-shift"), 10)
     layer = QuantumLayer(qnode, {"weights": (2, 3)}, {"weights": uniform(2, 3, seed=1)})
-    found = gradients.dead(layer, uniform(2, 3))
-    assert {"weights[0, 2]", "weights[1, 1]", "weights[1, 2]"} <= {each.weight for each in found}
+    found = [each.weight for each in gradients.dead(layer, uniform(2, 3))]
+    assert found == ["weights[0, 2]", "weights[1, 1]", "weights[1, 2]"]
+    assert layer.qnode.shots.total_shots == 10
+
+
+def test_what_is_measured_on_the_way_leads_on():
+    def circuit(inputs, weights):
+        qp.RY(inputs[..., 0], wires=0)
+        qp.RX(weights[0], wires=0)
+        qp.RX(weights[1], wires=2)
+        qp.cond(qp.measure(0), qp.X)(wires=1)
+        return [qp.expval(qp.Z(1))]
+
+    layer = layer_of(circuit, {"weights": (2,)}, 3, 1)
+    assert [gate.reaches for gate in gradients.gates(layer) if gate.weights] == [True, False]
+    [found] = gradients.dead(layer, uniform(4, 1))
+    assert (found.weight, found.gates) == ("weights[1]", ("RX on wire 2",))
+    assert influence(layer, uniform(4, 1))[0] > 0.1
+
+
+def test_a_tiny_gradient_is_a_gradient():
+    """Far below what the first look in float32 can tell from nothing."""
+
+    def circuit(inputs, weights):
+        qp.RY(inputs[..., 0], wires=0)
+        qp.RX(1e-5 * weights[0], wires=0)
+        qp.RX(weights[1], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    assert gradients.dead(layer_of(circuit, {"weights": (2,)}, 1, 1), uniform(4, 1)) == []
+
+
+def test_inverse_gates_are_told_as_gates():
+    layer = named("strongly_entangling", n_qubits=2, n_layers=2, mirrored=True)
+    layer(uniform(1, 2))
+    assert {gate.name for gate in gradients.gates(layer)} == {"RY", "RZ", "CNOT"}
 
 
 def test_a_model_is_left_as_it_was_and_frozen_layers_are_no_news():

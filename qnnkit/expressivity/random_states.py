@@ -115,10 +115,15 @@ class Expressibility:
     """Share of the pairs in each bin, of shape (BINS,)."""
     haar: np.ndarray
     """The same for Haar-random states, exact."""
+    edges: np.ndarray
+    """Of the bins, from 0 to 1, of shape (BINS + 1,)."""
 
 
 def expressibility(pairs: Tensor, *, seed: int = 0) -> Expressibility:
     """The divergence of the fidelity histogram from that of Haar-random states.
+
+    The bins are of equal width, as published, up to 5 wires; beyond, nearly all of Haar's pairs would fall
+    into the first, and the bins are of equal share among Haar's instead. Such values compare with each other.
 
     Args:
         pairs: States of shape (2 n, d): the first half is compared with the second, row by row.
@@ -136,15 +141,18 @@ def expressibility(pairs: Tensor, *, seed: int = 0) -> Expressibility:
     one, other = pairs.chunk(2)
     n, d = one.shape
     fidelities = (one.conj() * other).sum(1).abs().square().clamp(0, 1).double().numpy()
-    counts, edges = np.histogram(fidelities, bins=BINS, range=(0, 1))
-    haar = -np.diff((1 - edges) ** (d - 1))  # P(F) = (d - 1) (1 - F)^(d - 2)
+    edges = np.linspace(0, 1, BINS + 1)
+    if (1 - edges[1]) ** (d - 1) < 0.5:  # P(F) = (d - 1) (1 - F)^(d - 2), from 0 on 1 - (1 - F)^(d - 1)
+        edges = 1 - (1 - edges) ** (1 / (d - 1))
+    counts, _ = np.histogram(fidelities, bins=edges)
+    haar = -np.diff((1 - edges) ** (d - 1))
     rng = np.random.default_rng(seed)
     resampled = rng.multinomial(n, counts / n, size=RESAMPLES)
     floor = float(_divergence(rng.multinomial(n, haar, size=RESAMPLES) / n, haar).mean())
     value, values = float(_divergence(counts / n, haar)), _divergence(resampled / n, haar)
     # Every sample lies above its source, as that of Haar above 0: such a shift is no uncertainty.
     low, high = _interval(np.maximum(values - values.mean() + value, 0))
-    return Expressibility(Estimate(value, low, high), floor, counts / n, haar)
+    return Expressibility(Estimate(value, low, high), floor, counts / n, haar, edges)
 
 
 def _divergence(shares: np.ndarray, haar: np.ndarray) -> np.ndarray:

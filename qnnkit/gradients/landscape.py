@@ -77,6 +77,8 @@ def lines(
 
     Reference: Goodfellow et al. (2015), arXiv:1412.6544, and Li et al. (2018), arXiv:1712.09913, sec. 2.
     """
+    if n_random < 0:
+        raise ValueError(checks.message("n_random", "be 0 or more", n_random, "0 leaves the gradient alone."))
     names, start = _weights(model)
     if not names:
         return None
@@ -91,6 +93,9 @@ def lines(
     told += [f"random {i + 1}" for i in range(n_random)]
     directions += _orthonormal(gradient.numel(), n_random, seed)
     offsets = _offsets(radius, n_points)
+    if not directions:
+        rule, step = "be at least 1 where the gradient is zero", "There is no other direction to go."
+        raise ValueError(checks.message("n_random", rule, n_random, step))
     points = torch.cat([offsets[:, None] * direction for direction in directions])
     losses = _losses(model, task, batch, names, start, points).reshape(len(directions), -1)
     return _landscape(model, batch, names, start, offsets, tuple(told), losses)
@@ -166,6 +171,9 @@ def _offsets(radius: float, n_points: int) -> Tensor:
     if n_points < 3 or n_points % 2 == 0:
         step = "Choose 31 or 61, say: the middle is the net as it is."
         raise ValueError(checks.message("n_points", "be odd and at least 3", n_points, step))
+    if not (0 < radius < math.inf):
+        step = "pi reaches every angle there is."
+        raise ValueError(checks.message("radius", "be above 0 and finite, in radians", radius, step))
     return torch.linspace(-radius, radius, n_points, dtype=torch.float64)
 
 

@@ -21,6 +21,8 @@ from qnnkit.simulator import OverWeights, execute
 OBSERVABLES = ("local", "global")
 RESAMPLES = 1000
 LEVEL = 0.95
+MOST_QUBITS = 20
+"""A state takes 16 MiB then, and a gradient keeps hundreds."""
 WIDE = 10
 """Wires from which on torch's own number of threads is used."""
 DEAD = 1e-13
@@ -134,7 +136,8 @@ def scan(
         depths: Numbers of layers; "10n" is ten for every qubit.
         observables: "local" is Z on the middle wire, "global" the projector on |0...0>, of which the local
             and the global cost of Cerezo et al. are made (eqs. 10 and 11; a sign and a constant apart).
-        initialisations: Names in `circuits.INITIALISATIONS`.
+        initialisations: Names in `circuits.INITIALISATIONS`. identity_block has another circuit, the mirrored
+            one; the spread of gaussian is that for an observable of one wire, whatever is measured.
         n: Number of initialisations, at least 2.
         embedding: Of an ansatz that embeds nothing itself; None starts from |0...0>, as the literature does
             (then identity blocks have no gradient: |0...0> is an eigenstate of both observables).
@@ -157,6 +160,15 @@ def scan(
             checks.choice(name, each, choices)
     if n < 2:
         raise ValueError(checks.message("n", "be at least 2", n, "A variance needs several; take 200."))
+    for n_qubits in qubits:
+        if not isinstance(n_qubits, int) or not 1 <= n_qubits <= MOST_QUBITS:
+            step = "Each further qubit doubles memory and time."
+            raise ValueError(checks.message("qubits", f"lie in 1..{MOST_QUBITS}", n_qubits, step))
+        for depth in depths:
+            layers = n_layers(depth, n_qubits)
+            if layers % 2 and set(initialisations) & set(circuits.MIRRORED):
+                step = f"Its layers come in pairs, and {n_qubits} qubits have {layers} of them here."
+                raise ValueError(checks.message("depths", "be even with identity_block", depth, step))
     rows = []
     for n_qubits in qubits:
         for depth in depths:

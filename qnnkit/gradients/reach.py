@@ -19,6 +19,8 @@ from qnnkit.simulator import is_elementary
 
 ZERO = 1e-9
 """Largest gradient that counts as none, in float64, where outputs are weighted by numbers of order 1."""
+BARELY = 1e-3
+"""The same where float32 is asked first: its rounding is far below."""
 MOST_ROWS = 1024
 """Of a sample, evenly spaced, on which a circuit's weights are looked at."""
 
@@ -110,8 +112,12 @@ def gates(layer: QuantumLayer) -> list[Gate]:
 def _gate(
     operation: qp.operation.Operator, place: dict[object, int], inputs: Tensor, weights: list[Tensor]
 ) -> Gate:
-    controls = getattr(operation, "control_wires", ())
-    others = [wire for wire in operation.wires if wire not in controls]
+    if isinstance(operation, qp.ops.op_math.Adjoint) and operation.base.has_adjoint:
+        operation = operation.base.adjoint()  # RY(-t), not Adjoint(RY(t)); CNOT is its own
+    controls = list(getattr(operation, "control_wires", ()))
+    if isinstance(operation, qp.ops.Conditional):  # what was measured before controls it
+        controls = [wire for told in operation.meas_val.measurements for wire in told.wires] + controls
+    others = [wire for wire in operation.wires if wire not in getattr(operation, "control_wires", ())]
     wires = tuple(place[wire] for wire in (*controls, *others))
     on_inputs, turned = False, torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.bool)
     for value in operation.data:
@@ -147,7 +153,8 @@ def dead(model: nn.Module, sample: Tensor) -> list[Dead]:
         sample: As the model takes it, of shape (batch, ...).
 
     Returns:
-        One entry per weight, with the reason; none for frozen layers, or where all can learn.
+        One entry per weight, with the reason; none for frozen layers, or where all can learn. Shots are left
+        out: a gradient that is zero on average looks alive with them.
     """
     names = {module: name for name, module in model.named_modules()}
     found = []
@@ -158,46 +165,49 @@ def dead(model: nn.Module, sample: Tensor) -> list[Dead]:
 
 
 def _dead_of(name: str, layer: QuantumLayer, rows: Tensor) -> list[Dead]:
+    qnode = layer.qnode if not layer.qnode.shots else qp.set_shots(layer.qnode, None)
+    copy = layer.with_qnode(qnode).requires_grad_(True).cpu()
+    rows = rows.cpu()
+    if not _silent(copy, rows.to(next(copy.parameters())), BARELY):
+        return []  # the usual case, without tracing the circuit anew
     turned_by: dict[int, list[Gate]] = {}
     for gate in gates(layer):
         for i in gate.weights:
             turned_by.setdefault(i, []).append(gate)
-    copy = layer.with_qnode(layer.qnode).requires_grad_(True).cpu().double()
-    rows, all_names, found = rows.cpu().double(), weight_names(layer), []
-    silent, always = _silent(copy, rows), set()
-    if silent:
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for weight in copy.parameters():
-                weight.copy_(2 * torch.pi * torch.rand(weight.shape, generator=generator))
-        always = _silent(copy, rows)
-    for i, weight in enumerate(all_names):
+    copy, rows = copy.double(), rows.double()
+    silent = _silent(copy, rows, ZERO)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in copy.parameters():
+            weight.copy_(2 * torch.pi * torch.rand(weight.shape, generator=generator))
+    always = _silent(copy, rows, ZERO) if silent else set()
+    all_names, found = weight_names(layer), []
+    for i in sorted(silent):
         turned = turned_by.get(i, [])
         if not turned:
             why = "no angle depends on it"
         elif not any(gate.reaches for gate in turned):
             why = "no gate after it leads to a wire that is measured"
-        elif i not in silent:
-            continue
         elif i in always:
-            why = "nothing that is measured changes with it, at any weights"
+            why = "nothing that is measured changes with it on this sample, at any weights"
         else:
             why = "its gradient is zero on the whole sample, at the weights as they are"
-        found.append(Dead(name, weight, i, tuple(map(str, turned)), why))
+        found.append(Dead(name, all_names[i], i, tuple(map(str, turned)), why))
     return found
 
 
-def _silent(layer: QuantumLayer, rows: Tensor) -> set[int]:
+def _silent(layer: QuantumLayer, rows: Tensor, zero: float) -> set[int]:
     """Weights on which no output of any row depends: a random mixture of all outputs has no gradient."""
     outputs = layer(rows)
     outputs = torch.view_as_real(outputs) if outputs.is_complex() else outputs
     generator = torch.Generator().manual_seed(0)
     mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) + 0.5
+    weights = list(layer.parameters())
     found = torch.autograd.grad(
-        outputs, list(layer.parameters()), mixture, allow_unused=True, materialize_grads=True
+        outputs, weights, mixture.to(outputs), allow_unused=True, materialize_grads=True
     )
     flat = torch.cat([part.flatten() for part in found])
-    return set((flat.abs() < ZERO).nonzero().flatten().tolist())
+    return set((flat.abs() < zero).nonzero().flatten().tolist())
 
 
 def told(found: Sequence[Dead]) -> list[str]:

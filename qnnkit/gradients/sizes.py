@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import layers
+from qnnkit.checkpoint import own_generators
 from qnnkit.tasks import Task
 
 
@@ -38,7 +41,8 @@ def sizes(model: nn.Module, task: Task, batch: Any) -> list[Size]:
     if not named:
         return []
     quantum = {id(weight) for weight in layers.quantum_parameters(model)}
-    gradients = torch.autograd.grad(task(model, batch).loss, list(named.values()), allow_unused=True)
+    with _left_as_it_was(model):
+        gradients = torch.autograd.grad(task(model, batch).loss, list(named.values()), allow_unused=True)
     rows = []
     for (name, weight), gradient in zip(named.items(), gradients, strict=True):
         gradient = torch.zeros_like(weight) if gradient is None else gradient.cpu().double()
@@ -48,7 +52,7 @@ def sizes(model: nn.Module, task: Task, batch: Any) -> list[Size]:
 
 
 def of_weights(layer: nn.Module, model: nn.Module, task: Task, batch: Any) -> Tensor:
-    """The same gradient, weight by weight, for one layer of the model.
+    """The same gradient, weight by weight, for one layer of the model, which is left as it was too.
 
     Args:
         layer: A part of the model.
@@ -64,9 +68,22 @@ def of_weights(layer: nn.Module, model: nn.Module, task: Task, batch: Any) -> Te
     trained = [weight for weight in every if weight.requires_grad]
     found = {}
     if trained:
-        parts = torch.autograd.grad(
-            task(model, batch).loss, trained, allow_unused=True, materialize_grads=True
-        )
+        with _left_as_it_was(model):
+            loss = task(model, batch).loss
+            parts = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
         found = {id(weight): part for weight, part in zip(trained, parts, strict=True)}
     flat = [found.get(id(weight), torch.zeros_like(weight)).flatten() for weight in every]
     return torch.cat(flat).cpu().double()
+
+
+@contextlib.contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """What a pass in training mode changes is put back: running means of a normalisation, generators."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with own_generators():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)

@@ -47,8 +47,9 @@ def gradient_variances(
                 k = i if len(starts) > 1 else j
                 mark = i if len(depths) == 1 else j
                 style = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[mark % len(MARKERS)], "ms": 4}
+                start_told = f"{start} (mirrored circuit)" if start == "identity_block" else start
                 told = ", ".join(
-                    [start] * (len(starts) > 1 or len(depths) == 1)
+                    [start_told] * (len(starts) > 1 or len(depths) == 1)
                     + [f"{depth.removesuffix('n')} layers{' a qubit' * depth.endswith('n')}"]
                     * (len(depths) > 1)
                 )
@@ -72,18 +73,21 @@ def gradient_variances(
     return figure
 
 
-def fidelity_histograms(shares: Mapping[str, np.ndarray], haar: np.ndarray) -> Picture:
+def fidelity_histograms(
+    shares: Mapping[str, np.ndarray], haar: np.ndarray, edges: np.ndarray | None = None
+) -> Picture:
     """How alike random states of a circuit are, against Haar-random states: a panel per circuit.
 
     Args:
         shares: Circuit -> share of the pairs in each bin of fidelity from 0 to 1, of shape (n_bins,).
         haar: The same for Haar-random states.
+        edges: Of the bins, of shape (n_bins + 1,); of equal width by default.
     """
     columns = min(4, len(shares))
     n_rows = -(-len(shares) // columns)
     figure = picture(2.4 * columns + 1.6, 2.2 * n_rows + 0.4)
     axes = figure.subplots(n_rows, columns, sharex=True, sharey=True, squeeze=False)
-    edges = np.linspace(0, 1, len(haar) + 1)
+    edges = np.linspace(0, 1, len(haar) + 1) if edges is None else edges
     for axis, (name, values) in zip(axes.flat, shares.items(), strict=False):
         axis.stairs(haar, edges, fill=True, color="0.8", label="Haar-random")
         axis.stairs(values, edges, color=COLOURS[0], lw=1.3, label="circuit")
@@ -91,8 +95,9 @@ def fidelity_histograms(shares: Mapping[str, np.ndarray], haar: np.ndarray) -> P
     for axis in axes.flat[len(shares) :]:
         axis.remove()
     least = min(float(values[values > 0].min()) for values in shares.values())
-    axes[0, 0].set(yscale="log", ylim=(least / 2, 1.5), xlim=(0, 1))
-    axes[0, 0].set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+    far = 1.0 if edges[-2] > 0.9 else 1.2 * float(edges[-2])  # bins of equal share end in one long one
+    axes[0, 0].set(yscale="log", ylim=(least / 2, 1.5), xlim=(0, far))
+    axes[0, 0].xaxis.set_major_locator(MaxNLocator(3))
     figure.supxlabel("fidelity of two random states", fontsize=10)
     figure.supylabel("share of pairs", fontsize=10)
     legend_beside(figure, axes[0, 0])
@@ -114,7 +119,8 @@ def spectra(features: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> 
     ]
     width = 0.5 * min(gaps, default=1)
     for axis, (name, (frequencies, values)) in zip(axes, features.items(), strict=True):
-        where, height = np.asarray(frequencies, dtype=float), np.asarray(values, dtype=float)
+        where, height = np.asarray(frequencies, dtype=float), np.zeros(len(frequencies))
+        height[: len(values)] = values
         there = height > LEAST
         decades(axis, [least, highest], "y")
         axis.bar(where[there], height[there], width=width, color=COLOURS[0], label="expressed")

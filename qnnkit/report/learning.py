@@ -119,7 +119,7 @@ def keep_expressivity(run: Run, model: nn.Module) -> tuple[list[dict[str, Any]],
     n_qubits, depth = min(len(layer.qnode.device.wires), MOST_WIRES), settings.n_layers
     drawn = expressivity.states(settings.circuit, 2 * PAIRS, n_qubits=n_qubits, n_layers=depth, seed=seed)
     own = expressivity.expressibility(drawn, seed=seed)
-    figure = plots.fidelity_histograms({settings.circuit: own.fidelities}, own.haar)
+    figure = plots.fidelity_histograms({settings.circuit: own.fidelities}, own.haar, own.edges)
     told = f"Random states of the circuit ({n_qubits} wires, {depth} layers) beside Haar's."
     kept = run.keep(figure, "02_fidelities", "How much of the state space the circuit reaches", told)
     rows = expressivity.table(n_qubits=n_qubits, n_layers=depth, pairs=PAIRS, seed=seed)
