@@ -28,8 +28,8 @@ THUMBNAIL = 64
 CHOSEN, FOCUS = "#D55E00", "#0072B2"
 
 STYLE = """<style>
-.{name}.jupyter-button {{width: 80px; height: 96px; padding: 70px 2px 0; line-height: 22px;
-  border-radius: 4px; background: #f5f5f5 no-repeat 8px 4px / {side}px {side}px;
+.{name}.jupyter-button {{width: 72px; height: 96px; padding: 70px 2px 0; line-height: 22px;
+  border-radius: 4px; background: #f5f5f5 no-repeat 4px 4px / {side}px {side}px;
   color: #111; image-rendering: pixelated; overflow: hidden;}}
 .{name}.jupyter-button:focus-visible {{outline: 3px solid {focus}; outline-offset: 1px;}}
 .{name}-chosen.jupyter-button {{box-shadow: 0 0 0 3px {chosen} !important;}}
@@ -303,8 +303,8 @@ class Panel:
         figure.move(shift, there.values, there.class_probs, there.loss)
         _show(self.what_if, figure.png())
         self.moved.value = (
-            f"The net {moves.told}: its loss on {moves.n_images} validation images is "
-            f"{moves.before.loss:.4f}, and <b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
+            f"The net {moves.told}, on {moves.n_images} validation images: loss {moves.before.loss:.4f}, "
+            f"and <b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
         )
 
     # --- what a person does -----------------------------------------------------------------------
