@@ -109,7 +109,7 @@ def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path
     pictures = page.locator(".jp-Notebook .jp-OutputArea img:not(.widget-image)")
     widgets = page.locator("img.widget-image")
     for _ in range(240):
-        if (pictures.count(), widgets.count()) == (3, 4) or page.locator(
+        if (pictures.count(), widgets.count()) == (7, 4) or page.locator(
             ".jp-RenderedText[data-mime-type*='stderr']"
         ).count():
             break
@@ -117,7 +117,10 @@ def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path
     page.wait_for_timeout(1000)
     _kept(page, "02_gradient_check.png")
     assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == []
-    assert (pictures.count(), widgets.count()) == (3, 4)
+    assert (pictures.count(), widgets.count()) == (7, 4)
+    outputs = page.locator(".jp-OutputArea-output")
+    cut = outputs.evaluate_all("all => all.map(o => o.scrollWidth - o.clientWidth).filter(over => over > 1)")
+    assert cut == [], "an output is wider than its place"
     for picture in pictures.all():
         size = picture.evaluate("image => [image.naturalWidth, image.clientWidth]")
         assert size[0] > 300 and size[1] > 300, "a picture is empty or not shown"

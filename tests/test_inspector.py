@@ -14,13 +14,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pennylane as qp
 import pytest
 import torch
 from PIL import Image
 
-from qnnkit import gradients, layers, report, runs
+from qnnkit import gradients, layers, models, report, runs
+from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector, views
-from qnnkit.inspector.source import Source, done_before, kept_places
+from qnnkit.inspector.source import Source, done_before
 from qnnkit.inspector.what_if import WhatIf
 
 PARTS = ("gradients", "circuit", "image", "what_if")
@@ -132,22 +134,47 @@ def test_gradients_are_those_that_were_recorded(trained):
     np.testing.assert_array_equal(views.kept_gradients(source, second), kept[1:2])
 
 
-def test_places_of_a_large_circuit_are_those_that_the_watch_keeps():
-    """Weights that count upwards: what the watch keeps of their gradient tells where they stand."""
-    weights = [torch.nn.Parameter(torch.zeros(size)) for size in (700, 900)]
-    model = torch.nn.Module()
-    model.weights = torch.nn.ParameterList(weights)
-    for start, weight in zip((0, 700), weights, strict=True):
-        weight.grad = torch.arange(start, start + len(weight)).float()
-    group = type("Group", (), {"name": "quantum", "parameters": weights, "clip_norm": None})()
-    watch = gradients.Watch(model, [group])
-    watch.strides = [-(-len(weight) // 512) for weight in weights]
-    watch.kept = np.array([350, 450])
-    watch.quantum = {"weights"}
-    watch.before()
-    watch.after(1)
-    [row] = watch.end(1, 1)["layers"]
-    assert kept_places(weights).tolist() == row["gradient"][0]
+def two_tensors(inputs, fixed, turned):
+    qp.AngleEmbedding(inputs, wires=[0, 1])
+    for wire in (0, 1):
+        qp.RX(fixed[wire], wires=wire)
+        qp.RX(turned[wire], wires=wire)
+    qp.RZ(turned[2], wires=1)  # commutes with what is measured
+    return [qp.expval(qp.PauliZ(wire)) for wire in (0, 1)]
+
+
+class PartlyFrozen(torch.nn.Module):
+    """Two features of an image through a circuit: its first weights are never trained, its last is dead."""
+
+    def __init__(self, config, *, channels, image_size, n_classes, seed, backend):
+        super().__init__()
+        qnode = qp.QNode(two_tensors, qp.device("default.qubit", wires=2, seed=0))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.circuit = layers.QuantumLayer(qnode, {"fixed": (2,), "turned": (3,)})
+            self.reader = torch.nn.Linear(2, n_classes)
+        self.circuit.qnode_weights["fixed"].requires_grad_(False)
+
+    def forward(self, images):
+        return self.reader(self.circuit(images.flatten(1)[:, [20, 43]].float() / 255))
+
+
+def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path, monkeypatch):
+    monkeypatch.setitem(models.MODELS, "partly_frozen", PartlyFrozen)
+    run = begun(tmp_path / "run", model="partly_frozen", controls=[], epochs=1, train_fraction=0.2)
+    batch = Inspector(run)
+    assert batch.choice.weight in (2, 3, 4) and list(batch.figures()) == list(PARTS)
+    model, train = batch.source.net("hybrid", 0).model, run.splits.train
+    loss = runs.task_of(run.config.training)(model, (train.images[:64], train.labels[:64])).loss
+    [expected] = torch.autograd.grad(loss, [model.circuit.qnode_weights["turned"]])
+    found = views.kept_gradients(batch.source, batch.choice)[0]
+    np.testing.assert_allclose(found, [np.nan, np.nan, *expected.tolist()], atol=1e-7)
+    list(runs.train_all(run))
+    batch.panel.refresh.click()
+    [row] = run.rows("gradients")
+    kept = next(each for each in row["layers"] if each["layer"] == "circuit")["gradient"]
+    found = views.kept_gradients(batch.source, batch.choice)
+    assert np.isnan(found[:, :2]).all() and (found[:, 2:] == np.array(kept)).all()
 
 
 def test_before_training_it_shows_the_gradient_on_one_batch(tmp_path):
@@ -309,13 +336,105 @@ def test_a_wrong_choice_is_refused_in_one_sentence(trained, wrong, told):
     assert told in str(error.value)
 
 
-def test_the_report_keeps_gradients_of_the_run_and_of_its_gates(copied, capsys):
-    assert len(report.keep_inspection(copied)) == 3
+def test_the_report_keeps_what_an_inspector_begins_with(copied, capsys):
+    always = ["12_gates", "15_layer", "16_image", "17_what_if"]
+    assert len(report.keep_inspection(copied)) == 6
     kept = sorted(path.stem for path in (copied.folder / "figures").glob("*.png"))
-    assert kept == ["10_gradients", "11_snr", "12_gates"] and capsys.readouterr().out == ""
+    assert kept == ["10_gradients", "11_snr", *always] and capsys.readouterr().out == ""
     (copied.folder / "gradients.jsonl").unlink()
-    assert len(report.keep_inspection(copied)) == 1
+    shutil.rmtree(copied.folder / "figures")
+    assert len(report.keep_inspection(copied)) == 4
+    assert sorted(path.stem for path in (copied.folder / "figures").glob("*.png")) == always
     assert "No gradients of net hybrid" in capsys.readouterr().out
+
+
+def test_the_report_keeps_every_circuit_up_to_four(tmp_path):
+    run = begun(tmp_path / "run", filters=5, stride=2, n_layers=1, n_qubits=2)
+    report.keep_inspection(run)
+    paths = sorted((run.folder / "figures").glob("12_*.png"))
+    assert [path.stem for path in paths] == ["12_gates", "12_gates_2", "12_gates_3", "12_gates_4"]
+    texts = [Image.open(path).text["Description"] for path in paths]
+    assert all(f"quanv.filters.{i}, one batch" in text for i, text in enumerate(texts))
+    assert all("the first 4 of 5 circuits" in text for text in texts)
+    assert len({path.read_bytes() for path in paths}) == 4, "each is another circuit's"
+
+
+# --- whose weights, and which cannot learn ----------------------------------------------------------------
+
+
+def test_it_says_whose_weights_are_moved_and_shown(trained, tmp_path):
+    rows = [row for row in trained.rows("metrics") if row.get("net") == "hybrid" and row["event"] == "epoch"]
+    best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))["epoch"]
+    panel = Inspector(trained).panel
+    told = f"with the weights of the best epoch ({best})"
+    panel.epoch.value = 3 - best
+    panel.shift.value = 1.0
+    assert [told in widget.value for widget in (*panel.headings, panel.moved)] == [True] * 3
+    panel = Inspector(begun(tmp_path / "run")).panel
+    assert ["as it starts" in widget.value for widget in (*panel.headings, panel.moved)] == [True] * 3
+
+
+def test_the_best_epoch_is_the_one_of_the_weights(copied):
+    """One that is not the last: the newest state is of another epoch than its best."""
+    _, epoch = runs.best(copied, "hybrid", 0)
+    store = Store(copied.checkpoints("hybrid", 0), copied.identity("hybrid", 0))
+    state = store.restore()
+    store.save(1000, state | {"progress": state["progress"] | {"epoch": 7}})
+    store.wait()
+    assert runs.best(copied, "hybrid", 0)[1] == epoch == state["progress"]["best_epoch"]
+    store.save(2000, state | {"progress": state["progress"] | {"epoch": 9}}, best=True)
+    store.wait()
+    assert runs.best(copied, "hybrid", 0)[1] == 9
+
+
+def test_dead_weights_are_named_by_gate_and_wire(tmp_path, monkeypatch):
+    monkeypatch.setitem(models.MODELS, "partly_frozen", PartlyFrozen)
+    inspector = Inspector(begun(tmp_path / "run", model="partly_frozen", controls=[]))
+    panel, told = inspector.panel, inspector.sentences()[-1]
+    assert told.startswith("1 weight of `circuit` cannot learn, because nothing that is measured changes")
+    assert told.endswith(": turned[2] (RZ on wire 1).") and told in panel.told.value
+    panel.images[2].click()
+    assert told in panel.told.value, "whatever is drawn anew"
+    panel.layer.value = "reader"
+    assert "cannot learn" not in panel.told.value
+
+
+def test_weights_are_dead_only_if_a_whole_batch_says_so(tmp_path):
+    """The 64 images of a training batch are asked, not the dozen that can be chosen."""
+    inspector = Inspector(begun(tmp_path / "run"))
+    seen = []
+    inspector.source.net("hybrid", 0).model.register_forward_hook(lambda *given: seen.append(len(given[2])))
+    inspector.sentences()
+    assert seen.count(64) == 1
+    inspector.sentences()
+    assert seen.count(64) == 1, "looked for once"
+
+
+def test_what_cannot_be_drawn_is_told_and_nothing_changes(copied):
+    """A row with more gradients than the circuit has weights, and one without norms; then both are mended."""
+    path = copied.folder / "gradients.jsonl"
+    before, rows = path.read_text(), copied.rows("gradients")
+    for row in rows:
+        for layer in row["layers"]:
+            if row["net"] == "classical":
+                del layer["norm"]
+            elif row["epoch"] == 1 and "gradient" in layer:
+                layer["gradient"] = [[*each, 0.5] for each in layer["gradient"]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    inspector = Inspector(copied)
+    panel = inspector.panel
+    assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == set()
+    assert "this could not be drawn: Argument `n_weights` must be" in panel.told.value
+    assert (inspector.choice.epoch, panel.epoch.value) == (2, 2)
+    assert changed(inspector, lambda: setattr(panel.net, "value", "classical")) == set()
+    assert (
+        "could not be drawn" in panel.told.value
+        and (panel.net.value, inspector.choice.net) == ("hybrid",) * 2
+    )
+    path.write_text(before)
+    panel.refresh.click()
+    panel.epoch.value = 1
+    assert "could not be drawn" not in panel.told.value and inspector.choice.epoch == 1
 
 
 # --- the other ipywidgets ---------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from qnnkit.checkpoint import Store
 from qnnkit.config import TrainingConfig
 from qnnkit.data.sample import Batches
 from qnnkit.gradients import Watch, words
-from qnnkit.gradients.watch import signal_to_noise
+from qnnkit.gradients.watch import QUANTUM_SKETCH, signal_to_noise
 from qnnkit.tasks import Classification
 from qnnkit.train import loop
 
@@ -261,6 +261,58 @@ def test_a_model_without_a_circuit_and_one_that_is_frozen():
     ]
     told = gradients.diagnose(model.last, TASK, next(iter(data()["train"])))
     assert told == ["This net has no circuit: its classical part is shown alone."]
+
+
+def two_tensors(inputs, frozen, weights):
+    qp.AngleEmbedding(inputs, wires=[0, 1])
+    for wire in (0, 1):
+        qp.RY(frozen[wire], wires=wire)
+        qp.RX(weights[wire], wires=wire)
+    return [qp.expval(qp.PauliZ(wire)) for wire in (0, 1)]
+
+
+def test_gradients_of_a_circuit_that_is_partly_frozen_keep_their_places():
+    shapes = {"frozen": (2,), "weights": (2,)}
+    circuit = QuantumLayer(
+        qp.QNode(two_tensors, qp.device("default.qubit", wires=2, seed=0)), shapes, dict(drawn(shapes))
+    )
+    circuit.qnode_weights["frozen"].requires_grad_(False)
+    rows = trained(Turned(circuit), per_epoch=3, epochs=1)
+    assert rows[0]["layers"][0]["places"] == [2, 3]
+    found = of(rows)
+    every = found.gradient_of_every_weight("circuit", 1, 4)
+    assert np.isnan(every[:, :2]).all() and (every[:, 2:] == found.gradient("circuit", 1)).all()
+    with pytest.raises(ValueError, match="`n_weights` must be all of the circuit's, but is 3"):
+        found.gradient_of_every_weight("circuit", 1, 3)
+    rows = trained(net(), per_epoch=3, epochs=1)
+    assert "places" not in rows[0]["layers"][0]
+    assert (of(rows).gradient_of_every_weight("circuit", 1, 8) == of(rows).gradient("circuit", 1)).all()
+
+
+def test_places_of_a_circuit_with_more_weights_than_are_kept():
+    start = torch.zeros(2 * QUANTUM_SKETCH, 2)
+
+    def circuit(inputs, weights):
+        qp.RX(inputs[..., 0] + weights.sum(), wires=0)
+        return [qp.expval(qp.PauliZ(0)), qp.expval(qp.PauliY(0))]
+
+    rows = trained(Turned(layer(circuit, tuple(start.shape), start, n_qubits=1)), per_epoch=2, epochs=1)
+    assert rows[0]["layers"][0]["places"] == [*range(0, start.numel(), 4)]
+    every = of(rows).gradient_of_every_weight("circuit", 1, start.numel())
+    assert np.isfinite(every[:, ::4]).all() and np.isnan(every).sum() == 0.75 * every.size
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_parameters_without_entries_are_left_out(place):
+    model, empty = net(), nn.Parameter(torch.zeros(0, 3))
+    made = groups(model)
+    parameters = list(made[1].parameters)
+    parameters.insert({"first": 0, "middle": 2, "last": 4}[place], empty)
+    made[1] = train.Group("classical", parameters, 0.01)
+    watch = Watch(model, made, per_epoch=4)
+    config = TrainingConfig(epochs=1, optimizer="sgd", schedule="constant")
+    train.fit(model, TASK, data(), config, groups=made, watch=watch)
+    assert watch.rows == trained(net(), per_epoch=4, epochs=1)
 
 
 # --- the loop ----------------------------------------------------------------------------------------------

@@ -118,8 +118,8 @@ class Store:
             warnings.warn(sentence, stacklevel=3)
         return content["state"]
 
-    def load_best(self, model: nn.Module) -> None:
-        """Puts the weights of the best epoch into a model.
+    def load_best(self, model: nn.Module) -> dict[str, Any]:
+        """Puts the weights of the best epoch into a model; returns the state that they are part of.
 
         Raises:
             FileNotFoundError: Nothing was saved here.
@@ -128,8 +128,9 @@ class Store:
         if self.best is None and self.restore() is None:
             raise FileNotFoundError(f"Folder `{self.folder}` holds no whole checkpoint. Train the net first.")
         assert self.best is not None
-        weights = self._read(self.best)["state"]["model"]
-        file.load_model(self.folder / self.best, model, weights)
+        state = self._read(self.best)["state"]
+        file.load_model(self.folder / self.best, model, state["model"])
+        return state
 
     def clear_drafts(self) -> None:
         """Removes what a killed writer has left half written; only the one writer may."""

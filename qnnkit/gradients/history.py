@@ -118,6 +118,30 @@ class Training:
                 return np.array(each["gradient"], dtype=float)
         return np.zeros((0, 0))
 
+    def gradient_of_every_weight(self, layer: str, epoch: int, n_weights: int) -> np.ndarray:
+        """Gradient of a circuit in one epoch, each weight at its place in `gradients.weight_names`.
+
+        Args:
+            layer: Name of the circuit.
+            epoch: Counted from 1.
+            n_weights: Of the whole circuit, with those that training leaves as they are.
+
+        Returns:
+            Of shape (steps, n_weights); NaN for frozen weights, and for those that are not kept.
+
+        Raises:
+            ValueError: There is no such circuit or epoch, or it has more weights than that.
+        """
+        kept = self.gradient(layer, epoch)
+        found = [each.get("places") for each in self._row(epoch)["layers"] if each["layer"] == layer]
+        places = next(iter(found), None) or [*range(kept.shape[1])]
+        if places and max(places) >= n_weights:
+            step = f"Weight {max(places)} of {layer} has a gradient."
+            raise ValueError(checks.message("n_weights", "be all of the circuit's", n_weights, step))
+        every = np.full((len(kept), n_weights), np.nan)
+        every[:, places] = kept
+        return every
+
     def _row(self, epoch: int) -> Mapping[str, Any]:
         for row in self.rows:
             if row["epoch"] == epoch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,7 +68,7 @@ class Watch:
         self.rows: list[dict[str, Any]] = []
         """The epochs that this object has seen."""
         self.groups = [
-            (group.name, group.clip_norm, [weight for weight in group.parameters if weight.requires_grad])
+            (group.name, group.clip_norm, [w for w in group.parameters if w.requires_grad and w.numel()])
             for group in groups
         ]
         self.groups = [group for group in self.groups if group[2]]
@@ -94,6 +94,8 @@ class Watch:
         self.quantum: set[str] = set()
         self.halves: dict[str, str] = {}
         self.strides: list[int] = []
+        self.places: dict[int, np.ndarray] = {}
+        """Of a circuit's parameter: where its kept entries stand in the order of `gradients.weight_names`."""
         index = 0
         for group, _, weights in self.groups:
             for weight in weights:
@@ -108,6 +110,9 @@ class Watch:
                 if weight.dtype in words.HALVES:
                     self.halves[layer] = str(weight.dtype).removeprefix("torch.")
                 self.strides.append(max(1, math.ceil(weight.numel() / most)))
+                if layer in self.quantum:
+                    start = sum(each.numel() for each in _until(weight, module))
+                    self.places[index] = start + np.arange(0, weight.numel(), self.strides[-1])
                 index += 1
         self.sizes = np.array([weight.numel() for weight in self.parameters])
         self.kept = np.array([len(range(0, n, k)) for n, k in zip(self.sizes, self.strides, strict=True)])
@@ -216,8 +221,11 @@ class Watch:
             if name in self.quantum:
                 layers[row]["step"] = _short(steps[row])
                 which = np.concatenate([np.arange(first[i], first[i + 1]) for i in self.layers[names[row]]])
-                which = which[:: math.ceil(len(which) / QUANTUM_SKETCH)]
-                layers[row]["gradient"] = [_short(each) for each in gradient[:, which]]
+                thin = slice(None, None, math.ceil(len(which) / QUANTUM_SKETCH))
+                layers[row]["gradient"] = [_short(each) for each in gradient[:, which[thin]]]
+                places = np.concatenate([self.places[i] for i in self.layers[names[row]]])[thin].tolist()
+                if places != [*range(len(places))]:
+                    layers[row]["places"] = places
             if name in self.halves:
                 layers[row]["dtype"] = self.halves[name]
         for row, (_, clip, _) in enumerate(self.groups):
@@ -281,6 +289,11 @@ def _plain(gradient: Tensor | None, weight: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     return gradient.float() if gradient.dtype in words.HALVES else gradient
+
+
+def _until(weight: nn.Parameter, module: nn.Module) -> Iterator[nn.Parameter]:
+    """A module's parameters before one of them."""
+    return itertools.takewhile(lambda each: each is not weight, module.parameters())
 
 
 def _short(values: np.ndarray) -> list[float | None]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import html
 import io
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qnnkit import checks
+from qnnkit import checks, gradients
 from qnnkit.inspector import views
 from qnnkit.inspector.source import Source, weight_names
 from qnnkit.inspector.views import Choice
@@ -19,18 +22,21 @@ from qnnkit.runs import Run
 if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
+PARTS = ("gradients", "circuit", "image", "what_if")
 THUMBNAIL = 64
 """Pixels a side of the picture on a button."""
 CHOSEN, FOCUS = "#D55E00", "#0072B2"
 
 STYLE = """<style>
-.{name}.jupyter-button {{width: 80px; height: 96px; padding: 70px 2px 0; line-height: 22px;
-  border-radius: 4px; background: #f5f5f5 no-repeat 8px 4px / {side}px {side}px;
+.{name}.jupyter-button {{width: 72px; height: 96px; padding: 70px 2px 0; line-height: 22px;
+  border-radius: 4px; background: #f5f5f5 no-repeat 4px 4px / {side}px {side}px;
   color: #111; image-rendering: pixelated; overflow: hidden;}}
 .{name}.jupyter-button:focus-visible {{outline: 3px solid {focus}; outline-offset: 1px;}}
 .{name}-chosen.jupyter-button {{box-shadow: 0 0 0 3px {chosen} !important;}}
 {pictures}
 </style>"""
+
+HEADING = "<h4 style='margin: 12px 0 4px'>{}</h4>"
 
 
 class Inspector:
@@ -67,10 +73,13 @@ class Inspector:
         return views.figures(self.source, self.choice)
 
     def sentences(self) -> list[str]:
-        """What is missing, and what training warned of in the chosen epoch."""
-        net, seed, epoch = self.choice.net, self.choice.seed, self.choice.epoch
-        warnings = self.source.training(net, seed).warnings
-        return [*self.source.missing(net, seed), *(told for at, told in warnings if at == epoch)]
+        """What is missing, what training warned of in the chosen epoch, which weights cannot learn."""
+        net, seed, layer = self.choice.net, self.choice.seed, self.choice.layer
+        training, found = self.source.training(net, seed), self.source.missing(net, seed)
+        if layer not in training.layers:
+            found.append(f"Layer {layer} is not trained: it has no gradient.")
+        found += [told for epoch, told in training.warnings if epoch == self.choice.epoch]
+        return [*found, *gradients.told(self.source.dead(net, seed, layer))]
 
     @property
     def widget(self) -> Any:
@@ -94,6 +103,25 @@ class Inspector:
         bundle["image/png"] = base64.b64encode(plots.stacked(self.panel.pictures())).decode()
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return bundle | {"application/vnd.jupyter.widget-view+json": view}
+
+
+def _telling(act: Callable[..., None]) -> Callable[..., None]:
+    """A failure is told above the pictures: what a widget's callback raises, only the kernel's log shows.
+
+    What a panel sets by itself is nothing that a person does.
+    """
+
+    @functools.wraps(act)
+    def tried(panel: Panel, given: Any) -> None:
+        before = panel.inspector.choice
+        if panel.setting:
+            return
+        try:
+            act(panel, given)
+        except Exception as error:  # whatever becomes of a folder while someone looks at it
+            panel._undo(before, error)
+
+    return tried
 
 
 class Panel:
@@ -126,12 +154,13 @@ class Panel:
         )
         self.told, self.moved = widgets.HTML(), widgets.HTML()
         self.gradients, self.circuit, self.image, self.what_if = (_picture(widgets) for _ in range(4))
+        self.headings = widgets.HTML(), widgets.HTML()
         self.images = self._buttons(widgets)
         wrap = widgets.Layout(flex_flow="row wrap", width="98%")
         gap = widgets.Layout(flex_flow="row wrap", width="98%", grid_gap="8px", padding="4px")
         self.moving = widgets.VBox(
             [
-                _heading(widgets, "What if the chosen weight were another?"),
+                self.headings[1],
                 self.shift,
                 self.moved,
                 self.what_if,
@@ -141,13 +170,13 @@ class Panel:
             [
                 widgets.HBox([self.net, self.seed, self.layer, self.refresh], layout=wrap),
                 self.told,
-                _heading(widgets, "Gradients of the chosen layer"),
+                widgets.HTML(HEADING.format("Gradients of the chosen layer")),
                 self.epoch,
                 self.step,
                 self.weight,
                 self.gradients,
                 self.circuit,
-                _heading(widgets, "An image through the net: press one"),
+                self.headings[0],
                 self.style,
                 widgets.HBox(self.images, layout=gap),
                 self.image,
@@ -156,7 +185,7 @@ class Panel:
             layout=widgets.Layout(overflow="auto"),
         )
         self._offer()
-        self._draw("gradients", "circuit", "image", "what_if")
+        self._draw(*PARTS)
         for one, changed in (
             (self.net, self._on_net),
             (self.seed, self._on_net),
@@ -221,6 +250,9 @@ class Panel:
                     slider.options = options
                 slider.value, slider.disabled = value, len(options) < 2
             self.shift.value = 0.0
+            self.headings[0].value = HEADING.format(f"An image through the net {net.told}: press one")
+            heading = f"What if the chosen weight were another, in the net {net.told}?"
+            self.headings[1].value = HEADING.format(heading)
             self.moving.layout.display = None if names else "none"
             for i, button in enumerate(self.images):
                 chosen = i == choice.image
@@ -235,23 +267,32 @@ class Panel:
         self._draw(*parts)
 
     def _draw(self, *parts: str) -> None:
-        """Draws parts anew: "gradients", "circuit", "image", "what_if"."""
+        """Draws some of `PARTS` anew."""
         source, choice = self.inspector.source, self.inspector.choice
-        sentences = [html.escape(sentence, quote=False) for sentence in self.inspector.sentences()]
         draw = {"gradients": views.of_layer, "circuit": views.of_circuit, "image": views.of_image}
-        for part in parts:
-            if part == "what_if":
-                self.moves = views.what_if(source, choice)
-                self._move(0.0)
-                continue
-            figure = draw[part](source, choice)
-            _show(getattr(self, part), figure and figure.png())
-            if part == "gradients" and figure is None:
-                sentences.append(
-                    f"Layer {html.escape(choice.layer, quote=False)} is not trained: it has no gradient."
-                )
-        if "gradients" in parts or sentences:
-            self.told.value = "<br>".join(sentences)
+        drawn = {part: draw[part](source, choice) for part in parts if part in draw}
+        pngs = {part: figure and figure.png() for part, figure in drawn.items()}
+        sentences = self.inspector.sentences()
+        if "what_if" in parts:
+            self.moves = views.what_if(source, choice)
+            self._move(0.0)
+        for part, png in pngs.items():  # all that may fail has gone well
+            _show(getattr(self, part), png)
+        self._tell(sentences)
+
+    def _tell(self, sentences: Sequence[str]) -> None:
+        self.told.value = "<br>".join(html.escape(sentence, quote=False) for sentence in sentences)
+
+    def _undo(self, choice: Choice, error: Exception) -> None:
+        """Back to a former choice, as far as what is left of the run allows; the reason is told."""
+        self.inspector.choice = choice
+        self.setting = True
+        self.net.value, self.seed.value = choice.net, choice.seed
+        self.setting = False
+        with contextlib.suppress(Exception):  # the reason is the same, and is told below
+            self._offer()
+        why = " ".join(str(error).split()) or type(error).__name__
+        self._tell([f"The pictures are as they were, because this could not be drawn: {why}"])
 
     def _move(self, shift: float) -> None:
         if self.moves is None:
@@ -262,52 +303,53 @@ class Panel:
         figure.move(shift, there.values, there.class_probs, there.loss)
         _show(self.what_if, figure.png())
         self.moved.value = (
-            f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f} as it is, "
-            f"<b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
+            f"The net {moves.told}, on {moves.n_images} validation images: loss {moves.before.loss:.4f}, "
+            f"and <b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
         )
 
     # --- what a person does -----------------------------------------------------------------------
 
+    @_telling
     def _on_net(self, change: Any) -> None:
-        if not self.setting:
-            net, seed = str(self.net.value), int(self.seed.value or 0)
-            found = views.first_choice(self.inspector.source, net, seed)
-            found = replace(found, image=self.inspector.choice.image)
-            self._choose(found, "gradients", "circuit", "image", "what_if")
+        net, seed = str(self.net.value), int(self.seed.value or 0)
+        found = views.first_choice(self.inspector.source, net, seed)
+        self._choose(replace(found, image=self.inspector.choice.image), *PARTS)
 
+    @_telling
     def _on_layer(self, change: Any) -> None:
-        if not self.setting:
-            now = self.inspector.choice
-            found = views.first_choice(self.inspector.source, now.net, now.seed, self.layer.value)
-            self._choose(replace(found, image=now.image), "gradients", "circuit", "what_if")
+        now = self.inspector.choice
+        found = views.first_choice(self.inspector.source, now.net, now.seed, self.layer.value)
+        self._choose(replace(found, image=now.image), "gradients", "circuit", "what_if")
 
+    @_telling
     def _on_weight(self, change: Any) -> None:
-        if not self.setting:
-            now = replace(self.inspector.choice, weight=self.weight.value)
-            self._choose(now, "gradients", "circuit", "what_if")
+        now = replace(self.inspector.choice, weight=self.weight.value)
+        self._choose(now, "gradients", "circuit", "what_if")
 
+    @_telling
     def _on_epoch(self, change: Any) -> None:
-        if not self.setting:
-            now = replace(self.inspector.choice, epoch=self.epoch.value, step=0)
-            self._choose(now, "gradients", "circuit")
+        now = replace(self.inspector.choice, epoch=self.epoch.value, step=0)
+        self._choose(now, "gradients", "circuit")
 
+    @_telling
     def _on_step(self, change: Any) -> None:
-        if not self.setting:
-            self._choose(replace(self.inspector.choice, step=self.step.value), "gradients", "circuit")
+        self._choose(replace(self.inspector.choice, step=self.step.value), "gradients", "circuit")
 
+    @_telling
     def _on_image(self, place: int) -> None:
         self._choose(replace(self.inspector.choice, image=place), "image", "what_if")
 
+    @_telling
     def _on_shift(self, change: Any) -> None:
-        if not self.setting:
-            self._move(self.shift.value)
+        self._move(self.shift.value)
 
+    @_telling
     def _on_refresh(self, button: Any) -> None:
         """Reads the run again, and goes to the newest epoch of the same layer."""
         source, now = self.inspector.source, self.inspector.choice
         source.refresh()
         newest = source.training(now.net, now.seed).epochs[-1]
-        self._choose(replace(now, epoch=newest, step=0), "gradients", "circuit", "image", "what_if")
+        self._choose(replace(now, epoch=newest, step=0), *PARTS)
 
 
 def _show(image: Any, png: bytes | None) -> None:
@@ -321,10 +363,6 @@ def _picture(widgets: Any) -> Any:
     # Narrower than that nobody reads it: what has less room scrolls.
     fit = {"max_width": "98%", "min_width": "620px", "height": "auto", "align_self": "flex-start"}
     return widgets.Image(format="png", layout=widgets.Layout(**fit))  # its own: each is hidden by itself
-
-
-def _heading(widgets: Any, sentence: str) -> Any:
-    return widgets.HTML(f"<h4 style='margin: 12px 0 4px'>{sentence}</h4>")
 
 
 def _thumbnail(image: np.ndarray) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from qnnkit import gradients, runs
 from qnnkit.gradients import History, Training
-from qnnkit.gradients.watch import QUANTUM_SKETCH
 from qnnkit.layers import QuantumLayer
 
 MOST_BUTTONS = 12
@@ -29,7 +27,8 @@ class Net:
     """One net of one seed, on the CPU, in evaluation mode."""
 
     model: nn.Module
-    trained: bool
+    epoch: int | None
+    """The best one so far, whose weights these are; 0 within the first, None before any checkpoint."""
     _gates: dict[str, list[gradients.Gate]] = field(default_factory=dict)
     _dead: list[gradients.Dead] | None = None
 
@@ -57,11 +56,20 @@ class Net:
             self._gates[layer] = [] if circuit is None else gradients.gates(circuit)
         return self._gates[layer]
 
-    def dead(self, images: Tensor) -> list[gradients.Dead]:
-        """Weights that cannot learn, looked for once."""
+    def dead(self, layer: str, images: Tensor) -> list[gradients.Dead]:
+        """Weights of a layer that cannot learn; those of the whole net are looked for once."""
         if self._dead is None:
             self._dead = gradients.dead(self.model, images)
-        return self._dead
+        return [one for one in self._dead if one.layer == layer]
+
+    @property
+    def told(self) -> str:
+        """Completes "the net": whose weights these are."""
+        if self.epoch is None:
+            return "as it starts"
+        if self.epoch == 0:
+            return "with the weights of a checkpoint in its first epoch"
+        return f"with the weights of the best epoch ({self.epoch})"
 
 
 class Source:
@@ -97,9 +105,9 @@ class Source:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a checkpoint that is being written is no news here
-                    found = Net(runs.trained(self.run, net, seed), True)
+                    found = Net(*runs.best(self.run, net, seed))
             except FileNotFoundError:
-                found = Net(runs.build(self.run, net, seed).eval(), False)
+                found = Net(runs.build(self.run, net, seed).eval(), None)
             with torch.no_grad():  # a circuit is known once it has run
                 found.model(self.run.splits.train.images[:1])
             self._nets = {(net, seed): found}  # one at a time: a large net is not held for each seed
@@ -123,9 +131,10 @@ class Source:
     def _gradient_on_a_batch(self, net: Net) -> dict[str, Any]:
         """A row of one update in the form that training writes, of the net as it is, without dropout."""
         train, task = self.run.splits.train, runs.task_of(self.run.config.training)
+        batch = train.images[:ON_BATCH], train.labels[:ON_BATCH]
         owners = {name: _trained_weights(module) for name, module in net.layers.items()}
         flat = [weight for weights in owners.values() for weight in weights]
-        loss = task(net.model, (train.images[:ON_BATCH], train.labels[:ON_BATCH])).loss
+        loss = task(net.model, batch).loss
         found = torch.autograd.grad(loss, flat, allow_unused=True, materialize_grads=True) if flat else ()
         left, rows = list(found), []
         for name, weights in owners.items():
@@ -134,10 +143,15 @@ class Source:
             vector = torch.cat([left.pop(0).flatten().double() for _ in weights])
             row = {"layer": name, "group": "", "n_weights": len(vector), "share": [None], "ratio": [None]}
             row |= {"norm": [float(vector.norm())], "mean": [float(vector.abs().mean())]}
-            if net.circuit(name) is not None:
-                row["gradient"] = [vector[kept_places(weights)].tolist()]
+            circuit = net.circuit(name)
+            if circuit is not None:
+                row["gradient"], row["places"] = [vector.tolist()], _trained_places(circuit)
             rows.append(row)
         return {"epoch": 0, "updates": 1, "steps": [0], "layers": rows, "groups": [], "warnings": []}
+
+    def dead(self, net: str, seed: int, layer: str) -> list[gradients.Dead]:
+        """Weights of a layer that cannot learn, as far as a batch of training images shows."""
+        return self.net(net, seed).dead(layer, self.run.splits.train.images[:ON_BATCH])
 
     # --- images -----------------------------------------------------------------------------------
 
@@ -158,7 +172,7 @@ class Source:
         """One sentence for each thing that the run has not to show, and how to get it."""
         found, told = self.net(net, seed), []
         kept = self.has_kept(net, seed)
-        if not found.trained:
+        if found.epoch is None:
             told.append(
                 f"Net {net} of seed {seed} is not trained yet: shown are the weights that it starts from, "
                 f"and the gradient on one batch of {ON_BATCH} training images. Run 03_train, then Refresh."
@@ -169,7 +183,7 @@ class Source:
         elif not kept:
             told.append(
                 f"No gradients of net {net}, seed {seed}, were kept while it trained: shown is the gradient "
-                f"on one batch of {ON_BATCH} training images, at the best epoch's weights."
+                f"on one batch of {ON_BATCH} training images, {found.told}."
             )
         if not any(isinstance(layer, QuantumLayer) for layer in found.layers.values()):
             told.append(f"Net {net} has no circuit: shown are the gradients of its classical layers.")
@@ -185,15 +199,10 @@ def weight_names(net: Net, layer: str) -> list[str]:
     return [] if circuit is None else gradients.weight_names(circuit)
 
 
-def kept_places(weights: Sequence[nn.Parameter]) -> np.ndarray:
-    """Places, among all of a circuit's weights, of those whose gradients `gradients.Watch` keeps."""
-    found, start = [], 0
-    for weight in weights:
-        n = weight.numel()
-        found.append(np.arange(start, start + n, -(-n // QUANTUM_SKETCH)))
-        start += n
-    places = np.concatenate(found)
-    return places[:: -(-len(places) // QUANTUM_SKETCH)]
+def _trained_places(circuit: QuantumLayer) -> list[int]:
+    """Places in `gradients.weight_names` of the weights that are trained."""
+    trained = torch.cat([torch.full((w.numel(),), w.requires_grad) for w in circuit.parameters()])
+    return trained.nonzero().flatten().tolist()
 
 
 def _trained_weights(module: nn.Module) -> list[nn.Parameter]:

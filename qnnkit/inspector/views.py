@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from qnnkit import checks, layers
-from qnnkit.inspector.source import Source, kept_places, weight_names
+from qnnkit.inspector.source import Source, weight_names
 from qnnkit.inspector.what_if import WhatIf
 from qnnkit.layers import Quanv2d
 
@@ -57,18 +57,16 @@ def first_choice(source: Source, net: str, seed: int, layer: str | None = None) 
 def kept_gradients(source: Source, choice: Choice) -> np.ndarray | None:
     """Of the chosen layer's weights at the chosen updates, of shape (n_steps, n_weights); None without.
 
-    Of a circuit with more weights than training keeps, the others are NaN.
+    Weights that are frozen, and of a large circuit those that training does not keep, are NaN.
     """
     training = source.training(choice.net, choice.seed)
     circuit = source.net(choice.net, choice.seed).circuit(choice.layer)
     if circuit is None or choice.layer not in training.quantum_layers:
         return None
-    kept = training.gradient(choice.layer, choice.epoch)
-    if not len(kept):
+    n_weights = sum(weight.numel() for weight in circuit.parameters())
+    every = training.gradient_of_every_weight(choice.layer, choice.epoch, n_weights)
+    if not len(every):
         return None
-    weights = list(circuit.parameters())
-    every = np.full((len(kept), sum(weight.numel() for weight in weights)), np.nan)
-    every[:, kept_places(weights)] = kept
     return every[choice.step - 1 : choice.step] if choice.step else every
 
 
@@ -114,8 +112,7 @@ def of_circuit(source: Source, choice: Choice) -> Picture | None:
     values = np.full(len(names), np.nan) if kept is None else _sizes(kept)
     found = net.gates(choice.layer)
     n_wires = 1 + max((wire for gate in found for wire in gate.wires), default=0)
-    images, _ = source.choosable
-    cannot = [one.index for one in net.dead(images) if one.layer == choice.layer]
+    cannot = [one.index for one in source.dead(choice.net, choice.seed, choice.layer)]
     label = "mean |gradient| (loss per radian)"
     return plots.coloured_circuit(found, n_wires, values, label, dead=cannot, chosen=choice.weight)
 

@@ -52,7 +52,7 @@ class WhatIf:
     """
 
     def __init__(self, run: Run, net: Net, layer: str, weight: int, image: Tensor):
-        self.model = net.model
+        self.model, self.told = net.model, net.told
         circuit = net.circuit(layer)
         assert circuit is not None  # the caller shows this part for circuits only
         self.circuit, self.weight = circuit, weight

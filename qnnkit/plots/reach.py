@@ -85,7 +85,7 @@ def fidelity_histograms(
     """
     columns = min(4, len(shares))
     n_rows = -(-len(shares) // columns)
-    figure = picture(2.4 * columns + 1.6, 2.2 * n_rows + 0.4)
+    figure = picture((2.4 * columns if columns > 1 else 4) + 1.6, 2.2 * n_rows + 0.4)
     axes = figure.subplots(n_rows, columns, sharex=True, sharey=True, squeeze=False)
     edges = np.linspace(0, 1, len(haar) + 1) if edges is None else edges
     for axis, (name, values) in zip(axes.flat, shares.items(), strict=False):
@@ -118,6 +118,8 @@ def spectra(features: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> 
         np.diff(sorted(frequencies)).min() for frequencies, _ in features.values() if len(frequencies) > 1
     ]
     width = 0.5 * min(gaps, default=1)
+    silent = any(sum(power > LEAST for power in found) < len(places) for places, found in features.values())
+    crosses = "possible, but not expressed" if silent else ""
     for axis, (name, (frequencies, values)) in zip(axes, features.items(), strict=True):
         where, height = np.asarray(frequencies, dtype=float), np.zeros(len(frequencies))
         height[: len(values)] = values
@@ -125,7 +127,7 @@ def spectra(features: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> 
         decades(axis, [least, highest], "y")
         axis.bar(where[there], height[there], width=width, color=COLOURS[0], label="expressed")
         bottom = np.full((~there).sum(), axis.get_ylim()[0] * 1.5)
-        axis.plot(where[~there], bottom, "x", color=COLOURS[1], label="possible, but not expressed")
+        axis.plot(where[~there], bottom, "x", color=COLOURS[1], label=crosses)
         axis.set_title(name, fontsize=10, loc="left", parse_math=False)
         axis.grid(axis="y", alpha=0.3)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -4,12 +4,13 @@ from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
-from qnnkit.runs.nets import build, parameter_groups, seen_by, task_of, train_all, trained
+from qnnkit.runs.nets import best, build, parameter_groups, seen_by, task_of, train_all, trained
 
 __all__ = [
     "NOTEBOOKS",
     "NotebookError",
     "Run",
+    "best",
     "build",
     "check_parameters",
     "declared",

@@ -132,14 +132,18 @@ def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Mod
     Raises:
         FileNotFoundError: It has not been trained yet.
     """
-    net, seed = net or run.nets[0], run.config.seed if seed is None else seed
+    return best(run, net or run.nets[0], run.config.seed if seed is None else seed)[0]
+
+
+def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
+    """A net as `trained` gives it, and which epoch that is: 0 within the first one, before it ended."""
     model, store = build(run, net, seed), Store(run.checkpoints(net, seed), run.identity(net, seed))
     if store.restore() is None:
         raise FileNotFoundError(
             f"Net {net} of seed {seed} must be trained first: run 03_train on {run.folder}."
         )
-    store.load_best(model)
-    return model.eval()
+    progress = store.load_best(model)["progress"]
+    return model.eval(), progress["epoch"]
 
 
 def _compile(
