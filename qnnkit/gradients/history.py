@@ -202,9 +202,13 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
     """
     found: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
     for row in rows:
-        if row.get("event", "epoch") == "epoch" and {"epoch", "steps", "layers", "groups"} <= row.keys():
-            key = row.get("net", "net"), row.get("seed", 0)
-            found.setdefault(key, {})[row["epoch"]] = row  # the last one wins
+        if not isinstance(row, Mapping) or row.get("event", "epoch") != "epoch":
+            continue
+        if not whole(row):
+            damaged += 1
+            continue
+        key = row.get("net", "net"), row.get("seed", 0)
+        found.setdefault(key, {})[row["epoch"]] = row  # the last one wins
     if not found:
         rule, step = NONE_HERE
         raise ValueError(checks.message("rows", rule, "without any epoch", step))
@@ -236,6 +240,24 @@ def read(path: str | Path) -> History:
     rows, damaged = workspace.parse_lines(content)
     half = bool(content.rpartition(b"\n")[2])
     return history(rows, damaged + half)
+
+
+OF_SERIES = ("group", "n_weights", "norm", "mean", "share", "ratio")
+
+
+def whole(row: Mapping[str, Any]) -> bool:
+    """Whether an epoch's row holds what is read from it."""
+    if not {"epoch", "updates", "steps", "layers", "groups"} <= row.keys():
+        return False
+    if not all(isinstance(row[what], list) for what in ("steps", "layers", "groups")):
+        return False
+    parts = [("layer", each) for each in row["layers"]] + [("group", each) for each in row["groups"]]
+    return all(
+        isinstance(each, Mapping)
+        and {kind, *OF_SERIES} <= each.keys()
+        and all(len(each[what]) == len(row["steps"]) for what in OF_SERIES[2:])
+        for kind, each in parts
+    )
 
 
 def _names(rows: Iterable[Mapping[str, Any]], kind: str) -> list[str]:

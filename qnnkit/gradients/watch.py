@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,14 +18,17 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.gradients import words
+from qnnkit.gradients.history import whole
 from qnnkit.layers import QuantumLayer
 
 SKETCH = 128
 """Most entries of a classical parameter that are looked at one by one, evenly spaced."""
 QUANTUM_SKETCH = 512
 """Most weights of a circuit, likewise."""
-FEWEST = 4
+FEWEST = 8
 """Observed updates below which nothing is said of noise."""
+BEGINNING = 2
+"""First updates of a training, always looked at: a rate that is far too high does its damage in these."""
 RESAMPLES = 400
 """Of the bootstrap: an end of its interval is then known to a tenth of the interval's width."""
 
@@ -50,9 +53,10 @@ class Watch:
     Args:
         model: The net that is trained.
         groups: Its weights by training group; frozen ones are passed by.
-        per_epoch: Updates of an epoch that are looked at, evenly spaced; which ones follows from their place
-            in the epoch alone.
+        per_epoch: Updates of an epoch that are looked at, evenly spaced, beside the first two of the first
+            epoch; which ones follows from their place alone.
         log: Called after every epoch with its row, which `gradients.history` reads.
+        earlier: Rows of the epochs before, where a training goes on: some faults show by what has changed.
     """
 
     def __init__(
@@ -62,11 +66,13 @@ class Watch:
         *,
         per_epoch: int = 16,
         log: Callable[[dict[str, Any]], None] | None = None,
+        earlier: Sequence[Mapping[str, Any]] = (),
     ):
         checks.positive("per_epoch", per_epoch, "Leave the watch away where nothing is to be recorded.")
         self.per_epoch, self.log = per_epoch, log or (lambda row: None)
         self.rows: list[dict[str, Any]] = []
         """The epochs that this object has seen."""
+        self.earlier = [row for row in earlier if whole(row)]
         self.groups = [
             (group.name, group.clip_norm, [w for w in group.parameters if w.requires_grad and w.numel()])
             for group in groups
@@ -91,7 +97,7 @@ class Watch:
                     id(weight), (name or ("layer" if isinstance(module, QuantumLayer) else "model"), module)
                 )
         self.layers: dict[tuple[str, str], list[int]] = {}
-        self.quantum: set[str] = set()
+        self.quantum: dict[str, QuantumLayer] = {}
         self.halves: dict[str, str] = {}
         self.strides: list[int] = []
         self.places: dict[int, np.ndarray] = {}
@@ -105,7 +111,7 @@ class Watch:
                 self.layers.setdefault((layer, group), []).append(index)
                 most = SKETCH
                 if isinstance(module, QuantumLayer):
-                    self.quantum.add(layer)
+                    self.quantum[layer] = module
                     most = QUANTUM_SKETCH
                 if weight.dtype in words.HALVES:
                     self.halves[layer] = str(weight.dtype).removeprefix("torch.")
@@ -119,8 +125,10 @@ class Watch:
 
     # --- while it trains ---------------------------------------------------------------------------------
 
-    def wants(self, update: int, updates: int) -> bool:
-        """Whether to look at an update of an epoch, counted from 0, of `updates`."""
+    def wants(self, epoch: int, update: int, updates: int) -> bool:
+        """Whether to look at an update, counted from 0, of the `updates` of an epoch, counted from 0."""
+        if epoch == 0 and update < BEGINNING:
+            return True
         most = min(self.per_epoch, updates)
         return (update + 1) * most // updates > update * most // updates
 
@@ -167,7 +175,7 @@ class Watch:
         width = len(self.sizes) + 3 * int(self.kept.sum())
         values = torch.stack(self.values).cpu().double().numpy() if self.values else np.zeros((0, width))
         row = {"epoch": epoch, "updates": updates, "steps": self.steps, **self._told(values)}
-        row["warnings"] = words.warnings(row)
+        row["warnings"] = words.warnings(row, words.before([*self.earlier, *self.rows], epoch))
         self.steps, self.values = [], []
         self.rows.append(row)
         self.log(row)
@@ -228,6 +236,8 @@ class Watch:
                     layers[row]["places"] = places
             if name in self.halves:
                 layers[row]["dtype"] = self.halves[name]
+            if name in self.quantum and self.quantum[name].input_dtype in words.HALVES:
+                layers[row]["input_dtype"] = str(self.quantum[name].input_dtype).removeprefix("torch.")
         for row, (_, clip, _) in enumerate(self.groups):
             groups[row] |= _clipping(np.sqrt(squares[len(self.layers) + row]), clip)
         return {"layers": layers, "groups": groups}
@@ -240,11 +250,15 @@ def signal_to_noise(products: np.ndarray) -> np.ndarray:
     least 0. The interval is a bootstrap over the B steps, its squares moved by the 1 / B more by which means
     of resamples are too long. What changes because the weights move on counts as scatter.
 
+    Simulated with normal noise at ratios of 0 to 3, the interval holds the true ratio in 90 to 100 % of cases
+    from 24 dimensions on; with one or two dimensions in 88 to 100 % for 16 steps, in 82 to 99 % for 8, and in
+    73 to 78 % for 4, of which nothing is told.
+
     Args:
         products: Scalar products of the B gradients with each other, of shape (..., B, B).
 
     Returns:
-        Ratio, low and high, of shape (..., 3); NaN where there are fewer than 4 steps, or no scatter.
+        Ratio, low and high, of shape (..., 3); NaN where there are fewer than 8 steps, or no scatter.
     """
     b = products.shape[-1]
     if b < FEWEST:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from qnnkit.checkpoint import own_generators
-from qnnkit.gradients.reach import dead, told, weight_names
-from qnnkit.layers import QuantumLayer
-from qnnkit.tasks import Task
 
 HALVES = (torch.float16, torch.bfloat16)
 HALF_STEP = {"float16": "0.002", "bfloat16": "0.016"}
@@ -30,62 +25,196 @@ EXPLODED = 10.0
 arXiv:1803.00745), and cross-entropy by at most 1 per logit: more than this is made between the two."""
 BURST = 100.0
 """Largest norm of an epoch by its median; 6.3 was the most seen while nets learned."""
+VANISHING_HELP_INSIDE = (
+    'Fewer qubits or layers, an observable of one or two wires, or initialisation="small" or '
+    '"identity_block" usually help; a larger learning rate does not.'
+)
+VANISHING_HELP = (
+    f"{VANISHING_HELP_INSIDE} Or what reads its values weighs them little: `gradients.diagnose` tells the "
+    "two apart, and `gradients.lines` what the loss hangs on."
+)
 LONG_STEP = math.pi / 2
 """Radians by which an update turns the weights (root mean square): past a quarter turn, the slope that was
 followed says nothing of where it leads. A gate's value is a sine of its angle."""
-MOST_NAMES = 8
+ONE_LONG_STEP = math.pi
+"""Likewise, of a single update: half a turn may lead to any value that a gate has."""
+BLIND_STEP = 0.3
+"""Likewise, where the gradient shows no direction. Around a minimum one such step lifts a sine by up to
+1 - cos 0.3 = 4.5 % of its amplitude, so some twenty weights together lift it by all of that."""
+THROWN = 1.0
+"""Length of an update by the length of a group's weights: what they were is lost. It was 0.33 at most in
+the recipes (digits_quanv, first update, Adam), and with a learning rate of 10 it is 2 (SGD) to 300 (Adam)."""
 
 
-def warnings(row: Mapping[str, Any]) -> list[str]:
-    """What an epoch's row, as `Watch` makes it, says against the circuits in it."""
-    found: list[str] = []
+@dataclass(frozen=True)
+class Before:
+    """What the epochs before one have shown."""
+
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    """Circuit -> its largest gradient of a weight in a typical step of an epoch, root mean square."""
+    thrown: tuple[str, float] | None = None
+    """(classical layer, length of an update by that of its weights) of the wildest update."""
+
+
+def before(rows: Sequence[Mapping[str, Any]], epoch: int) -> Before:
+    """What the epochs before one, counted from 1, have shown."""
+    sizes: dict[str, float] = {}
+    thrown = None
+    for row in rows:
+        if row["epoch"] < epoch:
+            thrown = max(filter(None, (thrown, _thrown(row))), key=lambda one: one[1], default=None)
+            for layer in row["layers"]:
+                if "step" in layer and layer["norm"]:
+                    sizes[layer["layer"]] = max(sizes.get(layer["layer"], 0.0), _size(layer))
+    return Before(sizes, thrown)
+
+
+def warnings(row: Mapping[str, Any], earlier: Before | None = None) -> list[str]:
+    """What an epoch's row, as `Watch` makes it, says against the circuits in it, and what is around them.
+
+    Args:
+        row: Of the epoch.
+        earlier: What the epochs before it have shown.
+    """
+    earlier, thrown = earlier or Before(), _thrown(row)
+    found = [_too_far(*thrown, row)] if thrown else []
     for layer in row["layers"]:
         if "step" in layer and layer["norm"]:  # a circuit that was looked at
-            found += _of_layer(layer, row)
+            found += _of_layer(layer, row, earlier)
     return found
 
 
-def _of_layer(layer: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
+def _thrown(row: Mapping[str, Any]) -> tuple[str, float] | None:
+    """(layer, update by weights) of the wildest update of classical weights; None where none was too long.
+
+    Whole groups are judged, as a single layer may begin near zero on purpose; one whose weights were all zero
+    has no ratio.
+    """
+    classical = [layer for layer in row["layers"] if "step" not in layer]
+    wild = {
+        group["group"]
+        for group in row["groups"]
+        if any(layer["group"] == group["group"] for layer in classical)
+        and None not in group["ratio"]
+        and max(group["ratio"], default=0.0) > THROWN
+    }
+    return max(
+        (
+            (layer["layer"], max(value or 0.0 for value in layer["ratio"]))
+            for layer in classical
+            if layer["group"] in wild
+        ),
+        key=lambda one: one[1],
+        default=None,
+    )
+
+
+def _too_far(name: str, ratio: float, row: Mapping[str, Any]) -> str:
+    group = next(layer["group"] for layer in row["layers"] if layer["layer"] == name)
+    rate = "quantum_learning_rate" if group in ("quantum", "stand_in") else "learning_rate"
+    return (
+        f"Learning rate too high for `{name}`: an update is {ratio:.2g} times as long as the weights that it "
+        f"moves (the rule: all weights of its group together, above {THROWN:g}), so what they were is lost, "
+        f"and the units that they feed saturate. A lower {rate} helps, or warmup_epochs."
+    )
+
+
+def _cut(layer: Mapping[str, Any], size: float, row: Mapping[str, Any], earlier: Before) -> str | None:
+    """Why a gradient that is next to nothing is no fault of the circuit, where it can be told."""
+    thrown = max(filter(None, (earlier.thrown, _thrown(row))), key=lambda one: one[1], default=None)
+    known, peak = earlier.sizes.get(layer["layer"], 0.0), max(norm or 0.0 for norm in layer["norm"])
+    peak /= math.sqrt(layer["n_weights"])
+    if thrown:
+        why = f"an update of `{thrown[0]}` was {thrown[1]:.2g} times as long as its weights"
+    elif known > max(VANISHED, BURST * size):
+        why = f"it was {known:.2g} for a weight in an earlier epoch"
+    elif peak > max(VANISHED, BURST * size):
+        why = f"it was {peak:.2g} for a weight in another step of this epoch"
+    else:
+        return None
+    return (
+        f"The circuit can do better: {why}. So the way from it to the loss is cut, by saturated units or by "
+        "a learning rate that threw the classical weights far off; fewer qubits or layers do not help. A "
+        "lower learning_rate from the start does, or clip_norm."
+    )
+
+
+def _of_layer(layer: Mapping[str, Any], row: Mapping[str, Any], earlier: Before) -> list[str]:
     name, found = layer["layer"], []
     if layer.get("dtype") in HALF_STEP:
-        found.append(_half(name, layer["dtype"], "weights"))
+        found.append(half(name, layer["dtype"], "weights"))
+    if layer.get("input_dtype") in HALF_STEP:
+        found.append(half(name, layer["input_dtype"], "inputs"))
+    size = _size(layer)
+    cut = _cut(layer, size, row, earlier)
     if not any(layer["norm"]):
+        told = f"No gradient in `{name}`: it was exactly zero in every observed step. "
         return [
             *found,
-            f"No gradient in `{name}`: it was exactly zero in every observed step. Look whether its angles "
+            told + cut
+            if cut
+            else f"{told}Look whether its angles "
             "are multiplied by zero, its outputs reach the loss, and gates lead from its weights to a wire "
             "that is measured; `gradients.diagnose` names each weight and why.",
         ]
-    size = _median(layer["norm"]) / math.sqrt(layer["n_weights"])
     beside = _classical_size(row)
-    if size < VANISHED and (beside is None or size < VANISHED_BESIDE * beside):
+    vanished = size < VANISHED and (beside is None or size < VANISHED_BESIDE * beside)
+    if vanished:
         than = "; at a minimum it is small too, and no classical weights are here to tell"
         if beside is not None:
             than = f" and a hundredth of the classical weights', {beside:.2g}"
         found.append(
             f"Vanishing gradient in `{name}`: {size:.2g} for a weight in a typical step (the rule: below "
-            f"{VANISHED:g}{than}). Fewer qubits or layers, an observable of one or two wires, or "
-            'initialisation="small" or "identity_block" usually help; a larger learning rate does not.'
+            f"{VANISHED:g}{than}). {cut or VANISHING_HELP}"
         )
     peak = _peak(layer["norm"])
-    if size > EXPLODED or peak > BURST:
+    if size > EXPLODED or (peak > BURST and not (vanished and cut)):
         rule = (
             f"{size:.2g} for a weight in a typical step (the rule: above {EXPLODED:g})"
             if size > EXPLODED
             else f"its largest norm is {peak:.0f} times the median of the epoch (the rule: above {BURST:g})"
         )
-        found.append(
-            f"Exploding gradient in `{name}`: {rule}. A circuit alone cannot do that: look at what reads its "
-            "values. quantum_clip_norm, a lower learning rate or a normalised loss usually help."
+        found.append(f"Exploding gradient in `{name}`: {rule}. {_exploding(row, earlier)}")
+    noise = _noise(layer, row)
+    too_long = _steps(layer, bool(noise))
+    return found + (too_long or noise)  # what jumps about has no direction, with any number of shots
+
+
+def _exploding(row: Mapping[str, Any], earlier: Before) -> str:
+    thrown = _thrown(row) or earlier.thrown
+    if thrown:
+        return (
+            f"What reads its values weighs them too much, since an update of `{thrown[0]}` was "
+            f"{thrown[1]:.2g} times as long as its weights: a lower learning_rate helps, or clip_norm."
         )
-    step = _median(layer["step"])
+    return (
+        "A circuit of plain angles and Pauli observables cannot do that: look at scaled angles or "
+        "observables, and at what reads its values. quantum_clip_norm, a lower learning rate or a normalised "
+        "loss usually help."
+    )
+
+
+def _steps(layer: Mapping[str, Any], blind: bool) -> list[str]:
+    """Whether a circuit's angles make too long steps; `blind` where its gradient shows no direction."""
+    step, longest = _median(layer["step"]), max(step or 0.0 for step in layer["step"])
     if step > LONG_STEP:
-        found.append(
-            f"Steps too long in `{name}`: a typical update turns its angles by {step:.2g} radians (the rule: "
-            f"above {LONG_STEP:.2g}, a quarter turn), so it may lead anywhere. A lower quantum_learning_rate "
-            "helps; with Adam it is about the turn of a step, whatever the gradient, and clipping is no help."
+        what = f"a typical update turns its angles by {step:.2g} radians"
+        rule = f"above {LONG_STEP:.2g}, a quarter turn), so it may lead anywhere"
+    elif longest > ONE_LONG_STEP:
+        what = f"an update turns its angles by {longest:.2g} radians"
+        rule = f"above {ONE_LONG_STEP:.2g}, half a turn), so what they were is lost"
+    elif blind and step > BLIND_STEP:
+        what = f"a typical update turns its angles by {step:.2g} radians"
+        rule = (
+            f"above {BLIND_STEP:g} where the gradient is not told from noise), so it jumps over what it is "
+            "to find"
         )
-    return found + _noise(layer, row)
+    else:
+        return []
+    return [
+        f"Steps too long in `{layer['layer']}`: {what} (the rule: {rule}. A lower quantum_learning_rate "
+        "helps; with Adam it is about the turn of a step, whatever the gradient, and clipping is no help."
+    ]
 
 
 def _noise(layer: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
@@ -113,12 +242,25 @@ def _noise(layer: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _half(name: str, dtype: str, what: str) -> str:
+def half(name: str, dtype: str, what: str) -> str:
+    """That a circuit's weights or inputs are in half precision."""
+    lost, help_ = {
+        "weights": ("shorter steps are lost", "Keep the circuit's weights in float32."),
+        "inputs": (
+            "inputs that differ by less are the same",
+            "Under autocast, which precision bfloat16 and float16 turn on, compute what becomes angles "
+            "within torch.autocast(..., enabled=False).",
+        ),
+    }[what]
     return (
         f"Half precision in `{name}`: its {what} are {dtype}, which knows angles near pi only to "
-        f"{HALF_STEP[dtype]} radians, so shorter steps are lost. Keep the circuit and what it is given in "
-        'float32; precision="bfloat16" of a training does so by itself.'
+        f"{HALF_STEP[dtype]} radians, so {lost}. {help_}"
     )
+
+
+def _size(layer: Mapping[str, Any]) -> float:
+    """Gradient of a weight in a typical step, root mean square."""
+    return _median(layer["norm"]) / math.sqrt(layer["n_weights"])
 
 
 def _classical_size(row: Mapping[str, Any]) -> float | None:
@@ -144,96 +286,3 @@ def _peak(norms: Sequence[float | None]) -> float:
     """The largest by the median."""
     middle = _median(norms)
     return max(norm or 0.0 for norm in norms) / middle if middle else 0.0
-
-
-# --- before training ---------------------------------------------------------------------------------------
-
-
-def diagnose(model: nn.Module, task: Task, batch: Any) -> list[str]:
-    """What will keep a net's circuits from training, in sentences, as far as one batch shows it.
-
-    Half precision in a circuit; weights that cannot learn, with the reason; weights that have no gradient of
-    the loss. Also told is a model without a circuit that trains. An empty list says that nothing was found.
-
-    Args:
-        model: Any module; it is left as it was.
-        task: Gives the loss.
-        batch: As the task takes it, on the model's device, the inputs first.
-    """
-    circuits = [
-        (name or "layer", each) for name, each in model.named_modules() if isinstance(each, QuantumLayer)
-    ]
-    if not circuits:
-        return ["This net has no circuit: its classical part is shown alone."]
-    trained = [(name, layer) for name, layer in circuits if any(w.requires_grad for w in layer.parameters())]
-    entered: dict[nn.Module, torch.dtype] = {}
-
-    def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        entered[layer] = inputs[0].dtype
-
-    modes = {module: module.training for module in model.modules()}
-    hooks = [layer.register_forward_pre_hook(enter) for _, layer in circuits]
-    weights = [weight for _, layer in trained for weight in layer.parameters() if weight.requires_grad]
-    try:
-        with own_generators(), torch.enable_grad():
-            loss = task(model.eval(), batch).loss
-            found = [None] * len(weights)
-            if loss.requires_grad and weights:
-                found = list(torch.autograd.grad(loss, weights, allow_unused=True))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
-    gradients = dict(zip(map(id, weights), found, strict=True))
-    sentences = []
-    for name, layer in circuits:
-        sentences += _in_half(name, layer, entered.get(layer))
-        if layer not in entered:
-            sentences.append(f"Nothing calls `{name}`: the net's output does not depend on it.")
-    if not trained:
-        sentences.append("No circuit of this net trains: all are frozen, or have no weights.")
-    inputs = batch[0] if isinstance(batch, list | tuple) else batch
-    silent = dead(model, inputs) if isinstance(inputs, Tensor) else []
-    sentences += told(silent)
-    for name, layer in trained:
-        known = {one.index for one in silent if one.layer == name}
-        if layer in entered:
-            sentences += _without_gradient(name, layer, gradients, known)
-    return sentences
-
-
-def _in_half(name: str, layer: QuantumLayer, inputs: torch.dtype | None) -> list[str]:
-    kinds = {"weights": next((weight.dtype for weight in layer.parameters()), None), "inputs": inputs}
-    return [
-        _half(name, str(dtype).removeprefix("torch."), what)
-        for what, dtype in kinds.items()
-        if dtype in HALVES
-    ]
-
-
-def _without_gradient(
-    name: str, layer: QuantumLayer, gradients: dict[int, Tensor | None], known: set[int]
-) -> list[str]:
-    """Weights with a gradient of exactly zero, though no reason for it lies in the circuit."""
-    silent: list[int] = []
-    place = 0
-    for weight in layer.parameters():
-        if weight.requires_grad:
-            gradient = gradients[id(weight)]
-            zero = torch.ones(weight.numel()) if gradient is None else gradient.detach().flatten().cpu() == 0
-            silent += [place + i for i in zero.nonzero().flatten().tolist() if place + i not in known]
-        place += weight.numel()
-    if not silent:
-        return []
-    if len(silent) + len(known) == place:
-        return [
-            f"No weight of `{name}` has a gradient on this batch, though its outputs change with them: the "
-            "way from there to the loss is cut, by a factor of zero, a detach, or saturated units."
-        ]
-    names = weight_names(layer)
-    which = ", ".join(names[i] for i in silent[:MOST_NAMES]) + (", ..." if silent[MOST_NAMES:] else "")
-    return [
-        f"{len(silent)} weight{'s' * (len(silent) > 1)} of `{name}` have a gradient of exactly zero on this "
-        f"batch, though its outputs change with them: {which}."
-    ]

@@ -78,6 +78,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """Length of the inputs' last axis, as last seen by `forward`."""
         self.n_outputs: int | None = None
         """Length of the outputs' last axis, as last seen by `forward`; None for a single value or a state."""
+        self.input_dtype: torch.dtype | None = None
+        """Of the inputs, as last seen by `forward`, before the circuit rounds them up to float32 at least."""
 
     def _init_weights(self, weight_shapes: dict[str, tuple[int, ...]], init_method: Any) -> None:
         for name, start in init_method.items() if isinstance(init_method, dict) else ():
@@ -252,8 +254,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
             outputs = self._measured(inputs, weights, dtype)
         is_complex = outputs.is_complex()
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim and not is_complex else None
-        if (self.n_features, self.n_outputs) != (inputs.shape[-1], n_outputs):
-            self.n_features, self.n_outputs = inputs.shape[-1], n_outputs
+        if (self.n_features, self.n_outputs, self.input_dtype) != (inputs.shape[-1], n_outputs, inputs.dtype):
+            self.n_features, self.n_outputs, self.input_dtype = inputs.shape[-1], n_outputs, inputs.dtype
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
 
     def _measured(self, inputs: Tensor, weights: list[Tensor], dtype: torch.dtype) -> Tensor:

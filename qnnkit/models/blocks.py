@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,18 @@ class Residual(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         return nn.functional.silu(self.inner(maps) + self.outer(maps))
+
+
+def precise(make: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """`make(values)` in float32 under autocast, for what becomes angles; elsewhere as it is.
+
+    bfloat16 knows an angle near pi only to 0.016 radians.
+    """
+    kind = values.device.type
+    if not torch.is_autocast_enabled(kind):
+        return make(values)
+    with torch.autocast(kind, enabled=False):
+        return make(values.to(torch.promote_types(values.dtype, torch.float32)))
 
 
 def pixels(images: Tensor, like: nn.Module) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qnnkit import checks
 from qnnkit.config import ModelConfig
 from qnnkit.layers import Quanv2d
-from qnnkit.models.blocks import Residual, pixels, seeded
+from qnnkit.models.blocks import Residual, pixels, precise, seeded
 
 
 class ResidualQuanvNet(nn.Module):
@@ -83,8 +83,8 @@ class ResidualQuanvNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, n_classes) for uint8 images of shape (batch, channels, height, width)."""
-        angles = math.pi * torch.sigmoid(self.stem(pixels(images, self.stem)))  # (batch, maps, rows, columns)
-        return self.head(self.middle(angles))
+        maps = self.stem(pixels(images, self.stem))  # (batch, maps, rows, columns)
+        return self.head(self.middle(math.pi * precise(torch.sigmoid, maps)))
 
 
 class QuanvBesideSkip(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from qnnkit import checks, circuits
 from qnnkit.config import ModelConfig
 from qnnkit.layers import QuantumLayer
-from qnnkit.models.blocks import pixels, seeded
+from qnnkit.models.blocks import pixels, precise, seeded
 
 # Of the photographs that published weights were trained on, by colour.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -161,7 +161,7 @@ class ResNetCircuit(_OnBackbone):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""
-        angles = math.pi * torch.sigmoid(self.reduce(self.features(images)))  # (batch, n_features)
+        angles = math.pi * torch.sigmoid(precise(self.reduce, self.features(images)))  # (batch, n_features)
         return self.head(self.circuit(angles))
 
 

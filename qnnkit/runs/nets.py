@@ -199,7 +199,11 @@ def _train(
         groups = parameter_groups(model, config)
         watch = None
         if config.gradient_samples:
-            watch = gradients.Watch(model, groups, per_epoch=config.gradient_samples, log=log_gradients)
+            whose = {"event": "epoch", "net": net, "seed": seed}
+            earlier = [row for row in run.rows("gradients") if whose.items() <= row.items()] if begun else []
+            watch = gradients.Watch(
+                model, groups, per_epoch=config.gradient_samples, log=log_gradients, earlier=earlier
+            )
         progress = train.fit(
             model,
             task,

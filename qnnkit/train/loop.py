@@ -323,8 +323,8 @@ class _Loop:
         done = self.part.batch // self.config.accumulation / self.updates_per_epoch
         scale = step_size(self.config, self.progress.epoch + done, self.updates_per_epoch)
         self.accelerator.unscale_gradients()  # once for all groups: a gradient scaler refuses a second time
-        update = self.part.batch // self.config.accumulation
-        watch = self.watch if self.watch and self.watch.wants(update, self.updates_per_epoch) else None
+        place = self.progress.epoch, self.part.batch // self.config.accumulation, self.updates_per_epoch
+        watch = self.watch if self.watch and self.watch.wants(*place) else None
         if watch:
             watch.before()
         latest = {}

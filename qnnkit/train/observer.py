@@ -8,7 +8,7 @@ from typing import Any, Protocol
 class Observer(Protocol):
     """Looks on while a net trains, at some of its updates; see `gradients.Watch`."""
 
-    def wants(self, update: int, updates: int) -> bool:
+    def wants(self, epoch: int, update: int, updates: int) -> bool:
         """Whether to look at an update of an epoch, counted from 0, of `updates`."""
         ...
 
