@@ -258,6 +258,20 @@ def test_inputs_that_are_multiplied_by_zero(shots):
         assert told(few_shots) == []
 
 
+def amplitudes(inputs, weights):
+    qp.AmplitudeEmbedding(inputs, wires=[0, 1])
+    for wire in (0, 1):
+        qp.RY(weights[wire], wires=wire)
+    return [qp.expval(qp.PauliZ(wire)) for wire in (0, 1)]
+
+
+def test_inputs_of_which_no_single_one_can_be_changed_are_passed_by():
+    generator = torch.Generator().manual_seed(0)
+    points = nn.functional.normalize(torch.randn(8, 4, generator=generator), dim=1)
+    model = nn.Sequential(layer(amplitudes, (2,)), nn.Identity())
+    assert gradients.diagnose(model, TASK, (points, torch.arange(8) % 2)) == []
+
+
 def test_a_circuit_whose_gradient_of_its_inputs_pennylane_cannot_give():
     """One clear sentence, and the rest goes on; what it says helps."""
     shots = {"diff_method": "parameter-shift", "shots": 50}
