@@ -268,8 +268,7 @@ def amplitudes(inputs, weights):
 def test_inputs_of_which_no_single_one_can_be_changed_are_passed_by():
     generator = torch.Generator().manual_seed(0)
     points = nn.functional.normalize(torch.randn(8, 4, generator=generator), dim=1)
-    model = nn.Sequential(layer(amplitudes, (2,)), nn.Identity())
-    assert gradients.diagnose(model, TASK, (points, torch.arange(8) % 2)) == []
+    assert influence.of_inputs("circuit", layer(amplitudes, (2,)), points) == []
 
 
 def test_a_circuit_whose_gradient_of_its_inputs_pennylane_cannot_give():
