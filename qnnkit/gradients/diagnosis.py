@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,13 +48,13 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[str]:
     of_circuits = [weight for _, layer in trained for weight in layer.parameters() if weight.requires_grad]
     inside = set(map(id, of_circuits))
     weights = of_circuits + [w for w in model.parameters() if w.requires_grad and id(w) not in inside]
-    found: list[Tensor | None] | None = [None] * len(weights)
+    found: Sequence[Tensor | None] | None = [None] * len(weights)
     sentences = []
     try:
         with own_generators(), torch.enable_grad():
             loss = task(model.eval(), batch).loss
             if loss.requires_grad and weights:
-                found = list(torch.autograd.grad(loss, weights, allow_unused=True))
+                found = torch.autograd.grad(loss, weights, allow_unused=True)
     except NotImplementedError as reason:  # PennyLane, of what a method of differentiation cannot do
         found = None
         sentences.append(_not_asked(reason, trained))

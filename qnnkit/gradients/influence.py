@@ -47,7 +47,7 @@ def of_weights(layer: QuantumLayer, rows: Tensor) -> float:
 
 
 def of_inputs(name: str, layer: QuantumLayer, rows: Tensor) -> list[str]:
-    """Whether a circuit sees what it is given, in sentences; () where it does, or one row cannot tell.
+    """Whether a circuit sees what it is given, in sentences; [] where it does, or one row cannot tell.
 
     Args:
         name: Of the layer.
@@ -87,7 +87,10 @@ def _felt(layer: QuantumLayer, rows: Tensor, feature: int) -> bool:
     moved = rows.clone()
     moved[:, feature] = rows[:, feature].roll(1)
     with torch.no_grad():
-        return bool(((layer(moved) - layer(rows)).abs() > SAME).any())
+        try:
+            return bool(((layer(moved) - layer(rows)).abs() > SAME).any())
+        except ValueError:  # such as amplitudes, whose norm must stay 1
+            return True
 
 
 def _exact(layer: QuantumLayer) -> QuantumLayer:

@@ -200,7 +200,8 @@ def _train(
         watch = None
         if config.gradient_samples:
             whose = {"event": "epoch", "net": net, "seed": seed}
-            earlier = [row for row in run.rows("gradients") if whose.items() <= row.items()] if begun else []
+            rows = run.rows("gradients") if begun is not None else []
+            earlier = [row for row in rows if whose.items() <= row.items()]
             watch = gradients.Watch(
                 model, groups, per_epoch=config.gradient_samples, log=log_gradients, earlier=earlier
             )
