@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import net, peers, run, watching, workloads
-from qnnkit import Quanv2d, recipes
+from benchmarks import moving, net, peers, run, watching, workloads
+from qnnkit import Quanv2d, recipes, runs
 from qnnkit.workspace import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,3 +194,12 @@ def test_watching_is_timed_inside_the_training(tmp_path):
     steps, inside = case.seconds(2, tmp_path / "rows.jsonl")
     assert inside > 0 and steps > 0 and len(read_lines(tmp_path / "rows.jsonl")) == 2
     assert case.seconds(0, tmp_path / "none.jsonl")[1] == 0 and not (tmp_path / "none.jsonl").exists()
+
+
+# --- what a move of the inspector costs --------------------------------------------------------------
+
+
+def test_moves_are_timed_one_by_one(tmp_path):
+    run = runs.open_run(tmp_path / "run", **moving.CASES["quanv"], controls=[], train_fraction=0.1)
+    found = moving.seconds(run)
+    assert len(found) == moving.MOVES and all(0 < each < 60 for each in found)

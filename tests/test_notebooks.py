@@ -117,7 +117,7 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert hybrid["accuracy"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
     page = finished.report.read_text()
     figures = list((finished.folder / "figures").glob("*.png"))
-    assert len(figures) == 22 and page.count("data:image/png;base64,") == len(figures)
+    assert len(figures) == 24 and page.count("data:image/png;base64,") == len(figures)
     assert len(list((finished.folder / "sample").glob("*/*.png"))) == 200
     conditions = [(row["condition"], row["strength"]) for row in result["robustness"]]
     assert len(conditions) == 9 and conditions[0] == ("exact", None) and ("shots", 1000) in conditions

@@ -91,6 +91,20 @@ def test_a_light_cone_by_hand():
     ]
 
 
+def test_amplitudes_that_pennylane_checks():
+    def circuit(inputs, weights):
+        qp.AmplitudeEmbedding(inputs, wires=(0, 1))
+        qp.RY(weights[0], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    qnode = qp.QNode(circuit, circuits.make_device("default.qubit", 2))
+    layer = QuantumLayer(qnode, {"weights": (1,)}, {"weights": torch.ones(1)})
+    rows = torch.nn.functional.normalize(uniform(3, 4), dim=1)
+    layer(rows)
+    assert [str(gate) for gate in gradients.gates(layer)][-1] == "RY on wire 0"
+    assert gradients.dead(layer, rows) == []
+
+
 def test_angles_multiplied_by_zero():
     def circuit(inputs, weights):
         qp.RY(inputs[..., 0], wires=0)

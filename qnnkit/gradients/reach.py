@@ -95,7 +95,8 @@ def gates(layer: QuantumLayer) -> list[Gate]:
         return torch.rand(tuple(shape), generator=generator, dtype=torch.float64).add_(0.1).requires_grad_()
 
     weights = {name: draw(weight.shape) for name, weight in layer.named_parameters()}
-    inputs = draw((layer.n_features,))
+    inputs = draw((layer.n_features,)).detach()  # of norm 1, as amplitudes have to be
+    inputs = (inputs / inputs.norm()).requires_grad_()
     with torch.enable_grad():
         tape = qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: inputs}, **weights)
         [tape], _ = qp.transforms.decompose(tape, stopping_condition=is_elementary)
