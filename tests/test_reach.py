@@ -191,6 +191,19 @@ def test_a_model_is_left_as_it_was_and_frozen_layers_are_no_news():
     assert gradients.dead(nn.ReLU(), uniform(2, 2)) == [] and gradients.told([]) == []
 
 
+def test_of_a_circuit_that_is_partly_frozen_only_the_rest_is_told():
+    def circuit(inputs, weights, others):
+        qp.RY(inputs[..., 0], wires=0)
+        qp.RX(weights[0], wires=1)
+        qp.RX(others[0], wires=1)
+        return [qp.expval(qp.Z(0))]
+
+    layer = layer_of(circuit, {"weights": (1,), "others": (1,)}, 2, 1)
+    assert [each.weight for each in gradients.dead(layer, uniform(3, 1))] == ["weights[0]", "others[0]"]
+    layer.qnode_weights["weights"].requires_grad_(False)
+    assert [(each.weight, each.index) for each in gradients.dead(layer, uniform(3, 1))] == [("others[0]", 1)]
+
+
 def test_a_layer_that_has_not_run_says_so():
     layer = named("random")
     with pytest.raises(

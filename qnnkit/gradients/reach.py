@@ -183,7 +183,8 @@ def _dead_of(name: str, layer: QuantumLayer, rows: Tensor) -> list[Dead]:
             weight.copy_(2 * torch.pi * torch.rand(weight.shape, generator=generator))
     always = _silent(copy, rows, ZERO) if silent else set()
     all_names, found = weight_names(layer), []
-    for i in sorted(silent):
+    trains = [weight.requires_grad for weight in layer.parameters() for _ in range(weight.numel())]
+    for i in sorted(i for i in silent if trains[i]):
         turned = turned_by.get(i, [])
         if not turned:
             why = "no angle depends on it"
