@@ -7,12 +7,13 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from qnnkit import runs
+from qnnkit import report, runs
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -141,16 +142,31 @@ def test_a_finished_run_is_only_printed(finished: runs.Run) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*") if path.is_file()} == before
 
 
-def test_own_images_make_a_run(finished: runs.Run, tmp_path: Path) -> None:
-    """The sample that 01 wrote, with a text file among the images, through every notebook."""
+@pytest.fixture
+def own_images(finished: runs.Run) -> Iterator[Path]:
+    """The sample that 01 wrote, with a text file among the images."""
     sample = finished.folder / "sample"
     (sample / "0" / "broken.png").write_text("no image")
-    words = ("--recipe", "folder_quanv", "--run-dir", tmp_path / "run", "--set", f"data_dir={sample}")
-    done = qnnkit("run", *words, "--set", "epochs=1", "--set", "n_seeds=1", "--set", 'controls=["classical"]')
+    yield sample
     (sample / "0" / "broken.png").unlink()
+
+
+@pytest.mark.slow
+def test_own_images_make_a_run(own_images: Path, tmp_path: Path) -> None:
+    """Through every notebook."""
+    words = ("--recipe", "folder_quanv", "--run-dir", tmp_path / "run", "--set", f"data_dir={own_images}")
+    done = qnnkit("run", *words, "--set", "epochs=1", "--set", "n_seeds=1", "--set", 'controls=["classical"]')
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "run" / "report.html").read_text()
     assert "broken.png" in page, "the report must name the file that could not be read"
+
+
+def test_own_images_are_trained_on_and_what_is_broken_is_named(own_images: Path, tmp_path: Path) -> None:
+    settings = {"data_dir": str(own_images), "epochs": 1, "n_seeds": 1, "controls": ["classical"]}
+    run = runs.open_run(tmp_path / "run", "folder_quanv", **settings)
+    list(runs.train_all(run))
+    report.finish(run)
+    assert "broken.png" in run.report.read_text(), "the report must name the file that could not be read"
 
 
 def test_training_alone_through_papermill(tmp_path: Path) -> None:
