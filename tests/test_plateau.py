@@ -170,3 +170,23 @@ def test_a_bad_value_gets_one_sentence(given, told):
         plateau.scan(**given, progress=rows.append)
     assert not rows, "refused before hours are spent"
     assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rate", "low", "high", "told"),
+    [
+        (
+            0.1,
+            -0.1,
+            0.3,
+            "0.10 factors of 2 from the variance (95 % interval -0.10 to 0.30; random circuits 1.00)",
+        ),
+        (0.5, 0.4, 0.6, ": slower than in random circuits."),
+        (1.4, 1.3, 1.5, ": faster than in random circuits."),
+        (1.0, 0.9, 1.1, ": it vanishes as in random circuits."),
+        (-0.2, -0.3, 0.0, "the variance does not fall with the number of qubits"),
+    ],
+)
+def test_what_a_fit_says(rate, low, high, told):
+    fit = plateau.Fit("2", "local", "small", rate, low, high, (2, 4, 6), 1.0)
+    assert told in fit.sentence and fit.sentence.startswith("local observable, depth 2, small start: ")

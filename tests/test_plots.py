@@ -128,10 +128,6 @@ FIGURES = {
         EPOCHS, {"quantum": (FALL, FALL / 2, 2 * FALL), "classical": (FALL / 3, FALL / 4, FALL / 2)}, 45
     ),
     "gradient_snr-unknown": lambda: plots.gradient_snr([1], {"quantum": ([np.nan], [np.nan], [np.nan])}),
-    "gradient_histogram": lambda: plots.gradient_histogram(
-        np.geomspace(1e-6, 2, 384).reshape(16, 24) * np.append(np.ones(23), 0), "quanv.filters.0", 3
-    ),
-    "gradient_histogram-zero": lambda: plots.gradient_histogram(np.zeros((2, 3)), "x" * 60, 1),
     "robustness": lambda: plots.robustness((0.95, 0.87, 0.99), POINTS),
     "robustness-shots": lambda: plots.robustness((0.95, 0.87, 0.99), {"shots": POINTS["shots"]}),
     "step_parts": lambda: plots.step_parts(list(PARTS), list(PARTS.values()), [0.1, 1.2, 24.0, -0.1]),
@@ -257,7 +253,6 @@ def test_nothing_overlaps_or_sticks_out(name):
 AXES = {
     "gradient_history": [("optimizer step", "gradient norm, before clipping")],
     "gradient_snr": [("epoch", "signal to noise, one step")],
-    "gradient_histogram": [("absolute gradient of one weight in one step", "entries")],
     "gradient_variances": [("qubits", "variance of a weight's derivative (1/rad²)"), ("qubits", "")],
     "spectra": [("", ""), ("frequency (radians per unit of the feature)", "")],
     "robustness": [("shots per circuit", "test accuracy (%)"), ("probability of an error", "")],
@@ -348,15 +343,6 @@ def test_gradient_snr_draws_the_line_of_noise():
     ratio, noise = axes.lines
     assert ratio.get_ydata().tolist() == [1.0, 0.5] and set(noise.get_ydata()) == {0.25}
     assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 1.5
-
-
-def test_gradient_histogram_counts_every_entry_once():
-    gradient = np.array([[1e-3, -1e-3, 0.0], [0.5, 1e-6, 0.0]])
-    [axes] = plots.gradient_histogram(gradient, "layer", 1).axes
-    bars = {bar.get_x(): bar.get_height() for bar in axes.patches if bar.get_height()}
-    assert sum(bars.values()) == 4 and max(bars.values()) == 2 and "2 of 6 are zero" in axes.get_title()
-    low, high = axes.get_xlim()
-    assert low < 1e-6 < 0.5 < high
 
 
 def test_gradient_sizes_keeps_the_rows_in_order():

@@ -1,7 +1,7 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
 from qnnkit.plots.circuits import coloured_circuit
-from qnnkit.plots.gradients import gradient_histogram, gradient_history, gradient_snr
+from qnnkit.plots.gradients import gradient_history, gradient_snr
 from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
@@ -21,7 +21,6 @@ __all__ = [
     "gradient_sizes",
     "gradient_history",
     "gradient_snr",
-    "gradient_histogram",
     "training_curves",
     "confusion",
     "comparison",

@@ -85,33 +85,6 @@ def gradient_snr(
     return figure
 
 
-def gradient_histogram(gradient: np.ndarray, layer: str, epoch: int) -> Picture:
-    """Sizes of one layer's gradient entries in one epoch, on a logarithmic axis.
-
-    Args:
-        gradient: Of shape (steps, weights).
-        layer: Its name.
-        epoch: Counted from 1.
-    """
-    figure = picture(7, 3.2)
-    axis = figure.subplots()
-    sizes = np.abs(np.asarray(gradient, dtype=float)).ravel()
-    known = sizes[np.isfinite(sizes) & (sizes > ZERO)]
-    zeros = int((sizes <= ZERO).sum())
-    if len(known):
-        first, last = np.floor(np.log10(known.min()) - 1e-9), np.ceil(np.log10(known.max()) + 1e-9)
-        edges = np.logspace(first, last, 4 * max(1, round(last - first)) + 1)
-        axis.hist(known, edges, color=COLOURS[0], edgecolor="white", lw=0.5)
-        decades(axis, [10 ** (first + 1), 10 ** (last - 0.2)])
-    else:
-        decades(axis, [1.0])
-    told = f": {zeros} of {sizes.size} are zero" if zeros else ""
-    axis.set_title(f"{short(layer)}, epoch {epoch}{told}", fontsize=10, parse_math=False)
-    axis.set(xlabel="absolute gradient of one weight in one step", ylabel="entries")
-    axis.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    return figure
-
-
 def hue(name: str, index: int) -> str:
     """A group's own colour, or the next of the others for a layer's name."""
     return HUES.get(name, COLOURS[index % len(COLOURS)])
