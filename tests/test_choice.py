@@ -11,7 +11,7 @@ FLOAT32 = 1e-5
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    monkeypatch.setattr(measure, "_FOUND", {})
+    monkeypatch.setattr(measure.remembered, "_FOUND", {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QNNKIT_HOME", raising=False)
 

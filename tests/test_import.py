@@ -19,8 +19,8 @@ LINES = 500  # DESIGN.md, section 3
 ORDER = (
     "checks", "stats", "plots", "device", "workspace", "config", "circuits", "simulator", "expressivity",
     "data", "checkpoint", "measure", "layers", "models", "tasks", "adapters", "gradients", "hardware",
-    "train", "plan",
-    "recipes", "runs", "breakdown", "batch", "inspector", "report", "cli",
+    "train", "placement",
+    "recipes", "runs", "breakdown", "survey", "plan", "batch", "inspector", "report", "cli",
 )  # fmt: skip
 EXEMPT = ("__init__", "__main__")  # the package's own front doors
 LATE = (

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    monkeypatch.setattr(measure, "_FOUND", {})
+    monkeypatch.setattr(measure.remembered, "_FOUND", {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QNNKIT_HOME", raising=False)
 
@@ -38,14 +38,14 @@ def test_a_question_is_measured_once(monkeypatch, tmp_path):
     assert len(asked) == 2
 
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    measure._FOUND.clear()
+    measure.remembered._FOUND.clear()
     measure.once(question, answer)
     [file] = (tmp_path / "measured").iterdir()
     assert json.loads(file.read_text())["question"]["circuit"] == "abc"
-    measure._FOUND.clear()  # another process
+    measure.remembered._FOUND.clear()  # another process
     assert measure.once(question, answer) == {"batched": 0.5} and len(asked) == 3
     file.write_text('{"seconds": {"batched"')
-    measure._FOUND.clear()
+    measure.remembered._FOUND.clear()
     assert measure.once(question, answer) == {"batched": 0.5} and len(asked) == 4
     assert json.loads(file.read_text())["seconds"] == {"batched": 0.5}
 
@@ -60,3 +60,17 @@ def test_a_workspace_that_cannot_be_written_is_no_reason_to_stop(monkeypatch, tm
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     (tmp_path / "measured").write_text("a file in its place")
     assert measure.once({"circuit": "abc"}, lambda: {"batched": 0.5}) == {"batched": 0.5}
+
+
+def test_the_peak_is_that_of_what_came_last(tmp_path):
+    measure.reset_peak(CPU)
+    before = measure.peak()
+    large = torch.ones(64 * 2**20, dtype=torch.uint8)
+    held = measure.peak()
+    assert held - before > 0.9 * large.nbytes and measure.peak_on(CPU) == held
+    assert abs(measure.resident() - held) < 16 * 2**20
+    del large
+    assert measure.peak() >= held, "a peak stays"
+    if measure.memory.CLEAR.exists():
+        measure.reset_peak(CPU)
+        assert measure.peak() < held - 32 * 2**20, "until it is begun anew"

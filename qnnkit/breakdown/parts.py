@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import statistics
@@ -79,12 +78,12 @@ def step(
         threads: CPU threads that train; None leaves torch's choice.
     """
     config, device = config or TrainingConfig(), torch.device(device)
-    model = copy.deepcopy(model).to(device).train()
-    optimizer, batches = optimizer_of(model, config), _endless(loader)
+    model, batches = copy.deepcopy(model), _endless(loader)
+    stepper = train.Stepper(model, task, config, parameter_groups(model, config), device)
     with own_generators(), measure.threads(threads), _Clock(model, device) as clock:
         taken, spent = [], 0.0
         while len(taken) < warmup + steps or spent < seconds:
-            taken.append(_timed_step(model, task, batches, optimizer, config, clock))
+            taken.append(_timed_step(stepper, batches, clock))
             spent += taken[-1]["whole"] if len(taken) > warmup else 0.0
     taken = sorted(taken[warmup:], key=lambda row: row["whole"])
     taken = taken[: (len(taken) + 3) // 4]
@@ -93,14 +92,7 @@ def step(
     return [Part(name, kind, found[name]) for name, kind in PARTS.items()]
 
 
-def _timed_step(
-    model: nn.Module,
-    task: Task,
-    batches: Iterator[Any],
-    optimizer: torch.optim.Optimizer | None,
-    config: TrainingConfig,
-    clock: _Clock,
-) -> dict[str, float]:
+def _timed_step(stepper: train.Stepper, batches: Iterator[Any], clock: _Clock) -> dict[str, float]:
     from accelerate.utils import send_to_device
 
     clock.quantum_forward = clock.quantum_backward = 0.0
@@ -109,15 +101,11 @@ def _timed_step(
     loaded = clock.now()
     batch = send_to_device(batch, clock.device)
     moved = clock.now()
-    with autocast(config.precision, clock.device):
-        loss = task(model, batch).loss
+    loss = stepper.forward(batch)
     forward = clock.now()
-    if loss.requires_grad:
-        loss.backward()
+    stepper.backward(loss)
     backward = clock.now()
-    if optimizer:
-        optimizer.step()
-        optimizer.zero_grad()
+    stepper.update()
     end = clock.now()
     clock.close_spans()
     return {
@@ -206,18 +194,6 @@ def _nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
         found[node] = None
         waiting += [below for below, _ in node.next_functions]
     return list(found)
-
-
-def optimizer_of(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer | None:
-    """That of a run's training; None where nothing trains."""
-    groups = train.trainable(parameter_groups(model, config))
-    return train.optimizer_of(groups, config) if groups else None
-
-
-def autocast(precision: str, device: torch.device) -> Any:
-    if precision == "float32":
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, getattr(torch, precision))
 
 
 def _endless(loader: Iterable[Any]) -> Iterator[Any]:

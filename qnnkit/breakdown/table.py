@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import measure, models
-from qnnkit.breakdown.parts import autocast, optimizer_of
+from qnnkit import measure, models, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.config import RunConfig
 from qnnkit.data import ImageSplits
 from qnnkit.layers import QuantumLayer, circuits_by_layer, circuits_per_image
+from qnnkit.runs.nets import parameter_groups
 from qnnkit.tasks import Classification
 
 BATCHES, LAYERS = (64, 128, 256), (1, 2, 3)
@@ -157,18 +157,14 @@ class _Bench:
     def steps(self, row: Strategy, model: nn.Module, images: Tensor, precision: str | None = None) -> _Turn:
         config = self.config.training
         config = config.model_copy(update={"precision": precision or config.precision})
-        task, model = Classification(label_smoothing=config.label_smoothing), model.to(self.device).train()
-        labels, optimizer = self.splits.train.labels[: len(images)], optimizer_of(model, config)
+        config = config.model_copy(update={"accumulation": 1})
+        task, groups = Classification(label_smoothing=config.label_smoothing), parameter_groups(model, config)
+        labels = self.splits.train.labels[: len(images)]
+        stepper = train.Stepper(model, task, config, groups, self.device)
 
         def step() -> float:
             start = time.perf_counter()
-            with autocast(config.precision, self.device):
-                loss = task(model, (images.to(self.device), labels.to(self.device))).loss
-            if loss.requires_grad:
-                loss.backward()
-            if optimizer:
-                optimizer.step()
-                optimizer.zero_grad()
+            stepper((images, labels))
             measure.synchronize(self.device)
             return time.perf_counter() - start
 

@@ -4,5 +4,17 @@ from qnnkit.train.groups import Group, optimizer_of, trainable
 from qnnkit.train.loop import Progress, evaluate, fit
 from qnnkit.train.observer import Observer
 from qnnkit.train.processes import PRECISIONS
+from qnnkit.train.step import Stepper, autocast
 
-__all__ = ["PRECISIONS", "Group", "Observer", "Progress", "evaluate", "fit", "optimizer_of", "trainable"]
+__all__ = [
+    "PRECISIONS",
+    "Group",
+    "Observer",
+    "Progress",
+    "Stepper",
+    "autocast",
+    "evaluate",
+    "fit",
+    "optimizer_of",
+    "trainable",
+]

@@ -1,4 +1,4 @@
-"""Time as measured: warm-up, synchronise, median; and what was measured, remembered."""
+"""What was measured, remembered: in the process, and in a workspace that is in use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import contextlib
 import hashlib
 import json
 import platform
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,44 +14,6 @@ import torch
 from qnnkit import workspace
 
 _FOUND: dict[str, dict[str, float]] = {}
-
-
-def seconds(run: Callable[[], Any], device: torch.device, *, rounds: int = 5) -> float:
-    """Median time of one call, in seconds, after one that warms up.
-
-    Args:
-        run: What is timed.
-        device: Where it computes; waited for before each reading of the clock.
-        rounds: Number of timed calls.
-    """
-    run()
-    times = []
-    for _ in range(rounds):
-        synchronize(device)
-        start = time.perf_counter()
-        run()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
-@contextlib.contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """As many CPU threads inside, and what there were afterwards; None changes nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""What a training will take, as predicted: memory by part, work, time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from qnnkit.config import TrainingConfig
+from qnnkit.measure import Spread
+
+PARTS = {
+    "weights": "What the net is made of, frozen parts included, and its buffers.",
+    "gradients": "One number for each weight that is trained.",
+    "optimizer": "Moments: two numbers for each trained weight under Adam, one under SGD with momentum.",
+    "activations": "What the classical layers keep for the way back, and work on.",
+    "quantum states": "What the circuits keep for the way back, and work on.",
+    "data": "The samples, in RAM.",
+    "framework": "Python, torch, PennyLane and their libraries, in RAM.",
+}
+"""Part of the memory -> what it is."""
+HOST = ("data", "framework")
+"""Parts that stay in RAM when a GPU computes."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one update asks of whatever machine."""
+
+    flops: float
+    """Floating point operations of its matrix products and convolutions."""
+    bytes: float
+    """Bytes that its operations read and write, each by itself."""
+    operations: int
+    """Operations that it launches."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A training, as predicted."""
+
+    name: str
+    training: TrainingConfig
+    n_samples: int
+    """In an epoch."""
+    sequence_length: int | None
+    """Tokens of a sample; None for images."""
+    n_weights: int
+    n_trained: int
+    memory: dict[str, int]
+    """Part -> bytes at the peak, see PARTS."""
+    work: Work
+    device: str
+    """What it was predicted for: "cpu", "cuda:0", "mps"."""
+    seconds: Spread | None
+    """Of one update, measured on that device; None where nothing was measured."""
+    scaled_from: int | None = None
+    """Batch size that was measured in its place, where the real one would be too large; else None."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes that the device has to hold: for a CPU all parts, for a GPU those that are on it."""
+        return sum(n for part, n in self.memory.items() if self.device == "cpu" or part not in HOST)
+
+    @property
+    def on_accelerator(self) -> int:
+        """Bytes that a GPU would have to hold."""
+        return sum(n for part, n in self.memory.items() if part not in HOST)
+
+    @property
+    def in_all(self) -> int:
+        """Bytes of all parts: what a CPU, or a Mac with its one memory, has to hold."""
+        return sum(self.memory.values())
+
+    @property
+    def updates_per_epoch(self) -> int:
+        batches = math.ceil(self.n_samples / self.training.batch_size)
+        return math.ceil(batches / self.training.accumulation)
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Of training, without validation and writing."""
+        if self.seconds is None:
+            return None
+        updates = self.n_samples / (self.training.batch_size * self.training.accumulation)
+        return self.seconds.median * updates
+
+    @property
+    def seconds_in_all(self) -> float | None:
+        """Of all epochs of one net."""
+        return None if self.seconds_per_epoch is None else self.seconds_per_epoch * self.training.epochs
