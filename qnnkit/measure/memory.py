@@ -28,7 +28,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak() -> int:
-    """The most RAM, in bytes, that this process has held since `reset_peak` (ever, where that does nothing)."""
+    """The most RAM, in bytes, that this process has held since `reset_peak`; ever, where it does nothing."""
     with contextlib.suppress(OSError):
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
