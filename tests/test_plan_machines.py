@@ -143,7 +143,7 @@ def test_a_missing_figure_is_named_with_its_row(table, figure):
     [
         ("shown: [T4, Mine]", "must have a row `Mine`, which `shown` names, but its rows are Mac 8 GB"),
         ("shown: [T5]", "Did you mean 'T4'?"),
-        ("shown: []", "`shown` have at least 1 item"),
+        ("shown: []", "`shown` must have at least 1 item"),
         ("machines: {T4: {memory_gb: big}}", "`memory_gb` of `T4` must be a valid number"),
         ("machines: {T4: {memory_gb: -1}}", "`memory_gb` of `T4` must be greater than 0, but is -1"),
         ("machines: {T4: {memory_gb: .inf}}", "`memory_gb` of `T4` must be a finite number"),
