@@ -99,6 +99,19 @@ def duration(seconds: float) -> str:
     return f"{digits(seconds / SECONDS['d'])} d"
 
 
+def spread(low: float, likely: float, high: float) -> str:
+    """A time with its range, in one unit.
+
+    Example:
+        >>> spread(3780, 7560, 15_120), spread(60, 60, 60), spread(2500, 5000, 10_000)
+        ('2.1 h (1.1 to 4.2)', '60 s', '83 min (42 to 167)')
+    """
+    told = duration(likely)
+    scale = SECONDS[told.split()[-1]]
+    ends = [digits(end / scale) for end in (low, high)]
+    return told if ends[0] == ends[1] else f"{told} ({ends[0]} to {ends[1]})"
+
+
 def money(amount: float, currency: str) -> str:
     """An amount with two digits, more where it is next to nothing.
 
