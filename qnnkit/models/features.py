@@ -37,8 +37,8 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         splits: The images.
         device: Where to compute.
     """
-    offer = getattr(net, "steady_part", None)
-    if offer is None or not _is_steady(part := offer()):
+    part = steady_part(net)
+    if part is None:
         return splits
     compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():
@@ -57,11 +57,15 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 
-def _is_steady(part: nn.Module) -> bool:
-    """Whether it gives the same values in every epoch: nothing trained, no shots, no noise."""
+def steady_part(net: nn.Module) -> nn.Module | None:
+    """What of a net that has run gives the same in every epoch: nothing trained, no shots, no noise."""
+    offer = getattr(net, "steady_part", None)
+    if offer is None:
+        return None
+    part: nn.Module = offer()
     circuits = [module for module in part.modules() if isinstance(module, QuantumLayer)]
     exact = all(layer.backend in BACKENDS and not layer.qnode.shots for layer in circuits)
-    return exact and not any(weight.requires_grad for weight in part.parameters())
+    return part if exact and not any(weight.requires_grad for weight in part.parameters()) else None
 
 
 def _compute(compute: Callable[[Tensor], Tensor], images: Tensor, device: torch.device | str) -> Tensor:

@@ -4,6 +4,7 @@ from qnnkit.train.groups import Group, optimizer_of, trainable
 from qnnkit.train.loop import Progress, evaluate, fit
 from qnnkit.train.observer import Observer
 from qnnkit.train.processes import PRECISIONS
+from qnnkit.train.recompute import recomputing
 from qnnkit.train.step import Stepper, autocast
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "evaluate",
     "fit",
     "optimizer_of",
+    "recomputing",
     "trainable",
 ]

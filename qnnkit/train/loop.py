@@ -25,6 +25,7 @@ from qnnkit.train.finite import not_finite
 from qnnkit.train.groups import Group, optimizer_of, trainable
 from qnnkit.train.observer import Observer
 from qnnkit.train.processes import Shares, accelerated, summed
+from qnnkit.train.recompute import recomputing
 from qnnkit.train.schedule import step_size
 from qnnkit.train.stop import deferred
 
@@ -96,7 +97,8 @@ def fit(
         OSError: A checkpoint cannot be written.
     """
     device = torch.device(device)
-    with own_generators(), deferred() as stop, accelerated(model, device, config) as accelerator:
+    again = recomputing(model) if config.gradient_checkpointing else contextlib.nullcontext()
+    with own_generators(), deferred() as stop, again, accelerated(model, device, config) as accelerator:
         loop = _Loop(model, task, loaders, config, groups, accelerator, seed, stop, watch)
         store = Store(folder, identity, config.keep_checkpoints) if folder else None
         return loop.run(store, log or (lambda row: None))
