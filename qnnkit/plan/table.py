@@ -58,7 +58,7 @@ def _row(place: Place) -> tuple[str, ...]:
     units = place.compute_units
     return (
         place.name,
-        f"{_gb(place.needs)} of {_gb(place.usable)} GB",
+        f"{_gb(place.needs)} of {_gb(place.usable)} GB",  # one digit more: what hardly fits is to be seen
         "-" if place.largest is None else f"{place.largest:,}" if place.largest else "none",
         "?" if place.epoch is None else words.duration(place.epoch.likely),
         _range(place.total),
@@ -98,7 +98,7 @@ def _range(total: Range | None) -> str:
 
 
 def _gb(n_bytes: float) -> str:
-    return words.digits(n_bytes / 1e9)
+    return words.digits(n_bytes / 1e9, 3)
 
 
 def _count(number: int, what: str) -> str:
