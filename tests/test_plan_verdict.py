@@ -119,7 +119,7 @@ def test_memory_decides(needs, word, fits):
 
 def test_reasons_are_sentences():
     assert judge(17.2 * GB, 15 * GB).reason == "It needs 17 GB of 15 GB."
-    assert judge(8 * GB, 10 * GB).reason == "It needs 8.0 GB of 10 GB, which leaves little room."
+    assert judge(8 * GB, 10 * GB).reason == "It needs 8.0 GB of 10 GB (little room is left)."
     late = judge(GB, 10 * GB, Range.within(9 * 3600, 2), wish=Wish(deadline=8 * 3600))
     assert late.reason == "It takes about 9.0 h, over the deadline of 8.0 h." and late.fits
     dear = judge(GB, 10 * GB, None, Range.within(12, 2), Wish(budget=10))
@@ -185,10 +185,18 @@ def test_the_largest_batch_fits_and_little_more_would(fixed, each, usable, most)
         assert true - max(1, true / 8) <= found <= true
         assert needs(found) <= FULL * usable
     assert all(1 <= size <= most for size in asked)
-    assert len(asked) <= 22
+    assert len(set(asked)) <= 5
+
+
+@given(power=st.floats(0.3, 3), usable=st.integers(2, 10**7), most=st.integers(1, 5000))
+def test_memory_that_bends_is_followed_too(power, usable, most):
+    found = largest_batch(lambda size: size**power, usable, most)
+    true = min(most, (FULL * usable) ** (1 / power))
+    assert found is not None
+    assert true - max(2, true / 7) <= found <= true + 1e-6 * true
 
 
 def test_all_samples_are_enough():
     asked = []
     assert largest_batch(lambda size: asked.append(size) or size, 10**6, 1077) == 1077
-    assert asked == [1077]
+    assert asked == [1, 1077]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qnnkit.plan.elsewhere import Estimate, Figures, Range, estimate, published
+from qnnkit.plan.elsewhere import Estimate, Figures, Range, published
 from qnnkit.plan.machines import Table
 from qnnkit.plan.prediction import Prediction
 from qnnkit.plan.verdict import Verdict, Wish, judge, largest_batch
@@ -21,8 +21,8 @@ class Place:
     name: str
     kind: str
     """ "cuda", "mac" or "cpu"."""
-    device: str
-    """What would compute there."""
+    device: str | None
+    """What would compute there; None where no time is known."""
     basis: str
     """What its times follow from: "measured here", "from its survey", "published" or "not timed"."""
     needs: int
@@ -62,20 +62,19 @@ def needed(prediction: Prediction, kind: str) -> int:
     return prediction.on_accelerator if kind == "cuda" else prediction.in_all
 
 
-def of_table(table: Table) -> list[Spot]:
-    """The rows that a table shows."""
-    rows = ((name, table.machines[name]) for name in table.shown)
-    return [
-        Spot(
-            name, row.kind, round(1e9 * row.usable_gb), table.price_per_hour(name), row.compute_units_per_hour
-        )
-        for name, row in rows
-    ]
+def of_table(table: Table, surveys: Mapping[str, Sequence[Figures]]) -> list[tuple[Spot, Sequence[Figures]]]:
+    """The rows that a table shows, and how fast each is.
 
-
-def figures_of(table: Table, surveys: Mapping[str, Sequence[Figures]]) -> dict[str, Sequence[Figures]]:
-    """Name of a row -> how fast its processors are: as its survey measured, else as published."""
-    return {name: surveys.get(name) or published(table.machines[name]) for name in table.shown}
+    Args:
+        table: Machines and prices.
+        surveys: Name of a row -> what a survey of such a machine measured; goes before what is published.
+    """
+    found = []
+    for name in table.shown:
+        row, price = table.machines[name], table.price_per_hour(name)
+        spot = Spot(name, row.kind, round(1e9 * row.usable_gb), price, row.compute_units_per_hour)
+        found.append((spot, surveys.get(name) or published(row)))
+    return found
 
 
 def place(
@@ -83,7 +82,6 @@ def place(
     prediction: Prediction,
     updates: Estimate | None,
     *,
-    device: str,
     trainings: int,
     wish: Wish,
     currency: str,
@@ -95,7 +93,6 @@ def place(
         spot: The machine.
         prediction: Of the training.
         updates: Seconds of one update there; None where they are not known.
-        device: What computes there.
         trainings: How many nets are trained in all, over controls and seeds.
         wish: Deadline and budget.
         currency: Of prices.
@@ -119,7 +116,7 @@ def place(
     return Place(
         name=spot.name,
         kind=spot.kind,
-        device=device,
+        device=None if updates is None else updates.device,
         basis="not timed" if updates is None else updates.basis,
         needs=needs,
         usable=spot.usable,
@@ -130,43 +127,3 @@ def place(
         compute_units=units,
         verdict=judge(needs, spot.usable, total, cost, wish, currency),
     )
-
-
-def elsewhere(
-    prediction: Prediction,
-    table: Table,
-    surveys: Mapping[str, Sequence[Figures]],
-    calibrated: float | None,
-    *,
-    trainings: int = 1,
-    wish: Wish | None = None,
-    memory: Callable[[int], Prediction] | None = None,
-) -> list[Place]:
-    """The training on every machine that the table shows.
-
-    Args:
-        prediction: Of the training, made here.
-        table: Machines and prices.
-        surveys: Name of a row -> what a survey of such a machine measured.
-        calibrated: As `calibration` gives it.
-        trainings: How many nets are trained in all.
-        wish: Deadline and budget.
-        memory: As in `place`.
-    """
-    figures, precision = figures_of(table, surveys), prediction.training.precision
-    found = []
-    for spot in of_table(table):
-        updates = estimate(prediction.work, precision, figures[spot.name], calibrated)
-        found.append(
-            place(
-                spot,
-                prediction,
-                updates,
-                device=updates.device,
-                trainings=trainings,
-                wish=wish or Wish(),
-                currency=table.currency,
-                memory=memory,
-            )
-        )
-    return found

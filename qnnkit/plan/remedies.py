@@ -106,6 +106,15 @@ class Sight:
     """Bytes that may be used."""
     seconds: Callable[[Prediction], float] | None = None
     """About how long an update takes; None leaves times out."""
+    seen: dict[Any, Prediction] = field(default_factory=dict, repr=False)
+    """What has been looked at already."""
+
+    def look(self, workload: Changeable) -> Prediction:
+        """A prediction, made once."""
+        key = (workload.training.model_dump_json(), workload.sequence_length, workload.lora_rank)
+        if key not in self.seen:
+            self.seen[key] = self.predict(workload)
+        return self.seen[key]
 
     def fits(self, prediction: Prediction) -> bool:
         return self.needs(prediction) <= FULL * self.usable
@@ -122,7 +131,7 @@ def remedies(workload: Changeable, sight: Sight) -> list[Remedy]:
         workload: What does not fit.
         sight: Where it has to.
     """
-    before = sight.predict(workload)
+    before = sight.look(workload)
     found = (_try(name, workload, before, sight) for name in KINDS)
     return [each for each in found if each is not None]
 
@@ -143,7 +152,7 @@ def enough(workload: Changeable, sight: Sight, alone: Sequence[Remedy]) -> list[
             return [each]
     chain: list[Remedy] = []
     for name in KINDS:
-        before = sight.predict(workload)
+        before = sight.look(workload)
         found = _try(name, workload, before, sight)
         if found is None:
             continue
@@ -159,7 +168,7 @@ def _try(name: str, workload: Changeable, before: Prediction, sight: Sight) -> R
     found = None
     for settings in _doses(name, workload):
         changed = workload.change(**settings)
-        after = sight.predict(changed)
+        after = sight.look(changed)
         old, new = sight.per_sample(before), sight.per_sample(after)
         saved = sight.needs(before) - sight.needs(after)
         if saved < WORTH * sight.needs(before):
@@ -182,13 +191,13 @@ def _doses(name: str, workload: Changeable) -> Iterator[dict[str, Any]]:
                 size, passes = size // 2, 2 * passes
                 yield {"batch_size": size, "accumulation": passes}
         case "checkpointing":
-            if getattr(config, "gradient_checkpointing", None) is False:
+            if not config.gradient_checkpointing:
                 yield {"gradient_checkpointing": True}
         case "shorter sequences":
             length = workload.sequence_length or 0
-            while length // 2 >= SHORTEST:
-                length //= 2
-                yield {"sequence_length": length}
+            for shorter in (length // 2, length // 4):
+                if shorter >= SHORTEST:
+                    yield {"sequence_length": shorter}
         case "LoRA":
             if workload.sequence_length is not None and workload.lora_rank is None:
                 yield {"lora_rank": LORA_RANK}

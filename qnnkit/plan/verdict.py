@@ -13,7 +13,9 @@ COMFORTABLE, FULL = 0.70, 0.95
 """Shares of the usable memory: up to the first there is room for what a plan does not know (fragments, other
 programs); above the second a training is expected to fail."""
 FINE = 8
-"""Steps between two powers of two in which the largest batch is sought."""
+"""The largest batch is sought until an eighth more would not fit."""
+STRAIGHT = 0.01
+"""Share by which memory may lie beside the line that it is expected on."""
 
 Word = Literal["comfortable", "marginal", "not here"]
 
@@ -59,7 +61,7 @@ def judge(
     memory = f"needs {words.size(needs)} of {words.size(usable)}"
     if share > FULL:
         return Verdict("not here", f"It {memory}.", fits=False)
-    against, doubts = [], [f"{memory}, which leaves little room"] if share > COMFORTABLE else []
+    against, doubts = [], [f"{memory} (little room is left)"] if share > COMFORTABLE else []
     for range_, limit, told, name in (
         (total, wish.deadline, words.duration, "deadline"),
         (cost, wish.budget, lambda amount: words.money(amount, currency), "budget"),
@@ -81,27 +83,33 @@ def judge(
 
 
 def largest_batch(needs: Callable[[int], float], usable: float, most: int) -> int | None:
-    """The largest batch that fits, sought among powers of two and then between two of them; None: not even 1.
+    """The largest batch that fits, or nearly; None where not even one sample does.
+
+    Memory grows almost along a line with the batch, so the line between a batch that fits and one that does
+    not is followed; where it bends, the middle between the two is tried in turn. What is found fits, and an
+    eighth more would not.
 
     Args:
         needs: Batch size -> bytes at the peak; more samples never need fewer.
         usable: Bytes that may be used.
         most: Samples that there are: a larger batch would hold nothing more.
     """
-
-    def fits(size: int) -> bool:
-        return needs(size) <= FULL * usable
-
-    if fits(most):
-        return most
-    if not fits(1):
+    limit = FULL * usable
+    if needs(1) > limit:
         return None
-    size = 1
-    while 2 * size < most and fits(2 * size):
-        size *= 2
-    low, high = size, min(2 * size, most)  # the one fits, the other does not
-    step = max(1, size // FINE)
-    while high - low > step:
-        middle = low + max(step, (high - low) // (2 * step) * step)
-        low, high = (middle, high) if fits(middle) else (low, middle)
+    if needs(most) <= limit:
+        return most
+    low, high, turn = 1, most, 0
+    while high - low > max(1, low // FINE):
+        slope = (needs(high) - needs(low)) / (high - low)
+        line = low + int((limit - needs(low)) / slope)
+        size = min(max(line if turn % 2 == 0 else (low + high) // 2, low + 1), high - 1)
+        expected = needs(low) + slope * (size - low)
+        if needs(size) > limit:
+            high = size
+        elif size == line and abs(needs(size) - expected) < STRAIGHT * expected:
+            return size
+        else:
+            low = size
+        turn += 1
     return low

@@ -123,8 +123,8 @@ def money(amount: float, currency: str) -> str:
     return f"{told} {currency}"
 
 
-def digits(number: float) -> str:
-    """Two digits that matter, and all before the point.
+def digits(number: float, most: int = 2) -> str:
+    """So many digits that matter, and all before the point.
 
     Example:
         >>> digits(0.01324), digits(1.249), digits(37.8), digits(12_345)
@@ -132,7 +132,7 @@ def digits(number: float) -> str:
     """
     if number == 0:
         return "0"
-    behind = max(0, 1 - math.floor(math.log10(abs(number))))
+    behind = max(0, most - 1 - math.floor(math.log10(abs(number))))
     return f"{number:,.{behind}f}"
 
 
