@@ -38,7 +38,7 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         device: Where to compute.
     """
     offer = getattr(net, "steady_part", None)
-    if offer is None or not _is_steady(part := offer()):
+    if offer is None or not is_steady(part := offer()):
         return splits
     compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():
@@ -57,7 +57,7 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 
-def _is_steady(part: nn.Module) -> bool:
+def is_steady(part: nn.Module) -> bool:
     """Whether it gives the same values in every epoch: nothing trained, no shots, no noise."""
     circuits = [module for module in part.modules() if isinstance(module, QuantumLayer)]
     exact = all(layer.backend in BACKENDS and not layer.qnode.shots for layer in circuits)
