@@ -146,6 +146,55 @@ def doctor(
 
 
 @app.command()
+def measure(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE ...]", help="Machines' files, with --compare.")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
+    recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its images.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="For all of it, about; 160 if not given.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds, and rougher.")] = False,
+    samples: Annotated[int | None, typer.Option(help="Images of an epoch, for other data of yours.")] = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="PER_HOUR", help="What an hour of this machine costs; 0 if free.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Write a torch.profiler trace, too.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to; machines/<kind>.json if not given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
+    from qnnkit import checks, survey
+
+    words = {"`compare`": "`--compare`", "`n_samples`": "`--samples`", "`seconds`": "`--seconds`"}
+    with _ending_cleanly(), checks.in_words(words):
+        if compare:
+            text, place = survey.compare_machines(files or [], out)
+            typer.echo(f"{text}\n\nPicture: {place}")
+            return
+        if files:
+            raise ValueError("Files are for --compare: qnnkit measure --compare FILE FILE.")
+        found, place = survey.measure_machine(
+            recipe,
+            run_dir,
+            out=out,
+            with_profile=profile,
+            settings=parse_settings(settings or []),
+            echo=lambda sentence: typer.echo(sentence, err=as_json),
+            seconds=seconds,
+            quick=quick,
+            n_samples=samples,
+            price_per_hour=price,
+        )
+        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
+
+
+@app.command()
 def sample(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, archive or URL of images.")],
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
