@@ -98,8 +98,10 @@ def train(
         begun = runs.open_run(run_dir, recipe, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, recipe, **asked)
+        placed = runs.placed(begun)
         if is_main():
             _tell_data(begun)
+            typer.echo(placed.sentence)
         for final in runs.train_all(
             begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row)), on_warning=typer.echo
         ):
@@ -294,6 +296,8 @@ def _tell_data(begun: Any) -> None:
     """What the run's images were found to be."""
     for note in begun.splits.notes:
         typer.echo(f"Note: {note}")
+    if begun.placement.get("batch_size_found"):
+        typer.echo(f"Batch size: {begun.config.training.batch_size}, measured when the run began.")
 
 
 def _write_study(folder: Path) -> None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from qnnkit import checks
 
@@ -16,6 +25,25 @@ MAIN_NETS = ("hybrid", "reference")
 
 
 Control = Literal["classical", "no_entanglement", "frozen_random", "no_quantum", "classical_trained"]
+
+
+def _or_auto(value: Any, judge: ValidatorFunctionWrapHandler) -> Any:
+    if value == "auto":
+        return value
+    try:
+        return judge(value)
+    except ValidationError:
+        if isinstance(value, str):
+            raise ValueError('be a whole number of at least 1, or "auto"') from None
+        raise
+
+
+# A number, or the word "auto" until it is measured. Typed as the number, which is what whoever computes with
+# it sees: a run replaces the word before anything else reads its settings.
+Count = Annotated[
+    int, Field(ge=1), WrapValidator(_or_auto), PlainSerializer(lambda value: value, return_type=Any)
+]
+AUTO: Any = "auto"
 
 
 class Settings(BaseModel):
@@ -89,8 +117,8 @@ class ModelConfig(Settings):
 class TrainingConfig(Settings):
     epochs: int = Field(default=20, ge=1)
     """Passes over the training data."""
-    batch_size: int = Field(default=64, ge=1)
-    """Images per step on each process, before accumulation."""
+    batch_size: Count = 64
+    """Images per step on each process, before accumulation; "auto" measures it once, when a run begins."""
     learning_rate: float = Field(default=1e-2, gt=0)
     """Step size of the classical weights at the top of the schedule."""
     quantum_learning_rate: float | None = Field(default=None, gt=0)
@@ -146,11 +174,11 @@ class RunConfig(Settings):
     controls: tuple[Control, ...] = ("classical",)
     """Nets trained beside the hybrid one, with only the quantum part exchanged; () for a classical model."""
     device: str = "auto"
-    """Torch device: auto, cpu, cuda, cuda:N or mps. Placement: may differ when a run is resumed."""
+    """Torch device: auto (measured), cpu, cuda, cuda:N, mps. Placement: may differ when a run is resumed."""
     backend: str = "auto"
     """What runs the circuits: auto, batched or a PennyLane device. Placement, as above."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads that train; None leaves torch's choice. Placement, as above."""
+    threads: Count | None = AUTO
+    """CPU threads that train: auto measures how many; None leaves torch's choice. Placement, as above."""
     trackers: tuple[str, ...] = ()
     """Where numbers go beside metrics.jsonl: tensorboard, mlflow, wandb, trackio. May differ later."""
     price_per_hour: float | None = Field(default=None, ge=0)

@@ -96,6 +96,8 @@ def test_round_trip_through_json():
         ("epochs", 2.5, "`epochs` must be a valid integer, got a number with a fractional part, but is 2.5"),
         ("epochs", 0, "`epochs` must be greater than or equal to 1, but is 0. It means: Passes over"),
         ("batch_size", 0, "`batch_size` must be greater than or equal to 1, but is 0"),
+        ("batch_size", "many", '`batch_size` must be a whole number of at least 1, or "auto", but is'),
+        ("threads", 0, "`threads` must be greater than or equal to 1, but is 0. It means: CPU threads"),
         ("learning_rate", float("nan"), "`learning_rate` must be a finite number, but is nan"),
         ("learning_rate", float("inf"), "`learning_rate` must be a finite number, but is inf"),
         ("learning_rate", -1.0, "`learning_rate` must be greater than 0, but is -1.0"),
@@ -141,6 +143,14 @@ def test_a_damaged_file_of_settings_gets_one_sentence(values, told):
     with pytest.raises(ValueError) as caught:
         validate(values)
     assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_number_may_be_left_to_be_measured():
+    auto = BASE.override(batch_size="auto", threads="auto")
+    assert (auto.flat()["batch_size"], auto.threads) == ("auto", "auto")
+    assert validate(json.loads(json.dumps(auto.model_dump(mode="json")))) == auto
+    assert auto.digest() == BASE.override(batch_size="auto", threads=3).digest() != BASE.digest()
+    assert BASE.threads == "auto" and validate({"recipe": "x", "threads": None}).threads is None
 
 
 def test_settings_are_frozen():

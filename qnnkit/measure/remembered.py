@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from qnnkit import workspace
+from qnnkit.measure import busy
 
 _FOUND: dict[str, dict[str, float]] = {}
 
@@ -31,8 +32,8 @@ def once(question: Mapping[str, Any], answer: Callable[[], dict[str, float]]) ->
     """The seconds that `answer` measures: asked once per question, then remembered.
 
     In this process always; in the workspace where there is one (`QNNKIT_HOME`, or a folder with runs), as
-    `measured/<hash>.json`, so that a run which is resumed decides as it did. What cannot be read is measured
-    anew.
+    `measured/<hash>.json`, so that a run which is resumed decides as it did, beside how busy the machine was
+    (`busy`, cores that other programs used). What cannot be read is measured anew.
 
     Args:
         question: Everything that the times depend on, in plain values.
@@ -48,9 +49,10 @@ def once(question: Mapping[str, Any], answer: Callable[[], dict[str, float]]) ->
             kept = json.loads(path.read_text())["seconds"]
             _FOUND[key] = {str(name): float(value) for name, value in kept.items()}
             return _FOUND[key]
+    others = None if path is None else busy.load(0.1)  # before: what `answer` starts would count as others
     _FOUND[key] = answer()
     if path is not None:
         with contextlib.suppress(OSError):  # a full or read-only workspace is no reason to stop
             workspace.make_folder(path.parent)
-            workspace.write_json(path, {"question": dict(question), "seconds": _FOUND[key]})
+            workspace.write_json(path, {"question": dict(question), "seconds": _FOUND[key], "busy": others})
     return _FOUND[key]

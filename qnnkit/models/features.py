@@ -37,14 +37,11 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         splits: The images.
         device: Where to compute.
     """
-    offer = getattr(net, "steady_part", None)
-    if offer is None or not _is_steady(part := offer()):
-        return splits
-    compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():
-        size = compute(splits.train.images[:1].to(device)).nbytes
-        if size * sum(len(splits.split(name)) for name in SPLITS) > MOST_BYTES:
+        found = _maker(net, splits, device)
+        if found is None:
             return splits
+        compute, part = found
         key, folder = _key(part, splits), workspace.shelf("features")
         path = None if folder is None else folder / f"{key}.safetensors"
         maps = None
@@ -55,6 +52,26 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
             if path is not None:
                 kept.write(path, key, maps, what="Features")
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
+
+
+def first(net: nn.Module, splits: ImageSplits, n: int, device: torch.device | str = "cpu") -> Tensor:
+    """What `of` gives for the first `n` training images, computed for these alone."""
+    images = splits.train.images[:n]
+    with torch.no_grad():
+        found = _maker(net, splits, device)
+        return images if found is None else _compute(found[0], images, device)
+
+
+def _maker(
+    net: nn.Module, splits: ImageSplits, device: torch.device | str
+) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
+    """What makes features of images, and the module in it; None where they are not made beforehand."""
+    offer = getattr(net, "steady_part", None)
+    if offer is None or not _is_steady(part := offer()):
+        return None
+    compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
+    size = compute(splits.train.images[:1].to(device)).nbytes
+    return None if size * sum(len(splits.split(name)) for name in SPLITS) > MOST_BYTES else (compute, part)
 
 
 def _is_steady(part: nn.Module) -> bool:

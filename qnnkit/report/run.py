@@ -275,7 +275,7 @@ def render(run: Run, result: dict[str, Any]) -> str:
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,
-        notes=[*run.splits.notes, *_starts(run)],
+        notes=[*run.splits.notes, *_starts(run), *_placed(run)],
         gradients=_of_gradients(run),
     )
 
@@ -298,6 +298,12 @@ def _starts(run: Run) -> list[str]:
     """What parts of the net start from, where that is not only their seed, or they stay there."""
     modules = build(run, run.nets[0], run.config.seed).modules()
     return [f"The net stands on: {module.told}." for module in modules if hasattr(module, "told")]
+
+
+def _placed(run: Run) -> list[str]:
+    """Where it was trained, and why there."""
+    told = run.provenance.get("placement", {}).get("sentence")  # runs of earlier versions have none
+    return [f"Trained on {told}"] if told else []
 
 
 def _figure(path: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
 from qnnkit.runs.nets import best, build, parameter_groups, seen_by, task_of, train_all, trained
+from qnnkit.runs.placing import placed
 
 __all__ = [
     "NOTEBOOKS",
@@ -20,6 +21,7 @@ __all__ = [
     "launch",
     "open_run",
     "parameter_groups",
+    "placed",
     "run_notebooks",
     "seen_by",
     "task_of",

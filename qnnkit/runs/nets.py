@@ -17,6 +17,7 @@ from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
 from qnnkit.data import ImageSplits, augment
 from qnnkit.models import features
+from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.trackers import Trackers
@@ -97,20 +98,23 @@ def train_all(
     Raises:
         BlockingIOError: Another process is training this run.
     """
+    from qnnkit.runs.placing import placed
+
     finished = run.tested()
     wait_for_all()  # nobody writes before all have read
     with contextlib.ExitStack() as work:
         if is_main():
             work.enter_context(alone(run.folder, "train"))
             work.enter_context(mirrored(run.folder))
-            place = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
-            place |= {"device": str(device.choose(run.config.device)), "processes": n_processes()}
-            place["precision"] = run.config.training.precision
+        place = placed(run)
+        if is_main():
+            facts = {name: getattr(place, name) for name in ("device", "backend", "threads", "sentence")}
+            facts |= {"processes": n_processes(), "precision": run.config.training.precision}
             run.note_provenance(
                 data=run.splits.fingerprint(),
                 notes=list(run.splits.notes),
-                device=place["device"],
-                placement=place,
+                device=place.device,
+                placement=facts,
             )
         config = run.config
         trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
@@ -124,7 +128,7 @@ def train_all(
 
         for seed in run.seeds:
             for net in run.nets:
-                yield finished.get((net, seed)) or _train(run, net, seed, note, on_warning)
+                yield finished.get((net, seed)) or _train(run, net, seed, place, note, on_warning)
 
 
 def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
@@ -165,10 +169,11 @@ def _train(
     run: Run,
     net: str,
     seed: int,
+    placed: Placement,
     on_epoch: Callable[[dict[str, Any]], None],
     on_warning: Callable[[str], None] | None,
 ) -> dict[str, Any]:
-    config, place = run.config.training, device.choose(run.config.device)
+    config, place = run.config.training, device.choose(placed.device)
     model, task = build(run, net, seed), task_of(config)
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
     with warnings.catch_warnings():
@@ -196,7 +201,7 @@ def _train(
             if on_warning:
                 on_warning(f"{net}, seed {seed}: {sentence}")
 
-    with measure.threads(run.config.threads):
+    with measure.threads(placed.threads):
         splits = seen_by(run, model, place)
         loaders = {
             split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)

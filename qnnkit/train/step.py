@@ -35,7 +35,9 @@ class Stepper:
         device: torch.device | str = "cpu",
     ):
         self.device = torch.device(device)
-        self.model, self.task, self.config = model.to(self.device).train(), task, config
+        if any(weight.device != self.device for weight in model.parameters()):  # fake ones cannot be moved
+            model.to(self.device)
+        self.model, self.task, self.config = model.train(), task, config
         groups = trainable(groups or [Group("all", list(model.parameters()), config.learning_rate)])
         self.optimizer = optimizer_of(groups, config) if groups else None
 
