@@ -17,6 +17,11 @@ import typer
 
 from qnnkit import device, workspace
 
+OnOom = Annotated[
+    str | None,
+    typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller parts."),
+]
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
@@ -32,13 +37,13 @@ def main() -> None:
     except Exception as error:
         from qnnkit.runs import NotebookError  # not before: `--help` need not wait for torch
 
-        if not isinstance(error, ValueError | TypeError | OSError | NotebookError):
+        if not isinstance(error, ValueError | TypeError | OSError | MemoryError | NotebookError):
             raise
         if os.environ.get("QNNKIT_DEBUG"):
             raise
         # qnnkit's own sentences stand in strerror; the system's say little without the file's name.
         told = error.strerror if isinstance(error, OSError) and not error.filename else None
-        typer.echo(f"qnnkit: {told or error}", err=True)
+        typer.echo(f"qnnkit: {told or str(error) or 'Memory ran out.'}", err=True)
         raise SystemExit(2) from None
 
 
@@ -56,12 +61,14 @@ def run(
         Path | None,
         typer.Option(metavar="NEW_DIR", help="Go on from run_dir there, with other training settings."),
     ] = None,
+    on_oom: OnOom = None,
 ) -> None:
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
     with _ending_cleanly():
         from qnnkit import runs
 
         asked = parse_settings(settings or []) | ({} if epochs is None else {"epochs": epochs})
+        asked |= {} if on_oom is None else {"on_oom": on_oom}
         begun = runs.fork(run_dir, fork, **asked) if fork else runs.open_run(run_dir, recipe, **asked)
         result = runs.finished(begun)
         if result is None:
@@ -77,6 +84,7 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
+    on_oom: OnOom = None,
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
 
@@ -86,7 +94,7 @@ def train(
     from qnnkit.train.processes import is_main, wait_for_all
 
     with _ending_cleanly():
-        asked = parse_settings(settings or [])
+        asked = parse_settings(settings or []) | ({} if on_oom is None else {"on_oom": on_oom})
         begun = runs.open_run(run_dir, recipe, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, recipe, **asked)

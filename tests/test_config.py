@@ -34,7 +34,7 @@ def test_a_flat_name_means_one_setting():
 
 
 SAVING = ("save_every_steps", "save_every_minutes", "keep_checkpoints", "gradient_samples")
-MEMORY = ("gradient_checkpointing",)
+MEMORY = ("gradient_checkpointing", "on_oom")
 # One other value per setting; a new setting asks for a line here.
 OTHERS = {
     "recipe": "mine", "seed": 7, "n_seeds": 5, "controls": ["frozen_random"], "device": "cpu",
@@ -51,6 +51,7 @@ OTHERS = {
     "n_qubits": 6, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
     "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
     "initialisation": "gaussian", "gradient_checkpointing": True,
+    "on_oom": "shrink",
 }  # fmt: skip
 
 
