@@ -145,6 +145,63 @@ def batch(
 
 
 @app.command()
+def plan(
+    recipe: Annotated[str | None, typer.Option(help="Named settings, on their data.")] = None,
+    model: Annotated[str | None, typer.Option(help="Or a transformers model: llama or clip.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens of a sample; of models.")] = None,
+    lora_rank: Annotated[int | None, typer.Option(help="Train low-rank updates; of models.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
+    samples: Annotated[int | None, typer.Option(help="In an epoch, if others than the data's.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting.")
+    ] = None,
+    epochs: Annotated[
+        str | None, typer.Option("--for", "--epochs", metavar="EPOCHS", help="Such as '50 epochs'.")
+    ] = None,
+    deadline: Annotated[str | None, typer.Option(help="Time for all of it, such as 8h or '2d 4h'.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Money for all of it, such as 10.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your table of machines and prices.")
+    ] = None,
+    measured: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A machine's file, by `qnnkit measure`.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where it would compute here.")] = None,
+    measuring: Annotated[
+        bool, typer.Option("--measuring/--no-measuring", help="Time some updates here.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tell what a training needs, how long it takes here and elsewhere, and what it costs, before it is run.
+
+    A training that fits nowhere is an answer too: the exit status is 0.
+    """
+    from qnnkit import plan as plans
+
+    own = {"batch_size": batch_size, "sequence_length": sequence_length, "lora_rank": lora_rank}
+    own |= {"precision": precision, "optimizer": optimizer, "device": device}
+    own |= {"epochs": None if epochs is None else plans.parse_epochs(epochs)}
+    chosen = parse_settings(settings or [])
+    given = {name: value for name, value in own.items() if value is not None}
+    for name in given.keys() & chosen.keys():
+        raise ValueError(f"Setting `{name}` must be given once, but is twice. Drop --set {name}=...")
+    found = plans.plan(
+        plans.asked(recipe, model, size, settings=given | chosen, samples=samples),
+        deadline=deadline,
+        budget=budget,
+        prices=prices,
+        measured=measured or (),
+        measure=measuring,
+    )
+    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else plans.table(found))
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
