@@ -384,14 +384,15 @@ def test_files_tell_nets_apart_by_what_an_epoch_does(toy):
 def test_a_frozen_part_is_computed_before_as_in_training(toy):
     config, splits = toy
     from qnnkit import models
+    from qnnkit.models import features
 
     sizes = {"channels": 1, "image_size": (8, 8), "n_classes": 10, "seed": 0}
     images = splits.train.images[:3]
     frozen = models.build(config.override(trainable=False).model, backend="batched", **sizes)
-    assert survey.net._seen(frozen, images, CPU, 100).is_floating_point()
-    assert survey.net._seen(frozen, images, CPU, 10**12) is images, "too many to keep"
+    assert features.made(frozen, images, 100).is_floating_point()
+    assert features.made(frozen, images, 10**12) is images, "too many to keep"
     trained = models.build(config.model, backend="batched", **sizes)
-    assert survey.net._seen(trained, images, CPU, 100) is images
+    assert features.made(trained, images, 100) is images
 
 
 # --- the whole ---------------------------------------------------------------------------------------------

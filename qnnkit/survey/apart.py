@@ -19,6 +19,8 @@ from typing import Any
 CODE = "from qnnkit.survey import apart; apart.answer()"
 LONGEST = 200
 """Letters of what went wrong that are kept."""
+PATIENCE = 60.0
+"""Seconds that a process has, whatever is left: on a busy machine imports alone may take half of it."""
 
 
 def ask(what: str, question: dict[str, Any], *, threads: int | None = None, timeout: float) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def _threads(budget: Budget) -> list[CircuitThreads]:
             found: dict[str, Any] = {"why": "The time was up."}
         else:
             question = {"seconds": min(2.0, budget.seconds / (2 * len(counts)))}
-            found = apart.ask("circuits", question, threads=threads, timeout=max(10.0, budget.left))
+            found = apart.ask("circuits", question, threads=threads, timeout=max(apart.PATIENCE, budget.left))
         for backend, (n_qubits, batch) in SMALL.items():
             row = CircuitThreads(backend=backend, threads=threads, n_qubits=n_qubits, batch=batch)
             if "why" in found:

@@ -70,7 +70,11 @@ def measured(
             over_threads = not quick and row == {"device": "cpu", "precision": PRECISIONS[0]}
             question |= {**row, "batch": str(batch), "over_threads": over_threads}
             left = {"why": "The time was up."}
-            found = left if budget.left < 0 else apart.ask("net", question, timeout=max(20.0, budget.left))
+            found = (
+                left
+                if budget.left < 0
+                else apart.ask("net", question, timeout=max(apart.PATIENCE, budget.left))
+            )
             rows.append(row | found)
     net = Net(
         recipe=config.recipe,
