@@ -113,6 +113,21 @@ def train(
 
 
 @app.command()
+def watch(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run or a batch.")],
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+) -> None:
+    """Look on while a run trains, from another terminal: step, loss, samples/s, time left, memory, load.
+
+    It ends when the training has; Ctrl-C ends the watching alone.
+    """
+    from qnnkit import runs
+
+    runs.watch(run_dir, None if sys.stdout.isatty() else typer.echo, every=every, once=once)
+
+
+@app.command()
 def batch(
     file: Annotated[Path, typer.Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
     scheduler: Annotated[
@@ -428,5 +443,7 @@ def _print_result(begun: Any, result: dict[str, Any]) -> None:
     typer.echo(f"\n{reports.table(result['nets']).to_string()}\n")
     for sentence in result["verdicts"]:
         typer.echo(sentence)
+    for row in reports.judge(begun):
+        typer.echo(f"{row['criterion']}: {row['sentence']}")
     kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere
     typer.echo(f"\nReport: {kept / begun.report.name}")
