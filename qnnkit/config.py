@@ -139,6 +139,10 @@ class TrainingConfig(Settings):
     """Batches whose gradients are averaged before one update."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the classical layers; circuits always compute in float32."""
+    gradient_checkpointing: bool = False
+    """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
+    on_oom: Literal["stop", "shrink"] = "stop"
+    """Where memory runs out: stop, or shrink: compute each batch in parts, one by one. May differ later."""
     patience: int = Field(default=0, ge=0)
     """Epochs without a better validation score before stopping early; 0 never stops."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -248,6 +252,8 @@ PLACEMENT = (
     "device",
     "backend",
     "threads",
+    "gradient_checkpointing",
+    "on_oom",
     "download",
     "save_every_steps",
     "save_every_minutes",

@@ -76,6 +76,28 @@ class Classification:
         }
 
 
+@dataclass(frozen=True)
+class OwnLoss:
+    """The loss that a transformers model computes itself; reports `loss` and `minus_loss`.
+
+    A batch is a dictionary of the model's arguments, `labels` among them where it wants them.
+    """
+
+    together: bool = False
+    """Whether samples are set against each other (CLIP), so that the model is asked for that loss."""
+    monitor: str = "minus_loss"
+
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
+        asked = {"return_loss": True} if self.together else {}
+        loss, count = model(**batch, **asked).loss, len(next(iter(batch.values())))
+        total = count * loss.detach()
+        return Step(loss, {"loss": total, "minus_loss": -total}, count)
+
+    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
+        """Nothing: what all outputs together are worth, the kind of work says."""
+        return {}
+
+
 def macro_f1(predicted: Tensor, labels: Tensor) -> float:
     """Mean over classes of F1 = 2 TP / (2 TP + FP + FN), so that rare classes count as much as others.
 

@@ -34,6 +34,7 @@ def test_a_flat_name_means_one_setting():
 
 
 SAVING = ("save_every_steps", "save_every_minutes", "keep_checkpoints", "gradient_samples")
+MEMORY = ("gradient_checkpointing", "on_oom")
 # One other value per setting; a new setting asks for a line here.
 OTHERS = {
     "recipe": "mine", "seed": 7, "n_seeds": 5, "controls": ["frozen_random"], "device": "cpu",
@@ -49,7 +50,8 @@ OTHERS = {
     "price_per_hour": 1.75, "train_fraction": 0.5, "label_pattern": "_([a-z]+)$", "download": True,
     "n_qubits": 6, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
     "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
-    "initialisation": "gaussian",
+    "initialisation": "gaussian", "gradient_checkpointing": True,
+    "on_oom": "shrink",
 }  # fmt: skip
 
 
@@ -70,7 +72,7 @@ def test_override_changes_that_setting_alone(name):
 def test_difference_names_that_setting_unless_it_is_placement(name):
     changed = BASE.override(**{name: OTHERS[name]})
     found = BASE.difference(changed)
-    if name in ("device", "backend", "threads", "trackers", "price_per_hour", "download", *SAVING):
+    if name in ("device", "backend", "threads", "trackers", "price_per_hour", "download", *SAVING, *MEMORY):
         assert found == {}
     else:
         assert found == {name: (BASE.flat()[name], OTHERS[name])}

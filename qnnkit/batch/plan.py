@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from qnnkit import checks, recipes, workspace
@@ -172,54 +171,13 @@ def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(checks.message("file", "be a YAML text", str(path), "Save it as UTF-8.")) from None
-    except OSError as error:
-        raise type(error)(
-            error.errno, f"Cannot read batch file `{path}` ({error.strerror}). Give its path."
-        ) from None
-    try:
-        values = yaml.load(text, _OnceLoader)  # a SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise ValueError(
-            f"Batch file `{path}` must be plain YAML, but is not{where}: {problem.rstrip('.')}. Write plain "
-            "keys, numbers, texts and lists only."
-        ) from None
+    values = workspace.read_yaml(path, "batch file")
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         known = ", ".join(BatchConfig.model_fields)
         raise ValueError(
             f"Batch file `{path}` must hold keys and values, but does not. Its keys are {known}."
         )
     return values
-
-
-class _OnceLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would silently keep the last, and links."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key.value, str):
-                raise yaml.constructor.ConstructorError(None, None, "a key is no word", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"`{key.value}` is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):  # a few nested links make a file of gigabytes
-            event = self.peek_event()
-            raise yaml.constructor.ConstructorError(
-                None, None, "it links with `*`; write the value out", event.start_mark
-            )
-        return super().compose_node(parent, index)
 
 
 def _told(error: ValidationError) -> str:

@@ -139,7 +139,7 @@ class _Clock:
         return time.perf_counter()
 
     def __enter__(self) -> _Clock:
-        for part in _quantum_parts(self.model):
+        for part in quantum_parts(self.model):
             self.handles.append(part.register_forward_pre_hook(self._enter))
             self.handles.append(part.register_forward_hook(self._leave))
         return self
@@ -168,22 +168,22 @@ class _Clock:
         def end(*_: Any) -> None:
             span[1] = self.now()
 
-        for node in _nodes_between(inputs, outputs):
+        for node in nodes_between(inputs, outputs):
             node.register_prehook(begin)
             node.register_hook(end)
 
 
-def _quantum_parts(model: nn.Module) -> list[nn.Module]:
+def quantum_parts(model: nn.Module) -> list[nn.Module]:
     """The outermost modules that are circuits and what feeds them."""
     if isinstance(model, QuantumLayer):
         return [model]
     if isinstance(model, Quanv2d) and any(isinstance(part, QuantumLayer) for part in model.modules()):
         return [model]
-    found = [part for child in model.children() for part in _quantum_parts(child)]
+    found = [part for child in model.children() for part in quantum_parts(child)]
     return list(dict.fromkeys(found))  # a layer used in two places is one
 
 
-def _nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
+def nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
     """The graph's nodes that lead from the inputs, or from weights, to the outputs."""
     borders = {part.grad_fn for part in inputs if isinstance(part, Tensor) and part.grad_fn}
     waiting, found = [outputs.grad_fn], {}

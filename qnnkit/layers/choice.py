@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qnnkit import circuits, measure
 from qnnkit.simulator import Fused
+from qnnkit.simulator.execute import beside_the_graph
 
 DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu")
 MOST_WIRES = 12
@@ -75,7 +76,7 @@ def _race(
             if isinstance(total, Tensor) and total.requires_grad:
                 torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
 
-        with torch.set_grad_enabled(backward):
+        with torch.set_grad_enabled(backward), beside_the_graph():
             return measure.seconds(once, rows.device, rounds=rounds)
 
     found = {"batched": timed(lambda **given: program(given.pop(input_name), [*given.values()]), rows, 9)}

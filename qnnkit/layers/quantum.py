@@ -13,6 +13,7 @@ from typing import Any
 import pennylane as qp
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks, circuits
 from qnnkit.layers import choice, refusals
@@ -58,6 +59,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
         >>> layer.backend
         'batched'
     """
+
+    gradient_checkpointing = False
+    """Whether states are computed again on the way back, not kept; the name that transformers gives it."""
 
     def __init__(
         self,
@@ -264,18 +268,27 @@ class QuantumLayer(qp.qnn.TorchLayer):
         rows = inputs if inputs.ndim < 3 else inputs.reshape(-1, inputs.shape[-1])
         program = self._program(rows, inputs.shape)
         if program is None:
-            return super().forward(self._fed(inputs))
+            return self._forgetting(super().forward, self._fed(inputs), self.qnode)
         chosen = "batched"
         if self.wanted_backend == "auto" and rows.ndim == 2 and not autograd_must():
             chosen = self._chosen = self._choice(program, rows, weights)
         if chosen == "batched":
-            outputs = program(rows, [weight.to(inputs) for weight in weights])
+            given = [weight.to(inputs) for weight in weights]
+            outputs = program(rows, given, keep=not self.gradient_checkpointing)
         else:
-            near = rows if chosen == "default.qubit" else rows.cpu()
-            outputs = choice.columns(self._moved[chosen](**self._arguments(near)), near).to(rows.device)
+            near, moved = rows if chosen == "default.qubit" else rows.cpu(), self._moved[chosen]
+            outputs = self._forgetting(lambda near: moved(**self._arguments(near)), near, moved)
+            outputs = choice.columns(outputs, near).to(rows.device)
         if inputs.ndim < 3:
             return outputs
         return outputs.reshape((*inputs.shape[:-1], *outputs.shape[1:]))
+
+    def _forgetting(self, run: Callable[[Tensor], Any], rows: Tensor, qnode: qp.QNode) -> Any:
+        """`run(rows)`; where states are not to be kept, PennyLane computes them again on the way back."""
+        kept = qnode.device.name not in EXACT_DEVICES[1:] and not qnode.shots  # shots would fall otherwise
+        if not (self.gradient_checkpointing and kept):
+            return run(rows)
+        return checkpoint(run, rows, use_reentrant=False)
 
     @staticmethod
     def together(layers: Sequence[QuantumLayer], inputs: Tensor) -> Tensor | None:

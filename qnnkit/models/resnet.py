@@ -54,6 +54,9 @@ class Backbone(nn.Module):
                 embedder.pooler = nn.Identity()
         else:
             self.net = _pretrained(ResNetModel, pretrained, channels)
+        for stage in self.net.encoder.stages:
+            for layer in stage.layers:  # a whole stage would hold too much when it is computed again
+                layer.recomputed = True
         self.n_features = int(self.net.config.hidden_sizes[-1])
         self.in_channels = int(self.net.config.num_channels)
         if frozen:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from qnnkit.config import TrainingConfig
 from qnnkit.measure import Spread
@@ -14,11 +15,12 @@ PARTS = {
     "optimizer": "Moments: two numbers for each trained weight under Adam, one under SGD with momentum.",
     "activations": "What the classical layers keep for the way back, and work on.",
     "quantum states": "What the circuits keep for the way back, and work on.",
+    "checkpoint": "A copy of weights and moments in RAM, while it is written.",
     "data": "The samples, in RAM.",
     "framework": "Python, torch, PennyLane and their libraries, in RAM.",
 }
 """Part of the memory -> what it is."""
-HOST = ("data", "framework")
+HOST = ("checkpoint", "data", "framework")
 """Parts that stay in RAM when a GPU computes."""
 
 
@@ -53,6 +55,8 @@ class Prediction:
     """What it was predicted for: "cpu", "cuda:0", "mps"."""
     seconds: Spread | None
     """Of one update, measured on that device; None where nothing was measured."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know, in sentences."""
     scaled_from: int | None = None
     """Batch size that was measured in its place, where the real one would be too large; else None."""
 
@@ -88,3 +92,9 @@ class Prediction:
     def seconds_in_all(self) -> float | None:
         """Of all epochs of one net."""
         return None if self.seconds_per_epoch is None else self.seconds_per_epoch * self.training.epochs
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it in plain values, for JSON."""
+        training = self.training.model_dump(mode="json")
+        derived = ("peak", "updates_per_epoch", "seconds_per_epoch", "seconds_in_all")
+        return asdict(self) | {"training": training} | {name: getattr(self, name) for name in derived}

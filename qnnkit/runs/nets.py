@@ -18,7 +18,7 @@ from qnnkit.config import TrainingConfig
 from qnnkit.data import ImageSplits, augment
 from qnnkit.models import features
 from qnnkit.placement import Placement
-from qnnkit.runs.folder import Run
+from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.trackers import Trackers
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
@@ -91,8 +91,9 @@ def train_all(
     Args:
         run: The run; rows go to its metrics.jsonl, checkpoints to its folder.
         on_epoch: Called after every epoch with its row.
-        on_warning: Called as soon as gradients say that a circuit will not learn, once for each kind of fault
-            of a net and seed; gradients.jsonl holds the warnings of every epoch.
+        on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
+            each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
+            the machine does not keep up: warnings.jsonl has these.
 
     Raises:
         BlockingIOError: Another process is training this run.
@@ -194,6 +195,12 @@ def _train(
                 on_warning(f"{net}, seed {seed}, epoch {row['epoch']}: {sentence}")
             warned.add(fault)
 
+    def tell(sentence: str) -> None:
+        if is_main():
+            run.log("warnings", {"net": net, "seed": seed, "time": now(), "sentence": sentence})
+            if on_warning:
+                on_warning(f"{net}, seed {seed}: {sentence}")
+
     with measure.threads(placed.threads):
         splits = seen_by(run, model, place)
         loaders = {
@@ -222,8 +229,9 @@ def _train(
             identity=identity,
             log=log,
             watch=watch,
+            tell=tell,
         )
-        test = _test(model, task, loaders["test"], splits.test.labels, place)
+        test = _test(model, task, loaders["test"], splits.test.labels, place, progress.at_once)
     final = {
         "event": "test",
         "net": net,
@@ -236,6 +244,8 @@ def _train(
         "circuits_per_image": layers.circuits_per_image(model, run.splits.train.images[:1]),
         "seconds_per_epoch": progress.seconds_per_epoch,
     }
+    if progress.at_once:
+        final["samples_at_once"] = progress.at_once
     if is_main():
         there = {row["epoch"] for row in run.rows("metrics") if _is_epoch_of(row, net, seed)}
         for row in progress.rows:  # a row that the file has lost is still in the checkpoint
@@ -246,12 +256,17 @@ def _train(
 
 
 def _test(
-    model: nn.Module, task: tasks.Task, loader: Any, labels: Tensor, place: torch.device
+    model: nn.Module,
+    task: tasks.Task,
+    loader: Any,
+    labels: Tensor,
+    place: torch.device,
+    at_once: int | None,
 ) -> dict[str, float]:
     """The task's numbers on the test images; what needs all logits at once is judged after the same pass."""
     seen: list[Tensor] = []
     with model.register_forward_hook(lambda module, images, logits: seen.append(logits.detach().cpu())):
-        means = train.evaluate(model, task, loader, place)
+        means = train.evaluate(model, task, loader, place, at_once=at_once)
     return task.judge(torch.cat(seen), labels) | means
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from qnnkit.simulator.matrices import Constants
 from qnnkit.simulator.steps import Gradients, Step
@@ -33,19 +35,22 @@ class Compiled:
     """The plain program through torch.compile, for batches of one size; see `Fused.compile`."""
     fast_batch: int | None = None
 
-    def __call__(self, columns: Tensor, vector: Tensor) -> Tensor:
+    def __call__(self, columns: Tensor, vector: Tensor, *, keep: bool = True) -> Tensor:
         """Values of shape (n_columns, batch), or states of shape (2, 2**n_wires, batch).
 
         Args:
             columns: Inputs or their angles, of shape (n, batch); batch 1 if nothing depends on them.
             vector: Weights or their angles, of shape (m,).
+            keep: Whether states may be kept for the way back; else they are computed again there.
         """
         if autograd_must():
             return self.run(columns, vector)
         if self.fast is not None and columns.shape[1] == self.fast_batch:
-            return self.fast(columns, vector)
+            if keep or not torch.is_grad_enabled():
+                return self.fast(columns, vector)
+            return checkpoint(self.fast, columns, vector, use_reentrant=False, preserve_rng_state=False)
         if torch.is_grad_enabled():
-            return _Run.apply(self, columns, vector)
+            return _Run.apply(self, columns, vector, keep)
         groups, _ = self.matrices.forward(vector)
         return _joined([self.forward(part, groups, None) for part in self.parts(columns)])
 
@@ -57,7 +62,12 @@ class Compiled:
         """
         example = columns.detach().requires_grad_(), vector.detach().requires_grad_()
         own = [columns.device] if columns.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=own), torch.enable_grad(), warnings.catch_warnings():
+        with (
+            torch.random.fork_rng(devices=own),
+            torch.enable_grad(),
+            beside_the_graph(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")  # the compiler's own, of no use to whoever trains
             fast = torch.compile(self.run, dynamic=False)
             fast(*example).sum().backward()
@@ -109,6 +119,15 @@ def autograd_must() -> bool:
     )
 
 
+def beside_the_graph() -> saved_tensors_hooks:
+    """Inside, what autograd saves is no business of hooks from outside, such as those of a checkpoint.
+
+    torch's checkpoint counts what is saved on the way forward, and must find as much when it computes again:
+    what is done only once is not to be counted.
+    """
+    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -117,10 +136,10 @@ class _Run(torch.autograd.Function):
     """Columns and a vector of weights -> values."""
 
     @staticmethod
-    def forward(ctx: Any, program: Compiled, columns: Tensor, vector: Tensor) -> Tensor:
+    def forward(ctx: Any, program: Compiled, columns: Tensor, vector: Tensor, keep: bool) -> Tensor:
         ctx.program, parts = program, program.parts(columns)
         groups, ctx.built = program.matrices.forward(vector)
-        ctx.tapes = [[] for _ in parts] if program.keeps(columns.shape[1]) else None
+        ctx.tapes = [[] for _ in parts] if keep and program.keeps(columns.shape[1]) else None
         tapes = ctx.tapes or [None] * len(parts)
         values = [program.forward(part, groups, tape) for part, tape in zip(parts, tapes, strict=True)]
         ctx.save_for_backward(columns, vector)
@@ -133,12 +152,12 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        program, (_, *needed), (columns, vector) = ctx.program, ctx.needs_input_grad, ctx.saved_tensors
+        program, (_, *needed, _), (columns, vector) = ctx.program, ctx.needs_input_grad, ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again: by autograd, through plain torch
             wanted = [given for given, needs in zip((columns, vector), needed, strict=True) if needs]
             values = program.run(columns, vector)
             found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True, allow_unused=True))
-            return (None, *(next(found) if needs else None for needs in needed))
+            return (None, *(next(found) if needs else None for needs in needed), None)
         # What the forward pass kept goes with the first backward pass, as autograd's does.
         built, tapes, ctx.built, ctx.tapes = ctx.built, ctx.tapes, None, None
         if built is None:
@@ -153,4 +172,5 @@ class _Run(torch.autograd.Function):
                 program.forward(part, groups, tape := [])
             to = Gradients(None if to_columns is None else to_columns[:, here], to_groups)
             program.backward(gradient[..., here], tape, part, groups, to)
-        return None, to_columns, program.matrices.backward(to_groups, built) if needed[1] else None
+        to_vector = program.matrices.backward(to_groups, built) if needed[1] else None
+        return None, to_columns, to_vector, None

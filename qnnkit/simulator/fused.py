@@ -59,12 +59,13 @@ class Fused:
         self.no_compiler: str | None = None
         """Why that was not possible."""
 
-    def __call__(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    def __call__(self, inputs: Tensor, weights: Sequence[Tensor], *, keep: bool = True) -> Tensor:
         """Measured values, shaped as `TorchLayer` shapes them for lists.
 
         Args:
             inputs: Of shape (batch, n_features), or (n_features,).
             weights: In the order of the trace; the same dtype and device as `inputs`.
+            keep: Whether states may be kept for the way back; else they are computed again there.
         """
         vector = self.vector(inputs, weights)
         columns = inputs.new_zeros(0, 1)  # where nothing depends on the inputs
@@ -77,7 +78,7 @@ class Fused:
         compiled = self.compiled(inputs.device, inputs.dtype)
         if self.wants_compiler and compiled.fast is None and inputs.ndim == 2:
             self._speed_up(compiled, columns, vector)
-        values = self._shape(compiled(columns, vector))
+        values = self._shape(compiled(columns, vector, keep=keep))
         if inputs.ndim == 1:
             return values[0]
         return values if len(values) == len(inputs) else values.expand(len(inputs), *values.shape[1:])

@@ -12,6 +12,7 @@ from torch import nn
 from qnnkit.config import TrainingConfig
 from qnnkit.tasks import Task
 from qnnkit.train.groups import Group, optimizer_of, trainable
+from qnnkit.train.recompute import recomputing
 
 
 class Stepper:
@@ -20,7 +21,7 @@ class Stepper:
     Args:
         model: Trained in place; moved to `device`.
         task: Gives the loss.
-        config: Optimizer, accumulation and precision. A float16 scaler is left out.
+        config: Optimizer, accumulation, precision, gradient checkpointing. A float16 scaler is left out.
         groups: Parameters by step size; all in one by default.
         device: Where to compute.
     """
@@ -34,7 +35,9 @@ class Stepper:
         device: torch.device | str = "cpu",
     ):
         self.device = torch.device(device)
-        self.model, self.task, self.config = model.to(self.device).train(), task, config
+        if any(weight.device != self.device for weight in model.parameters()):  # fake ones cannot be moved
+            model.to(self.device)
+        self.model, self.task, self.config = model.train(), task, config
         groups = trainable(groups or [Group("all", list(model.parameters()), config.learning_rate)])
         self.optimizer = optimizer_of(groups, config) if groups else None
 
@@ -42,7 +45,10 @@ class Stepper:
         """The loss of a batch, which is moved to the device."""
         from accelerate.utils import send_to_device
 
-        with autocast(self.config.precision, self.device):
+        with (
+            recomputing(self.model) if self.config.gradient_checkpointing else contextlib.nullcontext(),
+            autocast(self.config.precision, self.device),
+        ):
             return self.task(self.model, send_to_device(batch, self.device)).loss
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -1,0 +1,274 @@
+"""What the planner predicts beside what is then measured: python -m benchmarks.predicting.
+
+Every setting has two fresh processes, one after the other: one predicts its peak memory and its seconds per
+epoch, the other trains it for a few epochs with checkpoints, as runs do, and tells what it took. Written to
+docs/predicted.md, and as JSON to the results' folder. Exit status 1 where a prediction is out of its bounds.
+Wants a machine that does nothing else; of AHCD and MNIST it reads QNNKIT_TEST_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY, TIME = 0.15, 0.20
+"""How far a prediction may be off, as shares of what is measured."""
+EPOCHS = 3
+"""Trained, of which the median without the first counts."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One training."""
+
+    title: str
+    kind: str
+    """A recipe, "llama" or "clip"."""
+    size: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    samples: int | None = None
+    """In an epoch of a language model or CLIP."""
+    folder: str = ""
+    """Of its data, under QNNKIT_TEST_DATA."""
+
+    def workload(self) -> Any:
+        from qnnkit import plan
+        from qnnkit.config import TrainingConfig
+
+        training = {"epochs": EPOCHS, **self.settings}
+        if self.kind in plan.SIZES:
+            usual = {"learning_rate": 3e-4, "optimizer": "adamw"}
+            length, rank = training.pop("sequence_length", None), training.pop("lora_rank", None)
+            return plan.of_transformer(
+                self.kind,
+                self.size,
+                TrainingConfig(**{**usual, **training}),
+                n_samples=self.samples or 1,
+                sequence_length=length,
+                lora_rank=rank,
+            )
+        run = self.run(Path(tempfile.mkdtemp()))
+        return plan.of_recipe(run.config, run.splits)
+
+    def run(self, folder: Path) -> Any:
+        """A run of the recipe's own net alone."""
+        from qnnkit import recipes
+        from qnnkit.runs import Run
+
+        values = {"epochs": EPOCHS, "n_seeds": 1, "threads": threads(), **self.settings}
+        if self.folder:
+            values["data_dir"] = str(Path(os.environ["QNNKIT_TEST_DATA"]) / self.folder)
+        config = recipes.recipe(self.kind).override(**values).model_copy(update={"controls": ()})
+        return Run(folder, config)
+
+
+AHCD, MNIST = {"folder": "ahcd/ahcd_csv.zip"}, {"folder": "mnist"}
+QUARTER, FEW = {"train_fraction": 0.25}, {"train_fraction": 0.03}
+SETTINGS = {
+    "quanv": Setting("digits_quanv", "digits_quanv"),
+    "quanv-512": Setting("digits_quanv, batch 512", "digits_quanv", settings={"batch_size": 512}),
+    "ahcd": Setting("ahcd_trainable", "ahcd_trainable", settings=QUARTER, **AHCD),
+    "ahcd-bf16": Setting(
+        "ahcd_trainable, bfloat16", "ahcd_trainable", settings={**QUARTER, "precision": "bfloat16"}, **AHCD
+    ),
+    "ahcd-4x32": Setting(
+        "ahcd_trainable, 4 batches of 32",
+        "ahcd_trainable",
+        settings={**QUARTER, "batch_size": 32, "accumulation": 4},
+        **AHCD,
+    ),
+    "ahcd-recomputed": Setting(
+        "ahcd_trainable, batch 512, gradient checkpointing",
+        "ahcd_trainable",
+        settings={**QUARTER, "batch_size": 512, "gradient_checkpointing": True},
+        **AHCD,
+    ),
+    "resnet": Setting("mnist_resnet", "mnist_resnet", settings=FEW, **MNIST),
+    "resnet-512": Setting(
+        "mnist_resnet, batch 512", "mnist_resnet", settings={**FEW, "batch_size": 512}, **MNIST
+    ),
+    "resnet-recomputed": Setting(
+        "mnist_resnet, batch 512, gradient checkpointing",
+        "mnist_resnet",
+        settings={**FEW, "batch_size": 512, "gradient_checkpointing": True},
+        **MNIST,
+    ),
+    "clip-tiny": Setting("CLIP tiny, batch 64", "clip", "tiny", {"batch_size": 64}, 1024),
+    "clip-small": Setting("CLIP small, batch 32", "clip", "small", {"batch_size": 32}, 320),
+    "clip-77m": Setting("CLIP of 77 million, batch 8", "clip", "77m", {"batch_size": 8}, 80),
+    "llama-tiny": Setting("Llama tiny, batch 8", "llama", "tiny", {"batch_size": 8}, 160),
+    "llama-small": Setting("Llama small, batch 4", "llama", "small", {"batch_size": 4}, 48),
+    "llama-medium": Setting("Llama medium, batch 2", "llama", "medium", {"batch_size": 2}, 24),
+    "llama-bf16": Setting(
+        "Llama small, bfloat16", "llama", "small", {"batch_size": 4, "precision": "bfloat16"}, 48
+    ),
+    "llama-4x1": Setting(
+        "Llama small, 4 batches of 1", "llama", "small", {"batch_size": 1, "accumulation": 4}, 48
+    ),
+    "llama-recomputed": Setting(
+        "Llama small, batch 8, gradient checkpointing",
+        "llama",
+        "small",
+        {"batch_size": 8, "gradient_checkpointing": True},
+        48,
+    ),
+    "llama-short": Setting(
+        "Llama small, 64 tokens", "llama", "small", {"batch_size": 4, "sequence_length": 64}, 160
+    ),
+    "llama-lora": Setting(
+        "Llama medium, LoRA of rank 8", "llama", "medium", {"batch_size": 2, "lora_rank": 8}, 24
+    ),
+}
+
+
+def predict(setting: Setting) -> dict[str, Any]:
+    """In a process of its own."""
+    from qnnkit import plan
+
+    start = time.perf_counter()
+    workload = setting.workload()
+    found = plan.predict(workload, threads=threads())
+    return found.as_dict() | {"took": time.perf_counter() - start}
+
+
+def train(setting: Setting) -> dict[str, Any]:
+    """In a process of its own: what a training takes, by the path that runs take."""
+    import statistics
+
+    import torch
+
+    from qnnkit import measure, plan, runs
+    from qnnkit.train import fit
+
+    with tempfile.TemporaryDirectory() as folder, measure.threads(threads()):
+        if setting.kind in plan.SIZES:
+            workload = setting.workload()
+            model = workload.build(workload, False)
+            n_batches = -(-workload.n_samples // workload.training.batch_size)
+            loaders = {
+                "train": workload.loader(workload, n_batches),
+                "validation": workload.loader(workload, 1),
+            }
+            progress = fit(
+                model, workload.task, loaders, workload.training, folder=Path(folder), identity={"net": "net"}
+            )
+            seconds = progress.seconds
+        else:
+            run = setting.run(Path(folder))
+            list(runs.train_all(run))
+            seconds = list(run.epochs()["seconds"])
+        return {
+            "peak": measure.peak_on(torch.device("cpu")),
+            "seconds": seconds,
+            "seconds_per_epoch": statistics.median(seconds[1:]),
+        }
+
+
+def threads() -> int:
+    from qnnkit.device import machine
+
+    return machine.cores()
+
+
+def apart(what: str, key: str) -> dict[str, Any]:
+    """What a fresh process found."""
+    command = [sys.executable, "-m", "benchmarks.predicting", what, key]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{key}: {what} failed.\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def errors(row: dict[str, Any]) -> tuple[float, float]:
+    """How far memory and time were off, as shares of what was measured."""
+    predicted, measured = row["predicted"], row["measured"]
+    return (
+        predicted["peak"] / measured["peak"] - 1,
+        predicted["seconds_per_epoch"] / measured["seconds_per_epoch"] - 1,
+    )
+
+
+def markdown(rows: dict[str, dict[str, Any]], kind: str) -> str:
+    """The table, as docs/predicted.md has it."""
+    within = sum(abs(m) <= MEMORY and abs(t) <= TIME for m, t in map(errors, rows.values()))
+    lines = [
+        "# Predicted and measured",
+        "",
+        f"{kind}. {within} of {len(rows)} settings lie within {MEMORY:.0%} of the peak memory and "
+        f"{TIME:.0%} of the seconds per epoch.",
+        "",
+        "| setting | weights | predicted (MB) | measured | off | predicted (s / epoch) | measured | off |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key, row in rows.items():
+        predicted, measured = row["predicted"], row["measured"]
+        memory, seconds = errors(row)
+        lines.append(
+            f"| {SETTINGS[key].title} | {predicted['n_weights']:,} | {predicted['peak'] / 1e6:,.0f} "
+            f"| {measured['peak'] / 1e6:,.0f} | {memory:+.0%} | {predicted['seconds_per_epoch']:.3g} "
+            f"| {measured['seconds_per_epoch']:.3g} | {seconds:+.0%} |"
+        )
+    lines += [
+        "",
+        "A fresh process predicts, another one trains for three epochs with a checkpoint after each; its",
+        "peak is that of the whole process, Python and its libraries included, and its epoch the median of",
+        "the last two. Recipes train on their own data (an epoch is a part of it), language models and CLIP",
+        "on random tokens, 256 in a sequence unless told; on as many threads as there are cores. Made by",
+        "`python -m benchmarks.predicting`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("all", "predict", "train"), default="all")
+    parser.add_argument("key", nargs="?", choices=list(SETTINGS), help="for predict and train: the setting")
+    parser.add_argument("--only", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument(
+        "--doc", type=Path, help="where the table goes; docs/predicted.md if all are measured"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    asked = parser.parse_args()
+    if asked.what != "all":
+        found = {"predict": predict, "train": train}[asked.what](SETTINGS[asked.key])
+        print(json.dumps(found))
+        return
+    from qnnkit.device import machine
+
+    rows = {}
+    for key in asked.only:
+        if SETTINGS[key].folder and not os.environ.get("QNNKIT_TEST_DATA"):
+            print(f"{key}: left out, its data are in QNNKIT_TEST_DATA", file=sys.stderr)
+            continue
+        row = rows[key] = {"predicted": apart("predict", key), "measured": apart("train", key)}
+        memory, seconds = errors(row)
+        peak, epoch = row["measured"]["peak"], row["measured"]["seconds_per_epoch"]
+        told = f"{peak / 1e6:,.0f} MB ({memory:+.1%}), {epoch:.3g} s ({seconds:+.1%})"
+        print(f"{key}: {told}; predicted in {row['predicted']['took']:.0f} s", file=sys.stderr, flush=True)
+    memory_gb = machine.memory()[0] / 1e9
+    kind = f"{machine.processor()}, {machine.cores()} cores, {memory_gb:.0f} GB, {time.strftime('%Y-%m-%d')}"
+    table = markdown(rows, kind)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "predicting.json").write_text(
+        json.dumps({"kind": kind, "rows": rows}, indent=1) + os.linesep
+    )
+    doc = asked.doc or (ROOT / "docs" / "predicted.md" if len(rows) == len(SETTINGS) else None)
+    if doc:
+        doc.write_text(table, encoding="utf-8")
+    print(table)
+    off = [key for key, row in rows.items() if abs(errors(row)[0]) > MEMORY or abs(errors(row)[1]) > TIME]
+    if off:
+        raise SystemExit(f"Out of bounds: {', '.join(off)}.")
+
+
+if __name__ == "__main__":
+    main()

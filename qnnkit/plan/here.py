@@ -1,0 +1,113 @@
+"""This machine, as a plan sees it: what a training may use of it, and how fast it is at simple things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from qnnkit import device as devices
+from qnnkit import measure
+from qnnkit.device import machine
+from qnnkit.plan.elsewhere import Figures
+from qnnkit.plan.machines import Table
+from qnnkit.plan.places import HERE, Spot
+
+BYTES, SIZE, OPERATIONS = 2**25, 512, 200
+"""Of the arrays, of the square matrices, and how many small operations: enough to tell machines apart, and
+small enough to take a moment. `qnnkit measure` takes the time to be exact."""
+LEFT_TO_DRIVER, OF_MAC, OF_RAM = 1e9, 2 / 3, 0.9
+"""What a training may have: all of a GPU but so many bytes, a share of a Mac's and of any other memory; the
+rest is the driver's, the system's and other programs'. Estimates."""
+
+
+def figures(device: torch.device, precision: str, threads: int | None = None) -> Figures:
+    """Bandwidth, matrix products and overhead of a device here, measured once per machine in about a second.
+
+    Args:
+        device: Where.
+        precision: Of the matrix products, beside float32.
+        threads: CPU threads that train; None leaves torch's choice.
+    """
+    with measure.threads(threads):
+        question = {"what": "figures of a plan", "precision": precision, **measure.machine(device)}
+        found = measure.once(question, lambda: _measured(device, precision))
+    flops = {name: 1 / found[name] for name in ("float32", precision)}
+    return Figures(str(device), flops, 1 / found["byte"], found["operation"], measured=True)
+
+
+def spot(device: torch.device, table: Table, price_per_hour: float | None = None) -> Spot:
+    """What a training may use here, and what an hour costs.
+
+    Args:
+        device: Where it computes.
+        table: On Colab it tells what this GPU costs.
+        price_per_hour: Of this machine, if it is known; what is yours costs nothing.
+    """
+    if device.type == "cuda":
+        usable = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    else:
+        usable = machine.memory()[1] + measure.resident()  # a prediction counts this process as well
+    kind = {"cuda": "cuda", "mps": "mac"}.get(device.type, "cpu")
+    units = None
+    if devices.on_colab():
+        row = _row(device, table)
+        units = table.machines[row].compute_units_per_hour if row else None
+        if price_per_hour is None:
+            price_per_hour = units * table.compute_unit.price if units is not None else None
+        return Spot(HERE, kind, int(usable), price_per_hour, units)
+    return Spot(HERE, kind, int(usable), price_per_hour or 0.0)
+
+
+def usable(kind: str, memory: float) -> int:
+    """Bytes that a training may use of a machine that is known by its memory alone."""
+    if kind == "cuda":
+        return round(max(memory - LEFT_TO_DRIVER, memory / 2))
+    return round(memory * (OF_MAC if kind == "mac" else OF_RAM))
+
+
+def row_of(table: Table, kind: str, name: str, memory: float) -> str | None:
+    """The row of a table that a machine is one of: of its kind and name, and of about its memory.
+
+    Args:
+        table: Machines.
+        kind: "cuda", "mac" or "cpu".
+        name: As torch or the system names it, such as "NVIDIA A100-SXM4-40GB".
+        memory: In bytes.
+    """
+    words = name.replace("-", " ").split()
+    for row, known in table.machines.items():
+        about = abs(memory / (1e9 * known.memory_gb) - 1) < 0.2  # GiB and GB, and what a driver keeps
+        if known.kind == kind and about and any(word in words for word in known.known_as):
+            return row
+    return None
+
+
+def _row(device: torch.device, table: Table) -> str | None:
+    if device.type != "cuda":
+        return None
+    known = torch.cuda.get_device_properties(device)
+    return row_of(table, "cuda", known.name, known.total_memory)
+
+
+def _measured(device: torch.device, precision: str) -> dict[str, float]:
+    """Seconds of moving one byte, of one operation of a matrix product, and of launching one operation."""
+    a = torch.ones(BYTES // 4, device=device)
+    b = torch.ones_like(a)
+    small = torch.ones(64, device=device)
+
+    def products(dtype: torch.dtype) -> Callable[[], object]:
+        left = torch.ones(SIZE, SIZE, device=device, dtype=dtype)
+        return lambda: torch.mm(left, left)
+
+    def operations() -> None:
+        for _ in range(OPERATIONS):
+            torch.add(small, small)
+
+    found = {
+        name: measure.seconds(products(getattr(torch, name)), device) / (2 * SIZE**3)
+        for name in {"float32", precision}
+    }
+    found["byte"] = measure.seconds(lambda: torch.add(a, b, out=b), device) / (3 * BYTES)
+    found["operation"] = measure.seconds(operations, device) / OPERATIONS
+    return found

@@ -1,0 +1,178 @@
+"""Language models and CLIP as workloads: of a named size, or of a configuration that is at hand."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from qnnkit import checks
+from qnnkit.config import TrainingConfig
+from qnnkit.models.blocks import seeded
+from qnnkit.plan.workload import Workload
+from qnnkit.tasks import OwnLoss
+
+# hidden size, layers, heads, key-value heads, inner size, vocabulary
+LLAMA = {
+    "tiny": (128, 4, 4, 4, 344, 4096),
+    "small": (384, 6, 6, 6, 1024, 8192),
+    "medium": (768, 12, 12, 12, 2048, 16384),
+    "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
+}
+# of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
+CLIP = {
+    "tiny": (64, 2, 4, 32, 8, 64, 1024),
+    "small": (256, 4, 4, 64, 8, 256, 4096),
+    "77m": (512, 10, 8, 224, 32, 512, 16384),
+}
+SIZES = {"llama": LLAMA, "clip": CLIP}
+LORA_TARGETS = ("q_proj", "v_proj")
+"""What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
+
+
+def of_transformer(
+    kind: str,
+    size: str,
+    training: TrainingConfig | None = None,
+    *,
+    n_samples: int = 1000,
+    sequence_length: int | None = None,
+    lora_rank: int | None = None,
+) -> Workload:
+    """A transformers model trained on sequences of tokens, and images beside them for CLIP.
+
+    Args:
+        kind: "llama" or "clip"; a folder may hold any causal language model for the one, a CLIP for the
+            other.
+        size: Named in SIZES, or a local folder with a `config.json`; no weights are read.
+        training: Batch size, precision, optimizer and so on.
+        n_samples: Sequences (or pairs) in an epoch.
+        sequence_length: Tokens of each; 256 by default for language models, CLIP's own otherwise.
+        lora_rank: Trains low-rank updates of this rank in place of the weights.
+
+    Raises:
+        ValueError: The kind or size is unknown, the folder holds no such model, or a sequence is longer than
+            the model can take.
+    """
+    checks.choice("model", kind, SIZES)
+    checks.positive("n_samples", n_samples)
+    config = _config(kind, size)
+    longest = (config.text_config if kind == "clip" else config).max_position_embeddings
+    length = sequence_length or (longest if kind == "clip" else min(256, longest))
+    if length > longest:
+        rule = f"be at most {longest}, the positions that this model knows"
+        raise ValueError(checks.message("sequence_length", rule, length, "Cut the samples shorter."))
+
+    def build(workload: Workload, traced: bool) -> nn.Module:
+        from transformers import AutoModelForCausalLM, CLIPModel
+
+        with seeded(0):
+            model: Any = CLIPModel(config) if kind == "clip" else AutoModelForCausalLM.from_config(config)
+            return _adapted(model, workload.lora_rank) if workload.lora_rank else model
+
+    def samples(workload: Workload, n: int) -> dict[str, torch.Tensor]:
+        assert workload.sequence_length
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, _vocabulary(config), (n, workload.sequence_length), generator=generator)
+        if kind != "clip":
+            return {"input_ids": tokens, "labels": tokens}
+        vision = config.vision_config
+        pixels = torch.zeros(n, vision.num_channels, vision.image_size, vision.image_size)
+        return {"input_ids": tokens, "pixel_values": pixels}
+
+    def loader(workload: Workload, n_batches: int) -> DataLoader:
+        rows = _Rows(samples(workload, n_batches * workload.training.batch_size))
+        # Without a generator of its own a loader draws from torch's.
+        return DataLoader(rows, workload.training.batch_size, generator=torch.Generator())
+
+    return Workload(
+        name=f"{kind} {Path(size).name}",
+        training=training or TrainingConfig(batch_size=8, learning_rate=3e-4, optimizer="adamw"),
+        n_samples=n_samples,
+        build=build,
+        batch=samples,
+        loader=loader,
+        task=OwnLoss(together=kind == "clip"),
+        sequence_length=length,
+        lora_rank=lora_rank,
+    )
+
+
+def _config(kind: str, size: str) -> Any:
+    from transformers import AutoConfig, CLIPConfig, LlamaConfig
+
+    folder = Path(size).expanduser()
+    if size not in SIZES[kind] and not folder.is_dir():
+        step = "Or name a local folder that holds a config.json."
+        raise ValueError(checks.message("size", f"be one of {', '.join(SIZES[kind])}", size, step))
+    if size not in SIZES[kind]:
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            rule = "hold the config.json of a model that transformers knows"
+            raise ValueError(checks.message("size", rule, size, str(error).split("\n")[0])) from None
+        if (config.model_type == "clip") != (kind == "clip"):
+            step = "Ask for --model clip, or llama for any causal language model."
+            raise ValueError(checks.message("size", f"hold a model of kind {kind}", config.model_type, step))
+        return config
+    if kind == "llama":
+        hidden, n_layers, heads, kv_heads, inner, vocabulary = LLAMA[size]
+        return LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            num_hidden_layers=n_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            intermediate_size=inner,
+            max_position_embeddings=131072 if size == "3b" else 2048,
+            tie_word_embeddings=size == "3b",
+            use_cache=False,
+        )
+    hidden, n_layers, heads, side, patch, projection, vocabulary = CLIP[size]
+    tower = {
+        "hidden_size": hidden,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden,
+        "projection_dim": projection,
+    }
+    return CLIPConfig(
+        text_config={
+            **tower,
+            "vocab_size": vocabulary,
+            "max_position_embeddings": 77,
+            "bos_token_id": vocabulary - 2,
+            "eos_token_id": vocabulary - 1,
+        },
+        vision_config={**tower, "image_size": side, "patch_size": patch},
+        projection_dim=projection,
+    )
+
+
+def _vocabulary(config: Any) -> int:
+    return int(getattr(config, "text_config", config).vocab_size)
+
+
+def _adapted(model: nn.Module, rank: int) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    wanted: Any = LoraConfig(r=rank, target_modules=list(LORA_TARGETS))
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of peft for transformers' names
+        return get_peft_model(model, wanted)  # type: ignore[arg-type]
+
+
+class _Rows(Dataset):
+    """Samples of a batch, one by one."""
+
+    def __init__(self, batch: dict[str, torch.Tensor]):
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(next(iter(self.batch.values())))
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: values[index] for name, values in self.batch.items()}

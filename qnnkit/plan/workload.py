@@ -1,0 +1,135 @@
+"""What is to be planned: a net, its batches, its loss and its settings, be it a recipe's or any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from qnnkit import checks, layers, models
+from qnnkit.config import RunConfig, TrainingConfig
+from qnnkit.data import ImageSplits
+from qnnkit.data.sample import Batches
+from qnnkit.models import features
+from qnnkit.runs.nets import parameter_groups, task_of
+from qnnkit.tasks import Task
+from qnnkit.train import Group
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training that has not begun."""
+
+    name: str
+    training: TrainingConfig
+    n_samples: int
+    """In an epoch."""
+    build: Callable[[Workload, bool], nn.Module]
+    """Makes the net anew, either to be traced or to be run."""
+    batch: Callable[[Workload, int], Any]
+    """As many samples as the task takes them; their values do not matter."""
+    loader: Callable[[Workload, int], DataLoader]
+    """So many batches, to train on for a moment."""
+    task: Task
+    groups: Callable[[nn.Module, TrainingConfig], Sequence[Group] | None] = lambda model, config: None
+    prepare: Callable[[nn.Module], None] | None = None
+    """What a net that was built does on real numbers before it can be traced: circuits are read then. None
+    where nothing is to be done: such a net is traced without ever having memory of its own."""
+    sequence_length: int | None = None
+    lora_rank: int | None = None
+    data_bytes: int = 0
+    """RAM that the samples take; they are in it already."""
+    notes: tuple[str, ...] = field(default=())
+    """What a reader of the prediction must know."""
+
+    def change(self, **settings: Any) -> Workload:
+        """A copy with some settings exchanged: of the training, `sequence_length`, `lora_rank`.
+
+        Raises:
+            ValueError: The workload has no such setting, or the value breaks its rule.
+        """
+        own = {name: settings.pop(name) for name in ("sequence_length", "lora_rank") if name in settings}
+        for name, value in own.items():
+            if self.sequence_length is None:
+                step = "Only language models and CLIP have it."
+                raise ValueError(checks.message(name, f"be left out for {self.name}", value, step))
+            if value is not None:
+                checks.positive(name, value)
+        for name in settings:
+            checks.choice("setting", name, TrainingConfig.model_fields)
+        training = TrainingConfig.model_validate({**self.training.model_dump(), **settings})
+        return replace(self, training=training, **own)
+
+
+def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
+    """The net of a run on its own images, as `qnnkit run` trains it.
+
+    A frozen part whose values are computed once, before the first epoch, is left out of the steps, as it is
+    in training; the images that it reads stay in RAM with its values.
+
+    Args:
+        config: Settings of the run.
+        splits: Its images.
+    """
+    sizes = {"channels": splits.channels, "image_size": splits.image_size, "n_classes": splits.n_classes}
+    images, labels = splits.train.images, splits.train.labels
+    notes = []
+    if config.backend not in ("auto", "batched"):
+        notes.append(f"Memory is that of the fused program, not of {config.backend}.")
+
+    def build(workload: Workload, traced: bool) -> nn.Module:
+        backend = (
+            "batched" if traced else config.backend
+        )  # nothing may be timed on numbers that are not there
+        return models.build(config.model, **sizes, seed=config.seed, backend=backend)
+
+    def prepare(model: nn.Module) -> None:
+        with layers.evaluating(model):
+            model(images[:1])
+
+    def samples(workload: Workload, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        index = torch.arange(n) % len(labels)
+        if width is None:
+            return images[index], labels[index]
+        return torch.zeros(n, *width), labels[index]
+
+    def loader(workload: Workload, n_batches: int) -> DataLoader:
+        size = workload.training.batch_size
+        return Batches(*samples(workload, n_batches * size), size, shuffle=True)
+
+    width = _computed_once(config, splits)
+    parts = (splits.train, splits.validation, splits.test)
+    data_bytes = sum(part.images.nbytes for part in parts)
+    if width is not None:
+        data_bytes += sum(len(part) for part in parts) * 4 * torch.Size(width).numel()
+        notes.append(
+            "What is frozen is computed once, before the first epoch; that time is not in this plan."
+        )
+    return Workload(
+        name=config.recipe,
+        training=config.training,
+        n_samples=len(splits.train),
+        build=build,
+        batch=samples,
+        loader=loader,
+        task=task_of(config.training),
+        groups=parameter_groups,
+        prepare=prepare,
+        data_bytes=data_bytes,
+        notes=tuple(notes),
+    )
+
+
+def _computed_once(config: RunConfig, splits: ImageSplits) -> torch.Size | None:
+    """Shape of what the net is given in place of an image, where its frozen part runs before training."""
+    if config.training.augmentation != "none":
+        return None
+    sizes = {"channels": splits.channels, "image_size": splits.image_size, "n_classes": splits.n_classes}
+    net = models.build(config.model, **sizes, seed=config.seed, backend="batched")
+    n_images = len(splits.train) + len(splits.validation) + len(splits.test)
+    values = features.made(net, splits.train.images[:1], n_images)
+    return values.shape[1:] if values.is_floating_point() else None

@@ -1,0 +1,212 @@
+"""The planner's core: a training step traced without memory agrees with one that is run."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from qnnkit import plan, recipes, train
+from qnnkit.config import TrainingConfig
+from qnnkit.plan.trace import Ledger, trace
+from qnnkit.runs import Run
+
+predicting = importlib.import_module("qnnkit.plan.predict")  # the package's attribute is the function
+TINY = TrainingConfig(batch_size=2, optimizer="adamw")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    config = recipes.recipe("digits_quanv")
+    return plan.of_recipe(config, Run(Path("unused"), config).load_data())
+
+
+def llama(**settings):
+    return plan.of_transformer("llama", "tiny", TINY, sequence_length=32).change(**settings)
+
+
+def clip(**settings):
+    return plan.of_transformer("clip", "tiny", TINY).change(**settings)
+
+
+def measured_peak(workload):
+    """Bytes of tensors that a real step holds at most, by the same ledger on tensors that have memory."""
+    model = workload.build(workload, False)
+    if workload.prepare:
+        workload.prepare(model)
+    ledger = Ledger()
+    stepper = train.Stepper(
+        model, workload.task, workload.training, workload.groups(model, workload.training)
+    )
+    for tensor in (*model.parameters(), *model.buffers()):
+        ledger.add(tensor, "weights")
+    with ledger:
+        stepper(workload.batch(workload, workload.training.batch_size))
+        ledger.begin()
+        stepper(workload.batch(workload, workload.training.batch_size))
+    return ledger.peak
+
+
+@pytest.mark.parametrize("size", [8, 64])
+def test_a_traced_step_holds_what_a_real_one_does(digits, size):
+    workload = digits.change(batch_size=size)
+    assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"accumulation": 2},
+        {"precision": "bfloat16"},
+        {"optimizer": "sgd"},
+        {"lora_rank": 4},
+    ],
+    ids=lambda change: ", ".join(change) or "plain",
+)
+@pytest.mark.parametrize("workload", [llama, clip])
+def test_so_does_that_of_a_transformer(workload, change):
+    workload = workload(**change)
+    assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
+
+
+@pytest.mark.parametrize("workload", [llama, clip])
+def test_with_checkpointing_it_holds_no_less(workload):
+    """Fake tensors of a part that is computed again are freed a little later than real ones."""
+    workload = workload(batch_size=8, gradient_checkpointing=True)
+    assert 0.98 < sum(trace(workload).memory.values()) / measured_peak(workload) < 1.2
+
+
+def test_parts_are_what_they_are_called():
+    workload, bytes_each = llama(accumulation=2), 4
+    found = trace(workload)
+    assert found.n_trained == found.n_weights
+    weights = bytes_each * found.n_weights
+    assert weights <= found.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
+    assert found.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
+    assert found.memory["gradients"] == weights, "of the first batch, when the second is at its peak"
+    assert found.memory["activations"] > 0 and not found.memory.get("quantum states")
+    sgd = trace(llama(optimizer="sgd"))
+    assert sgd.memory["optimizer"] == pytest.approx(weights, rel=0.01), "momentum alone"
+
+
+def test_circuits_have_a_part_of_their_own(digits):
+    few, many = (trace(digits.change(batch_size=n)).memory["quantum states"] for n in (32, 256))
+    assert 7 < many / few < 9, "eight times the circuits"
+    assert many > 256 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
+
+
+def test_checkpointing_saves_memory_for_work():
+    usual, again = trace(llama(batch_size=8)), trace(llama(batch_size=8, gradient_checkpointing=True))
+    assert again.memory["activations"] < 0.7 * usual.memory["activations"]
+    assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
+
+
+def test_work_grows_with_the_batch_and_with_accumulation():
+    one, two = trace(llama()).work, trace(llama(batch_size=4)).work
+    assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
+    assert one.bytes < two.bytes < 2 * one.bytes, "moments and weights are moved once"
+    three = trace(llama(accumulation=3)).work
+    assert three.flops == pytest.approx(3 * one.flops) and 2 * one.bytes < three.bytes < 3 * one.bytes
+    tokens, n = 2 * 32, trace(llama()).n_weights
+    assert 0.5 < one.flops / (6 * tokens * n) < 1.5, (
+        "Kaplan et al. (2020), arXiv:2001.08361: 6 a weight and token"
+    )
+
+
+def test_what_is_large_is_traced_without_memory():
+    found = trace(plan.of_transformer("llama", "3b", TINY, lora_rank=8, sequence_length=64))
+    adapters = found.n_trained
+    assert 3.2e9 < found.n_weights - adapters < 3.25e9, "as Llama 3.2 3B is published"
+    assert found.memory["weights"] == pytest.approx(4 * found.n_weights, rel=0.01)
+    assert adapters < 1e-3 * found.n_weights and found.memory["optimizer"] < 2**25
+    assert torch.empty(1).device.type == "cpu"
+
+
+def test_an_unadapted_weight_is_not_copied_for_gpus_alone():
+    """On a GPU the optimizer takes all weights at once, and holds a copy of some kind meanwhile."""
+    usual, together = trace(llama(batch_size=1)), trace(llama(batch_size=1), foreach=True)
+    assert sum(together.memory.values()) >= sum(usual.memory.values())
+    assert together.work.operations < usual.work.operations
+
+
+def test_predictions_add_up(digits):
+    found = plan.predict(digits, seconds=0.2, threads=1)
+    assert found.peak == found.in_all == sum(found.memory.values()) > found.on_accelerator > 0
+    assert found.memory["framework"] > 100 * 2**20 and found.memory["data"] == digits.data_bytes
+    assert found.seconds and found.seconds.least <= found.seconds.median <= found.seconds.most
+    assert found.updates_per_epoch == 34 and found.scaled_from is None
+    each = found.n_samples / digits.training.batch_size
+    assert found.seconds_per_epoch == pytest.approx(each * found.seconds.median)
+    assert found.seconds_in_all == pytest.approx(12 * each * found.seconds.median)
+    assert set(found.memory) <= set(plan.PARTS)
+    plain = found.as_dict()
+    assert plain["training"]["batch_size"] == 32 and plain["peak"] == found.peak
+
+
+def test_nothing_is_run_where_only_memory_is_asked(digits, monkeypatch):
+    plan.predict(digits, measured=False)  # libraries are loaded now
+    monkeypatch.setattr(train, "fit", None)
+    found = plan.predict(digits, measured=False)
+    assert found.seconds is None and found.seconds_per_epoch is None and found.seconds_in_all is None
+
+
+def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
+    free = 2 * sum(trace(digits.change(batch_size=8)).memory.values()) + 1
+    monkeypatch.setattr(predicting, "free_memory", lambda device: free)
+    found = plan.predict(digits, seconds=0.1, threads=1)
+    assert found.scaled_from == 8 and found.seconds
+    monkeypatch.setattr(predicting, "free_memory", lambda device: 0)
+    assert plan.predict(digits, seconds=0.1, threads=1).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda: plan.of_transformer("gpt", "tiny"),
+            "`model` must be a known name.*are llama, clip",
+        ),
+        (lambda: plan.of_transformer("llama", "huge"), "`size` must be one of tiny, small, medium, 3b, but"),
+        (lambda: plan.of_transformer("clip", "tiny", sequence_length=100), "must be at most 77"),
+        (lambda: plan.of_transformer("llama", "tiny", n_samples=0), "`n_samples` must be"),
+        (lambda: llama(sequence_length=-1), "`sequence_length` must be"),
+        (lambda: llama(batches=3), "`setting` must be a known name, .* Did you mean 'batch_size'"),
+    ],
+)
+def test_bad_input(call, told):
+    with pytest.raises(ValueError, match=told):
+        call()
+
+
+def test_images_have_no_length(digits):
+    with pytest.raises(ValueError, match="`lora_rank` must be left out for digits_quanv"):
+        digits.change(lora_rank=4)
+
+
+def test_a_folder_names_its_own_model(tmp_path):
+    from transformers import GPT2Config
+
+    GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=100, n_positions=64).save_pretrained(tmp_path)
+    workload = plan.of_transformer("llama", str(tmp_path), TINY, sequence_length=16)
+    assert trace(workload).n_weights == sum(
+        each.numel() for each in workload.build(workload, False).parameters()
+    )
+    with pytest.raises(ValueError, match="must hold a model of kind clip, but is 'gpt2'"):
+        plan.of_transformer("clip", str(tmp_path))
+    with pytest.raises(ValueError, match=r"must hold the config.json of a model"):
+        (tmp_path / "config.json").write_text("{")
+        plan.of_transformer("llama", str(tmp_path))
+
+
+def test_a_ledger_forgets_what_is_freed():
+    ledger = Ledger()
+    with ledger:
+        first = torch.ones(1000)
+        second = first * 2
+        del first
+        third = second + 1
+        assert sum(ledger.live.values()) == second.nbytes + third.nbytes
+        _ = third.view(10, 100).T  # views hold nothing of their own
+        third.add_(1)
+    assert ledger.peak == 8000 and ledger.work.operations == 4
