@@ -27,6 +27,8 @@ from qnnkit.survey.platform import PRECISIONS
 
 WARMUP, LEAST, MOST = 2, 3, 100
 """Updates that warm up; that are timed, at least and at most."""
+PATIENCE = 120.0
+"""Seconds for which even a quick survey waits for a process."""
 
 
 def measured(
@@ -45,7 +47,7 @@ def measured(
     Args:
         config: The recipe.
         splits: Its images.
-        seconds: For all of it, about.
+        seconds: For all of it, about; not counted if quick.
         n_samples: Images of an epoch; those of the training split without it.
         quick: Only float32, few updates, and the recipe's own threads.
     """
@@ -70,9 +72,11 @@ def measured(
             row = {"device": str(device), "precision": precision}
             over_threads = not quick and row == {"device": "cpu", "precision": PRECISIONS[0]}
             question |= {**row, "batch": str(batch), "over_threads": over_threads}
-            left = {"why": "The time was up."}
-            found = left if budget.left < 0 else apart.ask("net", question, timeout=max(20.0, budget.left))
-            rows.append(row | found)
+            if quick or budget.left > apart.START:
+                timeout = PATIENCE if quick else max(20.0, budget.left)
+                rows.append(row | apart.ask("net", question, timeout=timeout))
+            else:
+                rows.append(row | {"why": "The time was up."})
     net = Net(
         recipe=config.recipe,
         digest=_digest(config, splits, n_samples),
@@ -119,8 +123,7 @@ def here(question: dict[str, Any]) -> dict[str, Any]:
     )
     try:
         with measure.threads(config.threads):
-            if training.augmentation == "none":  # other images in every epoch have other features
-                images = _seen(model, images, device, question["n_images"])
+            images = seen(model, images, config, device, question["n_images"])
             groups = runs.parameter_groups(model, training)
             stepper = train.Stepper(model, runs.task_of(training), training, groups, device)
             batch = (images, labels)
@@ -140,10 +143,18 @@ def here(question: dict[str, Any]) -> dict[str, Any]:
     return found | {"n_weights": sum(weight.numel() for weight in model.parameters())}
 
 
-def _seen(model: nn.Module, images: Tensor, device: torch.device, n_images: int) -> Tensor:
-    """What a net with a frozen part is given while it trains: what that part made of the images before."""
+def seen(model: nn.Module, images: Tensor, config: RunConfig, device: torch.device, n_images: int) -> Tensor:
+    """What a net is given while it trains: the images, or what its frozen part made of them before.
+
+    Args:
+        model: The net; moved to `device`.
+        images: A batch.
+        config: The recipe.
+        device: Where to compute.
+        n_images: Of the whole dataset: too many features would not be kept.
+    """
     offer: Any = getattr(model, "steady_part", None)
-    if offer is None or not features.is_steady(offer()):
+    if config.training.augmentation != "none" or offer is None or not features.is_steady(offer()):
         return images
     compute: Callable[[Tensor], Tensor] = model.to(device).eval().features  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():
