@@ -236,7 +236,7 @@ def measure(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="For all of it, about; 160 if not given.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds, and rougher.")] = False,
     samples: Annotated[int | None, typer.Option(help="Images of an epoch, for other data of yours.")] = None,
     price: Annotated[
@@ -252,6 +252,7 @@ def measure(
     from qnnkit import checks, survey
 
     words = {"`compare`": "`--compare`", "`n_samples`": "`--samples`", "`seconds`": "`--seconds`"}
+    words |= {"`price_per_hour`": "`--price`"}
     with _ending_cleanly(), checks.in_words(words):
         if compare:
             text, place = survey.compare_machines(files or [], out)
