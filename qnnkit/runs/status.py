@@ -37,7 +37,7 @@ class Reporter:
         self.run, self.path = run, run.folder / FILE
         self.order = [(net, seed) for seed in run.seeds for net in run.nets]
         self.took = {pair: seconds_of(row) for pair, row in finished.items()}
-        self.begun, self.latest = False, None
+        self.tested, self.latest = False, None
         self.warnings: list[str] = []
         self.written: float | None = None
 
@@ -46,14 +46,14 @@ class Reporter:
 
     def __exit__(self, kind: object, *_: object) -> None:
         """The last word: all nets are trained, or the training was stopped."""
-        if not self.begun:
-            return
-        done = kind is None and len(self.took) == len(self.order)
-        facts = _read(self.path.parent) or {}  # what was trained before was only tested now
         if self.latest is not None:
             facts = self._facts(self.latest, time.monotonic())
-        if facts:
-            self._write(facts | {"ended": "finished" if done else "stopped"})
+        elif self.tested:  # what was trained before has only been tested now
+            facts = _read(self.path.parent) or {}
+        else:
+            return
+        done = kind is None and len(self.took) == len(self.order)
+        self._write(facts | {"ended": "finished" if done else "stopped"})
 
     def begin(self, net: str, seed: int, place: torch.device) -> None:
         """A net's training begins, or goes on: then its peak memory is at least what it was before."""
@@ -61,7 +61,7 @@ class Reporter:
         same = (earlier.get("net"), earlier.get("seed"), earlier.get("device")) == (net, seed, str(place))
         found = earlier.get("peak_memory") if same else None
         self.peak = found if isinstance(found, int) else 0
-        self.begun, self.net, self.seed, self.place = True, net, seed, place
+        self.net, self.seed, self.place = net, seed, place
         self.process = _process(place)
         self.started, self.warnings, self.written = time.monotonic(), [], None
         self.first: Moment | None = None
@@ -85,7 +85,7 @@ class Reporter:
 
     def end(self, row: Mapping[str, Any]) -> None:
         """A net's training has ended, with this row."""
-        self.took[row["net"], row["seed"]] = seconds_of(row)
+        self.took[row["net"], row["seed"]], self.tested = seconds_of(row), True
 
     def _facts(self, moment: Moment, now: float) -> dict[str, Any]:
         assert self.first is not None
