@@ -159,6 +159,16 @@ class TrainingConfig(Settings):
     """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
 
 
+def require_batch_size(training: TrainingConfig) -> None:
+    """
+    Raises:
+        ValueError: The size of batch is left to be measured, which only a run does.
+    """
+    if training.batch_size == "auto":
+        step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
+        raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
+
+
 class RunConfig(Settings):
     """Everything a run is made from; written to config.json in its folder."""
 
