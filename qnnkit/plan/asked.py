@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from qnnkit import checks, recipes, workspace
-from qnnkit.config import RunConfig, TrainingConfig, validate
+from qnnkit.config import RunConfig, TrainingConfig, require_batch_size, validate
 from qnnkit.plan.transformer import SIZES, of_transformer
 from qnnkit.plan.workload import Workload, of_recipe
 from qnnkit.runs.folder import Run, check_names
@@ -93,6 +93,7 @@ def _of_recipe(config: RunConfig, settings: dict[str, Any], size: str | None) ->
     if isinstance(settings.get("data_dir"), str):
         settings["data_dir"] = workspace.data_place(settings["data_dir"])
     config = config.override(**settings)
+    require_batch_size(config.training)
     check_names(config)
     return of_run(Run(Path(), config))  # no folder: nothing is read from one, nothing is written
 
@@ -113,5 +114,6 @@ def _of_model(model: str, size: str, settings: dict[str, Any], samples: int) -> 
     except ValidationError:
         validate({"recipe": model, "training": known | settings})  # raises the same as one sentence
         raise
+    require_batch_size(training)
     workload = of_transformer(model, size, training, n_samples=samples, **own)
     return Asked(workload, device)

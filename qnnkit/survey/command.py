@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, device, plots, recipes, runs, workspace
+from qnnkit.config import require_batch_size
 from qnnkit.survey.comparison import Comparison, compare, comparison_table
 from qnnkit.survey.file import default_place, write
 from qnnkit.survey.form import Profile, Survey
@@ -53,6 +54,7 @@ def measure_machine(
         raise ValueError(checks.message("price_per_hour", "be 0 or more", price, "Leave it out if unknown."))
     if run_dir is None:
         config = recipes.recipe(recipe or RECIPE).override(**(settings or {}))
+        require_batch_size(config.training)
         run = runs.Run(workspace.home(), config)  # for its data: nothing is written there
         splits = run.load_data()
     else:
