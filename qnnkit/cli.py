@@ -17,6 +17,11 @@ import typer
 
 from qnnkit import device, workspace
 
+OnOom = Annotated[
+    str | None,
+    typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller parts."),
+]
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
@@ -32,13 +37,13 @@ def main() -> None:
     except Exception as error:
         from qnnkit.runs import NotebookError  # not before: `--help` need not wait for torch
 
-        if not isinstance(error, ValueError | TypeError | OSError | NotebookError):
+        if not isinstance(error, ValueError | TypeError | OSError | MemoryError | NotebookError):
             raise
         if os.environ.get("QNNKIT_DEBUG"):
             raise
         # qnnkit's own sentences stand in strerror; the system's say little without the file's name.
         told = error.strerror if isinstance(error, OSError) and not error.filename else None
-        typer.echo(f"qnnkit: {told or error}", err=True)
+        typer.echo(f"qnnkit: {told or str(error) or 'Memory ran out.'}", err=True)
         raise SystemExit(2) from None
 
 
@@ -56,12 +61,14 @@ def run(
         Path | None,
         typer.Option(metavar="NEW_DIR", help="Go on from run_dir there, with other training settings."),
     ] = None,
+    on_oom: OnOom = None,
 ) -> None:
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
     with _ending_cleanly():
         from qnnkit import runs
 
         asked = parse_settings(settings or []) | ({} if epochs is None else {"epochs": epochs})
+        asked |= {} if on_oom is None else {"on_oom": on_oom}
         begun = runs.fork(run_dir, fork, **asked) if fork else runs.open_run(run_dir, recipe, **asked)
         result = runs.finished(begun)
         if result is None:
@@ -77,6 +84,7 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
+    on_oom: OnOom = None,
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
 
@@ -86,12 +94,14 @@ def train(
     from qnnkit.train.processes import is_main, wait_for_all
 
     with _ending_cleanly():
-        asked = parse_settings(settings or [])
+        asked = parse_settings(settings or []) | ({} if on_oom is None else {"on_oom": on_oom})
         begun = runs.open_run(run_dir, recipe, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, recipe, **asked)
+        placed = runs.placed(begun)
         if is_main():
             _tell_data(begun)
+            typer.echo(placed.sentence)
         for final in runs.train_all(
             begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row)), on_warning=typer.echo
         ):
@@ -100,6 +110,21 @@ def train(
                 typer.echo(
                     f"{final['net']}, seed {final['seed']}: {accuracy}, best epoch {final['best_epoch']}"
                 )
+
+
+@app.command()
+def watch(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run or a batch.")],
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+) -> None:
+    """Look on while a run trains, from another terminal: step, loss, samples/s, time left, memory, load.
+
+    It ends when the training has; Ctrl-C ends the watching alone.
+    """
+    from qnnkit import runs
+
+    runs.watch(run_dir, None if sys.stdout.isatty() else typer.echo, every=every, once=once)
 
 
 @app.command()
@@ -198,6 +223,55 @@ def doctor(
     """Tell what this machine is, what can compute here, and what is missing."""
     found = device.report()
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else device.table(found))
+
+
+@app.command()
+def measure(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE ...]", help="Machines' files, with --compare.")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
+    recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its images.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="For all of it, about; 160 if not given.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds, and rougher.")] = False,
+    samples: Annotated[int | None, typer.Option(help="Images of an epoch, for other data of yours.")] = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="PER_HOUR", help="What an hour of this machine costs; 0 if free.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Write a torch.profiler trace, too.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to; machines/<kind>.json if not given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
+    from qnnkit import checks, survey
+
+    words = {"`compare`": "`--compare`", "`n_samples`": "`--samples`", "`seconds`": "`--seconds`"}
+    with _ending_cleanly(), checks.in_words(words):
+        if compare:
+            text, place = survey.compare_machines(files or [], out)
+            typer.echo(f"{text}\n\nPicture: {place}")
+            return
+        if files:
+            raise ValueError("Files are for --compare: qnnkit measure --compare FILE FILE.")
+        found, place = survey.measure_machine(
+            recipe,
+            run_dir,
+            out=out,
+            with_profile=profile,
+            settings=parse_settings(settings or []),
+            echo=lambda sentence: typer.echo(sentence, err=as_json),
+            seconds=seconds,
+            quick=quick,
+            n_samples=samples,
+            price_per_hour=price,
+        )
+        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
 
 
 @app.command()
@@ -343,6 +417,8 @@ def _tell_data(begun: Any) -> None:
     """What the run's images were found to be."""
     for note in begun.splits.notes:
         typer.echo(f"Note: {note}")
+    if begun.placement.get("batch_size_found"):
+        typer.echo(f"Batch size: {begun.config.training.batch_size}, measured when the run began.")
 
 
 def _write_study(folder: Path) -> None:
@@ -367,5 +443,7 @@ def _print_result(begun: Any, result: dict[str, Any]) -> None:
     typer.echo(f"\n{reports.table(result['nets']).to_string()}\n")
     for sentence in result["verdicts"]:
         typer.echo(sentence)
+    for row in reports.judge(begun):
+        typer.echo(f"{row['criterion']}: {row['sentence']}")
     kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere
     typer.echo(f"\nReport: {kept / begun.report.name}")

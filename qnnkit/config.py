@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from qnnkit import checks
 
@@ -16,6 +25,25 @@ MAIN_NETS = ("hybrid", "reference")
 
 
 Control = Literal["classical", "no_entanglement", "frozen_random", "no_quantum", "classical_trained"]
+
+
+def _or_auto(value: Any, judge: ValidatorFunctionWrapHandler) -> Any:
+    if value == "auto":
+        return value
+    try:
+        return judge(value)
+    except ValidationError:
+        if isinstance(value, str):
+            raise ValueError('be a whole number of at least 1, or "auto"') from None
+        raise
+
+
+# A number, or the word "auto" until it is measured. Typed as the number, which is what whoever computes with
+# it sees: a run replaces the word before anything else reads its settings.
+Count = Annotated[
+    int, Field(ge=1), WrapValidator(_or_auto), PlainSerializer(lambda value: value, return_type=Any)
+]
+AUTO: Any = "auto"
 
 
 class Settings(BaseModel):
@@ -89,8 +117,8 @@ class ModelConfig(Settings):
 class TrainingConfig(Settings):
     epochs: int = Field(default=20, ge=1)
     """Passes over the training data."""
-    batch_size: int = Field(default=64, ge=1)
-    """Images per step on each process, before accumulation."""
+    batch_size: Count = 64
+    """Images per step on each process, before accumulation; "auto" measures it once, when a run begins."""
     learning_rate: float = Field(default=1e-2, gt=0)
     """Step size of the classical weights at the top of the schedule."""
     quantum_learning_rate: float | None = Field(default=None, gt=0)
@@ -113,6 +141,8 @@ class TrainingConfig(Settings):
     """Precision of the classical layers; circuits always compute in float32."""
     gradient_checkpointing: bool = False
     """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
+    on_oom: Literal["stop", "shrink"] = "stop"
+    """Where memory runs out: stop, or shrink: compute each batch in parts, one by one. May differ later."""
     patience: int = Field(default=0, ge=0)
     """Epochs without a better validation score before stopping early; 0 never stops."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -129,6 +159,15 @@ class TrainingConfig(Settings):
     """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
 
 
+class CriteriaConfig(Settings):
+    max_memory_gb: float | None = Field(default=None, gt=0)
+    """Success: the most memory that training takes on its device, in GB (1e9 bytes). May differ later."""
+    max_epoch_seconds: float | None = Field(default=None, gt=0)
+    """Success: the longest that an epoch's training takes, in seconds. May differ later."""
+    min_accuracy: float | None = Field(default=None, ge=0, le=1)
+    """Success: the least test accuracy, 0 to 1, as a mean over seeds. May differ later."""
+
+
 class RunConfig(Settings):
     """Everything a run is made from; written to config.json in its folder."""
 
@@ -137,6 +176,7 @@ class RunConfig(Settings):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+    criteria: CriteriaConfig = CriteriaConfig()
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Fixes initial weights and the order of the data."""
     n_seeds: int = Field(default=1, ge=1)
@@ -144,11 +184,11 @@ class RunConfig(Settings):
     controls: tuple[Control, ...] = ("classical",)
     """Nets trained beside the hybrid one, with only the quantum part exchanged; () for a classical model."""
     device: str = "auto"
-    """Torch device: auto, cpu, cuda, cuda:N or mps. Placement: may differ when a run is resumed."""
+    """Torch device: auto (measured), cpu, cuda, cuda:N, mps. Placement: may differ when a run is resumed."""
     backend: str = "auto"
     """What runs the circuits: auto, batched or a PennyLane device. Placement, as above."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads that train; None leaves torch's choice. Placement, as above."""
+    threads: Count | None = AUTO
+    """CPU threads that train: auto measures how many; None leaves torch's choice. Placement, as above."""
     trackers: tuple[str, ...] = ()
     """Where numbers go beside metrics.jsonl: tensorboard, mlflow, wandb, trackio. May differ later."""
     price_per_hour: float | None = Field(default=None, ge=0)
@@ -223,6 +263,7 @@ PLACEMENT = (
     "backend",
     "threads",
     "gradient_checkpointing",
+    "on_oom",
     "download",
     "save_every_steps",
     "save_every_minutes",
@@ -230,9 +271,15 @@ PLACEMENT = (
     "gradient_samples",
     "trackers",
     "price_per_hour",
+    *CriteriaConfig.model_fields,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
-_SECTIONS = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
+_SECTIONS = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "criteria": CriteriaConfig,
+}
 
 
 def flat_names() -> dict[str, str]:

@@ -11,7 +11,7 @@ from qnnkit.config import RunConfig, validate
 
 LONGEST_DESCRIPTION = 130  # characters; it ends a sentence of refusal
 BASE = RunConfig(recipe="digits_quanv")
-SECTIONS = ("data", "model", "training")
+SECTIONS = ("data", "model", "training", "criteria")
 
 
 @pytest.mark.parametrize("name", config.flat_names())
@@ -34,7 +34,8 @@ def test_a_flat_name_means_one_setting():
 
 
 SAVING = ("save_every_steps", "save_every_minutes", "keep_checkpoints", "gradient_samples")
-MEMORY = ("gradient_checkpointing",)
+MEMORY = ("gradient_checkpointing", "on_oom")
+CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy")
 # One other value per setting; a new setting asks for a line here.
 OTHERS = {
     "recipe": "mine", "seed": 7, "n_seeds": 5, "controls": ["frozen_random"], "device": "cpu",
@@ -51,6 +52,8 @@ OTHERS = {
     "n_qubits": 6, "width": 48, "blocks": 3, "maps": 12, "dropout": 0.375, "pretrained": "folder",
     "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
     "initialisation": "gaussian", "gradient_checkpointing": True,
+    "on_oom": "shrink",
+    "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
 }  # fmt: skip
 
 
@@ -71,7 +74,17 @@ def test_override_changes_that_setting_alone(name):
 def test_difference_names_that_setting_unless_it_is_placement(name):
     changed = BASE.override(**{name: OTHERS[name]})
     found = BASE.difference(changed)
-    if name in ("device", "backend", "threads", "trackers", "price_per_hour", "download", *SAVING, *MEMORY):
+    if name in (
+        "device",
+        "backend",
+        "threads",
+        "trackers",
+        "price_per_hour",
+        "download",
+        *SAVING,
+        *MEMORY,
+        *CRITERIA,
+    ):
         assert found == {}
     else:
         assert found == {name: (BASE.flat()[name], OTHERS[name])}
@@ -95,6 +108,8 @@ def test_round_trip_through_json():
         ("epochs", 2.5, "`epochs` must be a valid integer, got a number with a fractional part, but is 2.5"),
         ("epochs", 0, "`epochs` must be greater than or equal to 1, but is 0. It means: Passes over"),
         ("batch_size", 0, "`batch_size` must be greater than or equal to 1, but is 0"),
+        ("batch_size", "many", '`batch_size` must be a whole number of at least 1, or "auto", but is'),
+        ("threads", 0, "`threads` must be greater than or equal to 1, but is 0. It means: CPU threads"),
         ("learning_rate", float("nan"), "`learning_rate` must be a finite number, but is nan"),
         ("learning_rate", float("inf"), "`learning_rate` must be a finite number, but is inf"),
         ("learning_rate", -1.0, "`learning_rate` must be greater than 0, but is -1.0"),
@@ -140,6 +155,14 @@ def test_a_damaged_file_of_settings_gets_one_sentence(values, told):
     with pytest.raises(ValueError) as caught:
         validate(values)
     assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_number_may_be_left_to_be_measured():
+    auto = BASE.override(batch_size="auto", threads="auto")
+    assert (auto.flat()["batch_size"], auto.threads) == ("auto", "auto")
+    assert validate(json.loads(json.dumps(auto.model_dump(mode="json")))) == auto
+    assert auto.digest() == BASE.override(batch_size="auto", threads=3).digest() != BASE.digest()
+    assert BASE.threads == "auto" and validate({"recipe": "x", "threads": None}).threads is None
 
 
 def test_settings_are_frozen():

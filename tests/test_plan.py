@@ -53,11 +53,28 @@ def test_a_traced_step_holds_what_a_real_one_does(digits, size):
     assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
 
 
-@pytest.mark.parametrize("change", [{}, {"accumulation": 2}, {"precision": "bfloat16"}, {"optimizer": "sgd"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"accumulation": 2},
+        {"precision": "bfloat16"},
+        {"optimizer": "sgd"},
+        {"lora_rank": 4},
+    ],
+    ids=lambda change: ", ".join(change) or "plain",
+)
 @pytest.mark.parametrize("workload", [llama, clip])
 def test_so_does_that_of_a_transformer(workload, change):
     workload = workload(**change)
     assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
+
+
+@pytest.mark.parametrize("workload", [llama, clip])
+def test_with_checkpointing_it_holds_no_less(workload):
+    """Fake tensors of a part that is computed again are freed a little later than real ones."""
+    workload = workload(batch_size=8, gradient_checkpointing=True)
+    assert 0.98 < sum(trace(workload).memory.values()) / measured_peak(workload) < 1.2
 
 
 def test_parts_are_what_they_are_called():
@@ -77,6 +94,12 @@ def test_circuits_have_a_part_of_their_own(digits):
     few, many = (trace(digits.change(batch_size=n)).memory["quantum states"] for n in (32, 256))
     assert 7 < many / few < 9, "eight times the circuits"
     assert many > 256 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
+
+
+def test_checkpointing_saves_memory_for_work():
+    usual, again = trace(llama(batch_size=8)), trace(llama(batch_size=8, gradient_checkpointing=True))
+    assert again.memory["activations"] < 0.7 * usual.memory["activations"]
+    assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
 
 
 def test_work_grows_with_the_batch_and_with_accumulation():

@@ -106,7 +106,7 @@ def _threads(config: BatchConfig) -> int | None:
     """The most that a run of the batch wants; None where one of them takes what it can get."""
     given = {name: value for name, value in config.settings.items() if name == "threads"}
     wanted = [recipes.recipe(name).override(**given).threads for name in config.recipes]
-    return None if None in wanted else max(filter(None, wanted))
+    return None if {None, "auto"} & set(wanted) else max(filter(None, wanted))
 
 
 def _tell_plan(config: BatchConfig, runs: list[Planned], number: int, line: Callable[[str], None]) -> None:
@@ -183,9 +183,13 @@ class Crew:
             home=str(workspace.home().absolute()),
             session=self.session,
             attempts=before.get("attempts", 0),
-            threads=min(self.threads, run.config.threads or self.threads),
+            threads=min(self.threads, self._wanted(run.config.threads)),
         )
         self.runs[run.id], self.futures[run.id] = run, self.pool.submit(job)
+
+    def _wanted(self, threads: int | str | None) -> int:
+        """Beside others nothing is measured: a run without a number of its own takes its share."""
+        return threads if isinstance(threads, int) else self.threads
 
     def ended(self) -> Iterator[tuple[Planned, dict[str, Any]]]:
         """The runs that have ended since the last look, and how."""

@@ -319,7 +319,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
     def _choice(self, program: Fused, rows: Tensor, weights: list[Tensor]) -> str:
         """The fastest backend for such a batch, measured where nobody has."""
         backward = torch.is_grad_enabled() and any(given.requires_grad for given in (rows, *weights))
-        kind = choice.size_class(rows), rows.dtype, rows.device, backward
+        kind = choice.size_class(rows), rows.dtype, rows.device, backward, torch.get_num_threads()
         if kind not in self._times:
             if torch.is_inference_mode_enabled() or torch.is_autocast_enabled(rows.device.type):
                 return "batched"  # what they do to a time is not to be remembered

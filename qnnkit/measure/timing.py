@@ -54,10 +54,10 @@ def synchronize(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """As many CPU threads inside, and what there were afterwards; None changes nothing."""
+def threads(number: int | str | None) -> Iterator[None]:
+    """As many CPU threads inside, and what there were afterwards; None and "auto" change nothing."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
+    torch.set_num_threads(number if isinstance(number, int) else before)
     try:
         yield
     finally:

@@ -37,14 +37,12 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         splits: The images.
         device: Where to compute.
     """
-    part = steady_part(net)
-    if part is None:
-        return splits
-    compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():
-        size = compute(splits.train.images[:1].to(device)).nbytes
-        if size * sum(len(splits.split(name)) for name in SPLITS) > MOST_BYTES:
+        n_images = sum(len(splits.split(name)) for name in SPLITS)
+        found = _maker(net, splits.train.images[:1], n_images, device)
+        if found is None:
             return splits
+        compute, part = found
         key, folder = _key(part, splits), workspace.shelf("features")
         path = None if folder is None else folder / f"{key}.safetensors"
         maps = None
@@ -57,15 +55,29 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 
-def steady_part(net: nn.Module) -> nn.Module | None:
-    """What of a net that has run gives the same in every epoch: nothing trained, no shots, no noise."""
+def made(net: nn.Module, images: Tensor, n_images: int, device: torch.device | str = "cpu") -> Tensor:
+    """What `of` gives for these images out of `n_images`, computed for them alone and not kept."""
+    with torch.no_grad():
+        found = _maker(net, images[:1], n_images, device)
+        return images if found is None else _compute(found[0], images, device)
+
+
+def _maker(
+    net: nn.Module, image: Tensor, n_images: int, device: torch.device | str
+) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
+    """What makes features of images, and the module in it; None where they are not made beforehand."""
     offer = getattr(net, "steady_part", None)
-    if offer is None:
+    if offer is None or not _is_steady(part := offer()):
         return None
-    part: nn.Module = offer()
+    compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
+    return None if compute(image.to(device)).nbytes * n_images > MOST_BYTES else (compute, part)
+
+
+def _is_steady(part: nn.Module) -> bool:
+    """Whether it gives the same values in every epoch: nothing trained, no shots, no noise."""
     circuits = [module for module in part.modules() if isinstance(module, QuantumLayer)]
     exact = all(layer.backend in BACKENDS and not layer.qnode.shots for layer in circuits)
-    return part if exact and not any(weight.requires_grad for weight in part.parameters()) else None
+    return exact and not any(weight.requires_grad for weight in part.parameters())
 
 
 def _compute(compute: Callable[[Tensor], Tensor], images: Tensor, device: torch.device | str) -> Tensor:

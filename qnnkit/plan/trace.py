@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,9 @@ from qnnkit.plan.workload import Workload
 FIRST = 2
 """Samples of the first step, which makes the optimizer's moments; normalisation wants more than one."""
 
+NEARLY = 1.02
+"""Garbage is collected where what lives exceeds by so much what lived at the last collection."""
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -52,7 +56,7 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
         foreach: Whether the optimizer takes all weights at once, as it does on GPUs: faster, for a copy of
             them at a time.
     """
-    with own_generators():
+    with own_generators(), _quick_collection():
         with contextlib.nullcontext() if workload.prepare else torch.device("meta"):
             model = workload.build(workload, True)
         if workload.prepare:
@@ -60,6 +64,17 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
         with FakeTensorMode(allow_non_fake_inputs=True):
             _leave_meta(model)
             return _traced(workload, model, foreach)
+
+
+@contextlib.contextmanager
+def _quick_collection() -> Iterator[None]:
+    """The garbage collector looks only at what is made inside."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _leave_meta(model: nn.Module) -> None:
@@ -83,7 +98,7 @@ def _leave_meta(model: nn.Module) -> None:
 
 
 def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
-    config, ledger = workload.training, Ledger()
+    config, ledger = workload.training, Ledger(workload.training.gradient_checkpointing)
     stepper = train.Stepper(model, workload.task, config, workload.groups(model, config))
     for group in stepper.optimizer.param_groups if stepper.optimizer else ():
         group["foreach"] = foreach
@@ -124,6 +139,8 @@ def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: in
         batch = workload.batch(workload, size)
         stepper.backward(stepper.forward(batch))
         del batch
+        if ledger.collects:
+            gc.collect()
     before = copy.copy(ledger.work)
     with ledger.being("optimizer"):
         stepper.update()
@@ -131,10 +148,16 @@ def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: in
 
 
 class Ledger(TorchDispatchMode):
-    """Which storages live, to what they belong, and what the operations that made them moved."""
+    """Which storages live, to what they belong, and what the operations that made them moved.
 
-    def __init__(self) -> None:
+    Args:
+        collects: Whether to collect garbage on the way to a peak. Where gradients are checkpointed, fake
+            tensors wait for it in cycles; real ones are freed at once.
+    """
+
+    def __init__(self, collects: bool = False) -> None:
         super().__init__()
+        self.collects = collects
         self.live: Counter[str] = Counter()
         self.known: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
         self.doing = "activations"
@@ -142,7 +165,9 @@ class Ledger(TorchDispatchMode):
 
     def begin(self) -> None:
         """Forgets the peak so far, not what lives."""
+        gc.collect()
         self.at_peak, self.peak, self.work = Counter(self.live), sum(self.live.values()), Work(0, 0, 0)
+        self.looked = self.peak
 
     def add(self, tensor: Tensor | None, part: str) -> None:
         """Notes a tensor's storage as a part's own, be it new or known as another's."""
@@ -158,6 +183,10 @@ class Ledger(TorchDispatchMode):
         owner = self.known[storage] = [part]
         self.live[part] += size
         weakref.finalize(storage, self._remove, owner, size)
+        if sum(self.live.values()) > NEARLY * self.looked:
+            if self.collects:
+                gc.collect()
+            self.looked = max(self.looked, sum(self.live.values()))
         if (total := sum(self.live.values())) > self.peak:
             self.peak, self.at_peak = total, Counter(self.live)
 

@@ -129,8 +129,7 @@ def _computed_once(config: RunConfig, splits: ImageSplits) -> torch.Size | None:
     if config.training.augmentation != "none":
         return None
     sizes = {"channels": splits.channels, "image_size": splits.image_size, "n_classes": splits.n_classes}
-    net: Any = models.build(config.model, **sizes, seed=config.seed, backend="batched")
-    image = splits.train.images[:1]
-    with layers.evaluating(net):
-        net(image)
-        return None if features.steady_part(net) is None else net.features(image).shape[1:]
+    net = models.build(config.model, **sizes, seed=config.seed, backend="batched")
+    n_images = len(splits.train) + len(splits.validation) + len(splits.test)
+    values = features.made(net, splits.train.images[:1], n_images)
+    return values.shape[1:] if values.is_floating_point() else None

@@ -16,6 +16,7 @@ import torch
 from qnnkit import breakdown, gradients, stats, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.device import machine
+from qnnkit.report.criteria import judge
 from qnnkit.report.verify import hashes
 from qnnkit.runs import Run, build, seen_by, trained
 from qnnkit.runs.lock import mirrored
@@ -238,6 +239,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
         "verdicts": verdicts(rows),
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
         "robustness": list(robustness) or before.get("robustness", []),
+        "criteria": judge(run),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config_digest": run.config.digest(),
@@ -252,7 +254,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
 
 
 def _spent(run: Run) -> dict[str, Any]:
-    """Time and money, for provenance.json."""
+    """Time, money and bytes, for provenance.json."""
     epochs = (row for row in run.rows("metrics") if row["event"] == "epoch")
     hours = sum(row.get("seconds", 0.0) for row in epochs) / 3600
     price = run.config.price_per_hour
@@ -260,6 +262,9 @@ def _spent(run: Run) -> dict[str, Any]:
         "seeds": list(run.seeds),
         "training_hours": hours,
         "cost_estimate": None if price is None else hours * price,
+        "peak_memory": {
+            f"{net}, seed {seed}": row.get("peak_memory") for (net, seed), row in run.tested().items()
+        },
     }
 
 
@@ -275,8 +280,9 @@ def render(run: Run, result: dict[str, Any]) -> str:
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,
-        notes=[*run.splits.notes, *_starts(run)],
+        notes=[*run.splits.notes, *_starts(run), *_placed(run)],
         gradients=_of_gradients(run),
+        machine=[f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in run.rows("warnings")],
     )
 
 
@@ -298,6 +304,12 @@ def _starts(run: Run) -> list[str]:
     """What parts of the net start from, where that is not only their seed, or they stay there."""
     modules = build(run, run.nets[0], run.config.seed).modules()
     return [f"The net stands on: {module.told}." for module in modules if hasattr(module, "told")]
+
+
+def _placed(run: Run) -> list[str]:
+    """Where it was trained, and why there."""
+    told = run.provenance.get("placement", {}).get("sentence")  # runs of earlier versions have none
+    return [f"Trained on {told}"] if told else []
 
 
 def _figure(path: Path) -> dict[str, str]:

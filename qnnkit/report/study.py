@@ -20,6 +20,7 @@ from qnnkit.config import MAIN_NETS, validate
 from qnnkit.report.batch import data_notes, noted, number, read_batch, show
 from qnnkit.report.tables import latex, records, told_comparisons, told_means
 from qnnkit.runs import Run
+from qnnkit.runs.folder import settled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,7 +128,7 @@ def _read_run(
     kept = result.get("hashes") or {}
     if kept.get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
-    run = Run(folder, validate(config))
+    run = Run(folder, settled(folder, validate(config)))
     metrics, _ = workspace.parse_lines(content)
     epochs = run.config.training.epochs
     tests = {

@@ -5,11 +5,15 @@ from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
 from qnnkit.runs.nets import best, build, parameter_groups, seen_by, task_of, train_all, trained
+from qnnkit.runs.placing import placed
+from qnnkit.runs.status import Status
+from qnnkit.runs.watching import watch
 
 __all__ = [
     "NOTEBOOKS",
     "NotebookError",
     "Run",
+    "Status",
     "best",
     "build",
     "check_parameters",
@@ -20,9 +24,11 @@ __all__ = [
     "launch",
     "open_run",
     "parameter_groups",
+    "placed",
     "run_notebooks",
     "seen_by",
     "task_of",
     "train_all",
     "trained",
+    "watch",
 ]

@@ -82,7 +82,7 @@ class _Following:
 
     def __init__(self, run: Run, echo: Callable[[str], None]):
         self.run, self.echo, self.done = run, echo, threading.Event()
-        self.seen = len(run.rows("metrics"))
+        self.seen, self.placed = len(run.rows("metrics")), run.placement.get("sentence")
         self.thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> None:
@@ -98,6 +98,10 @@ class _Following:
         self._tell()
 
     def _tell(self) -> None:
+        placed = self.run.placement.get("sentence")
+        if placed != self.placed:
+            self.placed = placed
+            self.echo(f"      {placed}")
         rows = self.run.rows("metrics")
         for row in rows[self.seen :]:
             if row["event"] == "epoch":

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 
+PLACED = "placement.json"
+"""Where and in which batches a run is trained, as it was found on the machine that trains it."""
 OF_SOME = ("label_pattern", "download", "variant")
 """Settings that not every dataset takes."""
 
@@ -34,6 +36,7 @@ class Run:
 
     folder: Path
     config: RunConfig
+    """As config.json has them, but for a size of batch that was "auto": that is the number that was found."""
 
     def notebook(self, name: str) -> Path:
         """Where the executed copy of a notebook stands once it has finished."""
@@ -116,6 +119,11 @@ class Run:
         """On what the run began and computed."""
         return workspace.read_json(self.folder / "provenance.json") or {}
 
+    @property
+    def placement(self) -> dict[str, Any]:
+        """What was last decided on where the run is trained, and why; see `runs.placed`."""
+        return workspace.read_json(self.folder / PLACED) or {}
+
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
         workspace.append_line(self.folder / f"{kind}.jsonl", row)
@@ -171,6 +179,8 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         ValueError: A name or value is wrong, or the folder holds another experiment (it is told which).
         OSError: The folder cannot be made or written.
     """
+    from qnnkit.runs.placing import settle_batch_size
+
     folder = workspace.run_folder(run_dir)
     bring(folder)
     given = {name: value for name, value in settings.items() if value is not None}
@@ -188,10 +198,11 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         run = Run(folder, config)
         require_usable(run)
         workspace.make_folder(folder)
-        with alone(folder, "begin"):
+        with alone(folder, "begin", wait=BEGIN):
             if read_config(path) is None:
                 run.note_provenance(**origin())
-                workspace.write_json(path, config.model_dump(mode="json"))
+                run = settle_batch_size(run)
+                workspace.write_json(path, config.model_dump(mode="json"))  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
     placement = _placement_of_chain(folder)
@@ -212,9 +223,11 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
     if placement:  # without one, a run of another machine may still be looked at here
         _check_placement(config)
     workspace.make_folder(folder)
-    return Run(folder, config)
+    return settle_batch_size(Run(folder, config))
 
 
+BEGIN = 120.0
+"""Seconds that a newcomer waits while another process begins the run: it may be measuring."""
 CHAIN = "QNNKIT_PLACEMENT"
 """Environment variable by which a chain tells its kernels what was asked for when it was started again."""
 
@@ -229,6 +242,12 @@ def placement_for_kernels(run: Run) -> dict[str, str]:
 def _placement_of_chain(folder: Path) -> dict[str, FlatValue]:
     told = json.loads(os.environ.get(CHAIN) or "{}")
     return dict(told["settings"]) if told.get("folder") == str(folder) else {}
+
+
+def settled(folder: Path, config: RunConfig) -> RunConfig:
+    """The settings with the number that stands in the run folder for a size of batch that is "auto"."""
+    found = workspace.read_json(folder / PLACED) if config.training.batch_size == "auto" else None
+    return config.override(batch_size=found["batch_size"]) if found else config
 
 
 def extend(run: Run, epochs: int) -> None:
@@ -294,7 +313,7 @@ def require_usable(run: Run) -> None:
     """A run begins only with data that load and a net that takes them: the folder cannot be mended later."""
     import torch
 
-    from qnnkit import device
+    from qnnkit import placement
     from qnnkit.runs.nets import build
 
     model = build(run, run.nets[0], run.config.seed)
@@ -303,7 +322,7 @@ def require_usable(run: Run) -> None:
     with torch.no_grad():
         model.eval()(run.splits.train.images[:1])
     n, batch_size = len(run.splits.train), run.config.training.batch_size
-    if n % batch_size == 1:
+    if batch_size != "auto" and n % batch_size == 1:
         try:  # the last batch of an epoch, of which normalisation over a batch may make nothing
             model.train()(run.splits.train.images[:1])
         except ValueError:
@@ -312,9 +331,7 @@ def require_usable(run: Run) -> None:
             raise ValueError(
                 checks.message("batch_size", rule, batch_size, step + " Change it by one.")
             ) from None
-    if run.config.training.precision == "float16" and device.choose(run.config.device).type == "cpu":
-        step = "Use bfloat16 or float32."
-        raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
+    placement.devices(run.config.device, run.config.training.precision)  # refused where none has it
 
 
 def read_config(path: Path) -> RunConfig | None:

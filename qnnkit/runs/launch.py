@@ -61,10 +61,12 @@ def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
         if name not in known:
             checks.choice(f"parameter of {notebook.name}", name, known)
         kind = known[name]["inferred_type_name"].strip("\"'")
+        meaning = known[name]["help"].strip()
         optional = value is None and known[name]["default"] == "None"
+        optional |= value == "auto" and '"auto"' in meaning  # a word that its own line offers
         wrong_bool = isinstance(value, bool) and kind != "bool"  # True is an int to Python, not to a person
         if not optional and (wrong_bool or not isinstance(value, TYPES.get(kind, object))):
-            step = f"Its meaning: {known[name]['help'].strip()}"
+            step = f"Its meaning: {meaning}"
             raise TypeError(checks.message(name, f"be of type {kind}", value, step))
 
 

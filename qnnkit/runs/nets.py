@@ -17,10 +17,13 @@ from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
 from qnnkit.data import ImageSplits, augment
 from qnnkit.models import features
-from qnnkit.runs.folder import Run
+from qnnkit.placement import Placement
+from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
+from qnnkit.runs.status import Reporter
 from qnnkit.runs.trackers import Trackers
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
+from qnnkit.train.vitals import Vitals
 
 
 def build(run: Run, net: str, seed: int) -> nn.Module:
@@ -90,30 +93,35 @@ def train_all(
     Args:
         run: The run; rows go to its metrics.jsonl, checkpoints to its folder.
         on_epoch: Called after every epoch with its row.
-        on_warning: Called as soon as gradients say that a circuit will not learn, once for each kind of fault
-            of a net and seed; gradients.jsonl holds the warnings of every epoch.
+        on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
+            each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
+            the machine does not keep up: warnings.jsonl has these.
 
     Raises:
         BlockingIOError: Another process is training this run.
     """
+    from qnnkit.runs.placing import placed
+
     finished = run.tested()
     wait_for_all()  # nobody writes before all have read
     with contextlib.ExitStack() as work:
         if is_main():
             work.enter_context(alone(run.folder, "train"))
             work.enter_context(mirrored(run.folder))
-            place = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
-            place |= {"device": str(device.choose(run.config.device)), "processes": n_processes()}
-            place["precision"] = run.config.training.precision
+        place = placed(run)
+        if is_main():
+            facts = {name: getattr(place, name) for name in ("device", "backend", "threads", "sentence")}
+            facts |= {"processes": n_processes(), "precision": run.config.training.precision}
             run.note_provenance(
                 data=run.splits.fingerprint(),
                 notes=list(run.splits.notes),
-                device=place["device"],
-                placement=place,
+                device=place.device,
+                placement=facts,
             )
         config = run.config
         trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
         work.enter_context(trackers)
+        reporter = work.enter_context(Reporter(run, finished)) if is_main() else None
 
         def note(row: dict[str, Any]) -> None:
             run.log("metrics", row)
@@ -123,7 +131,9 @@ def train_all(
 
         for seed in run.seeds:
             for net in run.nets:
-                yield finished.get((net, seed)) or _train(run, net, seed, note, on_warning)
+                if (net, seed) not in finished:
+                    finished[net, seed] = _train(run, net, seed, place, note, on_warning, reporter)
+                yield finished[net, seed]
 
 
 def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
@@ -164,10 +174,15 @@ def _train(
     run: Run,
     net: str,
     seed: int,
+    placed: Placement,
     on_epoch: Callable[[dict[str, Any]], None],
     on_warning: Callable[[str], None] | None,
+    reporter: Reporter | None,
 ) -> dict[str, Any]:
-    config, place = run.config.training, device.choose(run.config.device)
+    config, place = run.config.training, device.choose(placed.device)
+    measure.reset_peak(place)
+    if reporter:
+        reporter.begin(net, seed, place)
     model, task = build(run, net, seed), task_of(config)
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
     with warnings.catch_warnings():
@@ -185,11 +200,28 @@ def _train(
         run.log("gradients", {"event": "epoch", "net": net, "seed": seed, **row})
         for sentence in row["warnings"]:
             fault = sentence.split(":")[0]
-            if on_warning and fault not in warned:
-                on_warning(f"{net}, seed {seed}, epoch {row['epoch']}: {sentence}")
-            warned.add(fault)
+            if fault not in warned:
+                warned.add(fault)
+                if reporter:
+                    reporter.warn(sentence)
+                if on_warning:
+                    on_warning(f"{net}, seed {seed}, epoch {row['epoch']}: {sentence}")
 
-    with measure.threads(run.config.threads):
+    def tell(sentence: str) -> None:
+        if reporter:
+            run.log("warnings", {"net": net, "seed": seed, "time": now(), "sentence": sentence})
+            reporter.warn(sentence)
+            if on_warning:
+                on_warning(f"{net}, seed {seed}: {sentence}")
+
+    vitals = Vitals(tell, _remedy(config))
+
+    def on_update(moment: train.Moment) -> None:
+        if reporter:
+            vitals.update(moment)
+            reporter.update(moment)
+
+    with measure.threads(placed.threads):
         splits = seen_by(run, model, place)
         loaders = {
             split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
@@ -217,8 +249,10 @@ def _train(
             identity=identity,
             log=log,
             watch=watch,
+            on_update=on_update,
+            tell=tell,
         )
-        test = _test(model, task, loaders["test"], splits.test.labels, place)
+        test = _test(model, task, loaders["test"], splits.test.labels, place, progress.at_once)
     final = {
         "event": "test",
         "net": net,
@@ -230,23 +264,42 @@ def _train(
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.train.images[:1]),
         "seconds_per_epoch": progress.seconds_per_epoch,
+        "peak_memory": max(reporter.peak if reporter else 0, measure.peak_on(place)),
+        "peak_ram": measure.peak(),
     }
+    if progress.at_once:
+        final["samples_at_once"] = progress.at_once
     if is_main():
         there = {row["epoch"] for row in run.rows("metrics") if _is_epoch_of(row, net, seed)}
         for row in progress.rows:  # a row that the file has lost is still in the checkpoint
             if row["epoch"] not in there:
                 run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row})
         run.log("metrics", final)
+    if reporter:
+        reporter.end(final)
     return final
 
 
+def _remedy(config: TrainingConfig) -> str:
+    """What may be done about memory that is nearly gone."""
+    told = "Close other programs, or stop"
+    if config.gradient_checkpointing:
+        return f"{told} and begin another run_dir with a smaller batch_size."
+    return f"{told} (Ctrl-C) and run the same command with --set gradient_checkpointing=true."
+
+
 def _test(
-    model: nn.Module, task: tasks.Task, loader: Any, labels: Tensor, place: torch.device
+    model: nn.Module,
+    task: tasks.Task,
+    loader: Any,
+    labels: Tensor,
+    place: torch.device,
+    at_once: int | None,
 ) -> dict[str, float]:
     """The task's numbers on the test images; what needs all logits at once is judged after the same pass."""
     seen: list[Tensor] = []
     with model.register_forward_hook(lambda module, images, logits: seen.append(logits.detach().cpu())):
-        means = train.evaluate(model, task, loader, place)
+        means = train.evaluate(model, task, loader, place, at_once=at_once)
     return task.judge(torch.cat(seen), labels) | means
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
-import statistics
+import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,35 +21,18 @@ from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set
 from qnnkit.checkpoint.file import load_model
 from qnnkit.config import TrainingConfig
 from qnnkit.tasks import Step, Task
+from qnnkit.train import memory
+from qnnkit.train.evaluation import totals_of
 from qnnkit.train.finite import not_finite
 from qnnkit.train.groups import Group, optimizer_of, trainable
 from qnnkit.train.observer import Observer
+from qnnkit.train.portions import Portions, joined, samples
 from qnnkit.train.processes import Shares, accelerated, summed
+from qnnkit.train.progress import Moment, Part, Progress
 from qnnkit.train.recompute import recomputing
 from qnnkit.train.schedule import step_size
 from qnnkit.train.stop import deferred
-
-
-@dataclass
-class Progress:
-    """How far a training has come; kept in every checkpoint."""
-
-    epoch: int = 0
-    """Epochs finished."""
-    updates: int = 0
-    """Optimizer steps taken."""
-    best_epoch: int = 0
-    best_score: list[float] = field(default_factory=list)
-    """(monitored number, minus the loss) of the best epoch on the validation split."""
-    seconds: list[float] = field(default_factory=list)
-    """Duration of each epoch's training, without validation and writing."""
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """What was logged of each epoch."""
-
-    @property
-    def seconds_per_epoch(self) -> float:
-        """Median over the epochs, without the first where there are more: it warms up."""
-        return statistics.median(self.seconds[1:] or self.seconds)
+from qnnkit.train.totals import Totals
 
 
 def fit(
@@ -65,6 +48,8 @@ def fit(
     identity: dict[str, Any] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
     watch: Observer | None = None,
+    on_update: Callable[[Moment], None] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
@@ -74,6 +59,12 @@ def fit(
 
     Under `accelerate launch` or `notebook_launcher`, n processes with batches of b samples train as one does
     with batches of n b; only the first writes. Their checkpoints serve any number of processes.
+
+    Where memory runs out and the configuration says `on_oom="shrink"`, the update begins anew with each batch
+    computed in 2, 4, 8, ... parts one after the other, and so does every batch from then on, in a training
+    that is gone on with too. Gradients are weighted by the parts' shares of the samples, so the update is the
+    same to rounding; only what looks at a batch as a whole (batch normalisation, a contrastive loss) sees the
+    parts, and random numbers (dropout, augmentation) are others.
 
     Args:
         model: Any module.
@@ -89,8 +80,11 @@ def fit(
         identity: Plain values that tell this training from others; a checkpoint of another is not taken.
         log: Called after every epoch with one row of plain numbers.
         watch: Looks at gradients and updates.
+        on_update: Called after every update, with what it was.
+        tell: Called with a sentence on what whoever trains should know.
 
     Raises:
+        OutOfMemory: Memory ran out; told are where, and the next remedy. As above, the same call goes on.
         FloatingPointError: The loss or a gradient is not finite; told are the layer, epoch and batch. The
             checkpoints before stay: once the cause is mended, the same call goes on from there.
         ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained.
@@ -99,93 +93,24 @@ def fit(
     device = torch.device(device)
     again = recomputing(model) if config.gradient_checkpointing else contextlib.nullcontext()
     with own_generators(), deferred() as stop, again, accelerated(model, device, config) as accelerator:
-        loop = _Loop(model, task, loaders, config, groups, accelerator, seed, stop, watch)
+        tell = tell or (lambda sentence: None)
+        loop = _Loop(model, task, loaders, config, groups, accelerator, seed, stop, watch, on_update, tell)
         store = Store(folder, identity, config.keep_checkpoints) if folder else None
         return loop.run(store, log or (lambda row: None))
 
 
-def evaluate(
-    model: nn.Module, task: Task, loader: DataLoader, device: torch.device | str = "cpu"
-) -> dict[str, float]:
-    """The task's numbers on a loader: means over all samples.
+class _Done(NamedTuple):
+    """A batch whose gradient has been added."""
 
-    Raises:
-        FloatingPointError: One of them is not finite; told are the layer and the batch.
-    """
-    from accelerate.utils import send_to_device
-
-    model.to(device).eval()
-    with own_generators():  # a plain DataLoader draws a number per pass
-        return _evaluate(model, lambda batch: task(model, send_to_device(batch, device)), loader).means()
-
-
-class _Totals:
-    """Sums over samples, kept on the device: no wait per batch."""
-
-    def __init__(self, sums: dict[str, torch.Tensor] | None = None, count: float = 0) -> None:
-        self.sums, self.count = sums or {}, count
-
-    def add(self, step: Step) -> None:
-        self.count += step.count
-        for name, value in step.sums.items():
-            self.sums[name] = self.sums.get(name, 0) + value
-
-    def over_processes(self, accelerator: Any) -> _Totals:
-        """What all processes have added up, the same in each."""
-        if accelerator.num_processes == 1:
-            return self
-        *sums, count = summed(accelerator, [*map(float, self.sums.values()), self.count])
-        return _Totals(
-            {name: torch.tensor(value) for name, value in zip(self.sums, sums, strict=True)}, count
-        )
-
-    def means(self) -> dict[str, float]:
-        return {name: float(value) / self.count for name, value in self.sums.items()}
-
-
-def _evaluate(
-    model: nn.Module,
-    compute: Callable[[Any], Step],
-    batches: Iterable[Any],
-    kind: str = "",
-    where: str = "",
-    own: Callable[[int, int], int] = lambda index, count: count,
-) -> _Totals:
-    """Sums over batches; `own` says how many samples of a batch count here."""
-    totals = _Totals()
-    with torch.no_grad():
-        for index, batch in enumerate(batches):
-            step = compute(batch)
-            if own(index, step.count):
-                totals.add(step)
-        for name, value in totals.sums.items():
-            if math.isfinite(value):
-                continue
-            for index, batch in enumerate(batches):  # again, now that waiting for each is no matter
-                if not math.isfinite(compute(batch).sums[name]):
-                    raise not_finite(f"{kind}{name}", f"{where}batch {index}", model, compute, batch)
-            raise FloatingPointError(f"The sum of the {kind}{name} is not finite, though each batch is.")
-    return totals
-
-
-@dataclass
-class _Part:
-    """How far an unfinished epoch has come, always between two updates."""
-
-    batch: int = 0
-    """Batches done."""
-    totals: _Totals = field(default_factory=_Totals)
-    norms: dict[str, list[float]] = field(default_factory=dict)
-    """Group -> sum and number of its finite gradient norms; a step that a scaler skips has none."""
-    seconds: float = 0.0
-    random: dict[str, Any] | None = None
-    """State of the generators where a resumed epoch goes on; None at its beginning."""
-    watched: dict[str, Any] | None = None
-    """What the observer had kept where a resumed epoch goes on; None at its beginning."""
+    index: int
+    batch: Any
+    step: Step
+    own: bool
+    """Whether it counts in this process."""
 
 
 class _Loop:
-    def __init__(self, model, task, loaders, config, groups, accelerator, seed, stop, watch):
+    def __init__(self, model, task, loaders, config, groups, accelerator, seed, stop, watch, on_update, tell):
         self.task, self.config, self.accelerator = task, config, accelerator
         self.seed, self.stop, self.watch = seed, stop, watch
         for name in ("train", "validation"):
@@ -204,12 +129,34 @@ class _Loop:
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.train_loader = Shares(loaders["train"], accelerator)
         self.validation_loader = Shares(loaders["validation"], accelerator)
+        processes = accelerator.num_processes
+        if config.on_oom == "shrink" and processes > 1:
+            step = "Use on_oom=stop and a smaller batch_size, or one process."
+            rule = f"be stop where {processes} processes train together"
+            raise ValueError(checks.message("on_oom", rule, config.on_oom, step))
         self.updates_per_epoch = math.ceil(len(self.train_loader) / config.accumulation)
-        self.progress, self.part = Progress(), _Part()
+        self.progress, self.part = Progress(), Part()
         self.best_weights: dict[str, torch.Tensor] = {}
         self.saved_at, self.owed = time.monotonic(), False
+        self.on_update = on_update
+        shrinks = config.on_oom == "shrink"
+        self.portions = Portions(self.progress, shrinks, model, accelerator.device, tell)
 
     def run(self, store: Store | None, log: Callable[[dict[str, Any]], None]) -> Progress:
+        try:
+            return self._run(store, log)
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, memory.OutOfMemory) or not memory.ran_out(error):
+                raise
+            batch, where = self.portions.batch, self.portions.where
+            n = 0 if batch is None else samples(batch)
+            device, processes = self.accelerator.device, self.accelerator.num_processes
+            told = memory.stopped(where, n, self.config, device, processes)
+        # Out here the error is gone, and with it the frames that hold what was being computed.
+        memory.release(device)
+        raise memory.OutOfMemory(told)
+
+    def _run(self, store: Store | None, log: Callable[[dict[str, Any]], None]) -> Progress:
         self.store = store
         if store:
             self._resume(store)
@@ -238,28 +185,24 @@ class _Loop:
         part, batches = self.part, self._batches()
         if self.watch:
             self.watch.load(part.watched)
-        self.started = time.perf_counter()
-        waiting: list[tuple[int, Any, torch.Tensor]] = []  # of one update: (index, batch, loss)
+        self.started = self.tick = time.perf_counter()
+        done: list[_Done] = []  # of one update
         for index, batch in enumerate(batches, start=part.batch):
+            self.portions.at(f"epoch {self.progress.epoch + 1}, batch {index}", batch)
             last = (index + 1) % self.config.accumulation == 0 or index + 1 == len(self.train_loader)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-                step = self._step(batch)
-                own = self.train_loader.own_count(index, step.count)
-                together, due, stop = self._agree(own)
-                share = own * self.accelerator.num_processes / together
-                self.accelerator.backward(step.loss * (share / self._together(index)))
-            if own:
-                part.totals.add(step)
-            waiting.append((index, batch, step.loss.detach()))
+                due, stop = self._add_gradient(done, index, batch)
             if last:
-                self._update(waiting)
-                waiting.clear()
+                loss = self._update(done)
                 part.batch = index + 1
+                self._tell_update(done, loss)
+                done.clear()
                 if stop:
                     self._save_part()
                     self.stop.now()
                 if due:
                     self._save_part()
+        self.portions.at(f"the end of epoch {self.progress.epoch + 1}")
         train = part.totals.over_processes(self.accelerator).means()  # waits for the device: the whole time
         seconds = part.seconds + time.perf_counter() - self.started
         validation = self._validate()
@@ -273,7 +216,7 @@ class _Loop:
             row[f"gradient_norm_{name}"] = total / count if count else None
         row |= {"learning_rate": self.optimizer.param_groups[0]["lr"], "best": self._is_best()}
         self.progress.rows.append(row)
-        self.part = _Part()
+        self.part = Part()
         return row
 
     def _batches(self) -> Iterator[Any]:
@@ -293,6 +236,40 @@ class _Loop:
         yield from first
         if first:
             yield from batches
+
+    def _add_gradient(self, done: list[_Done], index: int, batch: Any) -> tuple[bool, bool]:
+        """Adds the gradient of a batch to those of its update; says whether to save after it, and to stop.
+
+        Where memory runs out, the update begins anew: part of this gradient may have been added already.
+        """
+        batches = [*((each.index, each.batch) for each in done), (index, batch)]
+        todo = batches[-1:]
+        while True:
+            try:
+                for each in todo:
+                    step, own, due, stop = self._gradient(*each)
+                    done.append(_Done(*each, step, own))
+                return due, stop
+            except (RuntimeError, MemoryError) as error:
+                if not self.portions.shrink(error):
+                    raise
+            self.optimizer.zero_grad()
+            done.clear()
+            todo = batches
+            memory.release(self.accelerator.device)
+
+    def _gradient(self, index: int, batch: Any) -> tuple[Step, bool, bool, bool]:
+        """What a batch gives, its gradient added; whether it counts here, whether to save and to stop."""
+        steps, counts, due, stop = [], False, False, False
+        for part, share in self.portions.of(batch):
+            step = self._step(part)
+            own = self.train_loader.own_count(index, step.count)
+            together, due, stop = self._agree(own)
+            weight = share * own * self.accelerator.num_processes / together
+            self.accelerator.backward(step.loss * (weight / self._together(index)))
+            steps.append((joined([(step, 1.0)]), share))
+            counts |= bool(own)
+        return joined(steps), counts, due, stop
 
     def _step(self, batch: Any) -> Step:
         with self.accelerator.autocast():
@@ -320,10 +297,11 @@ class _Loop:
         self.owed |= bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
         return self.owed and not self.store.busy  # a slow disk gets its checkpoint a few steps later
 
-    def _update(self, batches: list[tuple[int, Any, torch.Tensor]]) -> None:
+    def _update(self, done: list[_Done]) -> float:
+        """Moves the weights by the gradients that were added; returns the mean loss of their samples."""
         # By place, not by updates: a fork with other batches, or more processes, has another number of those.
-        done = self.part.batch // self.config.accumulation / self.updates_per_epoch
-        scale = step_size(self.config, self.progress.epoch + done, self.updates_per_epoch)
+        share = self.part.batch // self.config.accumulation / self.updates_per_epoch
+        scale = step_size(self.config, self.progress.epoch + share, self.updates_per_epoch)
         self.accelerator.unscale_gradients()  # once for all groups: a gradient scaler refuses a second time
         place = self.progress.epoch, self.part.batch // self.config.accumulation, self.updates_per_epoch
         watch = self.watch if self.watch and self.watch.wants(*place) else None
@@ -335,15 +313,18 @@ class _Loop:
             norm = nn.utils.clip_grad_norm_(group.parameters, group.clip_norm or math.inf)
             latest[group.name] = float(norm)
         where = f"epoch {self.progress.epoch + 1}, batch "
-        for index, batch, loss in batches:
-            if not math.isfinite(loss):  # the norms have been waited for, so this one is there
-                raise not_finite("training loss", f"{where}{index}", self._bare(), self._step, batch)
+        losses = [float(each.step.loss) for each in done]  # the norms have been waited for: these are there
+        for each, loss in zip(done, losses, strict=True):
+            if not math.isfinite(loss):
+                compute = functools.partial(self.portions.measured, self._step)
+                what, place = "training loss", f"{where}{each.index}"
+                raise not_finite(what, place, self._bare(), compute, each.batch)
         scaled = self.accelerator.scaler is not None  # a scaler skips steps that overflow by itself
         finite = all(map(math.isfinite, latest.values()))
         if not scaled and not finite:
             worst = next(name for name, norm in latest.items() if not math.isfinite(norm))
             raise FloatingPointError(
-                f"The gradient of the {worst} weights is not finite at {where}{batches[-1][0]}. Lower the "
+                f"The gradient of the {worst} weights is not finite at {where}{done[-1].index}. Lower the "
                 "learning rate, or set clip_norm and quantum_clip_norm."
             )
         for name, norm in latest.items():
@@ -352,8 +333,32 @@ class _Loop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.progress.updates += 1
+        for each in done:
+            if each.own:
+                self.part.totals.add(each.step)
         if watch and finite:
             watch.after(self.progress.updates)
+        counts = [each.step.count for each in done]
+        return sum(map(operator.mul, losses, counts)) / sum(counts)
+
+    def _tell_update(self, done: list[_Done], loss: float) -> None:
+        now = time.perf_counter()
+        seconds, self.tick = now - self.tick, now
+        if self.on_update is None:
+            return
+        moment = Moment(
+            epoch=self.progress.epoch + 1,
+            epochs=self.config.epochs,
+            step=math.ceil(self.part.batch / self.config.accumulation),
+            steps=self.updates_per_epoch,
+            updates=self.progress.updates,
+            samples=sum(each.step.count for each in done),
+            loss=loss,
+            seconds=seconds,
+            at_once=self.progress.at_once,
+        )
+        self.on_update(moment)
+        self.tick = time.perf_counter()
 
     def _validate(self) -> dict[str, float]:
         self.model.eval()
@@ -365,10 +370,12 @@ class _Loop:
                 self.started = time.perf_counter()  # validation is no part of an epoch's seconds
                 self._save_part(before)
                 self.stop.now()
-            return self._step(batch)
+            self.portions.at(f"{where}a validation batch", batch)
+            return self.portions.measured(self._step, batch)
 
         where, own = f"epoch {self.progress.epoch + 1}, ", self.validation_loader.own_count
-        totals = _evaluate(self._bare(), compute, self.validation_loader, "validation ", where, own)
+        totals = totals_of(self._bare(), compute, self.validation_loader, "validation ", where, own)
+        self.portions.at(f"the end of epoch {self.progress.epoch + 1}")
         return totals.over_processes(self.accelerator).means()
 
     def _note_best(self, validation: dict[str, float]) -> None:
@@ -410,6 +417,7 @@ class _Loop:
             "watched": self.watch.state() if self.watch else None,
         }
         self._save(state)
+        self.tick = time.perf_counter()
 
     def _state(self, random: dict[str, Any] | None) -> dict[str, Any]:
         own = random or random_state()
@@ -453,7 +461,7 @@ class _Loop:
             self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
         if state["scaler"] and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
+        self.progress = self.portions.progress = Progress(**state["progress"])
         if store.best_lost and self.progress.rows:  # its own weights stand for the best
             last = self.progress.rows[-1]
             score = [last[f"validation_{self.task.monitor}"], -last["validation_loss"]]
@@ -466,11 +474,11 @@ class _Loop:
         if part is None or part["loader"] != self._signature():
             return
         random = state["random"][rank] if len(state["random"]) == self.accelerator.num_processes else None
-        totals = _Totals()
+        totals = Totals()
         if rank == 0:
             sums = {name: value.to(self.accelerator.device) for name, value in part["sums"].items()}
-            totals = _Totals(sums, part["count"])
+            totals = Totals(sums, part["count"])
         else:
-            totals = _Totals({name: torch.zeros(()) for name in part["sums"]})
+            totals = Totals({name: torch.zeros(()) for name in part["sums"]})
         watched = part.get("watched")  # checkpoints of earlier versions have none
-        self.part = _Part(part["batch"], totals, part["norms"], part["seconds"], random, watched)
+        self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, watched)

@@ -1,0 +1,74 @@
+"""A net's numbers on a split, without gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from qnnkit.checkpoint import own_generators
+from qnnkit.tasks import Step, Task
+from qnnkit.train.finite import not_finite
+from qnnkit.train.portions import joined, parts
+from qnnkit.train.totals import Totals
+
+
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    loader: DataLoader,
+    device: torch.device | str = "cpu",
+    *,
+    at_once: int | None = None,
+) -> dict[str, float]:
+    """The task's numbers on a loader: means over all samples.
+
+    Args:
+        model: Left in evaluation mode, on `device`.
+        task: Gives the numbers.
+        loader: Its batches.
+        device: Where to compute.
+        at_once: Most samples of a batch that are computed at once, as `Progress.at_once` tells; None is all.
+
+    Raises:
+        FloatingPointError: One of them is not finite; told are the layer and the batch.
+    """
+    from accelerate.utils import send_to_device
+
+    model.to(device).eval()
+
+    def compute(batch: Any) -> Step:
+        batch = send_to_device(batch, device)
+        return joined([(task(model, part), share) for part, share in parts(batch, at_once)])
+
+    with own_generators():  # a plain DataLoader draws a number per pass
+        return totals_of(model, compute, loader).means()
+
+
+def totals_of(
+    model: nn.Module,
+    compute: Callable[[Any], Step],
+    batches: Iterable[Any],
+    kind: str = "",
+    where: str = "",
+    own: Callable[[int, int], int] = lambda index, count: count,
+) -> Totals:
+    """Sums over batches; `own` says how many samples of a batch count here."""
+    totals = Totals()
+    with torch.no_grad():
+        for index, batch in enumerate(batches):
+            step = compute(batch)
+            if own(index, step.count):
+                totals.add(step)
+        for name, value in totals.sums.items():
+            if math.isfinite(value):
+                continue
+            for index, batch in enumerate(batches):  # again, now that waiting for each is no matter
+                if not math.isfinite(compute(batch).sums[name]):
+                    raise not_finite(f"{kind}{name}", f"{where}batch {index}", model, compute, batch)
+            raise FloatingPointError(f"The sum of the {kind}{name} is not finite, though each batch is.")
+    return totals

@@ -1,0 +1,91 @@
+"""Memory that runs out: how it is noticed, and the sentences that tell of it."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import nn
+
+from qnnkit import measure
+from qnnkit.config import TrainingConfig
+
+SIGNS = (
+    "out of memory",  # CUDA, ROCm, and MPS: "MPS backend out of memory"
+    "can't allocate memory",  # DefaultCPUAllocator, on Linux and macOS
+    "not enough memory",  # DefaultCPUAllocator, on Windows
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "bad_alloc",
+)
+"""What a RuntimeError says where memory ran out."""
+
+
+class OutOfMemory(MemoryError):
+    """Memory ran out while a net was trained; told are where, and the next remedy."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+
+
+def release(device: torch.device) -> None:
+    """Gives back what nothing holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
+def in_use(device: torch.device) -> int:
+    """Bytes that this process holds now in the memory that `device` computes in."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    return measure.resident()
+
+
+def shrunk(where: str, n: int | None, at_once: int, model: nn.Module) -> str:
+    """That batches are computed in parts from here on."""
+    told = (
+        f"Memory ran out at {where}: from here on at most {at_once} of the {n} samples of a "
+        "batch are computed at once, one part after the other, and their gradients added up. The effective "
+        "batch, the order of the data and the schedule stay."
+    )
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        told += " Batch normalisation now sees the parts."
+    return told
+
+
+def stopped(where: str, n: int | None, config: TrainingConfig, device: torch.device, processes: int) -> str:
+    """That a training stops because memory ran out, and what to do next.
+
+    Args:
+        where: Epoch and batch.
+        n: Samples of the batch; 0 outside of one, None of one that cannot be split.
+        config: What has been tried already is not proposed.
+        device: What it ran out on.
+        processes: How many train together.
+    """
+    told = f"Memory ran out at {where}{f', {n} samples' if n else ''}: {in_use(device) / 1e9:.2f} GB are in "
+    told += f"use by this process on {device}. "
+    remedies = []
+    if config.on_oom != "shrink" and processes == 1:
+        remedies.append("--on-oom shrink")
+    elif n is None:
+        told += "This batch cannot be split, which takes tensors of one length and nothing else. "
+    elif n == 1:
+        told += "A single sample does not fit. "
+    if not config.gradient_checkpointing:
+        remedies.append("--set gradient_checkpointing=true")
+    if remedies:
+        told += (
+            f"What was saved is whole, and the same command goes on from it with {' or '.join(remedies)}. "
+        )
+    others = ["smaller images", "a smaller net"] if n == 1 else ["a smaller batch_size"]
+    others += ["precision=bfloat16"] if config.precision == "float32" else []
+    return told + f"In another run_dir: {', '.join(others)}."

@@ -1,0 +1,134 @@
+"""Batches computed whole, or in parts one after the other since memory ran out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit.tasks import Step
+from qnnkit.train import memory
+from qnnkit.train.progress import Progress
+
+
+class Portions:
+    """What to compute at once, for a training.
+
+    Args:
+        progress: Keeps how many samples that are, in `at_once`.
+        shrinks: Whether less is to be computed at once where memory runs out.
+        model: For the sentence that says so.
+        device: What memory runs out on.
+        tell: Called with that sentence.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        shrinks: bool,
+        model: nn.Module,
+        device: torch.device,
+        tell: Callable[[str], None],
+    ):
+        self.progress, self.may_shrink = progress, shrinks
+        self.model, self.device, self.tell = model, device, tell
+        self.where, self.batch = "the beginning", None
+        """What is being computed."""
+
+    def at(self, where: str, batch: Any = None) -> None:
+        """Notes what is being computed, for what is told where memory runs out."""
+        self.where, self.batch = where, batch
+
+    def of(self, batch: Any) -> list[tuple[Any, float]]:
+        return parts(batch, self.progress.at_once)
+
+    def shrink(self, error: Exception) -> bool:
+        """Whether to compute again, in smaller parts: memory ran out, and there is something to split."""
+        if not self.may_shrink or not memory.ran_out(error):
+            return False
+        smaller = halved(self.batch, self.progress.at_once)
+        if smaller is None:
+            return False
+        self.progress.at_once = smaller
+        self.tell(memory.shrunk(self.where, samples(self.batch), smaller, self.model))
+        return True
+
+    def measured(self, compute: Callable[[Any], Step], batch: Any) -> Step:
+        """What a batch gives without gradients, in as few parts as fit."""
+        while True:
+            try:
+                return joined([(compute(part), share) for part, share in self.of(batch)])
+            except (RuntimeError, MemoryError) as error:
+                if not self.shrink(error):
+                    raise
+            memory.release(self.device)  # out of the error's reach, which holds what was computed
+
+
+def parts(batch: Any, at_once: int | None) -> list[tuple[Any, float]]:
+    """A batch in the fewest parts of at most `at_once` samples, as equal as can be, each with its share.
+
+    Args:
+        batch: Tensors of one length, alone or in tuples, lists and dictionaries (None may stand among them).
+            One that cannot be split stays whole.
+        at_once: Most samples of a part; None keeps the batch whole.
+
+    Example:
+        >>> [(len(part), share) for part, share in parts(torch.zeros(10, 3), at_once=5)]
+        [(5, 0.5), (5, 0.5)]
+    """
+    n = samples(batch)
+    if at_once is None or n is None or n <= at_once:
+        return [(batch, 1.0)]
+    number = math.ceil(n / at_once)
+    borders = [index * n // number for index in range(number + 1)]
+    return [(_cut(batch, first, last), (last - first) / n) for first, last in itertools.pairwise(borders)]
+
+
+def halved(batch: Any, at_once: int | None) -> int | None:
+    """What `at_once` is next where parts of that size do not fit; None where there is nothing to split."""
+    n = samples(batch)
+    if n is None:
+        return None
+    largest = n if at_once is None else math.ceil(n / math.ceil(n / at_once))
+    return None if largest < 2 else (largest + 1) // 2
+
+
+def samples(batch: Any) -> int | None:
+    """Samples in a batch: the length that all its tensors share; None where it cannot be split."""
+    lengths = {len(leaf) if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in _leaves(batch)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def joined(steps: Sequence[tuple[Step, float]]) -> Step:
+    """What a batch gives, from what its parts gave and their shares; no graph is kept."""
+    [(first, _), *others] = steps
+    if not others:
+        return Step(first.loss.detach(), first.sums, first.count)
+    loss = torch.stack([step.loss.detach() * share for step, share in steps]).sum()
+    sums = {name: sum(step.sums[name] for step, _ in steps) for name in first.sums}
+    return Step(loss, sums, sum(step.count for step, _ in steps))  # pyright: ignore[reportArgumentType]
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _leaves(value)
+    elif isinstance(batch, tuple | list):
+        for value in batch:
+            yield from _leaves(value)
+    elif batch is not None:
+        yield batch
+
+
+def _cut(batch: Any, first: int, last: int) -> Any:
+    if isinstance(batch, Mapping):
+        cut = {name: _cut(value, first, last) for name, value in batch.items()}
+        return cut if type(batch) is dict else type(batch)(cut)  # pyright: ignore[reportCallIssue]
+    if isinstance(batch, tuple | list):
+        values = [_cut(value, first, last) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return None if batch is None else batch[first:last]

@@ -1,0 +1,445 @@
+"""Memory that runs out in training: told in one sentence, or answered by computing batches in parts."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import runs, train
+from qnnkit.cli import main
+from qnnkit.config import TrainingConfig
+from qnnkit.data.sample import Batches
+from qnnkit.tasks import Classification, Step
+from qnnkit.train import memory, portions
+from qnnkit.train.memory import OutOfMemory
+
+SAME = 1e-6  # float32: a mean of means over parts, over a few dozen updates
+TASK = Classification()
+
+
+def seeded(make):
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return make()
+
+
+class Narrow(nn.Module):
+    """A net that refuses, as a GPU does, to hold the activations of more than some samples."""
+
+    def __init__(self, most, *, normalised=False, where="forward"):
+        super().__init__()
+        norm = nn.BatchNorm1d(8) if normalised else nn.Tanh()
+        self.inner = seeded(lambda: nn.Sequential(nn.Linear(2, 8), norm, nn.Linear(8, 2)))
+        self.most, self.where, self.sizes = most, where, []
+
+    def forward(self, points):
+        self.sizes.append(len(points))
+        logits = self.inner(points)
+        if len(points) > self.most and self.where == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if len(points) > self.most and torch.is_grad_enabled():
+            logits.register_hook(self._fail)
+        return logits
+
+    def _fail(self, gradient):
+        raise RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB).")
+
+
+def clouds(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.rand(n, 2, generator=generator)
+    return points, (points.sum(1) > 1).long()
+
+
+def loaders(n=45, batch_size=8):
+    return {
+        name: Batches(*clouds(n, seed), batch_size, shuffle=name == "train")
+        for seed, name in enumerate(("train", "validation"))
+    }
+
+
+def fitted(model, *, told=None, folder=None, loaded=None, log=None, **settings):
+    given = {"epochs": 3, "learning_rate": 0.05} | settings
+    tell = None if told is None else told.append
+    return train.fit(
+        model, TASK, loaded or loaders(), TrainingConfig(**given), folder=folder, tell=tell, log=log
+    )
+
+
+def weights(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def close(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=SAME)
+
+
+def plain(row):
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+# --- shrink ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_update_is_the_same_to_rounding(where, accumulation):
+    wide, narrow, told = Narrow(99), Narrow(3, where=where), []
+    wide_rows, rows = [], []
+    fitted(wide, accumulation=accumulation, log=wide_rows.append)
+    progress = fitted(narrow, told=told, accumulation=accumulation, on_oom="shrink", log=rows.append)
+    close(weights(wide), weights(narrow))
+    for row, wide_row in zip(rows, wide_rows, strict=True):  # no sample counts twice
+        assert plain(row) == pytest.approx(plain(wide_row), abs=1e-5)
+    assert progress.at_once == 2 and progress.updates == 3 * -(-6 // accumulation)
+    assert told == [
+        "Memory ran out at epoch 1, batch 0: from here on at most 4 of the 8 samples of a batch are computed "
+        "at once, one part after the other, and their gradients added up. The effective batch, the order of "
+        "the data and the schedule stay.",
+        told[0].replace("most 4", "most 2"),
+    ]
+    sizes = narrow.sizes[2:] if where == "forward" else narrow.sizes
+    assert set(sizes[2 : 2 + 24]) <= {1, 2} or where == "backward"  # 45 = 5 * 8 + 5 samples
+
+
+def test_memory_that_runs_out_midway_in_an_update_loses_none_of_its_batches():
+    """The third of four batches is the first that does not fit: the two before are computed again."""
+    points, labels = clouds(32, 0)
+    wide, narrow, told = Narrow(99), Narrow(99), []
+
+    class Later(Classification):
+        def __call__(self, model, batch):
+            model.most = 4 if torch.equal(batch[0][:1], points[16:17]) or model.sizes[-1:] == [4] else 99
+            return super().__call__(model, batch)
+
+    loaded = {"train": Batches(points, labels, 8, shuffle=False), "validation": loaders()["validation"]}
+    settings = TrainingConfig(epochs=1, accumulation=4, learning_rate=0.05, on_oom="shrink")
+    train.fit(wide, TASK, loaded, settings)
+    train.fit(narrow, Later(), loaded, settings, tell=told.append)
+    close(weights(wide), weights(narrow))
+    assert narrow.sizes[:11] == [8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4] and "batch 2" in told[0]
+
+
+def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
+    straight, resumed = Narrow(3), Narrow(3)
+    fitted(straight, on_oom="shrink", folder=tmp_path / "straight", save_every_steps=4)
+    stops = Stops(at=9)
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(
+            resumed, stops, loaders(), TrainingConfig(epochs=3, learning_rate=0.05, on_oom="shrink",
+                                                       save_every_steps=4), folder=tmp_path / "killed",
+        )  # fmt: skip
+    told, fresh = [], Narrow(3)
+    progress = fitted(fresh, told=told, on_oom="stop", folder=tmp_path / "killed", save_every_steps=4)
+    assert told == [] and progress.at_once == 2 and max(fresh.sizes) <= 2  # it remembers
+    assert all(torch.equal(value, weights(fresh)[name]) for name, value in weights(straight).items())
+
+
+class Stops(Classification):
+    """Is killed at some update, after checkpoints."""
+
+    def __init__(self, at):
+        super().__init__()
+        object.__setattr__(self, "calls", [at * 4 + 2])
+
+    def __call__(self, model, batch):
+        self.calls[0] -= 1
+        if not self.calls[0]:
+            raise KeyboardInterrupt
+        return super().__call__(model, batch)
+
+
+def test_validation_is_computed_in_parts_too():
+    loaded = loaders() | {"validation": Batches(*clouds(45, 1), 24, shuffle=False)}
+    wide, narrow, told = Narrow(99), Narrow(8), []
+    best = fitted(wide, loaded=loaded).best_score
+    progress = fitted(narrow, loaded=loaded, told=told, on_oom="shrink")
+    assert progress.best_score == pytest.approx(best, abs=1e-5) and progress.at_once == 6
+    assert [sentence.split(":")[0] for sentence in told] == [
+        "Memory ran out at epoch 1, a validation batch"
+    ] * 2
+    whole = train.evaluate(narrow, TASK, loaders()["validation"])
+    narrow.most = 5
+    parts = train.evaluate(narrow, TASK, loaders()["validation"], at_once=5)
+    assert parts == pytest.approx(whole, abs=SAME)
+
+
+def test_batch_normalisation_is_told_of():
+    told = []
+    fitted(Narrow(4, normalised=True), told=told, on_oom="shrink")
+    assert told[0].endswith("stay. Batch normalisation now sees the parts.")
+
+
+# --- stop --------------------------------------------------------------------------------------------------
+
+
+def test_stop_says_where_and_what_next_and_the_same_call_goes_on(tmp_path):
+    model = Narrow(99)
+    straight = Narrow(99)
+    fitted(straight)
+
+    class Later(Classification):
+        def __call__(self, model, batch):
+            model.most = 4 if len(model.sizes) >= 16 else 99
+            return super().__call__(model, batch)
+
+    with pytest.raises(OutOfMemory) as caught:
+        train.fit(model, Later(), loaders(), TrainingConfig(epochs=3, learning_rate=0.05), folder=tmp_path)
+    sentence = str(caught.value)
+    assert sentence.startswith("Memory ran out at epoch 2, batch 4, 8 samples: 0.")
+    assert (
+        "GB are in use by this process on cpu. What was saved is whole, and the same command goes" in sentence
+    )
+    assert (
+        "with --on-oom shrink or --set gradient_checkpointing=true. In another run_dir: a smaller" in sentence
+    )
+    assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
+    again = Narrow(99)
+    fitted(again, folder=tmp_path)
+    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(straight).items())
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_single_sample_that_does_not_fit_stops(where):
+    with pytest.raises(OutOfMemory, match=r"8 samples: .* --set gradient_checkpointing=true\. In another"):
+        fitted(Narrow(0, where=where), on_oom="shrink", loaded=loaders(batch_size=8), told=[])
+    with pytest.raises(OutOfMemory, match=r"A single sample does not fit\. In another run_dir: smaller"):
+        fitted(Narrow(0), on_oom="shrink", gradient_checkpointing=True, loaded=loaders(batch_size=1))
+
+
+def test_a_batch_that_cannot_be_split_stops():
+    class Named(Classification):
+        def __call__(self, model, batch):
+            return super().__call__(model, batch[:2])
+
+    class WithNames(Batches):
+        def __iter__(self):
+            for points, labels in super().__iter__():
+                yield points, labels, ["a name"] * len(labels)
+
+    loaded = {name: WithNames(*clouds(32, 0), 8, shuffle=False) for name in ("train", "validation")}
+    config = TrainingConfig(epochs=1, on_oom="shrink")
+    with pytest.raises(OutOfMemory, match="This batch cannot be split, which takes tensors of one length"):
+        train.fit(Narrow(4), Named(), loaded, config)
+
+
+def test_memory_that_runs_out_in_the_optimizer_stops(monkeypatch):
+    def step(self, closure=None):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    with pytest.raises(OutOfMemory, match="Memory ran out at epoch 1, batch 0"):
+        fitted(Narrow(99), on_oom="shrink", optimizer="sgd")
+
+
+def test_other_errors_pass():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 2))
+
+        def forward(self, points):
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
+        fitted(Broken(), on_oom="shrink")
+    assert not isinstance(caught.value, MemoryError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB, max allowed: 2 GB)."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate "
+                     "memory: you tried to allocate 80000000 bytes. Error code 12 (Cannot allocate memory)"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
+)  # fmt: skip
+def test_what_it_sounds_like(error):
+    assert (
+        memory.ran_out(error) and not memory.ran_out(RuntimeError("shape")) and not memory.ran_out(OSError())
+    )
+
+
+# --- batches in parts --------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", "images labels")
+
+
+@pytest.mark.parametrize("n", [2, 7, 8, 33])
+@pytest.mark.parametrize("at_once", [1, 2, 3, 8])
+def test_parts_are_few_nearly_equal_and_together_everything(n, at_once):
+    values = torch.arange(n)
+    batch = {"pair": Pair(values[:, None].expand(n, 3), [values]), "nothing": None}
+    found = portions.parts(batch, at_once)
+    lengths = [len(part["pair"].labels[0]) for part, _ in found]
+    assert len(found) == -(-n // at_once) and max(lengths) <= at_once and max(lengths) - min(lengths) <= 1
+    assert sum(share for _, share in found) == pytest.approx(1)
+    assert torch.equal(torch.cat([part["pair"].labels[0] for part, _ in found]), values)
+    assert torch.equal(torch.cat([part["pair"].images for part, _ in found]), batch["pair"].images)
+    assert all(type(part["pair"]) is Pair and part["nothing"] is None for part, _ in found)
+
+
+def test_a_tokenizer_s_batch_is_split():
+    from transformers import BatchEncoding
+
+    batch = BatchEncoding({"input_ids": torch.arange(12).reshape(6, 2), "attention_mask": torch.ones(6, 2)})
+    found = portions.parts(batch, 3)
+    assert [type(part) for part, _ in found] == [BatchEncoding] * 2
+    assert torch.equal(found[1][0]["input_ids"], torch.arange(6, 12).reshape(3, 2))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [[torch.ones(3), torch.ones(2)], [torch.ones(3), "abc"], torch.tensor(3.0), [torch.ones(3), 3], [], None],
+)
+def test_what_cannot_be_split_stays_whole(batch):
+    assert portions.parts(batch, 1) == [(batch, 1.0)] and portions.halved(batch, None) is None
+
+
+def test_halving_ends_at_one():
+    batch, at_once, found = torch.ones(11), None, []
+    while (at_once := portions.halved(batch, at_once)) is not None:
+        found.append(at_once)
+    assert found == [6, 3, 2, 1]  # 11 samples in parts of 11, 6, 3 (four parts), 2, 1
+
+
+def test_steps_are_joined_by_their_shares():
+    steps = [
+        (Step(torch.tensor(2.0, requires_grad=True), {"loss": torch.tensor(2.0)}, 1), 0.25),
+        (Step(torch.tensor(4.0), {"loss": torch.tensor(12.0)}, 3), 0.75),
+    ]
+    joined = portions.joined(steps)
+    assert joined.loss == 3.5 and joined.sums == {"loss": 14.0} and joined.count == 4
+    assert not joined.loss.requires_grad
+
+
+# --- for real ----------------------------------------------------------------------------------------------
+
+SCRIPT = """
+    # A net of which 1,024 samples at once need more than the process may have, and fewer do not.
+    import json, resource, sys
+    from pathlib import Path
+    import torch
+    from torch import nn
+    from qnnkit import train
+    from qnnkit.config import TrainingConfig
+    from qnnkit.data.sample import Batches
+    from qnnkit.tasks import Classification
+
+    torch.set_num_threads(1)
+    folder, (_, hard) = Path(sys.argv[1]), resource.getrlimit(resource.RLIMIT_DATA)
+
+    def trained(name, size, **settings):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 12_000), nn.Tanh(), nn.Linear(12_000, 2))
+        points = torch.rand(4096, 16, generator=torch.Generator().manual_seed(1))
+        labels = (points.sum(1) > 8).long()
+        loaders = {
+            "train": Batches(points, labels, size, shuffle=False),
+            "validation": Batches(points[:256], labels[:256], 256, shuffle=False),
+        }
+        config = TrainingConfig(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
+        told = []
+        try:
+            done = train.fit(net, Classification(), loaders, config, folder=folder / name, tell=told.append)
+        except MemoryError as error:
+            return {"stopped": str(error)}
+        weights = {name: value.clone() for name, value in net.state_dict().items()}
+        return {"told": told, "at_once": done.at_once, "losses": [row["train_loss"] for row in done.rows],
+                "weights": weights}
+
+    trained("warm-up", 128)  # what torch and Accelerate load when first used
+    used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(used.split()[1]) + 110_000_000, hard))
+    found = {"stop": trained("one", 1024), "shrink": trained("one", 1024, on_oom="shrink")}
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    size = found["shrink"]["at_once"]
+    found["accumulated"] = trained("other", size, accumulation=1024 // size)
+    one, other = (found[name].pop("weights") for name in ("shrink", "accumulated"))
+    found["apart"] = max(float((one[name] - other[name]).abs().max()) for name in one)
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA bounds what a process maps on Linux alone")
+def test_a_batch_that_really_does_not_fit(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, "-W", "error", str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["stop"]["stopped"].startswith("Memory ran out at epoch 1, batch 0, 1024 samples: 0.")
+    shrunk, accumulated = found["shrink"], found["accumulated"]  # begun in the folder of the one that stopped
+    assert (
+        shrunk["at_once"] in (512, 256, 128)
+        and len(shrunk["told"]) == {512: 1, 256: 2, 128: 3}[shrunk["at_once"]]
+    )
+    assert shrunk["losses"] == pytest.approx(accumulated["losses"], abs=1e-5) and found["apart"] < SAME
+
+
+# --- in a run ----------------------------------------------------------------------------------------------
+
+SMALL = {"epochs": 1, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": []}
+
+
+def narrow_tasks(monkeypatch, most):
+    """Every net of a run refuses more than so many images at once."""
+    real = runs.nets.task_of
+
+    class Refusing(Classification):
+        def __call__(self, model, batch):
+            if len(batch[0]) > most:
+                raise RuntimeError(
+                    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
+                )
+            return super().__call__(model, batch)
+
+    monkeypatch.setattr(runs.nets, "task_of", lambda config: Refusing(real(config).label_smoothing))
+
+
+def test_a_run_says_it_remembers_it_and_tests_in_parts(tmp_path, monkeypatch):
+    narrow_tasks(monkeypatch, 20)
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL, on_oom="shrink")
+    told = []
+    [final] = runs.train_all(run, on_warning=told.append)
+    assert final["samples_at_once"] == 16 and final["test_accuracy"] > 0.1
+    [row] = run.rows("warnings")
+    assert (
+        row["net"] == "hybrid" and row["sentence"] in told[0] and told[0].startswith("hybrid, seed 0: Memory")
+    )
+    again = runs.open_run(tmp_path / "run")
+    assert list(runs.train_all(again)) == [final] and len(run.rows("warnings")) == 1
+
+
+def test_the_command_tells_it_in_one_sentence(tmp_path, monkeypatch, capsys):
+    narrow_tasks(monkeypatch, 20)
+    words = ["train", "--run-dir", str(tmp_path / "run"), "--recipe", "digits_quanv"]
+    words += [word for name, value in SMALL.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    monkeypatch.setattr(sys, "argv", ["qnnkit", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert (
+        error.startswith("qnnkit: Memory ran out at epoch 1, batch 0, 32 samples") and error.count("\n") == 1
+    )
+    monkeypatch.setattr(sys, "argv", ["qnnkit", *words[:3], "--on-oom", "shrink"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0 and "from here on at most 16 of the 32 samples" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["qnnkit", *words[:3], "--on-oom", "shrinks"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2 and "`on_oom` must be 'stop' or 'shrink'" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""qnnkit.train.vitals: slow steps and short memory are said once, and nothing else is."""
+
+import pytest
+
+from qnnkit.train import Moment
+from qnnkit.train.vitals import EARLY, RECENT, WARMUP, Pace, Reading, Vitals, reading, slower, strain
+
+GB = 10**9
+CALM = Reading(total=16 * GB, available=8 * GB, swap=0)
+
+
+def moment(seconds, at_once=None):
+    return Moment(
+        epoch=1, epochs=1, step=1, steps=1, updates=1, samples=8, loss=0.5, seconds=seconds, at_once=at_once
+    )
+
+
+class Machine:
+    """A clock that moves with the updates, and a memory that is what is planted."""
+
+    def __init__(self, mac=False):
+        self.time, self.memory, self.told, self.reads = 0.0, CALM, [], 0
+        self.vitals = Vitals(self.told.append, "Do this.", clock=lambda: self.time, read=self.read, mac=mac)
+
+    def read(self):
+        self.reads += 1
+        return self.memory
+
+    def train(self, seconds, each=0.023, at_once=None):
+        for _ in range(round(seconds / each)):
+            self.time += each
+            self.vitals.update(moment(each, at_once))
+
+
+def test_steps_that_take_longer_for_a_minute_are_told_once():
+    machine = Machine()
+    machine.train(200)
+    assert machine.told == []
+    machine.train(25, each=0.0414)
+    assert machine.told == []  # not yet for long enough
+    machine.train(300, each=0.0414)
+    assert machine.told == [
+        "Steps take 1.8x as long as in the beginning (41 ms, were 23 ms): another program, or heat."
+    ]
+
+
+@pytest.mark.parametrize(("pause", "every"), [(5.0, 20.0), (0.4, 1.0)])
+def test_pauses_now_and_then_are_no_matter(pause, every):
+    """Half a second in each one and a half is not a pause any more; five in twenty-five are."""
+    machine = Machine()
+    machine.train(100)
+    for _ in range(10):
+        machine.train(every)
+        machine.time += pause
+        machine.vitals.update(moment(pause))
+    assert machine.told == []
+
+
+def test_a_slow_beginning_and_a_faster_end_are_no_matter():
+    machine = Machine()
+    machine.train(10, each=2.0)
+    machine.train(300)
+    machine.train(300, each=0.01)
+    assert machine.told == []
+
+
+def test_smaller_parts_begin_the_comparison_anew():
+    machine = Machine()
+    machine.train(100)
+    machine.train(300, each=0.06, at_once=8)
+    assert machine.told == []
+    machine.train(300, each=0.15, at_once=8)
+    assert machine.told[0].startswith("Steps take 2.5x")
+
+
+def test_steps_of_minutes_are_compared_too():
+    pace = Pace()
+    for _ in range(WARMUP + EARLY):
+        pace.add(60.0)
+    for _ in range(RECENT):
+        assert pace.slow() is None
+        pace.add(100.0)
+    assert pace.slow() == (60.0, 100.0)
+    assert "(100 s, were 60 s)" in slower(60.0, 100.0, mac=False)
+
+
+def test_on_a_mac_heat_comes_first():
+    assert slower(0.02, 0.04, mac=True).endswith(": heat (let it cool, or plug it in), or another program.")
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [
+        ({"available": GB // 2}, {"low": "Memory is short: 0.5 of 16.0 GB of RAM are left"}),
+        ({"pressure": 2}, {"pressure": "macOS says that the pressure on its memory is high"}),
+        ({"pressure": 4, "available": 0}, {"pressure": "macOS says that the pressure on its memory is crit"}),
+        ({"swap": 3 * GB, "available": 2 * GB}, {"swap": "Memory is short: 3.0 GB have gone to swap since"}),
+        ({"swap": 3 * GB}, {}),  # something else was moved there, and there is room
+        ({"available": 2 * GB}, {}),
+        ({}, {}),
+    ],
+)
+def test_what_the_memory_says(memory, told):
+    found = strain(Reading(**(vars(CALM) | memory)), CALM)
+    assert found.keys() == told.keys()
+    assert all(found[kind].startswith(told[kind]) for kind in told)
+
+
+def test_short_memory_is_told_once_with_what_to_do_and_looked_at_every_ten_seconds():
+    machine = Machine()
+    machine.train(60)
+    assert machine.reads in (6, 7) and machine.told == []
+    machine.memory = Reading(total=16 * GB, available=GB // 4, swap=0)
+    machine.train(60)
+    [sentence] = machine.told
+    assert sentence.startswith("Memory is short: 0.2 of 16.0 GB") and sentence.endswith(" Do this.")
+
+
+def test_this_machine_s_memory():
+    found = reading()
+    assert 0 < found.available <= found.total and found.swap >= 0 and found.pressure in (1, 2, 4)
