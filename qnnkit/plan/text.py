@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from qnnkit.plan import words
 from qnnkit.plan.elsewhere import Range
-from qnnkit.plan.places import Place
+from qnnkit.plan.places import LARGEST, Place
 from qnnkit.plan.prediction import HOST
 from qnnkit.plan.remedies import KINDS
 from qnnkit.plan.whole import Plan
@@ -60,13 +60,19 @@ def _row(place: Place) -> tuple[str, ...]:
     return (
         place.name,
         f"{_gb(place.needs)} of {_gb(place.usable)} GB",  # one digit more: what hardly fits is to be seen
-        "-" if place.largest is None else f"{place.largest:,}" if place.largest else "none",
+        _batch(place.largest),
         "?" if place.epoch is None else words.duration(place.epoch.likely),
         _range(place.total),
         "?" if place.cost is None else words.small(place.cost.likely),
         "-" if units is None else words.small(units.likely),
         place.verdict.word,
     )
+
+
+def _batch(largest: int | None) -> str:
+    if largest is None:
+        return "-"
+    return f"{largest:,}{'+' * (largest == LARGEST)}" if largest else "none"
 
 
 def _answer(plan: Plan) -> Iterator[str]:
