@@ -206,7 +206,7 @@ def plan(
     for name in given.keys() & chosen.keys():
         raise ValueError(f"Setting `{name}` must be given once, but is twice. Drop --set {name}=...")
     found = plans.plan(
-        plans.asked(recipe, model, size, settings=given | chosen, samples=samples),
+        plans.asked(recipe, model, size, settings=given | chosen, samples=samples, measure=measuring),
         deadline=deadline,
         budget=budget,
         prices=prices,

@@ -132,6 +132,7 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     provenance = json.loads((finished.folder / "provenance.json").read_text())
     assert provenance["data"] == finished.splits.fingerprint()
     assert provenance["machine"]["simulators"]
+    assert provenance["plan"]["seconds_per_epoch"] > 0 and provenance["plan"]["peak_bytes"] > 1e8
 
 
 def test_a_finished_run_is_only_printed(finished: runs.Run) -> None:

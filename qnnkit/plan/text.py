@@ -47,12 +47,15 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _machines(plan: Plan) -> Iterator[str]:
     rows = [HEADS, *(_row(place) for place in plan.places)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    if all(place.largest is None for place in plan.places):
+        rows = [row[:2] + row[3:] for row in rows]
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
     widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
     for row in rows:
         cells = [f"{cell[:width]:<{width}}" for cell, width in zip(row, widths, strict=True)]
         yield "  ".join(cells).rstrip()
-    yield from _wrapped(f"Cost in {plan.currency}; units are Colab's. In brackets: from and to.")
+    yield f"Cost in {plan.currency}; units are Colab's. In brackets: from and to."
 
 
 def _row(place: Place) -> tuple[str, ...]:

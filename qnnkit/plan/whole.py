@@ -46,6 +46,18 @@ class Plan:
     def here(self) -> Place:
         return self.places[0]
 
+    def brief(self) -> dict[str, Any]:
+        """What provenance.json keeps of it: what was predicted of this machine, to be compared later."""
+        found = self.prediction
+        return {
+            "device": found.device,
+            "peak_bytes": found.peak,
+            "memory": found.memory,
+            "seconds_per_epoch": found.seconds_per_epoch,
+            "verdict": self.here.verdict.word,
+            "answer": list(self.answer),
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values, for JSON."""
         return {

@@ -17,6 +17,7 @@ from qnnkit import breakdown, gradients, stats, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.device import machine
 from qnnkit.report.criteria import judge
+from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
 from qnnkit.runs import Run, build, seen_by, trained
 from qnnkit.runs.lock import mirrored
@@ -239,6 +240,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
         "verdicts": verdicts(rows),
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
         "robustness": list(robustness) or before.get("robustness", []),
+        "planned": before.get("planned") or beside_plan(run),
         "criteria": judge(run),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
