@@ -96,9 +96,7 @@ def asked(
         raise ValueError(checks.message("recipe", rule, given, f"Name one: {kinds}."))
     if model is None:
         found = _of_recipe(recipes.recipe(str(recipe)), settings, size, measure)
-        return (
-            found if samples is None else replace(found, workload=replace(found.workload, n_samples=samples))
-        )
+        return found if samples is None else replace(found, workload=found.workload.of_samples(samples))
     return _of_model(model, size or "small", settings, samples or 1000)
 
 
