@@ -123,11 +123,30 @@ def test_what_is_large_is_traced_without_memory():
     assert torch.empty(1).device.type == "cpu"
 
 
-def test_an_unadapted_weight_is_not_copied_for_gpus_alone():
-    """On a GPU the optimizer takes all weights at once, and holds a copy of some kind meanwhile."""
-    usual, together = trace(llama(batch_size=1)), trace(llama(batch_size=1), foreach=True)
-    assert sum(together.memory.values()) >= sum(usual.memory.values())
-    assert together.work.operations < usual.work.operations
+@pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("sgd", 1)])
+def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
+    """Where little else is held, that is the peak: what is told of it is what is traced."""
+    workload = llama(batch_size=2, sequence_length=4, optimizer=optimizer, weight_decay=0.01)
+    usual, together = trace(workload), trace(workload, foreach=True)
+    assert together.work.operations < usual.work.operations or optimizer == "sgd"
+    assert usual.at_update == pytest.approx(sum(together.memory.values()), rel=0.01)
+    held = usual.memory["weights"] + 4 * usual.n_weights * (copies + (1 if optimizer == "sgd" else 2))
+    assert usual.at_update == pytest.approx(held, rel=0.01)
+
+
+def test_attention_is_work_too():
+    """Its products grow with the square of the length, the others with the length."""
+    short, long = (trace(llama(sequence_length=n)).work.flops for n in (64, 512))
+    tiny = plan.SIZES["llama"]["tiny"]
+    hidden, n_layers, extra = tiny[0], tiny[1], 2 * (512**2 - 8 * 64**2)  # tokens squared, two samples
+    per_pair = 14 * hidden * n_layers  # two products forward, five backward: 2 operations each
+    assert long - 8 * short == pytest.approx(per_pair * extra, rel=0.01)
+
+
+def test_all_batches_of_an_update_are_kept():
+    two, eight = (trace(clip(accumulation=n)).memory["activations"] for n in (2, 8))
+    batch = clip().batch(clip(), 2)
+    assert eight - two == 6 * sum(each.nbytes for each in batch.values())
 
 
 def test_predictions_add_up(digits):
@@ -151,7 +170,33 @@ def test_nothing_is_run_where_only_memory_is_asked(digits, monkeypatch):
     assert found.seconds is None and found.seconds_per_epoch is None and found.seconds_in_all is None
 
 
+def test_the_framework_is_looked_at_once(digits):
+    """What was timed leaves memory behind that no other batch would hold."""
+    first = plan.predict(digits, seconds=0.1, threads=1)
+    known = first.memory["framework"]
+    again = plan.predict(digits, measured=False, framework=known)
+    assert again.memory == first.memory
+
+
+def test_what_is_computed_once_stays_in_memory():
+    config = recipes.recipe("digits_quanv").override(trainable=False)
+    splits = Run(Path("unused"), config).load_data()
+    frozen = plan.of_recipe(config, splits)
+    n = sum(len(splits.split(name)) for name in ("train", "validation", "test"))
+    assert frozen.loaded_bytes == n * 64 and frozen.data_bytes - frozen.loaded_bytes == n * 4 * 4 * 49
+    assert frozen.of_samples(10 * frozen.n_samples).data_bytes == 10 * frozen.data_bytes
+    assert any("computed once" in note for note in frozen.notes)
+    assert not trace(frozen).memory.get("quantum states"), "circuits do not run in training"
+
+
+def test_float16_is_planned_where_it_cannot_be_trained(digits):
+    found = plan.predict(digits.change(precision="float16"), threads=1)
+    assert found.seconds is None and any("float16" in note for note in found.notes)
+    assert found.peak > 0
+
+
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
+    digits = digits.change(batch_size=16)
     free = 2 * sum(trace(digits.change(batch_size=8)).memory.values()) + 1
     monkeypatch.setattr(predicting, "free_memory", lambda device: free)
     found = plan.predict(digits, seconds=0.1, threads=1)
@@ -185,17 +230,24 @@ def test_images_have_no_length(digits):
 
 
 def test_a_folder_names_its_own_model(tmp_path):
-    from transformers import GPT2Config
+    from transformers import BloomConfig, GPT2Config, ResNetConfig
 
     GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=100, n_positions=64).save_pretrained(tmp_path)
     workload = plan.of_transformer("llama", str(tmp_path), TINY, sequence_length=16)
     assert trace(workload).n_weights == sum(
         each.numel() for each in workload.build(workload, False).parameters()
     )
+    adapted = trace(workload.change(lora_rank=2))
+    assert 0 < adapted.n_trained < 0.1 * adapted.n_weights, "PEFT knows what of GPT-2 to adapt"
     with pytest.raises(ValueError, match="must hold a model of kind clip, but is 'gpt2'"):
         plan.of_transformer("clip", str(tmp_path))
     with pytest.raises(ValueError, match=r"must hold the config.json of a model"):
         (tmp_path / "config.json").write_text("{")
+        plan.of_transformer("llama", str(tmp_path))
+    BloomConfig(n_layer=1, n_head=2, hidden_size=32, vocab_size=100).save_pretrained(tmp_path)
+    assert plan.of_transformer("llama", str(tmp_path), TINY).sequence_length == 256, "it has no longest"
+    ResNetConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="must hold a causal language model, but is 'resnet'"):
         plan.of_transformer("llama", str(tmp_path))
 
 

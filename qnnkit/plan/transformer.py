@@ -170,7 +170,7 @@ def _adapted(model: nn.Module, rank: int) -> nn.Module:
     # Of another architecture, PEFT itself knows what is usually adapted.
     targets = list(LORA_TARGETS) if found >= set(LORA_TARGETS) else None
     wanted: Any = LoraConfig(r=rank, target_modules=targets)
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of peft for transformers' names
+    with warnings.catch_warnings(action="ignore"):  # of names in transformers, and of what it sets right itself
         return get_peft_model(model, wanted)  # type: ignore[arg-type]
 
 
