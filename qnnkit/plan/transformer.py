@@ -170,7 +170,7 @@ def _adapted(model: nn.Module, rank: int) -> nn.Module:
     # Of another architecture, PEFT itself knows what is usually adapted.
     targets = list(LORA_TARGETS) if found >= set(LORA_TARGETS) else None
     wanted: Any = LoraConfig(r=rank, target_modules=targets)
-    with warnings.catch_warnings(action="ignore"):  # of names in transformers, and of what it sets right itself
+    with warnings.catch_warnings(action="ignore"):  # of transformers' names, and of what it mends
         return get_peft_model(model, wanted)  # type: ignore[arg-type]
 
 
