@@ -64,7 +64,7 @@ class Setting:
         from qnnkit import recipes
         from qnnkit.runs import Run
 
-        values = {"epochs": EPOCHS, "n_seeds": 1, **self.settings}
+        values = {"epochs": EPOCHS, "n_seeds": 1, "threads": threads(), **self.settings}
         if self.folder:
             values["data_dir"] = str(Path(os.environ["QNNKIT_TEST_DATA"]) / self.folder)
         config = recipes.recipe(self.kind).override(**values).model_copy(update={"controls": ()})

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,24 @@ PACKAGES = ("torch", "pennylane", "pennylane-lightning", "pennylane-lightning-gp
 class Worker:
     """A process that holds one peer; see `worker.py`."""
 
-    def __init__(self, name: str, folder: Path):
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        module: str = "benchmarks.worker",
+        environment: Mapping[str, str] | None = None,
+    ):
         self.name = name
         self.row: dict[str, Any] = {}
-        self.log = (folder / f"{name}.log").open("a")
+        self.log = (folder / f"{name.replace(' ', '-')}.log").open("a")
         # What an earlier run has kept, a compiler's cache included, would hide what the first result costs.
-        kept = tempfile.mkdtemp(prefix=f"{name}-", dir=folder)
+        kept = tempfile.mkdtemp(dir=folder)
         fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/compiler", "QNNKIT_HOME": kept}
+        inherited = os.environ if environment is None else environment
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker"],
+            [sys.executable, "-m", module],
             cwd=ROOT,
-            env={**os.environ, **machine.launch_environment(), **fresh},
+            env={**inherited, **machine.launch_environment(), **fresh},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ SHORTEST_ROUND = 0.25
 """Seconds that a round lasts at least, by evaluating again; its time is then their median."""
 
 
-def main() -> None:
+def serve(do: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
+    """Answers until there are no more lines; each kind of work is a function of what is held, and more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print, and only answers belong there
     held: dict[str, Any] = {}
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            reply = DO[asked.pop("do")](held, **asked)
+            reply = do[asked.pop("do")](held, **asked)
         except peers.Absent as reason:
             reply = {"absent": str(reason)}
         except Exception as error:
@@ -149,4 +151,4 @@ def _lacks_compiler(error: BaseException | None) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    serve(DO)

@@ -160,12 +160,119 @@ def batch(
 
 
 @app.command()
+def plan(
+    recipe: Annotated[str | None, typer.Option(help="Named settings, on their data.")] = None,
+    model: Annotated[str | None, typer.Option(help="Or a transformers model: llama or clip.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens of a sample; of models.")] = None,
+    lora_rank: Annotated[int | None, typer.Option(help="Train low-rank updates; of models.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
+    samples: Annotated[int | None, typer.Option(help="In an epoch, if others than the data's.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting.")
+    ] = None,
+    epochs: Annotated[
+        str | None, typer.Option("--for", "--epochs", metavar="EPOCHS", help="Such as '50 epochs'.")
+    ] = None,
+    deadline: Annotated[str | None, typer.Option(help="Time for all of it, such as 8h or '2d 4h'.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Money for all of it, such as 10.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your table of machines and prices.")
+    ] = None,
+    measured: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A machine's file, by `qnnkit measure`.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where it would compute here.")] = None,
+    measuring: Annotated[
+        bool, typer.Option("--measuring/--no-measuring", help="Time some updates here.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Tell what a training needs, how long it takes here and elsewhere, and what it costs, before it is run.
+
+    A training that fits nowhere is an answer too: the exit status is 0.
+    """
+    from qnnkit import plan as plans
+
+    own = {"batch_size": batch_size, "sequence_length": sequence_length, "lora_rank": lora_rank}
+    own |= {"precision": precision, "optimizer": optimizer, "device": device}
+    own |= {"epochs": None if epochs is None else plans.parse_epochs(epochs)}
+    chosen = parse_settings(settings or [])
+    given = {name: value for name, value in own.items() if value is not None}
+    for name in given.keys() & chosen.keys():
+        raise ValueError(f"Setting `{name}` must be given once, but is twice. Drop --set {name}=...")
+    found = plans.plan(
+        plans.asked(recipe, model, size, settings=given | chosen, samples=samples),
+        deadline=deadline,
+        budget=budget,
+        prices=prices,
+        measured=measured or (),
+        measure=measuring,
+    )
+    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else plans.table(found))
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Tell what this machine is, what can compute here, and what is missing."""
     found = device.report()
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else device.table(found))
+
+
+@app.command()
+def measure(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE ...]", help="Machines' files, with --compare.")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
+    recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its images.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds, and rougher.")] = False,
+    samples: Annotated[int | None, typer.Option(help="Images of an epoch, for other data of yours.")] = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="PER_HOUR", help="What an hour of this machine costs; 0 if free.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Write a torch.profiler trace, too.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to; machines/<kind>.json if not given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
+    from qnnkit import checks, survey
+
+    words = {"`compare`": "`--compare`", "`n_samples`": "`--samples`", "`seconds`": "`--seconds`"}
+    words |= {"`price_per_hour`": "`--price`"}
+    with _ending_cleanly(), checks.in_words(words):
+        if compare:
+            text, place = survey.compare_machines(files or [], out)
+            typer.echo(f"{text}\n\nPicture: {place}")
+            return
+        if files:
+            raise ValueError("Files are for --compare: qnnkit measure --compare FILE FILE.")
+        found, place = survey.measure_machine(
+            recipe,
+            run_dir,
+            out=out,
+            with_profile=profile,
+            settings=parse_settings(settings or []),
+            echo=lambda sentence: typer.echo(sentence, err=as_json),
+            seconds=seconds,
+            quick=quick,
+            n_samples=samples,
+            price_per_hour=price,
+        )
+        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
 
 
 @app.command()

@@ -168,6 +168,16 @@ class CriteriaConfig(Settings):
     """Success: the least test accuracy, 0 to 1, as a mean over seeds. May differ later."""
 
 
+def require_batch_size(training: TrainingConfig) -> None:
+    """
+    Raises:
+        ValueError: The size of batch is left to be measured, which only a run does.
+    """
+    if training.batch_size == "auto":
+        step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
+        raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
+
+
 class RunConfig(Settings):
     """Everything a run is made from; written to config.json in its folder."""
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import moving, net, peers, run, watching, workloads
+from benchmarks import moving, net, peers, placing, placing_worker, run, watching, workloads
 from qnnkit import Quanv2d, recipes, runs
 from qnnkit.workspace import read_lines
 
@@ -203,3 +203,58 @@ def test_moves_are_timed_one_by_one(tmp_path):
     run = runs.open_run(tmp_path / "run", **moving.CASES["quanv"], controls=[], train_fraction=0.1)
     found = moving.seconds(run)
     assert len(found) == moving.MOVES and all(0 < each < 60 for each in found)
+
+
+# --- whether auto is fast ----------------------------------------------------------------------------
+
+
+def row(choice, seconds, **more):
+    rounds = [seconds] if seconds else []
+    return {"workload": "W1", "choice": choice, "rounds": rounds, "spent": 0.0, "share": 1.0, **more}
+
+
+def test_every_fixed_choice_stands_beside_auto():
+    found = [placing.name_of(one) for one in placing.choices(["cpu", "cuda:0"], ["batched"], [1, 2])]
+    assert found == [
+        "auto",
+        "batched on cpu, 1 thread",
+        "batched on cpu, 2 threads",
+        "batched on cuda:0, 2 threads",
+    ]
+    assert placing.environment({"threads": 2})["OMP_NUM_THREADS"] == "2"
+    assert "OMP_NUM_THREADS" not in placing.environment({"threads": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("auto", "told"),
+    [
+        (1.0, []),
+        (1.09, []),
+        (1.2, ["W1: auto takes 1.20 times as long as a."]),
+        (4.0, ["W1: auto takes 4.00 times as long as a.", "W1: auto is slower than b, the slowest."]),
+        (None, ["W1: there is nothing to compare, as no memory."]),
+    ],
+)
+def test_a_slow_auto_is_told(auto, told):
+    rows = [row("auto", auto, failed="no memory"), row("a", 1.0), row("b", 3.0), row("c", None)]
+    assert placing.problems(placing.complete(rows)) == told
+
+
+@pytest.mark.parametrize(("key", "backend"), [("W3-64", "lightning.qubit"), ("digits_quanv", "batched")])
+def test_a_place_is_timed(tmp_path, monkeypatch, key, backend):
+    monkeypatch.chdir(tmp_path)
+    held, place = {}, {"device": "cpu", "backend": backend, "threads": 1, "seconds": 1.0}
+    reply = placing_worker.set_up(held, key, quick=True, place=place)
+    assert reply["place"]["threads"] == 1 and 0 < reply["share"] <= 1
+    assert placing_worker.timed_round(held)["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_auto_beside_fixed_choices(tmp_path):
+    words = ["--quick", "--only", "W3-64,ahcd_ten_epochs", "--backends", "batched", "--rounds", "1"]
+    command = [sys.executable, "-m", "benchmarks.placing", *words, "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    found = json.loads((tmp_path / "placing.json").read_text())
+    assert done.returncode == bool(found["problems"]), done.stderr  # a busy machine may make it slow
+    assert all(each["rounds"] for each in found["rows"]) and found["rows"][0]["choice"] == "auto"
+    assert (tmp_path / "placing.md").read_text(encoding="utf-8") in done.stdout

@@ -21,7 +21,9 @@ from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
 from qnnkit.layers import choice
 from qnnkit.placement import Candidate, candidates, decision, race
+from qnnkit.plan.asked import asked
 from qnnkit.runs import chain
+from qnnkit.survey.command import measure_machine
 from qnnkit.tasks import Classification
 
 TASK = Classification()
@@ -582,6 +584,15 @@ def test_a_notebook_takes_auto_for_a_size_of_batch():
         runs.check_parameters(path, {"batch_size": "many"})
     with pytest.raises(TypeError, match="`epochs` must be of type int, but is 'auto'"):
         runs.check_parameters(path, {"epochs": "auto"})
+
+
+def test_what_measures_no_size_of_batch_asks_for_a_number():
+    told = r"^Argument `batch_size` must be a number here, but is 'auto'\. Only a run measures it"
+    for what in ({"recipe": "digits_quanv"}, {"model": "llama"}):
+        with pytest.raises(ValueError, match=told):
+            asked(**what, settings={"batch_size": "auto"})
+    with pytest.raises(ValueError, match=told):
+        measure_machine("digits_quanv", settings={"batch_size": "auto"})
 
 
 # --- accelerators ---------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ class Accelerator:
 def choose(requested: str = "auto") -> torch.device:
     """The torch device "auto", "cpu", "cuda", "cuda:N" or "mps", once a small matrix product has run there.
 
-    "auto" takes CUDA when it really computes, otherwise the CPU. It never takes MPS: for nets of this size
-    nobody has measured it to win here, and it lacks float64; ask for "mps" by name.
+    "auto" takes CUDA when it really computes, otherwise the CPU; it is for whoever has no net to time, as
+    `placement.place` does. It never takes MPS, which lacks float64; ask for "mps" by name.
 
     Raises:
         ValueError: The name is unknown, or that device cannot compute here.

@@ -38,7 +38,8 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         device: Where to compute.
     """
     with torch.no_grad():
-        found = _maker(net, splits, device)
+        n_images = sum(len(splits.split(name)) for name in SPLITS)
+        found = _maker(net, splits.train.images[:1], n_images, device)
         if found is None:
             return splits
         compute, part = found
@@ -54,24 +55,22 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 
-def first(net: nn.Module, splits: ImageSplits, n: int, device: torch.device | str = "cpu") -> Tensor:
-    """What `of` gives for the first `n` training images, computed for these alone."""
-    images = splits.train.images[:n]
+def made(net: nn.Module, images: Tensor, n_images: int, device: torch.device | str = "cpu") -> Tensor:
+    """What `of` gives for these images out of `n_images`, computed for them alone and not kept."""
     with torch.no_grad():
-        found = _maker(net, splits, device)
+        found = _maker(net, images[:1], n_images, device)
         return images if found is None else _compute(found[0], images, device)
 
 
 def _maker(
-    net: nn.Module, splits: ImageSplits, device: torch.device | str
+    net: nn.Module, image: Tensor, n_images: int, device: torch.device | str
 ) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
     """What makes features of images, and the module in it; None where they are not made beforehand."""
     offer = getattr(net, "steady_part", None)
     if offer is None or not _is_steady(part := offer()):
         return None
     compute: Callable[[Tensor], Tensor] = net.to(device).features  # pyright: ignore[reportAssignmentType]
-    size = compute(splits.train.images[:1].to(device)).nbytes
-    return None if size * sum(len(splits.split(name)) for name in SPLITS) > MOST_BYTES else (compute, part)
+    return None if compute(image.to(device)).nbytes * n_images > MOST_BYTES else (compute, part)
 
 
 def _is_steady(part: nn.Module) -> bool:

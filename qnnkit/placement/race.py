@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import random
 import statistics
@@ -21,6 +20,7 @@ from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
 from qnnkit.placement.candidates import Candidate
 from qnnkit.tasks import Task
+from qnnkit.train import memory
 
 FAR_SLOWER = 3.0
 """Times the best so far: such a candidate is not tried further."""
@@ -133,13 +133,13 @@ class _Race:
             except Exception as error:  # what cannot run here does not win
                 self.errors.append(error)
                 self.forget(candidate.device)
-                if _out_of_memory(error):
+                if memory.ran_out(error):
                     full.add(candidate.device)  # for larger batches, too
                 continue
             runners.append(runner)
             best = min(best, runner.per_sample)
         if not runners and self.errors:
-            if all(_out_of_memory(error) for error in self.errors):
+            if all(memory.ran_out(error) for error in self.errors):
                 return {}
             raise self.errors[0]
         near = [runner for runner in runners if runner.per_sample <= FAR_SLOWER * best]
@@ -217,7 +217,7 @@ class _Race:
                 try:
                     runner.taken.append(self.timed(runner.step, runner.candidate, runner.steps) / samples)
                 except Exception as error:  # such as memory that others have taken meanwhile
-                    if not _out_of_memory(error):
+                    if not memory.ran_out(error):
                         raise
                     self.errors.append(error)
                     self.forget(runner.candidate.device)
@@ -227,9 +227,7 @@ class _Race:
         """Gives back what a step that failed has left in the memory."""
         if optimizer := getattr(self.steppers.get(device), "optimizer", None):
             optimizer.zero_grad()
-        gc.collect()
-        if device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        memory.release(torch.device(device))
 
     def told(self, runners: Sequence[_Runner]) -> dict[str, float]:
         rounds = max((len(runner.taken) for runner in runners), default=0)
@@ -255,9 +253,3 @@ def _error_of_median(values: Sequence[float]) -> float:
     """Standard error, 1.253 sigma / sqrt(n), with sigma from the quartiles: wild values hardly count."""
     low, _, high = statistics.quantiles(values, n=4)
     return 1.253 * (high - low) / 1.349 / math.sqrt(len(values))
-
-
-def _out_of_memory(error: Exception) -> bool:
-    from accelerate.utils.memory import should_reduce_batch_size
-
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error)

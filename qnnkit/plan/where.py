@@ -13,11 +13,11 @@ from qnnkit.plan.verdict import Wish
 
 
 def in_order(places: Sequence[Place]) -> list[Place]:
-    """Those that do it, cheapest first, then quickest; this machine before others that cost the same."""
+    """Those that do it, the cheapest first; of equals the comfortable, this machine, then the quickest."""
 
-    def worth(place: Place) -> tuple[float, bool, float]:
-        cost = math.inf if place.cost is None else place.cost.likely
-        return cost, place.name != HERE, math.inf if place.total is None else place.total.likely
+    def worth(place: Place) -> tuple[float, bool, bool, float]:
+        marginal = place.verdict.word != "comfortable"
+        return _likely(place.cost), marginal, place.name != HERE, _likely(place.total)
 
     return sorted((each for each in places if each.verdict.word != "not here"), key=worth)
 

@@ -127,13 +127,26 @@ def digits(number: float, most: int = 2) -> str:
     """So many digits that matter, and all before the point.
 
     Example:
-        >>> digits(0.01324), digits(1.249), digits(37.8), digits(12_345)
-        ('0.013', '1.2', '38', '12,345')
+        >>> digits(0.01324), digits(1.249), digits(9.97), digits(37.8), digits(12_345)
+        ('0.013', '1.2', '10', '38', '12,345')
     """
     if number == 0:
         return "0"
+    number = float(f"{number:.{most - 1}e}") if abs(number) < 10 ** (most - 1) else number
     behind = max(0, most - 1 - math.floor(math.log10(abs(number))))
     return f"{number:,.{behind}f}"
+
+
+def small(amount: float) -> str:
+    """An amount to two digits behind the point, in a narrow column.
+
+    Example:
+        >>> small(0), small(0.0004), small(0.312), small(38.04)
+        ('0', '<0.01', '0.31', '38')
+    """
+    if not amount or amount >= 10:
+        return digits(amount)
+    return "<0.01" if amount < 0.005 else f"{amount:.2f}"
 
 
 def listed(names: Sequence[str]) -> str:

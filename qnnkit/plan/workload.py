@@ -130,5 +130,6 @@ def _computed_once(config: RunConfig, splits: ImageSplits) -> torch.Size | None:
         return None
     sizes = {"channels": splits.channels, "image_size": splits.image_size, "n_classes": splits.n_classes}
     net = models.build(config.model, **sizes, seed=config.seed, backend="batched")
-    values = features.first(net, splits, 1)
+    n_images = len(splits.train) + len(splits.validation) + len(splits.test)
+    values = features.made(net, splits.train.images[:1], n_images)
     return values.shape[1:] if values.is_floating_point() else None

@@ -6,6 +6,7 @@ from qnnkit.plots.hardware import robustness, step_parts, strategies
 from qnnkit.plots.images import class_balance, class_samples, feature_maps, labelled_images
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.landscape import landscape_lines, landscape_plane
+from qnnkit.plots.machines import machines
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
 from qnnkit.plots.reach import fidelity_histograms, gradient_variances, spectra
@@ -48,4 +49,5 @@ __all__ = [
     "robustness",
     "step_parts",
     "strategies",
+    "machines",
 ]

@@ -67,8 +67,9 @@ def _decide(run: Run) -> Placement:
     def samples() -> tuple[Tensor, Tensor]:
         n = placement.LARGEST if unknown else training.batch_size
         changing = training.augmentation != "none"
-        images = splits.train.images[:n] if changing else features.first(model, splits, n)
-        return images, splits.train.labels[:n]
+        images = splits.train.images[:n]
+        n_images = len(splits.train) + len(splits.validation) + len(splits.test)
+        return images if changing else features.made(model, images, n_images), splits.train.labels[:n]
 
     about = config.model_dump(mode="json", include={"model", "backend"}, exclude_defaults=True)
     found = placement.place(

@@ -15,7 +15,7 @@ FORMAT = 1
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Load = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Times(TypedDict):
@@ -123,6 +123,8 @@ class Circuits(TypedDict):
     circuit: str
     n_layers: Count
     cells: list[Cell]
+    absent: dict[str, str]
+    """Simulator -> why it does not run here."""
     threads: list[CircuitThreads]
     sentences: list[str]
 
@@ -144,7 +146,7 @@ class NetTimes(TypedDict):
     backward: NotRequired[Times]
     optimizer: NotRequired[Times]
     update: NotRequired[Times]
-    """A whole update; what it takes beside its parts is Python."""
+    """A whole one, as many passes as are accumulated."""
     samples_per_second: NotRequired[Positive]
     seconds_per_epoch: NotRequired[Positive]
     """Of training, without loading, validation and writing."""
@@ -160,7 +162,7 @@ class Net(TypedDict):
     recipe: str
     digest: str
     """Hash of what the times depend on: files are compared where it is the same."""
-    n_weights: Count
+    n_weights: NotRequired[Count]
     batch_size: Count
     accumulation: Count
     n_samples: Count
@@ -171,10 +173,33 @@ class Net(TypedDict):
     sentences: list[str]
 
 
+class Operation(TypedDict):
+    """One kind of operation among the costliest of a net."""
+
+    name: str
+    """As torch calls it."""
+    words: str
+    share: Annotated[float, Field(ge=0, le=1)]
+    """Of the time of all."""
+    calls: Annotated[int, Field(ge=0)]
+    """In one update."""
+
+
+class Profile(TypedDict):
+    """A trace by torch.profiler."""
+
+    device: str
+    recipe: str
+    trace: str
+    """Name of its file, beside this one or in the run's folder."""
+    operations: list[Operation]
+
+
 class Sections(TypedDict):
     platform: Platform
     circuits: NotRequired[Circuits]
     net: NotRequired[Net]
+    profile: NotRequired[Profile]
 
 
 class Machine(TypedDict):
@@ -194,8 +219,8 @@ class Machine(TypedDict):
 class Busy(TypedDict):
     """Cores that other programs used, before, between and after the sections."""
 
-    samples: list[Load]
-    most: Load
+    samples: list[NotNegative]
+    most: NotNegative
     sentence: str | None
 
 
@@ -210,7 +235,7 @@ class Survey(TypedDict):
     seconds: Positive
     """That the survey took."""
     busy: Busy
-    price_per_hour: float | None
+    price_per_hour: NotNegative | None
     """Of the machine, in any currency; 0 for one that costs nothing, None where nobody said."""
     unstable: list[str]
     """Measurements of which the slowest round took over twice the median."""

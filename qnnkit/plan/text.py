@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from qnnkit.plan import words
 from qnnkit.plan.elsewhere import Range
-from qnnkit.plan.make import Plan
-from qnnkit.plan.places import Place
+from qnnkit.plan.places import LARGEST, Place
+from qnnkit.plan.prediction import HOST
 from qnnkit.plan.remedies import KINDS
+from qnnkit.plan.whole import Plan
 
 WIDTH = 100
 HEADS = ("machine", "memory", "batch to", "an epoch", "in all", "cost", "units", "verdict")
@@ -33,7 +34,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield f"Memory at the peak, on {found.device}: {words.size(found.peak)}"
     for part, size in sorted(found.memory.items(), key=lambda item: -item[1]):
         if size:
-            where = "" if found.device == "cpu" or part not in _in_ram(plan) else "  in RAM"
+            where = "" if found.device == "cpu" or part not in HOST else "  in RAM"
             yield f"  {part:<16}{words.size(size):>9}{size / found.in_all:>7.0%}{where}"
     if found.seconds is not None:
         total, trainings = plan.here.total, plan.nets * plan.seeds
@@ -59,13 +60,19 @@ def _row(place: Place) -> tuple[str, ...]:
     return (
         place.name,
         f"{_gb(place.needs)} of {_gb(place.usable)} GB",  # one digit more: what hardly fits is to be seen
-        "-" if place.largest is None else f"{place.largest:,}" if place.largest else "none",
+        _batch(place.largest),
         "?" if place.epoch is None else words.duration(place.epoch.likely),
         _range(place.total),
-        "?" if place.cost is None else words.digits(place.cost.likely),
-        "-" if units is None else words.digits(units.likely),
+        "?" if place.cost is None else words.small(place.cost.likely),
+        "-" if units is None else words.small(units.likely),
         place.verdict.word,
     )
+
+
+def _batch(largest: int | None) -> str:
+    if largest is None:
+        return "-"
+    return f"{largest:,}{'+' * (largest == LARGEST)}" if largest else "none"
 
 
 def _answer(plan: Plan) -> Iterator[str]:
@@ -87,18 +94,12 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield from _wrapped(note, "- ", "  ")
 
 
-def _in_ram(plan: Plan) -> Sequence[str]:
-    from qnnkit.plan.prediction import HOST
-
-    return HOST
-
-
 def _range(total: Range | None) -> str:
     return "?" if total is None else words.spread(total.low, total.likely, total.high)
 
 
 def _gb(n_bytes: float) -> str:
-    return words.digits(n_bytes / 1e9, 3)
+    return words.digits(n_bytes / 1e9, 3) if n_bytes >= 1e9 else words.small(n_bytes / 1e9)
 
 
 def _count(number: int, what: str) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from qnnkit.plan import here, machines, surveys, where
+from qnnkit import device as devices
+from qnnkit.plan import here, machines, surveys, where, words
+from qnnkit.plan.asked import Asked
 from qnnkit.plan.elsewhere import Estimate, Range, calibration, estimate, roofline
 from qnnkit.plan.places import Place, Spot, needed, of_table, place
 from qnnkit.plan.predict import predict
@@ -59,16 +61,12 @@ class Plan:
         }
 
 
-def make(
-    workload: Workload,
-    device: torch.device | str = "cpu",
+def plan(
+    asked: Asked,
     *,
-    threads: int | None = None,
-    nets: int = 1,
-    seeds: int = 1,
-    wish: Wish | None = None,
+    deadline: str | None = None,
+    budget: str | None = None,
     prices: str | Path | None = None,
-    price_per_hour: float | None = None,
     measured: Sequence[str | Path] = (),
     measure: bool = True,
     seconds: float = 3.0,
@@ -77,14 +75,10 @@ def make(
     """Plans a training: nothing large is run, whatever it would need.
 
     Args:
-        workload: What is to be trained.
-        device: Where it would compute here.
-        threads: CPU threads that train; None leaves torch's choice.
-        nets: How many nets are trained: the hybrid one and its controls.
-        seeds: With how many seeds each.
-        wish: Deadline and budget.
+        asked: What is to be trained, where, and how often.
+        deadline: Time for all of it, such as "8h".
+        budget: Money for all of it, in the table's currency; "0" asks for machines that cost nothing.
         prices: A table of machines of your own, see `machines.load`.
-        price_per_hour: Of this machine.
         measured: Files that `qnnkit measure` wrote on other machines.
         measure: Whether updates are timed here; without, there are no times at all for this machine, and
             wider ranges for the others.
@@ -92,10 +86,15 @@ def make(
         largest: Whether to seek the largest batch that fits on each machine; half a second for each size.
 
     Raises:
-        ValueError, OSError: The table of machines or a survey cannot be used.
+        ValueError: The device cannot compute here, or time or money cannot be read.
+        OSError, ValueError: The table of machines or a survey cannot be used.
     """
-    device, wish = torch.device(device), wish or Wish()
-    table = machines.load(prices)
+    workload, threads, trainings = _full(asked.workload), asked.threads, asked.nets * asked.seeds
+    device, table = devices.choose(asked.device), machines.load(prices)
+    wish = Wish(
+        None if deadline is None else words.parse_duration(deadline, "deadline"),
+        None if budget is None else words.parse_money(budget, table.currency),
+    )
     known = surveys.read(measured, table)
     prediction = predict(workload, device, measured=measure, seconds=seconds, threads=threads)
 
@@ -106,7 +105,7 @@ def make(
     work, precision, timed = prediction.work, prediction.training.precision, prediction.seconds
     figures = here.figures(device, precision, threads) if measure else None
     calibrated = calibration(work, precision, timed and timed.median, figures)
-    this = here.spot(device, table, price_per_hour)
+    this = here.spot(device, table, asked.price_per_hour)
     spots: list[tuple[Spot, Estimate | None]] = [(this, _timed(prediction))]
     for spot, processors in (*of_table(table, known.rows), *known.others):
         spots.append((spot, estimate(work, precision, processors, calibrated)))
@@ -115,7 +114,7 @@ def make(
             spot,
             prediction,
             updates,
-            trainings=nets * seeds,
+            trainings=trainings,
             wish=wish,
             currency=table.currency,
             memory=memory if largest else None,
@@ -134,15 +133,24 @@ def make(
         chain = [] if places[0].verdict.fits else enough(workload, sight, found)
     return Plan(
         prediction=prediction,
-        nets=nets,
-        seeds=seeds,
+        nets=asked.nets,
+        seeds=asked.seeds,
         places=tuple(places),
         wish=wish,
         answer=tuple(where.answer(places, wish, table.currency, chain)),
         remedies=tuple(found),
-        notes=(*prediction.notes, *_doubts(prediction, nets), *known.notes, *table.notes()),
+        notes=(*prediction.notes, *_doubts(prediction, asked.nets), *known.notes, *table.notes()),
         currency=table.currency,
     )
+
+
+def _full(workload: Workload) -> Workload:
+    """With a batch that the samples can fill: a larger one would be all of them."""
+    if workload.training.batch_size <= workload.n_samples:
+        return workload
+    told = f"A batch of {workload.training.batch_size:,} is more than the samples: it holds all of them."
+    full = workload.change(batch_size=workload.n_samples)
+    return replace(full, notes=(*full.notes, told))
 
 
 def _look(workload: Workload, device: torch.device, threads: int | None) -> Prediction:

@@ -1,0 +1,119 @@
+"""What a person asks to have planned: a recipe or a model, with some settings exchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from qnnkit import checks, recipes, workspace
+from qnnkit.config import RunConfig, TrainingConfig, require_batch_size, validate
+from qnnkit.plan.transformer import SIZES, of_transformer
+from qnnkit.plan.workload import Workload, of_recipe
+from qnnkit.runs.folder import Run, check_names
+
+OF_MODELS = ("sequence_length", "lora_rank")
+"""What only language models and CLIP have."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A workload, and where and how often it would be trained."""
+
+    workload: Workload
+    device: str = "auto"
+    threads: int | None = None
+    nets: int = 1
+    seeds: int = 1
+    price_per_hour: float | None = None
+    """Of this machine."""
+
+
+def of_run(run: Run) -> Asked:
+    """The nets of a run, on its own data.
+
+    Raises:
+        ValueError, OSError: The data cannot be used.
+    """
+    config = run.config
+    return Asked(
+        of_recipe(config, run.splits),
+        config.device,
+        config.threads,
+        nets=len(run.nets),
+        seeds=len(run.seeds),
+        price_per_hour=config.price_per_hour,
+    )
+
+
+def asked(
+    recipe: str | None = None,
+    model: str | None = None,
+    size: str | None = None,
+    *,
+    settings: dict[str, Any] | None = None,
+    samples: int | None = None,
+) -> Asked:
+    """What is named: one of the recipes, on its data, or a transformers model, on data of any kind.
+
+    Args:
+        recipe: Entry of RECIPES. No run folder is begun.
+        model: "llama" or "clip", in its place.
+        size: Of the model: a name in SIZES, or a local folder with a `config.json`.
+        settings: Exchanged: of a recipe any setting, of a model those of the training, `sequence_length`,
+            `lora_rank` and `device`.
+        samples: In an epoch; by default those of the recipe's data, or 1,000.
+
+    Raises:
+        ValueError: Not exactly one of recipe and model is named, or a name or value is wrong.
+        OSError: The recipe's data are not there.
+    """
+    settings = dict(settings or {})
+    if samples is not None:
+        checks.positive("samples", samples)
+    if (recipe is None) == (model is None):
+        rule, given = "be named, or `model` in its place", recipe if model is None else f"{recipe}, {model}"
+        kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(SIZES)}"
+        raise ValueError(checks.message("recipe", rule, given, f"Name one: {kinds}."))
+    if model is None:
+        found = _of_recipe(recipes.recipe(str(recipe)), settings, size)
+        return (
+            found if samples is None else replace(found, workload=replace(found.workload, n_samples=samples))
+        )
+    return _of_model(model, size or "small", settings, samples or 1000)
+
+
+def _of_recipe(config: RunConfig, settings: dict[str, Any], size: str | None) -> Asked:
+    for name, value in {**{name: settings.get(name) for name in OF_MODELS}, "size": size}.items():
+        if value is not None:
+            step = "It belongs to --model."
+            raise ValueError(checks.message(name, f"be left out for the recipe {config.recipe}", value, step))
+    if isinstance(settings.get("data_dir"), str):
+        settings["data_dir"] = workspace.data_place(settings["data_dir"])
+    config = config.override(**settings)
+    require_batch_size(config.training)
+    check_names(config)
+    return of_run(Run(Path(), config))  # no folder: nothing is read from one, nothing is written
+
+
+def _of_model(model: str, size: str, settings: dict[str, Any], samples: int) -> Asked:
+    known = {"batch_size": 8, "learning_rate": 3e-4, "optimizer": "adamw"}
+    own = {name: settings.pop(name) for name in OF_MODELS if name in settings}
+    device = str(settings.pop("device", "auto"))
+    for name in settings:
+        checks.choice("setting", name, (*TrainingConfig.model_fields, *OF_MODELS, "device"))
+    for name, value in own.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                checks.message(name, "be a whole number, 1 or more", value, "Leave it out, or raise it.")
+            )
+    try:
+        training = TrainingConfig.model_validate(known | settings)
+    except ValidationError:
+        validate({"recipe": model, "training": known | settings})  # raises the same as one sentence
+        raise
+    require_batch_size(training)
+    workload = of_transformer(model, size, training, n_samples=samples, **own)
+    return Asked(workload, device)
