@@ -146,6 +146,7 @@ def test_the_table_says_what_the_runs_say(four):
     assert good["classical, test (%)"] == "89.0 ± 12.7"
     assert (good["validation (%)"], good["weights"], good["s / epoch"]) == ("96.0", "24 + 12,658", "0.50")
     assert "1 verdict" in good["verdicts, notebooks"]
+    assert "min_accuracy: pass: test accuracy of 94.0 % reaches 90.0 %" in good["verdicts, notebooks"]
     lost = rows["digits-lost"]
     assert lost["state"] == "failed" and lost["hybrid, test (%)"] == "" and lost["validation (%)"] == "50.0"
     assert "not finite at epoch 2, batch 3." in lost["verdicts, notebooks"]

@@ -38,6 +38,7 @@ class Row:
     nets: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Net -> its row of result.json."""
     verdicts: list[str] = field(default_factory=list)
+    criteria: list[str] = field(default_factory=list)
     validation: float | None = None
     """Best validation accuracy of the run's own net, mean over its seeds."""
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
@@ -186,7 +187,7 @@ def _finished(row: Row, result: dict[str, Any]) -> None:
     judged = result.get("criteria")
     for each in judged if isinstance(judged, list) else ():
         if isinstance(each, dict) and "sentence" in each:
-            row.verdicts.append(f"Criterion {each.get('criterion')}: {each['sentence']}")
+            row.criteria.append(f"{each.get('criterion')}: {each['sentence']}")
 
 
 def _learn(row: Row, metrics: list[dict[str, Any]]) -> None:
