@@ -113,6 +113,21 @@ def train(
 
 
 @app.command()
+def watch(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run or a batch.")],
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+) -> None:
+    """Look on while a run trains, from another terminal: step, loss, samples/s, time left, memory, load.
+
+    It ends when the training has; Ctrl-C ends the watching alone.
+    """
+    from qnnkit import runs
+
+    runs.watch(run_dir, None if sys.stdout.isatty() else typer.echo, every=every, once=once)
+
+
+@app.command()
 def batch(
     file: Annotated[Path, typer.Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
     scheduler: Annotated[
@@ -191,7 +206,7 @@ def plan(
     for name in given.keys() & chosen.keys():
         raise ValueError(f"Setting `{name}` must be given once, but is twice. Drop --set {name}=...")
     found = plans.plan(
-        plans.asked(recipe, model, size, settings=given | chosen, samples=samples),
+        plans.asked(recipe, model, size, settings=given | chosen, samples=samples, measure=measuring),
         deadline=deadline,
         budget=budget,
         prices=prices,
@@ -221,7 +236,7 @@ def measure(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="For all of it, about; 160 if not given.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds, and rougher.")] = False,
     samples: Annotated[int | None, typer.Option(help="Images of an epoch, for other data of yours.")] = None,
     price: Annotated[
@@ -237,6 +252,7 @@ def measure(
     from qnnkit import checks, survey
 
     words = {"`compare`": "`--compare`", "`n_samples`": "`--samples`", "`seconds`": "`--seconds`"}
+    words |= {"`price_per_hour`": "`--price`"}
     with _ending_cleanly(), checks.in_words(words):
         if compare:
             text, place = survey.compare_machines(files or [], out)
@@ -428,5 +444,7 @@ def _print_result(begun: Any, result: dict[str, Any]) -> None:
     typer.echo(f"\n{reports.table(result['nets']).to_string()}\n")
     for sentence in result["verdicts"]:
         typer.echo(sentence)
+    for row in reports.judge(begun):
+        typer.echo(f"{row['criterion']}: {row['sentence']}")
     kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere
     typer.echo(f"\nReport: {kept / begun.report.name}")

@@ -159,6 +159,15 @@ class TrainingConfig(Settings):
     """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
 
 
+class CriteriaConfig(Settings):
+    max_memory_gb: float | None = Field(default=None, gt=0)
+    """Success: the most memory that training takes on its device, in GB (1e9 bytes). May differ later."""
+    max_epoch_seconds: float | None = Field(default=None, gt=0)
+    """Success: the longest that an epoch's training takes, in seconds. May differ later."""
+    min_accuracy: float | None = Field(default=None, ge=0, le=1)
+    """Success: the least test accuracy, 0 to 1, as a mean over seeds. May differ later."""
+
+
 def require_batch_size(training: TrainingConfig) -> None:
     """
     Raises:
@@ -177,6 +186,7 @@ class RunConfig(Settings):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+    criteria: CriteriaConfig = CriteriaConfig()
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Fixes initial weights and the order of the data."""
     n_seeds: int = Field(default=1, ge=1)
@@ -271,9 +281,15 @@ PLACEMENT = (
     "gradient_samples",
     "trackers",
     "price_per_hour",
+    *CriteriaConfig.model_fields,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
-_SECTIONS = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
+_SECTIONS = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "criteria": CriteriaConfig,
+}
 
 
 def flat_names() -> dict[str, str]:

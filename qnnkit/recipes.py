@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qnnkit import checks
-from qnnkit.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from qnnkit.config import CriteriaConfig, DataConfig, ModelConfig, RunConfig, TrainingConfig
 
 ALL_CONTROLS = ("classical", "no_entanglement", "frozen_random", "no_quantum")
 # A frozen circuit at random angles has nothing to learn from another one, but much from a layer that trains.
@@ -37,6 +37,7 @@ RECIPES: dict[str, RunConfig] = {
             quantum_learning_rate=5e-2,  # 24 angles of order 1 have farther to go than the classical weights
             label_smoothing=0.1,
         ),
+        criteria=CriteriaConfig(min_accuracy=0.9, max_memory_gb=4),
         n_seeds=3,
         controls=ALL_CONTROLS,
         threads=1,  # nets this small gain nothing from more, and lose tenfold on a machine that is busy

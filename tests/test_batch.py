@@ -993,7 +993,7 @@ def numbers(outcomes):
     for each in outcomes:
         rows = [json.loads(line) for line in (each.folder / "metrics.jsonl").read_text().splitlines()]
         rows = [
-            {name: value for name, value in row.items() if "seconds" not in name}
+            {name: value for name, value in row.items() if not name.startswith(("seconds", "peak_"))}
             for row in rows
             if row["event"] in ("epoch", "test")
         ]

@@ -306,7 +306,7 @@ def test_the_installed_command_and_the_module_are_the_same():
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout.partition("Options")[2])  # above it, each tells its own name
     assert texts[0] == texts[1]
-    for name in ("run", "doctor", "report"):
+    for name in ("run", "doctor", "measure", "report"):
         assert re.search(rf"\b{name}\b", texts[0])
 
 

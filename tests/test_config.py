@@ -11,7 +11,7 @@ from qnnkit.config import RunConfig, validate
 
 LONGEST_DESCRIPTION = 130  # characters; it ends a sentence of refusal
 BASE = RunConfig(recipe="digits_quanv")
-SECTIONS = ("data", "model", "training")
+SECTIONS = ("data", "model", "training", "criteria")
 
 
 @pytest.mark.parametrize("name", config.flat_names())
@@ -35,6 +35,7 @@ def test_a_flat_name_means_one_setting():
 
 SAVING = ("save_every_steps", "save_every_minutes", "keep_checkpoints", "gradient_samples")
 MEMORY = ("gradient_checkpointing", "on_oom")
+CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy")
 # One other value per setting; a new setting asks for a line here.
 OTHERS = {
     "recipe": "mine", "seed": 7, "n_seeds": 5, "controls": ["frozen_random"], "device": "cpu",
@@ -52,6 +53,7 @@ OTHERS = {
     "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
     "initialisation": "gaussian", "gradient_checkpointing": True,
     "on_oom": "shrink",
+    "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
 }  # fmt: skip
 
 
@@ -72,7 +74,17 @@ def test_override_changes_that_setting_alone(name):
 def test_difference_names_that_setting_unless_it_is_placement(name):
     changed = BASE.override(**{name: OTHERS[name]})
     found = BASE.difference(changed)
-    if name in ("device", "backend", "threads", "trackers", "price_per_hour", "download", *SAVING, *MEMORY):
+    if name in (
+        "device",
+        "backend",
+        "threads",
+        "trackers",
+        "price_per_hour",
+        "download",
+        *SAVING,
+        *MEMORY,
+        *CRITERIA,
+    ):
         assert found == {}
     else:
         assert found == {name: (BASE.flat()[name], OTHERS[name])}

@@ -333,7 +333,7 @@ def rows(run):
     found = {}
     for row in run.rows("metrics"):
         key = (row["net"], row.get("epoch"))
-        found[key] = {name: value for name, value in row.items() if "seconds" not in name}
+        found[key] = {name: value for name, value in row.items() if not name.startswith(("seconds", "peak_"))}
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from qnnkit import report, runs
+from qnnkit import report, runs, survey
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -132,6 +132,7 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     provenance = json.loads((finished.folder / "provenance.json").read_text())
     assert provenance["data"] == finished.splits.fingerprint()
     assert provenance["machine"]["simulators"]
+    assert provenance["plan"]["seconds_per_epoch"] > 0 and provenance["plan"]["peak_bytes"] > 1e8
 
 
 def test_a_finished_run_is_only_printed(finished: runs.Run) -> None:
@@ -295,12 +296,30 @@ runs.open_run({folder!r}, "digits_quanv", model="plain", controls=(), epochs=1, 
 """
 
 
+def of_another_machine() -> dict:
+    """What a survey finds, without a net."""
+    found = survey.platform.measured(0.0, quick=True)
+    return {
+        "format": 1,
+        "qnnkit": "0.1.0",
+        "machine": survey.facts() | {"name": "Another machine"},
+        "measured_at": "2026-01-01T00:00:00+00:00",
+        "seconds": 1.0,
+        "busy": {"samples": [0.0], "most": 0.0, "sentence": None},
+        "price_per_hour": None,
+        "unstable": [],
+        "sections": {"platform": found},
+    }
+
+
 def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     names = ("02_gradient_check", "03_train", "04_analyze", "05_benchmark")
     paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in names]
     prelude = WITHOUT_A_CIRCUIT.format(folder=str(folder))
-    done = run_cells(*paths, prelude=prelude, run_dir=str(folder), budget=0.5)
+    other = tmp_path / "other.json"
+    survey.write(other, of_another_machine())
+    done = run_cells(*paths, prelude=prelude, run_dir=str(folder), budget=0.5, compare_with=str(other))
     assert done.returncode == 0, done.stderr
     result = json.loads((folder / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["reference"] and result["nets"][0]["quantum"] == 0
@@ -310,6 +329,9 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
         assert done.stdout.count(told) >= 1, told
     kept = {path.stem for path in (folder / "figures").glob("*.png")}
     assert {"02_sizes", "06_worst", "benchmark_step", "benchmark_strategies"} <= kept
+    assert {"benchmark_simulators", "benchmark_machines"} <= kept
+    [net] = survey.load(folder / "machine.json")["sections"]["net"]["settings"][:1]
+    assert net == {"device": "cpu", "precision": "float32", "why": "The time was up."}
     assert kept & {"02_circuit", "02_errors", "07_maps", "08_circuit", "09_hardware", "12_gates"} == set()
     rows = [json.loads(line) for line in (folder / "benchmark.jsonl").read_text().splitlines()]
     assert {row.get("group") for row in rows if row["event"] == "strategy"} == {"batch", "precision"}

@@ -330,6 +330,35 @@ def test_hostile_names_stay_text(tmp_path):
         assert told in page.text
 
 
+PLAN = {"device": "cpu", "peak_bytes": 530_000_000, "seconds_per_epoch": 0.41}
+
+
+@pytest.mark.parametrize(
+    ("plan", "peak", "sentence"),
+    [
+        (
+            PLAN,
+            541e6,
+            "Planned for the hybrid net: 0.41 s per epoch and 530 MB; it took 0.50 s per epoch and 541 MB.",
+        ),
+        (PLAN, None, "Planned for the hybrid net: 0.41 s per epoch; it took 0.50 s per epoch."),
+        (PLAN | {"seconds_per_epoch": None}, 541e6, "Planned for the hybrid net: 530 MB; it took 541 MB."),
+        (PLAN | {"seconds_per_epoch": None}, None, None),
+        (PLAN | {"device": "cuda:0"}, 541e6, None),
+        (None, 541e6, None),
+    ],
+)
+def test_what_was_planned_stands_beside_what_was_measured(open_run, quickly, plan, peak, sentence):
+    run = open_run(n_seeds=1)
+    log_final(run, "hybrid", 0, 0.9)
+    log_final(run, "classical", 0, 0.8)
+    run.log("metrics", run.tested()["hybrid", 0] | {"peak_memory": peak})
+    run.note_provenance(device="cpu", **({} if plan is None else {"plan": plan}))
+    found = report.finish(run)["planned"]
+    assert (found and found["sentence"]) == sentence
+    assert sentence is None or sentence in run.report.read_text()
+
+
 def test_the_result_comes_last(three, quickly):
     """Where the page cannot be written, there is no result, and so the run is not finished."""
     three.report.mkdir()

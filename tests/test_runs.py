@@ -370,9 +370,9 @@ def test_epochs_are_told_while_a_notebook_writes_them(tiny):
 
 
 def outcome(run):
-    """All numbers of a run but its times: rows in order, and the tensors of every checkpoint."""
+    """All numbers of a run but its times and memory: rows in order, and the tensors of every checkpoint."""
     rows = [
-        {name: value for name, value in row.items() if "seconds" not in name}
+        {name: value for name, value in row.items() if not name.startswith(("seconds", "peak_"))}
         for row in [*run.epochs().to_dict("records"), *run.finals().to_dict("records")]
     ]
     for training in gradients.read(run.folder).trainings.values():

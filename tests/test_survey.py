@@ -105,13 +105,12 @@ def test_a_slow_device_comes_out_slower(slow_device):
     TypeAdapter(form.Platform).validate_python(found)
     fast, slow = survey.figures(of_this_machine(found))
     assert (fast["device"], slow["device"]) == ("cpu", "cpu:0")
-    assert slow["seconds_per_operation"] > fast["seconds_per_operation"]
-    here, there = (one["small_products"][0]["seconds"]["least"] for one in found["devices"])
-    assert there > here
-    assert found["devices"][1]["to_device"]["seconds"]["median"] >= 1e-5
-    assert found["sentences"] == [
-        "100 small matrix products, one after the other: the CPU is faster than cpu:0 up to 512x512."
-    ]
+    cpu, planted = found["devices"]  # the least: on a busy machine, all else is anybody's
+    assert planted["operation"]["least"] > cpu["operation"]["least"]
+    assert planted["small_products"][0]["seconds"]["least"] > cpu["small_products"][0]["seconds"]["least"]
+    assert planted["to_device"]["seconds"]["least"] > 1e-6 and "to_device" not in cpu
+    [sentence] = found["sentences"]
+    assert sentence.startswith("100 small matrix products, one after the other: ") and "cpu:0" in sentence
 
 
 @pytest.mark.parametrize(
@@ -328,6 +327,12 @@ def test_a_process_that_fails_says_why(what, timeout, told):
     assert apart.ask(what, {"seconds": 0.0}, timeout=timeout) == {"why": told}
 
 
+def test_a_process_that_is_killed_says_so(monkeypatch):
+    monkeypatch.setattr(apart, "CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    told = apart.ask("net", {}, timeout=60)["why"]
+    assert told == "Its process was ended by SIGKILL, as a system does that runs out of memory."
+
+
 def test_which_number_of_threads_is_best():
     assert (
         words.threads({1: 1.0, 2: 7.0, 8: 1.5})
@@ -387,11 +392,14 @@ def test_a_frozen_part_is_computed_before_as_in_training(toy):
 
     sizes = {"channels": 1, "image_size": (8, 8), "n_classes": 10, "seed": 0}
     images = splits.train.images[:3]
-    frozen = models.build(config.override(trainable=False).model, backend="batched", **sizes)
-    assert survey.net._seen(frozen, images, CPU, 100).is_floating_point()
-    assert survey.net._seen(frozen, images, CPU, 10**12) is images, "too many to keep"
+    frozen = config.override(trainable=False)
+    net = models.build(frozen.model, backend="batched", **sizes)
+    assert survey.net.seen(net, images, frozen, CPU, 100).is_floating_point()
+    assert survey.net.seen(net, images, frozen, CPU, 10**12) is images, "too many to keep"
+    augmented = frozen.override(augmentation="affine")
+    assert survey.net.seen(net, images, augmented, CPU, 100) is images, "others in every epoch"
     trained = models.build(config.model, backend="batched", **sizes)
-    assert survey.net._seen(trained, images, CPU, 100) is images
+    assert survey.net.seen(trained, images, config, CPU, 100) is images
 
 
 # --- the whole ---------------------------------------------------------------------------------------------
@@ -419,7 +427,10 @@ def test_the_table_has_a_hundred_columns_at_most_and_all_sentences(surveyed):
     flat = " ".join(text.split())
     for section in ("platform", "circuits", "net"):
         assert all(sentence in flat for sentence in found["sections"][section]["sentences"])
-    assert "The machine is busy." in flat and "4 of the times (net settings cpu float32 update, " in flat
+    assert (
+        "busy The machine is busy. What it reaches" in flat
+        and "4 of the times (net settings cpu float32 update, " in flat
+    )
     assert found["machine"]["name"] in text and "and others" in flat
 
 
@@ -636,6 +647,7 @@ def test_compare_prints_and_draws(command, machines, tmp_path):
         (["--compare", "none.json", "neither.json"], "must be a machine's file, but is 'none.json'"),
         (["one.json"], "Files are for --compare"),
         (["--seconds", "0"], "`--seconds` must be above 0"),
+        (["--price", "-1"], "`--price` must be 0 or more, but is -1.0"),
         (["--samples", "-3"], "`--samples` must be above 0"),
         (["--recipe", "digit_quanv"], "Did you mean 'digits_quanv'?"),
         (["--recipe", "folder_quanv"], "`data_dir` must"),

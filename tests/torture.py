@@ -26,7 +26,7 @@ from qnnkit import runs
 from qnnkit.checkpoint import Store
 
 TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1}
-TIMES = ("seconds", "seconds_per_epoch")
+TIMES = ("seconds", "seconds_per_epoch", "peak_memory", "peak_ram")
 """What no two runs have in common."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from qnnkit.config import RunConfig, TrainingConfig, require_batch_size, validat
 from qnnkit.plan.transformer import SIZES, of_transformer
 from qnnkit.plan.workload import Workload, of_recipe
 from qnnkit.runs.folder import Run, check_names
+from qnnkit.runs.placing import placed, settle_batch_size
 
 OF_MODELS = ("sequence_length", "lora_rank")
 """What only language models and CLIP have."""
@@ -31,17 +33,30 @@ class Asked:
     """Of this machine."""
 
 
-def of_run(run: Run) -> Asked:
-    """The nets of a run, on its own data.
+def of_run(run: Run, *, measure: bool = True) -> Asked:
+    """The nets of a run, on its own data, where they are trained.
+
+    Args:
+        run: Its settings and data.
+        measure: Whether what is "auto" is measured, as training would; see `runs.placed`.
 
     Raises:
-        ValueError, OSError: The data cannot be used.
+        ValueError: A size of batch is "auto" and nothing may be measured.
+        OSError, ValueError: The data cannot be used.
     """
     config = run.config
+    if measure:
+        where = placed(run)
+        device, threads = where.device, where.threads
+    else:
+        device, threads = config.device, config.threads if isinstance(config.threads, int) else None
+    if config.training.batch_size == "auto":
+        step = "Give --batch-size, or let it be measured."
+        raise ValueError(checks.message("batch_size", "be a number where nothing is measured", "auto", step))
     return Asked(
         of_recipe(config, run.splits),
-        config.device,
-        config.threads,
+        device,
+        threads,
         nets=len(run.nets),
         seeds=len(run.seeds),
         price_per_hour=config.price_per_hour,
@@ -55,6 +70,7 @@ def asked(
     *,
     settings: dict[str, Any] | None = None,
     samples: int | None = None,
+    measure: bool = True,
 ) -> Asked:
     """What is named: one of the recipes, on its data, or a transformers model, on data of any kind.
 
@@ -65,6 +81,7 @@ def asked(
         settings: Exchanged: of a recipe any setting, of a model those of the training, `sequence_length`,
             `lora_rank` and `device`.
         samples: In an epoch; by default those of the recipe's data, or 1,000.
+        measure: Whether what is "auto" in a recipe is measured; remembered in the workspace.
 
     Raises:
         ValueError: Not exactly one of recipe and model is named, or a name or value is wrong.
@@ -78,14 +95,12 @@ def asked(
         kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(SIZES)}"
         raise ValueError(checks.message("recipe", rule, given, f"Name one: {kinds}."))
     if model is None:
-        found = _of_recipe(recipes.recipe(str(recipe)), settings, size)
-        return (
-            found if samples is None else replace(found, workload=replace(found.workload, n_samples=samples))
-        )
+        found = _of_recipe(recipes.recipe(str(recipe)), settings, size, measure)
+        return found if samples is None else replace(found, workload=found.workload.of_samples(samples))
     return _of_model(model, size or "small", settings, samples or 1000)
 
 
-def _of_recipe(config: RunConfig, settings: dict[str, Any], size: str | None) -> Asked:
+def _of_recipe(config: RunConfig, settings: dict[str, Any], size: str | None, measure: bool) -> Asked:
     for name, value in {**{name: settings.get(name) for name in OF_MODELS}, "size": size}.items():
         if value is not None:
             step = "It belongs to --model."
@@ -95,7 +110,9 @@ def _of_recipe(config: RunConfig, settings: dict[str, Any], size: str | None) ->
     config = config.override(**settings)
     require_batch_size(config.training)
     check_names(config)
-    return of_run(Run(Path(), config))  # no folder: nothing is read from one, nothing is written
+    with tempfile.TemporaryDirectory() as folder:  # what a run would write down is not kept
+        run = Run(Path(folder), config)
+        return of_run(settle_batch_size(run) if measure else run, measure=measure)
 
 
 def _of_model(model: str, size: str, settings: dict[str, Any], samples: int) -> Asked:

@@ -12,6 +12,8 @@ from qnnkit.plan.prediction import Prediction
 from qnnkit.plan.verdict import Verdict, Wish, judge, largest_batch
 
 HERE = "this machine"
+LARGEST = 4096
+"""Largest batch that is sought: tracing one takes longer the more circuits it has, and few want more."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Place:
     usable: int
     """Bytes that it may use."""
     largest: int | None
-    """Largest batch that fits; None where it was not sought, 0 where not even one sample fits."""
+    """Largest batch that fits, up to LARGEST; None where it was not sought, 0 where not one sample fits."""
     epoch: Range | None
     """Seconds of one epoch of one net."""
     total: Range | None
@@ -110,7 +112,8 @@ def place(
         cost = Range(0, 0, 0)
     largest = None
     if memory is not None:
-        found = largest_batch(lambda size: needed(memory(size), spot.kind), spot.usable, prediction.n_samples)
+        most = min(prediction.n_samples, LARGEST)
+        found = largest_batch(lambda size: needed(memory(size), spot.kind), spot.usable, most)
         largest = found or 0
     needs = needed(prediction, spot.kind)
     return Place(

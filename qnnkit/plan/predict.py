@@ -31,6 +31,7 @@ def predict(
     measured: bool = True,
     seconds: float = 3.0,
     threads: int | None = None,
+    framework: int | None = None,
 ) -> Prediction:
     """What a training will take on this machine.
 
@@ -44,12 +45,17 @@ def predict(
         measured: Whether to time updates; otherwise nothing is run, and the prediction has no time.
         seconds: About how long updates are timed.
         threads: CPU threads that train; None leaves torch's choice.
+        framework: Bytes of that part, where it was looked at before: what has run since may have left some.
     """
-    device = torch.device(device)
+    device, notes = torch.device(device), list(workload.notes)
+    if device.type == "cpu" and workload.training.precision == "float16":
+        measured = False
+        notes.append("A CPU does not train in float16: nothing was timed.")
     with measure.threads(threads):
-        _warm_up(workload.training.precision, device)
-        gc.collect()
-        framework = max(0, measure.resident() - workload.data_bytes)
+        if framework is None:
+            _warm_up(device)
+            gc.collect()
+            framework = max(0, measure.resident() - workload.loaded_bytes)
         traced = trace(workload, foreach=device.type == "cuda")
         memory = {name: n for name, n in traced.memory.items() if n > 0}
         # Moments and weights are copied for each checkpoint, which is written while training goes on.
@@ -58,6 +64,7 @@ def predict(
         spread, size = None, None
         if measured:
             spread, size = _timed(workload, device, memory, seconds)
+            notes.append(f"Timed on {device} with {torch.get_num_threads()} CPU threads.")
     config = workload.training
     return Prediction(
         name=workload.name,
@@ -68,9 +75,10 @@ def predict(
         n_trained=traced.n_trained,
         memory=memory,
         work=traced.work,
+        at_update=traced.at_update,
         device=str(device),
         seconds=spread,
-        notes=workload.notes,
+        notes=tuple(notes),
         scaled_from=size if size != config.batch_size else None,
     )
 
@@ -90,7 +98,7 @@ def _timed(
         if size == 1:
             return None, None
         size = max(1, size // 2)
-        memory = trace(workload.change(batch_size=size)).memory
+        memory = trace(workload.change(batch_size=size), foreach=device.type == "cuda").memory
     spread = _updates(smaller, device, seconds)
     scale = workload.training.batch_size / size
     scaled = measure.Spread(scale * spread.least, scale * spread.median, scale * spread.most, spread.rounds)
@@ -128,9 +136,9 @@ def free_memory(device: torch.device) -> int:
 
 
 @functools.cache
-def _warm_up(precision: str, device: torch.device) -> None:
+def _warm_up(device: torch.device) -> None:
     """Loads what the first step of any training loads: libraries, and kernels made when first used."""
-    config = TrainingConfig(epochs=1, batch_size=8, precision=precision)  # type: ignore[arg-type]
+    config = TrainingConfig(epochs=1, batch_size=8)
     with seeded(0):
         model = nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 2)

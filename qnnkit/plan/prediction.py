@@ -51,6 +51,9 @@ class Prediction:
     memory: dict[str, int]
     """Part -> bytes at the peak, see PARTS."""
     work: Work
+    at_update: int
+    """Bytes that a GPU would hold while it updates the weights: there the optimizer takes all at once, with a
+    copy of each."""
     device: str
     """What it was predicted for: "cpu", "cuda:0", "mps"."""
     seconds: Spread | None
@@ -62,13 +65,13 @@ class Prediction:
 
     @property
     def peak(self) -> int:
-        """Bytes that the device has to hold: for a CPU all parts, for a GPU those that are on it."""
-        return sum(n for part, n in self.memory.items() if self.device == "cpu" or part not in HOST)
+        """Bytes that have to be held where it computes: on a GPU without what stays in RAM."""
+        return self.on_accelerator if self.device.startswith("cuda") else self.in_all
 
     @property
     def on_accelerator(self) -> int:
         """Bytes that a GPU would have to hold."""
-        return sum(n for part, n in self.memory.items() if part not in HOST)
+        return max(self.at_update, sum(n for part, n in self.memory.items() if part not in HOST))
 
     @property
     def in_all(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -165,20 +166,23 @@ def enough(workload: Changeable, sight: Sight, alone: Sequence[Remedy]) -> list[
 
 def _try(name: str, workload: Changeable, before: Prediction, sight: Sight) -> Remedy | None:
     """The mildest dose of a remedy that makes it fit, else the strongest; None where it does not apply."""
-    found = None
-    for settings in _doses(name, workload):
-        changed = workload.change(**settings)
-        after = sight.look(changed)
-        old, new = sight.per_sample(before), sight.per_sample(after)
-        saved = sight.needs(before) - sight.needs(after)
-        if saved < WORTH * sight.needs(before):
-            continue
-        slower = new / old if old and new else None
-        fits = sight.fits(after)
-        found = Remedy(name, settings, sight.needs(before), sight.needs(after), slower, fits, changed)
-        if fits:
-            break
-    return found
+    doses = list(_doses(name, workload))
+    if not doses:
+        return None
+
+    def fits(dose: int) -> bool:
+        return sight.fits(sight.look(workload.change(**doses[dose])))
+
+    # A stronger dose never needs more: the first that fits is sought as in a sorted list.
+    dose = min(bisect.bisect_left(range(len(doses)), True, key=fits), len(doses) - 1)
+    changed = workload.change(**doses[dose])
+    after = sight.look(changed)
+    needed, needs = sight.needs(before), sight.needs(after)
+    if needed - needs < WORTH * needed:
+        return None
+    old, new = sight.per_sample(before), sight.per_sample(after)
+    slower = new / old if old and new else None
+    return Remedy(name, doses[dose], needed, needs, slower, sight.fits(after), changed)
 
 
 def _doses(name: str, workload: Changeable) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from qnnkit.plan import words
 from qnnkit.plan.elsewhere import Range
-from qnnkit.plan.places import Place
+from qnnkit.plan.places import LARGEST, Place
 from qnnkit.plan.prediction import HOST
 from qnnkit.plan.remedies import KINDS
 from qnnkit.plan.whole import Plan
@@ -47,12 +47,15 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _machines(plan: Plan) -> Iterator[str]:
     rows = [HEADS, *(_row(place) for place in plan.places)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    if all(place.largest is None for place in plan.places):
+        rows = [row[:2] + row[3:] for row in rows]
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
     widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
     for row in rows:
         cells = [f"{cell[:width]:<{width}}" for cell, width in zip(row, widths, strict=True)]
         yield "  ".join(cells).rstrip()
-    yield from _wrapped(f"Cost in {plan.currency}; units are Colab's. In brackets: from and to.")
+    yield f"Cost in {plan.currency}; units are Colab's. In brackets: from and to."
 
 
 def _row(place: Place) -> tuple[str, ...]:
@@ -60,13 +63,19 @@ def _row(place: Place) -> tuple[str, ...]:
     return (
         place.name,
         f"{_gb(place.needs)} of {_gb(place.usable)} GB",  # one digit more: what hardly fits is to be seen
-        "-" if place.largest is None else f"{place.largest:,}" if place.largest else "none",
+        _batch(place.largest),
         "?" if place.epoch is None else words.duration(place.epoch.likely),
         _range(place.total),
         "?" if place.cost is None else words.small(place.cost.likely),
         "-" if units is None else words.small(units.likely),
         place.verdict.word,
     )
+
+
+def _batch(largest: int | None) -> str:
+    if largest is None:
+        return "-"
+    return f"{largest:,}{'+' * (largest == LARGEST)}" if largest else "none"
 
 
 def _answer(plan: Plan) -> Iterator[str]:

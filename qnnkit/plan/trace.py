@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from qnnkit import train
 from qnnkit.breakdown.parts import nodes_between, quantum_parts
@@ -29,6 +29,20 @@ from qnnkit.checkpoint import own_generators
 from qnnkit.plan.prediction import Work
 from qnnkit.plan.workload import Workload
 
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def _attention_back(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(gradient, query, key, value)
+
+
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back,
+}
+"""Operations that torch's counter does not know, and how it would count them."""
 FIRST = 2
 """Samples of the first step, which makes the optimizer's moments; normalisation wants more than one."""
 
@@ -46,6 +60,8 @@ class Traced:
     """Of one update."""
     n_weights: int
     n_trained: int
+    at_update: int
+    """Bytes held in the update of a GPU, which takes all weights at once: a copy of each that is trained."""
 
 
 def trace(workload: Workload, *, foreach: bool = False) -> Traced:
@@ -53,8 +69,8 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
 
     Args:
         workload: What is trained.
-        foreach: Whether the optimizer takes all weights at once, as it does on GPUs: faster, for a copy of
-            them at a time.
+        foreach: Whether the optimizer takes all weights at once, as it does on GPUs: in fewer operations, for
+            a copy of the weights at a time.
     """
     with own_generators(), _quick_collection():
         with contextlib.nullcontext() if workload.prepare else torch.device("meta"):
@@ -117,7 +133,7 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         with ledger:
             _update(stepper, ledger, workload, FIRST, 1)
         ledger.begin()
-        flops = FlopCounterMode(display=False)
+        flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
         with ledger, flops:
             before_update = _update(stepper, ledger, workload, config.batch_size, passes)
     repeats = config.accumulation / passes
@@ -130,15 +146,31 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
     n_trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     for weight in weights:
         weight.grad = None
-    return Traced(dict(ledger.at_peak), done, sum(weight.numel() for weight in weights), n_trained)
+    # The loop keeps the batches of an update until it is taken; those that were not traced lie there as well.
+    ledger.at_peak["activations"] += (config.accumulation - passes) * _bytes_of(workload)
+    trained = sum(weight.nbytes for weight in weights if weight.requires_grad)
+    copies = 1 if config.optimizer == "sgd" else 2  # gradients, and under Adam the roots of second moments
+    return Traced(
+        memory=dict(ledger.at_peak),
+        work=done,
+        n_weights=sum(weight.numel() for weight in weights),
+        n_trained=n_trained,
+        at_update=ledger.live["weights"] + ledger.live["optimizer"] + copies * trained,
+    )
+
+
+def _bytes_of(workload: Workload) -> int:
+    """Of a batch."""
+    leaves = tree_leaves(workload.batch(workload, workload.training.batch_size))
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int, passes: int) -> Work:
     """One update; the work that came before its last part, the optimizer's."""
+    kept = []
     for _ in range(passes):
-        batch = workload.batch(workload, size)
-        stepper.backward(stepper.forward(batch))
-        del batch
+        kept.append(workload.batch(workload, size))
+        stepper.backward(stepper.forward(kept[-1]))
         if ledger.collects:
             gc.collect()
     before = copy.copy(ledger.work)

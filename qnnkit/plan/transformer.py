@@ -30,6 +30,8 @@ CLIP = {
     "77m": (512, 10, 8, 224, 32, 512, 16384),
 }
 SIZES = {"llama": LLAMA, "clip": CLIP}
+USUAL_LENGTH = 256
+"""Tokens, where nobody says."""
 LORA_TARGETS = ("q_proj", "v_proj")
 """What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
 
@@ -61,9 +63,10 @@ def of_transformer(
     checks.choice("model", kind, SIZES)
     checks.positive("n_samples", n_samples)
     config = _config(kind, size)
-    longest = (config.text_config if kind == "clip" else config).max_position_embeddings
-    length = sequence_length or (longest if kind == "clip" else min(256, longest))
-    if length > longest:
+    text = config.text_config if kind == "clip" else config
+    longest = getattr(text, "max_position_embeddings", None)  # some models have no such limit
+    length = sequence_length or (longest if kind == "clip" else min(USUAL_LENGTH, longest or USUAL_LENGTH))
+    if longest is not None and length > longest:
         rule = f"be at most {longest}, the positions that this model knows"
         raise ValueError(checks.message("sequence_length", rule, length, "Cut the samples shorter."))
 
@@ -103,7 +106,7 @@ def of_transformer(
 
 
 def _config(kind: str, size: str) -> Any:
-    from transformers import AutoConfig, CLIPConfig, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, CLIPConfig, LlamaConfig
 
     folder = Path(size).expanduser()
     if size not in SIZES[kind] and not folder.is_dir():
@@ -118,6 +121,9 @@ def _config(kind: str, size: str) -> Any:
         if (config.model_type == "clip") != (kind == "clip"):
             step = "Ask for --model clip, or llama for any causal language model."
             raise ValueError(checks.message("size", f"hold a model of kind {kind}", config.model_type, step))
+        if kind == "llama" and type(config) not in AutoModelForCausalLM._model_mapping:
+            rule = "hold a causal language model"
+            raise ValueError(checks.message("size", rule, config.model_type, "Choose another folder."))
         return config
     if kind == "llama":
         hidden, n_layers, heads, kv_heads, inner, vocabulary = LLAMA[size]
@@ -160,7 +166,10 @@ def _vocabulary(config: Any) -> int:
 def _adapted(model: nn.Module, rank: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
-    wanted: Any = LoraConfig(r=rank, target_modules=list(LORA_TARGETS))
+    found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    # Of another architecture, PEFT itself knows what is usually adapted.
+    targets = list(LORA_TARGETS) if found >= set(LORA_TARGETS) else None
+    wanted: Any = LoraConfig(r=rank, target_modules=targets)
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of peft for transformers' names
         return get_peft_model(model, wanted)  # type: ignore[arg-type]
 

@@ -38,7 +38,8 @@ def answer(places: Sequence[Place], wish: Wish, currency: str, enough: Sequence[
         told.append(f"Run it {_at(best)}: {_takes(best, currency)}.{_but(best)}")
         quicker = [each for each in order[1:] if _clearly_quicker(each, best)]
         if quicker:
-            told.append(f"Quicker, at a price: {_the(quicker[0])}, {_takes(quicker[0], currency)}.")
+            price = ", at a price" if _likely(quicker[0].cost) > _likely(best.cost) else ""
+            told.append(f"Quicker{price}: {_the(quicker[0])}, {_takes(quicker[0], currency)}.")
     if here is not None and here.verdict.word == "not here":
         told.append(f"Not on this machine: {_lower(here.verdict.reason)}")
     if not order:
@@ -131,11 +132,13 @@ def _to(enough: Sequence[Remedy]) -> str:
 
 
 def _at(place: Place) -> str:
-    return "here" if place.name == HERE else f"on {_article(place.name)} {place.name}"
+    owned = " (if you have one)" if place.kind == "mac" and place.name != HERE else ""
+    return "here" if place.name == HERE else f"on {_article(place.name)} {place.name}{owned}"
 
 
 def _the(place: Place) -> str:
-    return place.name if place.name == HERE else f"the {place.name}"
+    owned = " (if you have one)" if place.kind == "mac" and place.name != HERE else ""
+    return place.name if place.name == HERE else f"the {place.name}{owned}"
 
 
 def _article(name: str) -> str:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qnnkit import device as devices
 from qnnkit.plan import here, machines, surveys, where, words
 from qnnkit.plan.asked import Asked
@@ -45,6 +43,18 @@ class Plan:
     @property
     def here(self) -> Place:
         return self.places[0]
+
+    def brief(self) -> dict[str, Any]:
+        """What provenance.json keeps of it: what was predicted of this machine, to be compared later."""
+        found = self.prediction
+        return {
+            "device": found.device,
+            "peak_bytes": found.peak,
+            "memory": found.memory,
+            "seconds_per_epoch": found.seconds_per_epoch,
+            "verdict": self.here.verdict.word,
+            "answer": list(self.answer),
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values, for JSON."""
@@ -98,9 +108,13 @@ def plan(
     known = surveys.read(measured, table)
     prediction = predict(workload, device, measured=measure, seconds=seconds, threads=threads)
 
+    def look(changed: Workload) -> Prediction:
+        known = prediction.memory["framework"]  # what was timed may have left more
+        return predict(changed, device, measured=False, threads=threads, framework=known)
+
     @functools.cache
     def memory(batch_size: int) -> Prediction:
-        return _look(workload.change(batch_size=batch_size), device, threads)
+        return look(workload.change(batch_size=batch_size))
 
     work, precision, timed = prediction.work, prediction.training.precision, prediction.seconds
     figures = here.figures(device, precision, threads) if measure else None
@@ -124,7 +138,7 @@ def plan(
     found, chain = [], []
     if places[0].verdict.word != "comfortable" and places[0].needs > COMFORTABLE * this.usable:
         sight = Sight(
-            predict=lambda changed: _look(changed, device, threads),
+            predict=look,
             needs=lambda prediction: needed(prediction, this.kind),
             usable=this.usable,
             seconds=figures and (lambda each: roofline(each.work, figures, each.training.precision)),
@@ -151,10 +165,6 @@ def _full(workload: Workload) -> Workload:
     told = f"A batch of {workload.training.batch_size:,} is more than the samples: it holds all of them."
     full = workload.change(batch_size=workload.n_samples)
     return replace(full, notes=(*full.notes, told))
-
-
-def _look(workload: Workload, device: torch.device, threads: int | None) -> Prediction:
-    return predict(workload, device, measured=False, threads=threads)
 
 
 def _timed(prediction: Prediction) -> Estimate | None:

@@ -42,7 +42,9 @@ class Workload:
     sequence_length: int | None = None
     lora_rank: int | None = None
     data_bytes: int = 0
-    """RAM that the samples take; they are in it already."""
+    """RAM that the samples take in training."""
+    loaded_bytes: int = 0
+    """What of it this process holds already."""
     notes: tuple[str, ...] = field(default=())
     """What a reader of the prediction must know."""
 
@@ -63,6 +65,10 @@ class Workload:
             checks.choice("setting", name, TrainingConfig.model_fields)
         training = TrainingConfig.model_validate({**self.training.model_dump(), **settings})
         return replace(self, training=training, **own)
+
+    def of_samples(self, n: int) -> Workload:
+        """A copy with so many samples in an epoch, and data that take as much more or less RAM."""
+        return replace(self, n_samples=n, data_bytes=round(self.data_bytes * n / self.n_samples))
 
 
 def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
@@ -103,7 +109,7 @@ def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
 
     width = _computed_once(config, splits)
     parts = (splits.train, splits.validation, splits.test)
-    data_bytes = sum(part.images.nbytes for part in parts)
+    data_bytes = loaded_bytes = sum(part.images.nbytes for part in parts)
     if width is not None:
         data_bytes += sum(len(part) for part in parts) * 4 * torch.Size(width).numel()
         notes.append(
@@ -120,6 +126,7 @@ def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
         groups=parameter_groups,
         prepare=prepare,
         data_bytes=data_bytes,
+        loaded_bytes=loaded_bytes,
         notes=tuple(notes),
     )
 

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.ticker import LogLocator
+
 from qnnkit.plots.picture import COLOURS, Picture, decades, picture, short
 
 PANELS = (
@@ -62,6 +64,7 @@ def _bars(axis: Any, values: Sequence[float | None], colours: Sequence[str], log
         axis.set_xticks([])
     elif logarithmic:
         decades(axis, list(lengths.values()))
+        axis.xaxis.set_major_locator(LogLocator(numticks=4))  # the panels are narrow
         first, last = axis.get_xlim()
         axis.set_xlim(first, max(last, first * (max(lengths.values()) / first) ** ROOM))
     else:

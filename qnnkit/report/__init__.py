@@ -2,6 +2,7 @@
 
 from qnnkit.report.batch import write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
+from qnnkit.report.criteria import judge
 from qnnkit.report.inspection import keep_inspection
 from qnnkit.report.learning import gradient_table, keep_expressivity, keep_gates, keep_landscape, keep_plateau
 from qnnkit.report.run import (
@@ -30,6 +31,7 @@ __all__ = [
     "figures",
     "gradient_table",
     "finish",
+    "judge",
     "means",
     "keep_circuit",
     "keep_errors",

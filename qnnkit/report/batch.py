@@ -183,6 +183,10 @@ def _finished(row: Row, result: dict[str, Any]) -> None:
     row.state, row.error = "finished", None
     told = result.get("verdicts")
     row.verdicts = [str(sentence) for sentence in told] if isinstance(told, list) else []
+    judged = result.get("criteria")
+    for each in judged if isinstance(judged, list) else ():
+        if isinstance(each, dict) and "sentence" in each:
+            row.verdicts.append(f"Criterion {each.get('criterion')}: {each['sentence']}")
 
 
 def _learn(row: Row, metrics: list[dict[str, Any]]) -> None:

@@ -16,6 +16,8 @@ import torch
 from qnnkit import breakdown, gradients, stats, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.device import machine
+from qnnkit.report.criteria import judge
+from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
 from qnnkit.runs import Run, build, seen_by, trained
 from qnnkit.runs.lock import mirrored
@@ -238,6 +240,8 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
         "verdicts": verdicts(rows),
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
         "robustness": list(robustness) or before.get("robustness", []),
+        "planned": before.get("planned") or beside_plan(run),
+        "criteria": judge(run),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config_digest": run.config.digest(),
@@ -252,7 +256,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
 
 
 def _spent(run: Run) -> dict[str, Any]:
-    """Time and money, for provenance.json."""
+    """Time, money and bytes, for provenance.json."""
     epochs = (row for row in run.rows("metrics") if row["event"] == "epoch")
     hours = sum(row.get("seconds", 0.0) for row in epochs) / 3600
     price = run.config.price_per_hour
@@ -260,6 +264,9 @@ def _spent(run: Run) -> dict[str, Any]:
         "seeds": list(run.seeds),
         "training_hours": hours,
         "cost_estimate": None if price is None else hours * price,
+        "peak_memory": {
+            f"{net}, seed {seed}": row.get("peak_memory") for (net, seed), row in run.tested().items()
+        },
     }
 
 
@@ -277,6 +284,7 @@ def render(run: Run, result: dict[str, Any]) -> str:
         provenance=run.provenance,
         notes=[*run.splits.notes, *_starts(run), *_placed(run)],
         gradients=_of_gradients(run),
+        machine=[f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in run.rows("warnings")],
     )
 
 

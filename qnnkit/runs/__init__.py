@@ -6,11 +6,14 @@ from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
 from qnnkit.runs.nets import best, build, parameter_groups, seen_by, task_of, train_all, trained
 from qnnkit.runs.placing import placed
+from qnnkit.runs.status import Status
+from qnnkit.runs.watching import watch
 
 __all__ = [
     "NOTEBOOKS",
     "NotebookError",
     "Run",
+    "Status",
     "best",
     "build",
     "check_parameters",
@@ -27,4 +30,5 @@ __all__ = [
     "task_of",
     "train_all",
     "trained",
+    "watch",
 ]

@@ -121,8 +121,9 @@ def launch(
     except DeadKernelError:
         running.replace(failed)
         raise NotebookError(
-            f"Notebook {notebook.name} stopped: its kernel died, as it does when memory runs out. Use a "
-            f"smaller batch_size or image_size. The cells before are in {failed}."
+            f"Notebook {notebook.name} stopped: its kernel died, as it does when memory runs out. Go on with "
+            "--set gradient_checkpointing=true, or begin another run_dir with a smaller batch_size or "
+            f"image_size. The cells before are in {failed}."
         ) from None
     except OSError as error:
         raise workspace.cannot_write(running, error) from None

@@ -20,8 +20,10 @@ from qnnkit.models import features
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
+from qnnkit.runs.status import Reporter
 from qnnkit.runs.trackers import Trackers
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
+from qnnkit.train.vitals import Vitals
 
 
 def build(run: Run, net: str, seed: int) -> nn.Module:
@@ -119,6 +121,7 @@ def train_all(
         config = run.config
         trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
         work.enter_context(trackers)
+        reporter = work.enter_context(Reporter(run, finished)) if is_main() else None
 
         def note(row: dict[str, Any]) -> None:
             run.log("metrics", row)
@@ -128,7 +131,9 @@ def train_all(
 
         for seed in run.seeds:
             for net in run.nets:
-                yield finished.get((net, seed)) or _train(run, net, seed, place, note, on_warning)
+                if (net, seed) not in finished:
+                    finished[net, seed] = _train(run, net, seed, place, note, on_warning, reporter)
+                yield finished[net, seed]
 
 
 def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
@@ -172,8 +177,12 @@ def _train(
     placed: Placement,
     on_epoch: Callable[[dict[str, Any]], None],
     on_warning: Callable[[str], None] | None,
+    reporter: Reporter | None,
 ) -> dict[str, Any]:
     config, place = run.config.training, device.choose(placed.device)
+    measure.reset_peak(place)
+    if reporter:
+        reporter.begin(net, seed, place)
     model, task = build(run, net, seed), task_of(config)
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
     with warnings.catch_warnings():
@@ -191,15 +200,26 @@ def _train(
         run.log("gradients", {"event": "epoch", "net": net, "seed": seed, **row})
         for sentence in row["warnings"]:
             fault = sentence.split(":")[0]
-            if on_warning and fault not in warned:
-                on_warning(f"{net}, seed {seed}, epoch {row['epoch']}: {sentence}")
-            warned.add(fault)
+            if fault not in warned:
+                warned.add(fault)
+                if reporter:
+                    reporter.warn(sentence)
+                if on_warning:
+                    on_warning(f"{net}, seed {seed}, epoch {row['epoch']}: {sentence}")
 
     def tell(sentence: str) -> None:
-        if is_main():
+        if reporter:
             run.log("warnings", {"net": net, "seed": seed, "time": now(), "sentence": sentence})
+            reporter.warn(sentence)
             if on_warning:
                 on_warning(f"{net}, seed {seed}: {sentence}")
+
+    vitals = Vitals(tell, _remedy(config))
+
+    def on_update(moment: train.Moment) -> None:
+        if reporter:
+            vitals.update(moment)
+            reporter.update(moment)
 
     with measure.threads(placed.threads):
         splits = seen_by(run, model, place)
@@ -229,6 +249,7 @@ def _train(
             identity=identity,
             log=log,
             watch=watch,
+            on_update=on_update,
             tell=tell,
         )
         test = _test(model, task, loaders["test"], splits.test.labels, place, progress.at_once)
@@ -243,6 +264,8 @@ def _train(
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.train.images[:1]),
         "seconds_per_epoch": progress.seconds_per_epoch,
+        "peak_memory": max(reporter.peak if reporter else 0, measure.peak_on(place)),
+        "peak_ram": measure.peak(),
     }
     if progress.at_once:
         final["samples_at_once"] = progress.at_once
@@ -252,7 +275,17 @@ def _train(
             if row["epoch"] not in there:
                 run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row})
         run.log("metrics", final)
+    if reporter:
+        reporter.end(final)
     return final
+
+
+def _remedy(config: TrainingConfig) -> str:
+    """What may be done about memory that is nearly gone."""
+    told = "Close other programs, or stop"
+    if config.gradient_checkpointing:
+        return f"{told} and begin another run_dir with a smaller batch_size."
+    return f"{told} (Ctrl-C) and run the same command with --set gradient_checkpointing=true."
 
 
 def _test(

@@ -1,7 +1,7 @@
 """What a machine can do, measured, kept in a file, and compared with others."""
 
 from qnnkit.survey import circuits, net, platform
-from qnnkit.survey.command import compare_machines, measure_machine, picture
+from qnnkit.survey.command import compare_machines, measure_machine, picture, simulators_picture
 from qnnkit.survey.comparison import Comparison, Row, compare, comparison_table, files, side_by_side
 from qnnkit.survey.file import default_place, facts, figures, load, write
 from qnnkit.survey.operations import Operation, profile
@@ -27,6 +27,7 @@ __all__ = [
     "platform",
     "profile",
     "side_by_side",
+    "simulators_picture",
     "table",
     "take",
     "write",

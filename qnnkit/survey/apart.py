@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,12 @@ from pathlib import Path
 from typing import Any
 
 CODE = "from qnnkit.survey import apart; apart.answer()"
+START = 5.0
+"""Seconds that a process takes before it measures, on two cores at rest: it imports torch and PennyLane."""
 LONGEST = 200
 """Letters of what went wrong that are kept."""
+PATIENCE = 60.0
+"""Seconds that a process has, whatever is left: on a busy machine imports alone may take half of it."""
 
 
 def ask(what: str, question: dict[str, Any], *, threads: int | None = None, timeout: float) -> dict[str, Any]:
@@ -43,6 +48,9 @@ def ask(what: str, question: dict[str, Any], *, threads: int | None = None, time
             return {"why": f"It took longer than the {timeout:.0f} s that were left."}
         if told.exists():
             return json.loads(told.read_text())
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        return {"why": f"Its process was ended by {name}, as a system does that runs out of memory."}
     last = done.stderr.strip().splitlines()[-1:] or ["nothing"]
     return {"why": f"Its process ended with status {done.returncode} and said: {last[0][:LONGEST]}"}
 

@@ -19,7 +19,7 @@ CIRCUIT, LAYERS = "strongly_entangling", 2
 QUBITS, BATCHES = (4, 8, 12, 16), (1, 64, 1024)
 MORE_QUBITS = (18, 20, 22)
 """Where `lightning.gpu` runs: it is made for many."""
-QUICK_QUBITS, QUICK_BATCHES = (4,), (1, 64)
+QUICK_QUBITS, QUICK_BATCHES, QUICK_SECONDS = (4,), (1, 64), 30.0
 ONE_BY_ONE = ("lightning.qubit", "lightning.gpu")
 GPU = torch.device("cuda:0")
 SMALL = {"lightning.qubit": (4, 16), "batched": (4, 1024)}
@@ -37,15 +37,15 @@ def measured(seconds: float, *, quick: bool = False) -> Circuits:
     take too long, or too much memory, is left out and says so.
 
     Args:
-        seconds: For all of it, about.
-        quick: Few qubits, and no comparison of threads.
+        seconds: For all of it, about; not counted if quick.
+        quick: Few qubits, briefly, and no comparison of threads.
     """
-    budget = Budget(seconds * (1.0 if quick else 0.6))
     runs, absent = _simulators()
+    budget = Budget(QUICK_SECONDS if quick else max(0.1, 0.6 * seconds))  # one measurement there always is
     qubits = QUICK_QUBITS if quick else QUBITS + MORE_QUBITS * ("lightning.gpu" in dict(runs))
     cells: list[Cell] = []
     batches = QUICK_BATCHES if quick else BATCHES
-    share = budget.seconds / (2 * len(runs) * len(qubits) * len(batches))
+    share = 0.05 if quick else budget.seconds / (2 * len(runs) * len(qubits) * len(batches))
     for n_qubits in qubits:
         for batch in batches:
             for backend, device in runs:
@@ -159,11 +159,11 @@ def _threads(budget: Budget) -> list[CircuitThreads]:
     counts = apart.thread_counts(machine.cores())
     rows: list[CircuitThreads] = []
     for threads in sorted(counts, key=lambda n: (n not in (counts[0], counts[-1]), n)):
-        if budget.left < 0:
+        if budget.left < apart.START:
             found: dict[str, Any] = {"why": "The time was up."}
         else:
             question = {"seconds": min(2.0, budget.seconds / (2 * len(counts)))}
-            found = apart.ask("circuits", question, threads=threads, timeout=max(10.0, budget.left))
+            found = apart.ask("circuits", question, threads=threads, timeout=max(apart.PATIENCE, budget.left))
         for backend, (n_qubits, batch) in SMALL.items():
             row = CircuitThreads(backend=backend, threads=threads, n_qubits=n_qubits, batch=batch)
             if "why" in found:

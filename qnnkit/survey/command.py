@@ -49,6 +49,9 @@ def measure_machine(
     for name in ("seconds", "n_samples"):
         if options.get(name) is not None:
             checks.positive(name, options[name])
+    price = options.get("price_per_hour")
+    if price is not None and not 0 <= price < float("inf"):
+        raise ValueError(checks.message("price_per_hour", "be 0 or more", price, "Leave it out if unknown."))
     if run_dir is None:
         config = recipes.recipe(recipe or RECIPE).override(**(settings or {}))
         require_batch_size(config.training)
@@ -108,3 +111,17 @@ def picture(found: Comparison) -> plots.Picture:
         [row.spread for row in rows],
         found.net or "",
     )
+
+
+def simulators_picture(found: Survey) -> plots.Picture:
+    """Milliseconds over qubits, a line for each simulator and device, for a batch of 64."""
+    cells = [cell for cell in found["sections"].get("circuits", {}).get("cells", []) if "seconds" in cell]
+    batch = 64 if any(cell["batch"] == 64 for cell in cells) else min(cell["batch"] for cell in cells)
+    widths: dict[str, dict[int, tuple[float, float, float]]] = {}
+    for cell in cells:
+        if cell["batch"] == batch and "seconds" in cell:
+            times = cell["seconds"]
+            spread = (1000 * times["least"], 1000 * times["median"], 1000 * times["most"])
+            widths.setdefault(f"{cell['backend']}, {cell['device']}", {})[cell["n_qubits"]] = spread
+    machine = f"{found['machine']['name']}: {batch} circuit{'s' * (batch > 1)}, forward and backward"
+    return plots.benchmark({}, widths, machine, list(widths))

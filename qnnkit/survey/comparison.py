@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks
+from qnnkit import checks, workspace
 from qnnkit.device import machine
 from qnnkit.survey.file import load
 from qnnkit.survey.form import Survey
@@ -61,15 +61,16 @@ def files(named: str | Sequence[str | Path]) -> list[Path]:
     """The machines' files that are meant.
 
     Args:
-        named: Files; or, in one text, a folder (all `.json` in it) or files with commas between them.
+        named: Files; or, in one text, a folder (all `.json` in it) or files with commas between them, meant
+            from the workspace.
 
     Raises:
         ValueError: The folder holds none.
     """
     if isinstance(named, str):
-        folder = Path(named).expanduser()
+        folder = workspace.place(named)
         if not folder.is_dir():
-            return [Path(each.strip()).expanduser() for each in named.split(",")]
+            return [workspace.place(each.strip()) for each in named.split(",")]
         if found := sorted(folder.glob("*.json")):
             return found
         rule = "hold machines' files"

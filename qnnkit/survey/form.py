@@ -15,7 +15,7 @@ FORMAT = 1
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Load = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Times(TypedDict):
@@ -219,8 +219,8 @@ class Machine(TypedDict):
 class Busy(TypedDict):
     """Cores that other programs used, before, between and after the sections."""
 
-    samples: list[Load]
-    most: Load
+    samples: list[NotNegative]
+    most: NotNegative
     sentence: str | None
 
 
@@ -235,7 +235,7 @@ class Survey(TypedDict):
     seconds: Positive
     """That the survey took."""
     busy: Busy
-    price_per_hour: float | None
+    price_per_hour: NotNegative | None
     """Of the machine, in any currency; 0 for one that costs nothing, None where nobody said."""
     unstable: list[str]
     """Measurements of which the slowest round took over twice the median."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from qnnkit import device as devices
 from qnnkit import measure, models, runs, train
@@ -44,7 +45,7 @@ def measured(
     Args:
         config: The recipe.
         splits: Its images.
-        seconds: For all of it, about.
+        seconds: For all of it, about; not counted if quick.
         n_samples: Images of an epoch; those of the training split without it.
         quick: Only float32, few updates, and the recipe's own threads.
     """
@@ -69,9 +70,11 @@ def measured(
             row = {"device": str(device), "precision": precision}
             over_threads = not quick and row == {"device": "cpu", "precision": PRECISIONS[0]}
             question |= {**row, "batch": str(batch), "over_threads": over_threads}
-            left = {"why": "The time was up."}
-            found = left if budget.left < 0 else apart.ask("net", question, timeout=max(20.0, budget.left))
-            rows.append(row | found)
+            if quick or budget.left > apart.START:
+                timeout = max(apart.PATIENCE, 0.0 if quick else budget.left)
+                rows.append(row | apart.ask("net", question, timeout=timeout))
+            else:
+                rows.append(row | {"why": "The time was up."})
     net = Net(
         recipe=config.recipe,
         digest=_digest(config, splits, n_samples),
@@ -118,8 +121,7 @@ def here(question: dict[str, Any]) -> dict[str, Any]:
     )
     try:
         with measure.threads(config.threads):
-            if training.augmentation == "none":  # other images in every epoch have other features
-                images = features.made(model.eval(), images, question["n_images"], device)
+            images = seen(model, images, config, device, question["n_images"])
             groups = runs.parameter_groups(model, training)
             stepper = train.Stepper(model, runs.task_of(training), training, groups, device)
             batch = (images, labels)
@@ -137,6 +139,21 @@ def here(question: dict[str, Any]) -> dict[str, Any]:
             for n in apart.thread_counts(machine.cores())
         ]
     return found | {"n_weights": sum(weight.numel() for weight in model.parameters())}
+
+
+def seen(model: nn.Module, images: Tensor, config: RunConfig, device: torch.device, n_images: int) -> Tensor:
+    """What a net is given while it trains: the images, or what its frozen part made of them before.
+
+    Args:
+        model: The net; moved to `device`.
+        images: A batch.
+        config: The recipe.
+        device: Where to compute.
+        n_images: Of the whole dataset: too many features would not be kept.
+    """
+    if config.training.augmentation != "none":
+        return images
+    return features.made(model.eval(), images, n_images, device)
 
 
 def _times(stepper: train.Stepper, batch: Any, device: torch.device, seconds: float) -> dict[str, Times]:

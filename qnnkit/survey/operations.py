@@ -14,6 +14,8 @@ from qnnkit import measure, models, runs, train, workspace
 from qnnkit.checkpoint import own_generators
 from qnnkit.config import RunConfig
 from qnnkit.data import ImageSplits
+from qnnkit.data.splits import SPLITS
+from qnnkit.survey import net
 
 WORDS = {
     "circuits, as one fused program": ("_Run", "_RunBackward"),
@@ -107,7 +109,7 @@ def profile(
     device = torch.device(device)
     kinds = [profiler.ProfilerActivity.CPU]
     kinds += [profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
-    batch = tuple(part[: config.training.batch_size] for part in (splits.train.images, splits.train.labels))
+    size, n_images = config.training.batch_size, sum(len(splits.split(name)) for name in SPLITS)
     model = models.build(
         config.model,
         channels=splits.channels,
@@ -117,6 +119,8 @@ def profile(
         backend=config.backend,
     )
     with own_generators(), measure.threads(config.threads):
+        images = net.seen(model, splits.train.images[:size], config, device, n_images)
+        batch = images, splits.train.labels[:size]
         groups = runs.parameter_groups(model, config.training)
         stepper = train.Stepper(model, runs.task_of(config.training), config.training, groups, device)
         for _ in range(WARMUP):

@@ -23,6 +23,7 @@ def table(found: Survey) -> str:
         ("memory", f"{machine['memory_bytes'] / 1e9:.1f} GB; system: {machine['system']}"),
         ("measured", f"{found['measured_at']}, in {found['seconds']:.0f} s"),
         ("price", None if price is None else f"{price:g} an hour"),
+        ("busy", found["busy"]["sentence"]),
     ]
     blocks = [[_row(label, text) for label, text in facts if text]]
     blocks.append(
@@ -60,13 +61,10 @@ def _sentences(section: Any) -> list[str]:
 
 
 def _about_trust(found: Survey) -> list[str]:
-    """What makes the numbers less than certain."""
-    told = [found["busy"]["sentence"]] if found["busy"]["sentence"] else []
+    """Which numbers are less than certain."""
     n = len(found["unstable"])
-    if n:
-        names = ", ".join(found["unstable"][:3]) + (" and others" if n > 3 else "")
-        told.append(f"Unstable, with rounds that took over twice the median: {n} of the times ({names}).")
-    return told
+    names = ", ".join(found["unstable"][:3]) + (" and others" if n > 3 else "")
+    return [f"Unstable, with rounds that took over twice the median: {n} of the times ({names})."] * bool(n)
 
 
 def _reach(one: Device) -> str:

@@ -1,0 +1,238 @@
+"""Looking on while a run trains: from another terminal, a notebook, or another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from qnnkit import checks, workspace
+from qnnkit.device import machine
+from qnnkit.runs.status import Status, read
+
+COLUMNS = ("run", "state", "training", "progress", "loss", "samples / s", "left", "memory", "device")
+
+
+def watch(
+    run_dir: str | Path,
+    echo: Callable[[str], None] | None = None,
+    *,
+    every: float = 2.0,
+    once: bool = False,
+) -> list[Status]:
+    """Shows how a run, or every run of a batch, stands until none goes on; returns what was seen last.
+
+    On a terminal and in a notebook a table is kept up to date in place. Only files are read and the system
+    asked, so nothing that is watched is slowed down or can be harmed; Ctrl-C ends the watching alone.
+
+    Args:
+        run_dir: Folder of a run or of a batch.
+        echo: Called with plain lines in place of the table, whenever they have changed.
+        every: Seconds between two looks.
+        once: Looks once.
+
+    Raises:
+        FileNotFoundError: There is no run and no batch.
+        ValueError: `every` is not above 0.
+    """
+    checks.positive("every", every, "Use a number of seconds, such as 2.")
+    folders, load = _folders(run_dir), Load()
+    found = [read(folder) for folder in folders]
+    with contextlib.suppress(KeyboardInterrupt), _display(echo) as show:
+        while True:
+            show(found, [load.told(status) for status in found])
+            if once or not any(status.state in ("running", "not begun") for status in found):
+                break
+            time.sleep(every)
+            found = [read(folder) for folder in folders]
+    return found
+
+
+def _folders(run_dir: str | Path) -> list[Path]:
+    """The folder of a run, or those of a batch that have begun."""
+    folder = workspace.place(run_dir)
+    batch = workspace.read_json(folder / "batch.json")
+    if batch is None:
+        return [Path(run_dir)]
+    paths = [Path(os.path.normpath(folder / str(row["folder"]))) for row in batch["runs"]]
+    begun = [path for path in paths if workspace.run_folder(path).is_dir() or path.is_dir()]
+    if not begun:
+        rule, step = "hold a run that has begun", "Wait for the first one."
+        raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
+    return begun
+
+
+class Load:
+    """How busy the device of a training is, where the platform tells."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, Any] = {}
+
+    def told(self, status: Status) -> str:
+        """In a few words; of a training on another machine, only what its file says."""
+        facts = [status.device or ""]
+        if status.device_memory is not None:
+            facts.append(f"{status.device_memory / 1e9:.2f} GB")
+        if status.state != "running" or not status.is_here or status.pid is None:
+            return " ".join(facts)
+        facts.append(self._cpu(status.pid) if status.device == "cpu" else self._gpu(status))
+        return " ".join(filter(None, facts))
+
+    def _cpu(self, pid: int) -> str:
+        """Share of one core since the last look, or in a fifth of a second for the first one."""
+        import psutil
+
+        try:
+            first = pid not in self.processes
+            process = self.processes.setdefault(pid, psutil.Process(pid))
+            return f"{process.cpu_percent(0.2 if first else None):.0f} %"
+        except psutil.Error:
+            return ""
+
+    @staticmethod
+    def _gpu(status: Status) -> str:
+        if status.device_id is None:  # Apple tells a GPU's load to root alone
+            return "(its load is not told here)"
+        query, form = "--query-gpu=utilization.gpu,temperature.gpu", "--format=csv,noheader,nounits"
+        answer = machine.output("nvidia-smi", f"--id={status.device_id}", query, form)
+        busy, comma, warm = answer.partition(",")
+        return f"{busy.strip()} %, {warm.strip()} °C" if comma else ""
+
+
+# --- in words ----------------------------------------------------------------------------------------------
+
+
+def row(status: Status, load: str) -> tuple[str, ...]:
+    """What COLUMNS say of a run."""
+    training = progress = left = ""
+    if status.net is not None:
+        of = f" ({status.number} of {status.of})" if status.of else ""
+        training = f"{status.net}, seed {status.seed}{of}"
+        progress = f"epoch {status.epoch}/{status.epochs}, step {status.step}/{status.steps}"
+    if status.state == "running" and status.seconds_left_net is not None:
+        left = duration(status.seconds_left_net)
+        if status.seconds_left_run is not None and status.of != 1:
+            left += f", in all {duration(status.seconds_left_run)}"
+    memory = "" if status.memory is None else f"{status.memory / 1e9:.2f} GB"
+    if status.peak_memory is not None:
+        memory += f" (peak {status.peak_memory / 1e9:.2f})"
+    speed = status.samples_per_second
+    return (
+        status.folder.name,
+        _state(status),
+        training,
+        progress,
+        "" if status.loss is None else f"{status.loss:.4f}",
+        "" if speed is None or status.state != "running" else f"{speed:,.0f}",
+        left,
+        memory,
+        load,
+    )
+
+
+def line(status: Status, load: str) -> str:
+    """A run in one line of words."""
+    told = dict(zip(COLUMNS, row(status, load), strict=True))
+    for name in ("loss", "memory"):
+        told[name] = told[name] and f"{name} {told[name]}"
+    told["samples / s"] = told["samples / s"] and f"{told['samples / s']} samples/s"
+    told["left"] = told["left"] and f"{told['left']} left"
+    return "  ".join(filter(None, told.values()))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    Example:
+        >>> [duration(seconds) for seconds in (8.2, 95, 7300)]
+        ['8 s', '1 min 35 s', '2 h 1 min']
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _state(status: Status) -> str:
+    if status.state == "running" and status.age is not None and status.age > 20:
+        return f"running (last sign {duration(status.age)} ago)"
+    if status.state == "stopped" and status.age is not None:
+        return f"stopped {duration(status.age)} ago"
+    return status.state
+
+
+# --- shown -------------------------------------------------------------------------------------------------
+
+Show = Callable[[list[Status], list[str]], None]
+
+
+@contextlib.contextmanager
+def _display(echo: Callable[[str], None] | None) -> Iterator[Show]:
+    """Where a table can be kept up to date, or lines."""
+    if echo is not None:
+        yield _as_lines(echo)
+    elif _in_notebook():
+        yield _in_cell()
+    else:
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(console=Console(file=sys.stdout), auto_refresh=False) as live:
+            yield lambda statuses, loads: live.update(_table(statuses, loads), refresh=True)
+
+
+def _as_lines(echo: Callable[[str], None]) -> Show:
+    said: set[str] = set()
+
+    def show(statuses: list[Status], loads: list[str]) -> None:
+        for status, load in zip(statuses, loads, strict=True):
+            for sentence in (line(status, load), *(f"  ! {warning}" for warning in status.warnings)):
+                if sentence not in said:
+                    said.add(sentence)
+                    echo(sentence)
+
+    return show
+
+
+def _table(statuses: list[Status], loads: list[str]) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for status, load in zip(statuses, loads, strict=True):
+        table.add_row(*map(Text, row(status, load)))
+    told = [Text(f"! {warning}") for status in statuses for warning in status.warnings]
+    return Group(table, *told)
+
+
+def _in_notebook() -> bool:
+    """Whether a kernel runs this: a front end that can exchange what it shows."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython  # pyright: ignore[reportPrivateImportUsage]
+
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def _in_cell() -> Show:
+    import html
+
+    import pandas as pd
+    from IPython.display import display
+
+    handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show(statuses: list[Status], loads: list[str]) -> None:
+        pairs = [*zip(statuses, loads, strict=True)]
+        told = [f"! {warning}" for status in statuses for warning in status.warnings]
+        table = pd.DataFrame([row(*pair) for pair in pairs], columns=pd.Index(COLUMNS)).to_html(index=False)
+        below = "".join(f"<p>{html.escape(warning)}</p>" for warning in told)
+        plain = "\n".join([*(line(*pair) for pair in pairs), *told])
+        handle.update({"text/html": table + below, "text/plain": plain}, raw=True)
+
+    return show

@@ -1,0 +1,126 @@
+"""Success criteria: a bound each, what was measured, pass or fail, and a sentence."""
+
+import json
+import sys
+
+import pytest
+
+from qnnkit import cli, report, runs
+
+GB = 1e9
+ROW = {"event": "test", "epochs": 12, "test_loss": 0.1, "best_epoch": 3, "quantum": 24, "classical": 1,
+       "frozen": 0, "circuits_per_image": 49}  # fmt: skip
+
+
+def run_with(folder, rows, **settings):
+    """A run of three seeds whose nets have ended in these rows."""
+    given = {"controls": ["no_quantum"], "min_accuracy": None, "max_memory_gb": None} | settings
+    run = runs.open_run(folder, "digits_quanv", **{k: v for k, v in given.items() if v is not None})
+    for seed, row in enumerate(rows):
+        run.log("metrics", ROW | {"net": "hybrid", "seed": seed} | row)
+        run.log(
+            "metrics", ROW | {"net": "no_quantum", "seed": seed, "test_accuracy": 0.1, "peak_memory": 9e12}
+        )
+    return run
+
+
+def only(run, name):
+    [row] = [row for row in report.judge(run) if row["criterion"] == name]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "bound", "met", "told"),
+    [
+        ([0.97, 0.98, 0.99], 0.9, True, "pass: test accuracy of 98.0 % reaches 90.0 %."),
+        ([0.94, 0.95, 0.96], 0.94, True, "pass: test accuracy of 95.0 % reaches 94.0 %, though the "
+                                         "interval over seeds reaches down to 92.5 %."),
+        ([0.94, 0.95, 0.96], 0.96, False, "fail: test accuracy of 95.0 % is below 96.0 %, though the "
+                                          "interval over seeds reaches up to 97.5 %."),
+        ([0.5, 0.51, 0.52], 0.9, False, "fail: test accuracy of 51.0 % is below 90.0 %."),
+        ([0.9], 0.9, True, "pass: test accuracy of 90.0 % reaches 90.0 %, with one seed."),
+        ([0.0, 0.0, 0.0], 0.0, True, "pass: test accuracy of 0.0 % reaches 0.0 %."),
+    ],
+)  # fmt: skip
+def test_accuracy(tmp_path, accuracies, bound, met, told):
+    run = run_with(tmp_path / "run", [{"test_accuracy": each} for each in accuracies], min_accuracy=bound)
+    row = only(run, "min_accuracy")
+    assert (row["bound"], row["met"], row["sentence"]) == (bound, met, told)
+    assert row["measured"] == pytest.approx(sum(accuracies) / len(accuracies))
+    assert (row["low"] is None) == (len(accuracies) == 1)
+    json.dumps(row, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "values", "measured", "told"),
+    [
+        (
+            "max_memory_gb",
+            4,
+            [1 * GB, 3.5 * GB],
+            3.5,
+            "pass: 3.50 GB of memory at the peak stay within 4 GB.",
+        ),
+        (
+            "max_memory_gb",
+            3,
+            [1 * GB, 3.5 * GB],
+            3.5,
+            "fail: 3.50 GB of memory at the peak are more than 3 GB.",
+        ),
+        ("max_epoch_seconds", 90, [60, 100], 80, "pass: 80 s for an epoch stay within 90 s."),
+        ("max_epoch_seconds", 0.5, [0.6, 1.0], 0.8, "fail: 0.8 s for an epoch are more than 0.5 s."),
+    ],
+)
+def test_bounds_from_above(tmp_path, name, bound, values, measured, told):
+    column = {"max_memory_gb": "peak_memory", "max_epoch_seconds": "seconds_per_epoch"}[name]
+    rows = [{"test_accuracy": 0.9, column: value} for value in values]
+    row = only(run_with(tmp_path / "run", rows, **{name: bound}), name)
+    assert row["sentence"] == told and row["met"] == told.startswith("pass")
+    assert row["measured"] == pytest.approx(measured)
+
+
+def test_what_cannot_be_judged_says_so(tmp_path):
+    run = run_with(tmp_path / "run", [{"test_accuracy": 0.95}], max_memory_gb=4, max_epoch_seconds=1)
+    row = only(run, "max_memory_gb")
+    assert row["met"] is None and row["measured"] is None
+    assert row["sentence"] == (
+        "not judged: max_memory_gb = 4, but this run was trained by a version that did not record its peak "
+        "memory."
+    )
+    untrained = runs.open_run(tmp_path / "other", "digits_quanv")
+    assert [row["met"] for row in report.judge(untrained)] == [None, None]
+    assert report.judge(untrained)[0]["sentence"].endswith("but the net is not trained yet.")
+
+
+def test_a_run_without_criteria_is_not_judged(tmp_path):
+    run = runs.open_run(tmp_path / "run", "folder_quanv", dataset="digits")
+    assert report.judge(run) == []
+
+
+def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_path, monkeypatch, capsys):
+    small = {"epochs": 1, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": []}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **small, min_accuracy=0.1)
+    list(runs.train_all(run))
+    result = report.finish(run)
+    told = {row["criterion"]: row["sentence"] for row in result["criteria"]}
+    assert told["min_accuracy"].startswith("pass: test accuracy of ") and list(told) == [
+        "max_memory_gb", "min_accuracy",
+    ]  # fmt: skip
+    assert told["max_memory_gb"].endswith("GB of memory at the peak stay within 4 GB.")
+    assert result["criteria"] == run.result["criteria"]
+    assert run.provenance["peak_memory"]["hybrid, seed 0"] > 1e8
+    page = run.report.read_text()
+    assert "Was it a success?" in page and told["min_accuracy"] in page
+    monkeypatch.setattr(
+        sys, "argv", ["qnnkit", "run", "--run-dir", str(run.folder), "--set", "min_accuracy=1"]
+    )
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 0 and "min_accuracy: fail: test accuracy of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [1.2, -0.1, "high"])
+def test_a_bound_that_cannot_be_is_refused(tmp_path, value):
+    with pytest.raises(ValueError, match=r"Argument `min_accuracy` must be .* Success: the least test"):
+        runs.open_run(tmp_path / "run", "digits_quanv", min_accuracy=value)
