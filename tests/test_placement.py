@@ -231,6 +231,13 @@ def test_the_size_of_batch_is_the_smallest_of_the_best(slow, size, clock):
     assert f"Batch {size} is the smallest within 10 % of the most samples a second (" in found.sentence
 
 
+def test_a_size_of_batch_where_samples_are_few(clock):
+    auto = TrainingConfig().model_copy(update={"batch_size": "auto"})
+    found = placement.place(Net(), TASK, batch(), auto, n_samples=400, **ON_CPU)
+    told = " Batch 16 is the only size tried: larger ones would leave an epoch under 20 updates."
+    assert found.batch_size == 16 and found.sentence.endswith(told)
+
+
 class Refusing(Net):
     """As a GPU does: more than `most` samples are out of memory."""
 

@@ -11,7 +11,7 @@ from torch import nn
 from qnnkit import measure
 from qnnkit.config import TrainingConfig
 from qnnkit.layers import QuantumLayer
-from qnnkit.placement.candidates import Candidate, candidates, here
+from qnnkit.placement.candidates import UPDATES, Candidate, candidates, here
 from qnnkit.placement.race import RACED_AT, Groups, race
 from qnnkit.tasks import Task
 
@@ -219,6 +219,9 @@ def _of_batch(chosen: Candidate, found: Sequence[Candidate], times: Mapping[str,
     tried = [one for one in found if one.name in times]
     if not tried:
         return f"Batch {chosen.batch_size} is the smallest of all."
+    if len({one.batch_size for one in found}) == 1:
+        told = f"Batch {chosen.batch_size} is the only size tried"
+        return f"{told}: larger ones would leave an epoch under {UPDATES} updates."
     best = min(tried, key=lambda one: times[one.name])
     told = f"Batch {chosen.batch_size} is the smallest within {NEAR:.0%} of the most samples a second"
     told += f" ({1 / times[best.name]:,.0f}, at batch {best.batch_size})"
