@@ -9,7 +9,8 @@ import torch
 
 from qnnkit import cli, device, plan, survey
 from qnnkit.plan import here, machines, surveys
-from qnnkit.plan.places import HERE
+from qnnkit.plan.places import HERE, needed
+from qnnkit.plan.verdict import judge
 
 GB = 10**9
 LONGEST_LINE = 100
@@ -77,6 +78,15 @@ def test_a_larger_batch_never_needs_less(named):
     assert found == sorted(found) and found[0] < found[-1]
 
 
+def test_more_memory_than_exists_is_not_here_and_nothing_large_is_run():
+    asked = plan.asked(model="llama", size="tiny", settings={"batch_size": 8192}, samples=8192)
+    found = plan.predict(asked.workload, measured=False)
+    usable = here.spot(torch.device("cpu"), machines.load()).usable
+    verdict = judge(needed(found, "cpu"), usable)
+    assert (verdict.word, verdict.fits, found.seconds) == ("not here", False, None)
+
+
+@pytest.mark.slow
 def test_a_plan_for_more_memory_than_exists_runs_nothing_large():
     settings = {"batch_size": 8192, "precision": "bfloat16", "gradient_checkpointing": True}
     asked = plan.asked(model="llama", size="tiny", settings=settings, samples=8192)
