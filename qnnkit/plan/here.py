@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,7 @@ from qnnkit.device import machine
 from qnnkit.plan.elsewhere import Figures
 from qnnkit.plan.machines import Table
 from qnnkit.plan.places import HERE, Spot
+from qnnkit.train import PRECISIONS
 
 BYTES, SIZE, OPERATIONS = 2**25, 512, 200
 """Of the arrays, of the square matrices, and how many small operations: enough to tell machines apart, and
@@ -26,13 +28,13 @@ def figures(device: torch.device, precision: str, threads: int | None = None) ->
 
     Args:
         device: Where.
-        precision: Of the matrix products, beside float32.
+        precision: Of the matrix products, beside float32 and, where it computes, bfloat16.
         threads: CPU threads that train; None leaves torch's choice.
     """
     with measure.threads(threads):
-        question = {"what": "figures of a plan", "precision": precision, **measure.machine(device)}
+        question = {"what": "a plan's figures", "precision": precision, **measure.machine(device)}
         found = measure.once(question, lambda: _measured(device, precision))
-    flops = {name: 1 / found[name] for name in ("float32", precision)}
+    flops = {name: 1 / found[name] for name in PRECISIONS if name in found}
     return Figures(str(device), flops, 1 / found["byte"], found["operation"], measured=True)
 
 
@@ -104,10 +106,10 @@ def _measured(device: torch.device, precision: str) -> dict[str, float]:
         for _ in range(OPERATIONS):
             torch.add(small, small)
 
-    found = {
-        name: measure.seconds(products(getattr(torch, name)), device) / (2 * SIZE**3)
-        for name in {"float32", precision}
-    }
+    found = {}
+    for name in dict.fromkeys(("float32", precision, "bfloat16")):  # the last one for what it would save
+        with contextlib.nullcontext() if name == precision else contextlib.suppress(RuntimeError, TypeError):
+            found[name] = measure.seconds(products(getattr(torch, name)), device) / (2 * SIZE**3)
     found["byte"] = measure.seconds(lambda: torch.add(a, b, out=b), device) / (3 * BYTES)
     found["operation"] = measure.seconds(operations, device) / OPERATIONS
     return found

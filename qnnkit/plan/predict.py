@@ -64,7 +64,8 @@ def predict(
         spread, size = None, None
         if measured:
             spread, size = _timed(workload, device, memory, seconds)
-            notes.append(f"Timed on {device} with {torch.get_num_threads()} CPU threads.")
+            n = torch.get_num_threads()
+            notes.append(f"Timed on {device}, with {n} CPU thread{'s' * (n > 1)}.")
     config = workload.training
     return Prediction(
         name=workload.name,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import device as devices
+from qnnkit import measure as measuring
 from qnnkit.plan import here, machines, surveys, where, words
 from qnnkit.plan.asked import Asked
 from qnnkit.plan.elsewhere import Estimate, Range, calibration, estimate, roofline
@@ -105,7 +106,7 @@ def plan(
         None if deadline is None else words.parse_duration(deadline, "deadline"),
         None if budget is None else words.parse_money(budget, table.currency),
     )
-    known = surveys.read(measured, table)
+    known, busy = surveys.read(measured, table), measuring.note(measuring.load()) if measure else None
     prediction = predict(workload, device, measured=measure, seconds=seconds, threads=threads)
 
     def look(changed: Workload) -> Prediction:
@@ -153,7 +154,13 @@ def plan(
         wish=wish,
         answer=tuple(where.answer(places, wish, table.currency, chain)),
         remedies=tuple(found),
-        notes=(*prediction.notes, *_doubts(prediction, asked.nets), *known.notes, *table.notes()),
+        notes=(
+            *([busy] if busy else []),
+            *prediction.notes,
+            *_doubts(prediction, asked.nets),
+            *known.notes,
+            *table.notes(),
+        ),
         currency=table.currency,
     )
 
@@ -180,6 +187,8 @@ def _doubts(prediction: Prediction, nets: int) -> list[str]:
     told = []
     if prediction.scaled_from is not None:
         told.append(f"Time was measured with {prediction.scaled_from} samples at a time and scaled up.")
+    if prediction.seconds is not None:
+        told.append("Times are of training alone: validation, tests and checkpoints come on top.")
     if nets > 1:
         told.append("Controls are taken to cost what the hybrid net does, an upper estimate.")
     return told
