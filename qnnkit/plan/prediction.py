@@ -51,13 +51,13 @@ class Prediction:
     memory: dict[str, int]
     """Part -> bytes at the peak, see PARTS."""
     work: Work
-    at_update: int
-    """Bytes that a GPU would hold while it updates the weights: there the optimizer takes all at once, with a
-    copy of each."""
     device: str
     """What it was predicted for: "cpu", "cuda:0", "mps"."""
     seconds: Spread | None
     """Of one update, measured on that device; None where nothing was measured."""
+    at_update: int = 0
+    """Bytes that a GPU would hold while it updates the weights: there the optimizer takes all at once, with a
+    copy of each."""
     notes: tuple[str, ...] = ()
     """What a reader must know, in sentences."""
     scaled_from: int | None = None
