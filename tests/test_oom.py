@@ -208,8 +208,8 @@ def test_stop_says_where_and_what_next_and_the_same_call_goes_on(tmp_path):
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_single_sample_that_does_not_fit_stops(where):
-    with pytest.raises(OutOfMemory, match=r"8 samples: .* --set gradient_checkpointing=true\. In another"):
-        fitted(Narrow(0, where=where), on_oom="shrink", loaded=loaders(batch_size=8), told=[])
+    with pytest.raises(OutOfMemory, match=r"2 samples: .* --set gradient_checkpointing=true\. In another"):
+        fitted(Narrow(0, where=where), on_oom="shrink", loaded=loaders(batch_size=2), told=[])
     with pytest.raises(OutOfMemory, match=r"A single sample does not fit\. In another run_dir: smaller"):
         fitted(Narrow(0), on_oom="shrink", gradient_checkpointing=True, loaded=loaders(batch_size=1))
 

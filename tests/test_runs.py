@@ -366,6 +366,14 @@ def test_epochs_are_told_while_a_notebook_writes_them(tiny):
     assert len(told) == 1 and re.search(r"hybrid +seed 0 +epoch +2/2 +loss 0.500 +validation 75.0 %", told[0])
 
 
+def test_what_the_machine_says_is_told_too(tiny):
+    run, told = tiny(), []
+    run.log("warnings", {"net": "hybrid", "seed": 0, "sentence": "Said before."})
+    with chain._Following(run, told.append):
+        run.log("warnings", {"net": "classical", "seed": 1, "sentence": "Steps take long."})
+    assert told == ["      classical, seed 1: Steps take long."]
+
+
 # --- training ----------------------------------------------------------------------------------------------
 
 
