@@ -228,7 +228,8 @@ def doctor(
 @app.command()
 def measure(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE ...]", help="Machines' files, with --compare.")
+        list[Path] | None,
+        typer.Argument(metavar="[FILE ...]", help="Machines' files, or folders of them, with --compare."),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
     recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,

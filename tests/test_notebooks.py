@@ -312,6 +312,13 @@ def of_another_machine() -> dict:
     }
 
 
+def test_the_budget_of_the_benchmark_is_spent_once() -> None:
+    source = "\n".join(cell.source for cell in code_cells(ROOT / "notebooks" / "05_benchmark.ipynb"))
+    shares = re.findall(r"seconds=([^,)]*\bbudget\b[^,)]*)", source)
+    assert len(shares) == 2
+    assert sum(eval(share, {"budget": 180.0}) for share in shares) == pytest.approx(180.0)
+
+
 def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     names = ("02_gradient_check", "03_train", "04_analyze", "05_benchmark")

@@ -11,8 +11,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from qnnkit import cli, data, measure, recipes, runs, survey
-from qnnkit.device import machine
+from qnnkit import cli, data, measure, placement, recipes, runs, survey
 from qnnkit.survey import apart, clock, form, operations, whole, words
 
 CPU, PLANTED = torch.device("cpu"), torch.device("cpu:0")  # torch takes the second for a device of its own
@@ -359,6 +358,7 @@ def test_the_recipes_own_net_is_measured(surveyed):
     assert cpu["seconds_per_epoch"] == pytest.approx(1000 / cpu["samples_per_second"])
     assert cpu["peak_bytes"] > 50e6, "Python and torch alone"
     assert net["n_weights"] == 12_682 and (net["batch_size"], net["n_samples"]) == (32, 1000)
+    assert "On the CPU the net was timed on 1 thread, as the recipe asks." in net["sentences"]
 
 
 def test_an_update_is_as_many_passes_as_are_accumulated(toy, tmp_path):
@@ -369,7 +369,7 @@ def test_an_update_is_as_many_passes_as_are_accumulated(toy, tmp_path):
     question |= {"batch": str(batch), "n_classes": 10, "n_images": 200, "n_samples": 100, "seconds": 0.0}
     found = survey.net.here({**question, "over_threads": True})
     assert found["samples_per_second"] == pytest.approx(2 * 16 / found["update"]["median"])
-    assert [one["threads"] for one in found["over_threads"]] == apart.thread_counts(machine.cores())
+    assert [one["threads"] for one in found["over_threads"]] == placement.thread_counts()
     assert survey.net.here({**question, "precision": "float31"})["why"].startswith("AttributeError")
 
 
@@ -381,9 +381,39 @@ def test_files_tell_nets_apart_by_what_an_epoch_does(toy):
         config.override(batch_size=32),
         config.override(hidden=3),
         config.override(optimizer="sgd"),
+        config.override(gradient_checkpointing=True),
+        config.override(augmentation="affine"),
+        config.override(label_smoothing=0.3),
+        config.override(backend="default.qubit"),
     ):
         assert digest != survey.net._digest(other, splits, 100)
     assert digest != survey.net._digest(config, splits, 101)
+
+
+def test_the_cpu_is_not_asked_for_a_precision_in_which_it_does_not_train(toy):
+    rows = survey.net.measured(*toy, 0.0)["settings"]  # no time: nothing starts
+    assert [row["precision"] for row in rows if row["device"] == "cpu"] == ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "begin"),
+    [
+        (2, "On the CPU the net was timed on 2 threads, as the recipe asks."),
+        (None, "On the CPU the net was timed on 2 threads, torch's own number."),
+        (
+            "auto",
+            "On the CPU the net was timed on 2 threads, torch's own number; with threads=auto training "
+            "measures first how many are best.",
+        ),
+    ],
+)
+def test_on_how_many_threads_a_net_was_timed_is_said(asked, begin):
+    over = [{"threads": n, "seconds": {"median": 0.1 * n}} for n in (1, 2)]
+    rows = [{"device": "cpu", "threads": 2, "over_threads": over}, {"device": "cpu", "threads": 2}]
+    told = "An update of the net on the CPU: 1 thread is best; 2 take 2 times as long."
+    assert list(survey.net._on_threads(asked, rows)) == [begin, told]
+    assert list(survey.net._on_threads(asked, rows[1:])) == [begin], "nothing was compared"
+    assert list(survey.net._on_threads(asked, [{"device": "cuda:0"}, {"device": "cpu", "why": ""}])) == []
 
 
 def test_a_frozen_part_is_computed_before_as_in_training(toy):
@@ -491,9 +521,8 @@ def test_the_default_survey(toy):
     """Every section, in a process of its own where that matters; under three minutes on two cores at rest."""
     found = survey.take(*toy)
     TypeAdapter(form.Survey).validate_python(found)
-    assert {row["threads"] for row in found["sections"]["circuits"]["threads"]} == set(
-        apart.thread_counts(found["machine"]["cores"])
-    )
+    threads = {row["threads"] for row in found["sections"]["circuits"]["threads"]}
+    assert threads == set(placement.thread_counts())
     assert [one["precision"] for one in found["sections"]["net"]["settings"]][:1] == ["float32"]
 
 
@@ -574,6 +603,43 @@ def test_two_machines_of_one_kind_are_told_apart_by_their_files(machines, tmp_pa
     assert {row.machine for row in survey.compare([path, other]).rows} == {"same (same)", "same (other)"}
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders(machines, tmp_path):
+    content = machines("same").read_bytes()
+    paths = [tmp_path / place / "machine.json" for place in ("a", "b", "c/deep", "d/deep")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    found = survey.compare(paths)
+    assert [row.machine for row in found.rows if row.device == "cpu"] == [
+        "same (a/machine)",
+        "same (b/machine)",
+        "same (c/deep/machine)",
+        "same (d/deep/machine)",
+    ]
+    with pytest.raises(ValueError, match="must name two or more"):
+        survey.compare([paths[0], tmp_path / "b" / ".." / "a" / "machine.json"])  # one file, named twice
+
+
+def test_a_long_name_keeps_what_tells_it_from_others(machines, tmp_path):
+    content = machines("A processor of a very long name").read_bytes()
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_bytes(content)
+    text = survey.comparison_table(survey.compare([tmp_path / "a.json", tmp_path / "b.json"]))
+    [a, b] = [line for line in text.splitlines() if " cpu " in line and line.startswith("  A proc")]
+    assert "name (a)  cpu" in a and "name (b)  cpu" in b
+
+
+def test_a_relative_name_is_looked_for_here_and_then_in_the_workspace(machines, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    a = machines("a")
+    assert survey.files("a.json") == survey.files(["a.json"]) == [a]
+    here = tmp_path / "elsewhere" / "a.json"
+    here.write_bytes(a.read_bytes())
+    assert survey.files("a.json") == survey.files(["a.json"]) == [here]
+    assert survey.files([".", tmp_path]) == [here, a], "a folder is all that it holds"
+
+
 def test_files_are_named_by_a_folder_or_one_by_one(machines, tmp_path):
     a, b = machines("a"), machines("b")
     assert survey.files(str(tmp_path)) == [a, b] and survey.files(f"{a}, {b}") == survey.files([a, b]) == [
@@ -637,6 +703,10 @@ def test_compare_prints_and_draws(command, machines, tmp_path):
         command("measure", "--compare", a, b, "--out", "there.png")[0] == 0
         and (tmp_path / "there.png").exists()
     )
+    status, of_folder, err = command("measure", "--compare", tmp_path)
+    assert (status, err, of_folder) == (0, "", out)
+    status, of_names, err = command("measure", "--compare", "a.json", "b.json")  # as --out would write them
+    assert (status, err, of_names) == (0, "", out)
 
 
 @pytest.mark.parametrize(

@@ -67,13 +67,3 @@ def answer() -> None:
 
     found = {"net": net.here, "circuits": circuits.here}[question["what"]](question)
     told.write_text(json.dumps(found))
-
-
-def thread_counts(cores: int) -> list[int]:
-    """1, 2, 4, ... and all cores.
-
-    Example:
-        >>> thread_counts(12)
-        [1, 2, 4, 8, 12]
-    """
-    return sorted({*(2**i for i in range(cores.bit_length()) if 2**i <= cores), cores})

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from qnnkit import circuits
+from qnnkit import circuits, placement
 from qnnkit import device as devices
 from qnnkit.device import accelerators, machine, simulators
 from qnnkit.layers import QuantumLayer
@@ -155,8 +155,11 @@ def _run(backend: str, device: torch.device, n_qubits: int, batch: int) -> Calla
 
 
 def _threads(budget: Budget) -> list[CircuitThreads]:
-    """Small circuits on 1, 2, ... all threads, each count in a process of its own; all and one come first."""
-    counts = apart.thread_counts(machine.cores())
+    """Small circuits on the numbers of threads that training chooses from, each in a process of its own.
+
+    The most and one come first.
+    """
+    counts = placement.thread_counts()
     rows: list[CircuitThreads] = []
     for threads in sorted(counts, key=lambda n: (n not in (counts[0], counts[-1]), n)):
         if budget.left < apart.START:

@@ -9,7 +9,7 @@ from typing import Any
 
 from qnnkit import checks, device, plots, recipes, runs, workspace
 from qnnkit.config import require_batch_size
-from qnnkit.survey.comparison import Comparison, compare, comparison_table
+from qnnkit.survey.comparison import Comparison, compare, comparison_table, files
 from qnnkit.survey.file import default_place, write
 from qnnkit.survey.form import Profile, Survey
 from qnnkit.survey.operations import profile
@@ -79,11 +79,11 @@ def measure_machine(
     return survey, place
 
 
-def compare_machines(paths: Sequence[Path], out: Path | None = None) -> tuple[str, Path]:
+def compare_machines(named: Sequence[str | Path], out: Path | None = None) -> tuple[str, Path]:
     """Machines' files as a table with sentences, and a picture beside the first of them.
 
     Args:
-        paths: The files.
+        named: The files, or folders of them, as `files` takes them.
         out: The picture; `comparison.png` beside the first file by default.
 
     Returns:
@@ -92,8 +92,9 @@ def compare_machines(paths: Sequence[Path], out: Path | None = None) -> tuple[st
     Raises:
         ValueError, OSError: A file is no machine's, there are fewer than two, or nothing can be written.
     """
+    paths = files(named)
     found = compare(paths)
-    place = Path(paths[0]).parent / "comparison.png" if out is None else workspace.place(out)
+    place = paths[0].parent / "comparison.png" if out is None else workspace.place(out)
     workspace.make_folder(place.parent)
     workspace.write_bytes(place, picture(found).png(Title="Machines beside each other"))
     return comparison_table(found), place

@@ -60,22 +60,38 @@ class Comparison:
 def files(named: str | Sequence[str | Path]) -> list[Path]:
     """The machines' files that are meant.
 
+    A relative path is meant from the current folder, or, if nothing is there, from the workspace, where
+    `qnnkit measure --out` writes.
+
     Args:
-        named: Files; or, in one text, a folder (all `.json` in it) or files with commas between them, meant
-            from the workspace.
+        named: Files and folders (all `.json` in them); in one text, with commas between them.
+
+    Raises:
+        ValueError: A folder holds none.
+    """
+    if isinstance(named, str):
+        named = [named] if _place(named).is_dir() else [each.strip() for each in named.split(",")]
+    return [path for each in named for path in _in_folder(_place(each))]
+
+
+def _place(named: str | Path) -> Path:
+    """Where a file or folder lies; as it was named where there is none."""
+    path = Path(named).expanduser()
+    return next((place for place in (path.absolute(), workspace.place(path)) if place.exists()), path)
+
+
+def _in_folder(place: Path) -> list[Path]:
+    """The files in a folder; a file is itself.
 
     Raises:
         ValueError: The folder holds none.
     """
-    if isinstance(named, str):
-        folder = workspace.place(named)
-        if not folder.is_dir():
-            return [workspace.place(each.strip()) for each in named.split(",")]
-        if found := sorted(folder.glob("*.json")):
-            return found
-        rule = "hold machines' files"
-        raise ValueError(checks.message("compare", rule, named, "Make one: qnnkit measure --out FILE."))
-    return [Path(each) for each in named]
+    if not place.is_dir():
+        return [place]
+    if found := sorted(place.glob("*.json")):
+        return found
+    rule = "hold machines' files"
+    raise ValueError(checks.message("compare", rule, str(place), "Make one: qnnkit measure --out FILE."))
 
 
 def compare(paths: Sequence[str | Path]) -> Comparison:
@@ -85,18 +101,34 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
         FileNotFoundError, ValueError: One of them is no machine's file.
         ValueError: There are fewer than two.
     """
-    found = dict.fromkeys(Path(path) for path in paths)
+    found = {Path(path).resolve(): Path(path) for path in paths}  # each file once, however it was named
     if len(found) < 2:
         rule, step = "name two or more machines' files", "Measure on another machine, and copy its file here."
-        raise ValueError(checks.message("compare", rule, [str(path) for path in found], step))
-    surveys = {path: load(path) for path in found}
-    names = [survey["machine"]["name"] for survey in surveys.values()]
-    return side_by_side(
-        {
-            name if names.count(name) == 1 else f"{name} ({path.stem})": survey
-            for name, (path, survey) in zip(names, surveys.items(), strict=True)
-        }
-    )
+        raise ValueError(checks.message("compare", rule, [str(path) for path in found.values()], step))
+    surveys = {place: load(path) for place, path in found.items()}
+    names = {place: survey["machine"]["name"] for place, survey in surveys.items()}
+    return side_by_side({_name(place, names): survey for place, survey in surveys.items()})
+
+
+def _name(place: Path, names: Mapping[Path, str]) -> str:
+    """A machine's name; where several have it, with as much of the file's path as tells it from theirs.
+
+    Example:
+        >>> _name(Path("/x/a/mac.json"), {Path("/x/a/mac.json"): "Mac", Path("/x/b/mac.json"): "Mac"})
+        'Mac (a/mac)'
+    """
+
+    def end(path: Path, n: int) -> tuple[str, ...]:
+        return (*path.parent.parts, path.stem)[-n:]
+
+    name = names[place]
+    others = [path for path in names if path != place and names[path] == name]
+    if not others:
+        return name
+    for n in range(1, len(place.parts) + 1):
+        if all(end(path, n) != end(place, n) for path in others):
+            return f"{name} ({'/'.join(end(place, n))})"
+    return f"{name} ({place})"  # only the ends of their names differ
 
 
 def side_by_side(surveys: Mapping[str, Survey]) -> Comparison:
@@ -236,4 +268,6 @@ def _told(value: float | None, unit: float = 1.0) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    """Cut in its middle: what it is stands at the front, which file it is from at the end."""
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import device as devices
-from qnnkit import measure, models, runs, train
+from qnnkit import measure, models, placement, runs, train
 from qnnkit.config import RunConfig, validate
 from qnnkit.data import ImageSplits
 from qnnkit.device import machine
 from qnnkit.models import features
+from qnnkit.placement.decision import DECIDING
 from qnnkit.survey import apart, words
 from qnnkit.survey.clock import Budget, spread, times_of
 from qnnkit.survey.form import Net, Times
@@ -50,7 +51,12 @@ def measured(
         quick: Only float32, few updates, and the recipe's own threads.
     """
     budget, usable = Budget(seconds), devices.usable_devices()
-    asked = [(device, precision) for precision in PRECISIONS for device in usable]
+    asked = [
+        (device, precision)
+        for precision in PRECISIONS
+        for device in usable
+        if (device.type, precision) != ("cpu", "float16")  # as in `placement.devices`: training refuses it
+    ]
     asked = asked[: len(usable)] if quick else asked
     rows: list[Any] = []
     size = config.training.batch_size
@@ -83,7 +89,7 @@ def measured(
         n_samples=n_samples,
         data_bytes=sum(part.images.nbytes + part.labels.nbytes for part in parts),
         settings=rows,
-        sentences=[*_fastest(rows), *_best_threads(rows)],
+        sentences=[*_fastest(rows), *_on_threads(config.threads, rows)],
     )
     for row in rows:
         if "n_weights" in row:
@@ -92,11 +98,12 @@ def measured(
 
 
 def _digest(config: RunConfig, splits: ImageSplits, n_samples: int) -> str:
-    """Hash (hex) of what an epoch's work depends on."""
-    chosen = ("batch_size", "accumulation", "optimizer")
+    """Hash (hex) of what an epoch's work depends on; precisions have rows of their own."""
+    chosen = {*DECIDING, "label_smoothing"} - {"precision"}
     work = {
         "model": config.model.model_dump(mode="json", exclude_defaults=True),
-        "training": {name: getattr(config.training, name) for name in chosen},
+        "training": config.training.model_dump(mode="json", include=chosen, exclude_defaults=True),
+        "backend": config.backend,
         "images": [splits.channels, *splits.image_size, splits.n_classes, n_samples],
     }
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]
@@ -136,7 +143,7 @@ def here(question: dict[str, Any]) -> dict[str, Any]:
     if question["over_threads"]:
         found["over_threads"] = [
             {"threads": n, "seconds": _whole_updates(stepper, batch, n, question["seconds"])}
-            for n in apart.thread_counts(machine.cores())
+            for n in placement.thread_counts()
         ]
     return found | {"n_weights": sum(weight.numel() for weight in model.parameters())}
 
@@ -205,7 +212,21 @@ def _fastest(rows: list[dict[str, Any]]) -> Iterable[str]:
         yield f"An epoch takes {words.figure(times[first])} s on {first}; {told} as long."
 
 
-def _best_threads(rows: list[dict[str, Any]]) -> Iterable[str]:
+def _on_threads(asked: int | str | None, rows: list[dict[str, Any]]) -> Iterable[str]:
+    """On how many threads the CPU's times are, and which number was best.
+
+    Args:
+        asked: `threads` of the recipe. Under "auto" training measures which number to take; the survey takes
+            torch's own, and says so.
+        rows: The settings.
+    """
+    numbers = {row["threads"] for row in rows if "threads" in row}
+    for n in numbers:  # one: every process has the same
+        told = f"On the CPU the net was timed on {n} thread{'s' * (n > 1)}, "
+        told += "as the recipe asks" if isinstance(asked, int) else "torch's own number"
+        if asked == "auto":
+            told += "; with threads=auto training measures first how many are best"
+        yield f"{told}."
     for row in rows:
         times = {one["threads"]: one["seconds"]["median"] for one in row.get("over_threads", [])}
         if len(times) > 1:
