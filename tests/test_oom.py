@@ -9,6 +9,7 @@ from collections import namedtuple
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import runs, train
 from qnnkit.cli import main
@@ -105,8 +106,7 @@ def test_the_update_is_the_same_to_rounding(where, accumulation):
         "the data and the schedule stay.",
         told[0].replace("most 4", "most 2"),
     ]
-    sizes = narrow.sizes[2:] if where == "forward" else narrow.sizes
-    assert set(sizes[2 : 2 + 24]) <= {1, 2} or where == "backward"  # 45 = 5 * 8 + 5 samples
+    assert narrow.sizes[:2] == [8, 4] and set(narrow.sizes[2:]) == {1, 2}  # 45 = 5 * 8 + 5 samples
 
 
 def test_memory_that_runs_out_midway_in_an_update_loses_none_of_its_batches():
@@ -175,6 +175,78 @@ def test_batch_normalisation_is_told_of():
     told = []
     fitted(Narrow(4, normalised=True), told=told, on_oom="shrink")
     assert told[0].endswith("stay. Batch normalisation now sees the parts.")
+
+
+def test_batch_normalisation_never_meets_a_single_sample():
+    narrow = Narrow(3, normalised=True)
+    trained = []
+    narrow.register_forward_hook(
+        lambda module, inputs, logits: trained.append(len(logits)) if module.training else None
+    )
+    progress = fitted(narrow, on_oom="shrink")  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
+    assert progress.at_once == 2 and set(trained) == {2, 3}
+    with pytest.raises(OutOfMemory, match="8 samples: "):
+        fitted(Narrow(1, normalised=True), on_oom="shrink")
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_an_update_that_began_anew_leaves_no_trace_in_statistics_nor_in_random_numbers(accumulation):
+    """One refuses whole batches in a first attempt, the other is told from the start what fits."""
+
+    class Dropping(Narrow):
+        def __init__(self, most, where="forward"):
+            super().__init__(most, normalised=True, where=where)
+            self.inner.insert(2, nn.Dropout(0.5))
+
+        @property
+        def running(self):
+            return self.inner[1]
+
+    def ended(most, where="forward"):
+        model = Dropping(most, where)
+        fitted(model, on_oom="shrink", epochs=1, accumulation=accumulation)
+        return model
+
+    whole, late = ended(4), ended(4, where="backward")
+    assert whole.running.num_batches_tracked == 12  # 6 batches, each of 2 parts
+    assert all(torch.equal(value, weights(late)[name]) for name, value in weights(whole).items())
+
+
+def test_the_batch_that_failed_is_halved_not_the_latest():
+    """The third of 8, 8, 8, 1 samples does not fit; computed again, the first does not in halves either."""
+    narrow, told = Narrow(99), []
+
+    class Earlier(Classification):
+        def __call__(self, model, batch):
+            if len(model.sizes) == 2:
+                model.most = 3
+            return super().__call__(model, batch)
+
+    loaded = {"train": Batches(*clouds(25, 0), 8, shuffle=False), "validation": loaders()["validation"]}
+    config = TrainingConfig(epochs=1, accumulation=4, on_oom="shrink")
+    progress = train.fit(narrow, Earlier(), loaded, config, tell=told.append)
+    assert progress.at_once == 2
+    assert [sentence.split(":")[0] for sentence in told] == [
+        "Memory ran out at epoch 1, batch 2",
+        "Memory ran out at epoch 1, batch 0",
+    ]
+
+
+def test_several_processes_do_not_go_on_with_parts(tmp_path, monkeypatch):
+    """They would have different numbers of parts, and wait for each other forever."""
+    import accelerate
+
+    fitted(Narrow(3), on_oom="shrink", folder=tmp_path, epochs=1)
+    monkeypatch.setattr(accelerate.Accelerator, "num_processes", 2)
+    monkeypatch.setattr(accelerate.Accelerator, "prepare", lambda self, *given: given)
+    plain = {
+        name: DataLoader(TensorDataset(*clouds(45, 0)), batch_size=8) for name in ("train", "validation")
+    }
+    with pytest.raises(
+        ValueError, match="`processes` must be 1 where batches are computed in parts"
+    ) as caught:
+        fitted(Narrow(3), loaded=plain, folder=tmp_path)
+    assert "but is 2. Go on with one process" in str(caught.value)
 
 
 # --- stop --------------------------------------------------------------------------------------------------

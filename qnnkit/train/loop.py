@@ -64,7 +64,8 @@ def fit(
     computed in 2, 4, 8, ... parts one after the other, and so does every batch from then on, in a training
     that is gone on with too. Gradients are weighted by the parts' shares of the samples, so the update is the
     same to rounding; only what looks at a batch as a whole (batch normalisation, a contrastive loss) sees the
-    parts, and random numbers (dropout, augmentation) are others.
+    parts, and random numbers (dropout, augmentation) are others. Attempts that failed leave no trace in them
+    nor in running statistics. Where there is batch normalisation to train, parts keep two samples at least.
 
     Args:
         model: Any module.
@@ -87,7 +88,8 @@ def fit(
         OutOfMemory: Memory ran out; told are where, and the next remedy. As above, the same call goes on.
         FloatingPointError: The loss or a gradient is not finite; told are the layer, epoch and batch. The
             checkpoints before stay: once the cause is mended, the same call goes on from there.
-        ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained.
+        ValueError: The precision cannot be had on the device, a loader is empty, or nothing can be trained;
+            or several processes go on with a training that computes batches in parts.
         OSError: A checkpoint cannot be written.
     """
     device = torch.device(device)
@@ -107,6 +109,8 @@ class _Done(NamedTuple):
     step: Step
     own: bool
     """Whether it counts in this process."""
+    random: dict[str, Any] | None
+    """The generators before it, where it may be computed again."""
 
 
 class _Loop:
@@ -188,7 +192,6 @@ class _Loop:
         self.started = self.tick = time.perf_counter()
         done: list[_Done] = []  # of one update
         for index, batch in enumerate(batches, start=part.batch):
-            self.portions.at(f"epoch {self.progress.epoch + 1}, batch {index}", batch)
             last = (index + 1) % self.config.accumulation == 0 or index + 1 == len(self.train_loader)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 due, stop = self._add_gradient(done, index, batch)
@@ -240,22 +243,30 @@ class _Loop:
     def _add_gradient(self, done: list[_Done], index: int, batch: Any) -> tuple[bool, bool]:
         """Adds the gradient of a batch to those of its update; says whether to save after it, and to stop.
 
-        Where memory runs out, the update begins anew: part of this gradient may have been added already.
+        Where memory runs out, the update begins anew: part of this gradient may have been added already, and
+        running statistics and random numbers have moved on.
         """
-        batches = [*((each.index, each.batch) for each in done), (index, batch)]
-        todo = batches[-1:]
+        if not done:
+            self.portions.begin()
+        random = random_state() if self.portions.may_shrink else None
+        batches = [*((each.index, each.batch, each.random) for each in done), (index, batch, random)]
+        todo, again = batches[-1:], False
         while True:
             try:
-                for each in todo:
-                    step, own, due, stop = self._gradient(*each)
-                    done.append(_Done(*each, step, own))
+                for index, batch, random in todo:
+                    self.portions.at(f"epoch {self.progress.epoch + 1}, batch {index}", batch)
+                    if again and random:
+                        set_random_state(random)
+                    step, own, due, stop = self._gradient(index, batch)
+                    done.append(_Done(index, batch, step, own, random))
                 return due, stop
             except (RuntimeError, MemoryError) as error:
                 if not self.portions.shrink(error):
                     raise
             self.optimizer.zero_grad()
             done.clear()
-            todo = batches
+            self.portions.back()
+            todo, again = batches, True
             memory.release(self.accelerator.device)
 
     def _gradient(self, index: int, batch: Any) -> tuple[Step, bool, bool, bool]:
@@ -453,6 +464,12 @@ class _Loop:
         state = store.restore()
         if state is None:
             return
+        progress = Progress(**state["progress"])
+        processes = self.accelerator.num_processes
+        if progress.at_once and processes > 1:  # they would disagree on the number of parts, and wait forever
+            rule = "be 1 where batches are computed in parts since memory ran out"
+            step = "Go on with one process, or in another run_dir with a smaller batch_size."
+            raise ValueError(checks.message("processes", rule, processes, step))
         load_model(store.folder, self._bare(), state["model"])
         if state["optimizer_name"] == self.config.optimizer:
             groups = self.optimizer.state_dict()["param_groups"]  # settings are the configuration's
@@ -461,7 +478,7 @@ class _Loop:
             self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
         if state["scaler"] and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.progress = self.portions.progress = Progress(**state["progress"])
+        self.progress = self.portions.progress = progress
         if store.best_lost and self.progress.rows:  # its own weights stand for the best
             last = self.progress.rows[-1]
             score = [last[f"validation_{self.task.monitor}"], -last["validation_loss"]]

@@ -14,7 +14,9 @@ SIGNS = (
     "out of memory",  # CUDA, ROCm, and MPS: "MPS backend out of memory"
     "can't allocate memory",  # DefaultCPUAllocator, on Linux and macOS
     "not enough memory",  # DefaultCPUAllocator, on Windows
+    "Cannot allocate memory",  # the system, as where a checkpoint is mapped
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
     "bad_alloc",
 )
 """What a RuntimeError says where memory ran out."""

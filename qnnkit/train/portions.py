@@ -38,19 +38,40 @@ class Portions:
         self.model, self.device, self.tell = model, device, tell
         self.where, self.batch = "the beginning", None
         """What is being computed."""
+        self.buffers: list[tuple[nn.Module, str, Tensor]] = []
 
     def at(self, where: str, batch: Any = None) -> None:
         """Notes what is being computed, for what is told where memory runs out."""
         self.where, self.batch = where, batch
 
     def of(self, batch: Any) -> list[tuple[Any, float]]:
-        return parts(batch, self.progress.at_once)
+        return parts(batch, self.progress.at_once, self._fewest())
+
+    def begin(self) -> None:
+        """Keeps what the update that begins changes on the way: running statistics and other buffers."""
+        if self.may_shrink:
+            self.buffers = [
+                (module, name, buffer.clone())
+                for module in self.model.modules()
+                if module.training
+                for name, buffer in module.named_buffers(recurse=False)
+            ]
+
+    def back(self) -> None:
+        """Puts buffers back to where the update began."""
+        for module, name, kept in self.buffers:
+            module.get_buffer(name).data.copy_(kept)
+
+    def _fewest(self) -> int:
+        """Samples that a part needs: batch normalisation in training refuses a single one."""
+        norms = (one for one in self.model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm))
+        return 2 if any(norm.training for norm in norms) else 1
 
     def shrink(self, error: Exception) -> bool:
         """Whether to compute again, in smaller parts: memory ran out, and there is something to split."""
         if not self.may_shrink or not memory.ran_out(error):
             return False
-        smaller = halved(self.batch, self.progress.at_once)
+        smaller = halved(self.batch, self.progress.at_once, self._fewest())
         if smaller is None:
             return False
         self.progress.at_once = smaller
@@ -68,13 +89,14 @@ class Portions:
             memory.release(self.device)  # out of the error's reach, which holds what was computed
 
 
-def parts(batch: Any, at_once: int | None) -> list[tuple[Any, float]]:
+def parts(batch: Any, at_once: int | None, fewest: int = 1) -> list[tuple[Any, float]]:
     """A batch in the fewest parts of at most `at_once` samples, as equal as can be, each with its share.
 
     Args:
         batch: Tensors of one length, alone or in tuples, lists and dictionaries (None may stand among them).
             One that cannot be split stays whole.
         at_once: Most samples of a part; None keeps the batch whole.
+        fewest: Samples that a part of several needs; where both cannot be had, this one counts.
 
     Example:
         >>> [(len(part), share) for part, share in parts(torch.zeros(10, 3), at_once=5)]
@@ -83,18 +105,23 @@ def parts(batch: Any, at_once: int | None) -> list[tuple[Any, float]]:
     n = samples(batch)
     if at_once is None or n is None or n <= at_once:
         return [(batch, 1.0)]
-    number = math.ceil(n / at_once)
+    number = _number(n, at_once, fewest)
     borders = [index * n // number for index in range(number + 1)]
     return [(_cut(batch, first, last), (last - first) / n) for first, last in itertools.pairwise(borders)]
 
 
-def halved(batch: Any, at_once: int | None) -> int | None:
+def halved(batch: Any, at_once: int | None, fewest: int = 1) -> int | None:
     """What `at_once` is next where parts of that size do not fit; None where there is nothing to split."""
     n = samples(batch)
     if n is None:
         return None
-    largest = n if at_once is None else math.ceil(n / math.ceil(n / at_once))
-    return None if largest < 2 else (largest + 1) // 2
+    largest = n if at_once is None else math.ceil(n / _number(n, at_once, fewest))
+    smaller = (largest + 1) // 2
+    return smaller if fewest <= smaller < min(largest, at_once or largest) else None
+
+
+def _number(n: int, at_once: int, fewest: int) -> int:
+    return max(1, min(math.ceil(n / at_once), n // fewest))
 
 
 def samples(batch: Any) -> int | None:
