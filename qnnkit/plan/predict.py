@@ -13,13 +13,16 @@ from qnnkit import measure, train
 from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
 from qnnkit.models.blocks import seeded
-from qnnkit.plan.prediction import HOST, Prediction
+from qnnkit.plan.prediction import HOST, Prediction, Work
 from qnnkit.plan.trace import trace
 from qnnkit.plan.workload import Workload
 from qnnkit.tasks import Classification
 
 SHARE = 0.5
 """Of the memory that is free: what would take more is not tried, only traced, or tried with fewer samples."""
+MOST_WORK = {"cpu": 1e12, "cuda": 1e14}
+"""Floating point operations of an update, by kind of device: one of more, which takes about half a minute
+on a slow one, is timed with fewer samples."""
 LONGEST = 50
 """Updates that are timed, at most."""
 
@@ -63,7 +66,7 @@ def predict(
         memory |= {"data": workload.data_bytes, "framework": framework}
         spread, size = None, None
         if measured:
-            spread, size = _timed(workload, device, memory, seconds)
+            spread, size = _timed(workload, device, memory, traced.work, seconds)
             n = torch.get_num_threads()
             notes.append(f"Timed on {device}, with {n} CPU thread{'s' * (n > 1)}.")
     config = workload.training
@@ -85,7 +88,7 @@ def predict(
 
 
 def _timed(
-    workload: Workload, device: torch.device, memory: dict[str, int], seconds: float
+    workload: Workload, device: torch.device, memory: dict[str, int], work: Work, seconds: float
 ) -> tuple[measure.Spread | None, int | None]:
     """Times of one update, and the batch size that was run for them; (None, None) where not even one sample
     may be tried."""
@@ -94,12 +97,13 @@ def _timed(
     while True:
         smaller = workload.change(batch_size=size)
         needed = sum(n for part, n in memory.items() if part not in HOST)
-        if needed < free:
+        if needed < free and work.flops < MOST_WORK.get(device.type, MOST_WORK["cuda"]):
             break
         if size == 1:
             return None, None
         size = max(1, size // 2)
-        memory = trace(workload.change(batch_size=size), foreach=device.type == "cuda").memory
+        traced = trace(workload.change(batch_size=size), foreach=device.type == "cuda")
+        memory, work = traced.memory, traced.work
     spread = _updates(smaller, device, seconds)
     scale = workload.training.batch_size / size
     scaled = measure.Spread(scale * spread.least, scale * spread.median, scale * spread.most, spread.rounds)

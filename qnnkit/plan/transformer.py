@@ -32,7 +32,7 @@ CLIP = {
 SIZES = {"llama": LLAMA, "clip": CLIP}
 USUAL_LENGTH = 256
 """Tokens, where nobody says."""
-LORA_TARGETS = ("q_proj", "v_proj")
+LORA_TARGETS: tuple[str, ...] = ("q_proj", "v_proj")
 """What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
 
 
@@ -168,7 +168,7 @@ def _adapted(model: nn.Module, rank: int) -> nn.Module:
 
     found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
     # Of another architecture, PEFT itself knows what is usually adapted.
-    targets = list(LORA_TARGETS) if found >= set(LORA_TARGETS) else None
+    targets: list[str] | None = list(LORA_TARGETS) if found >= set(LORA_TARGETS) else None
     wanted: Any = LoraConfig(r=rank, target_modules=targets)
     with warnings.catch_warnings(action="ignore"):  # of transformers' names, and of what it mends
         return get_peft_model(model, wanted)  # type: ignore[arg-type]
