@@ -418,7 +418,7 @@ def _tell_data(begun: Any) -> None:
     """What the run's images were found to be."""
     for note in begun.splits.notes:
         typer.echo(f"Note: {note}")
-    if begun.placement.get("batch_size_found"):
+    if "batch_size" in begun.provenance:
         typer.echo(f"Batch size: {begun.config.training.batch_size}, measured when the run began.")
 
 

@@ -122,7 +122,8 @@ class Run:
     @property
     def placement(self) -> dict[str, Any]:
         """What was last decided on where the run is trained, and why; see `runs.placed`."""
-        return workspace.read_json(self.folder / PLACED) or {}
+        found = workspace.read_json(self.folder / PLACED)
+        return found if isinstance(found, dict) else {}
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
@@ -201,7 +202,8 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         with alone(folder, "begin", wait=BEGIN):
             if read_config(path) is None:
                 run.note_provenance(**origin())
-                run = settle_batch_size(run)
+                run = settle_batch_size(run, begins=True)
+                require_last_batch(run)
                 workspace.write_json(path, config.model_dump(mode="json"))  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
@@ -245,9 +247,20 @@ def _placement_of_chain(folder: Path) -> dict[str, FlatValue]:
 
 
 def settled(folder: Path, config: RunConfig) -> RunConfig:
-    """The settings with the number that stands in the run folder for a size of batch that is "auto"."""
-    found = workspace.read_json(folder / PLACED) if config.training.batch_size == "auto" else None
-    return config.override(batch_size=found["batch_size"]) if found else config
+    """The settings with the number that was found when the run began for a size of batch that is "auto"."""
+    if config.training.batch_size != "auto":
+        return config
+    # Runs of an earlier version have it in placement.json alone.
+    for name in ("provenance.json", PLACED):
+        note = workspace.read_json(folder / name)
+        found = note.get("batch_size") if isinstance(note, dict) else None
+        if is_count(found):
+            return config.override(batch_size=found)
+    return config
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def extend(run: Run, epochs: int) -> None:
@@ -321,17 +334,27 @@ def require_usable(run: Run) -> None:
         build(run, "classical_trained", run.config.seed)  # refused for a circuit that is trained
     with torch.no_grad():
         model.eval()(run.splits.train.images[:1])
-    n, batch_size = len(run.splits.train), run.config.training.batch_size
-    if batch_size != "auto" and n % batch_size == 1:
-        try:  # the last batch of an epoch, of which normalisation over a batch may make nothing
-            model.train()(run.splits.train.images[:1])
-        except ValueError:
-            step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
-            rule = "leave more than one image for the last batch"
-            raise ValueError(
-                checks.message("batch_size", rule, batch_size, step + " Change it by one.")
-            ) from None
+    require_last_batch(run)
     placement.devices(run.config.device, run.config.training.precision)  # refused where none has it
+
+
+def require_last_batch(run: Run) -> None:
+    """Refuses a last batch of one image for a net that normalises over batches."""
+    import torch
+
+    from qnnkit.runs.nets import build
+
+    n, batch_size = len(run.splits.train), run.config.training.batch_size
+    if batch_size == "auto" or n % batch_size != 1:
+        return
+    try:
+        with torch.no_grad():
+            build(run, run.nets[0], run.config.seed).train()(run.splits.train.images[:1])
+    except ValueError:
+        step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
+        rule = "leave more than one image for the last batch"
+        told = checks.message("batch_size", rule, batch_size, step + " Change it by one.")
+        raise ValueError(told) from None
 
 
 def read_config(path: Path) -> RunConfig | None:
