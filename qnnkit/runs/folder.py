@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, workspace
-from qnnkit.config import PLACEMENT, FlatValue, RunConfig, validate
+from qnnkit.config import PLACEMENT, CriteriaConfig, FlatValue, RunConfig, validate
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
 from qnnkit.runs.trackers import TRACKERS
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PLACED = "placement.json"
 """Where and in which batches a run is trained, as it was found on the machine that trains it."""
+CRITERIA = "criteria.json"
+"""Bounds of success that were given after the run had begun; config.json has those that it began with."""
 OF_SOME = ("label_pattern", "download", "variant")
 """Settings that not every dataset takes."""
 
@@ -221,7 +223,11 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             f"Run folder `{folder}` holds another experiment ({_told(difference)}). Choose another run_dir, "
             "or the settings it began with; --fork NEW_DIR goes on from it with other training settings."
         )
-    config = begun.override(**placement)
+    bounds = {name: value for name, value in given.items() if name in CriteriaConfig.model_fields}
+    kept = kept_criteria(folder)
+    config = begun.override(**(kept | placement))
+    if bounds and bounds != {name: kept.get(name) for name in bounds}:
+        workspace.write_json(folder / CRITERIA, kept | bounds)
     if placement:  # without one, a run of another machine may still be looked at here
         _check_placement(config)
     workspace.make_folder(folder)
@@ -257,6 +263,13 @@ def settled(folder: Path, config: RunConfig) -> RunConfig:
         if is_count(found):
             return config.override(batch_size=found)
     return config
+
+
+def kept_criteria(folder: Path) -> dict[str, FlatValue]:
+    """The bounds that a run was given after it had begun."""
+    found = workspace.read_json(folder / CRITERIA)
+    found = found if isinstance(found, dict) else {}
+    return {name: value for name, value in found.items() if name in CriteriaConfig.model_fields}
 
 
 def is_count(value: Any) -> bool:
