@@ -31,6 +31,8 @@ def _or_auto(value: Any, judge: ValidatorFunctionWrapHandler) -> Any:
     if value == "auto":
         return value
     try:
+        if isinstance(value, bool):  # which Python counts as 0 and 1
+            raise ValueError('be a whole number of at least 1, or "auto"')
         return judge(value)
     except ValidationError:
         if isinstance(value, str):
@@ -163,7 +165,7 @@ class CriteriaConfig(Settings):
     max_memory_gb: float | None = Field(default=None, gt=0)
     """Success: the most memory that training takes on its device, in GB (1e9 bytes). May differ later."""
     max_epoch_seconds: float | None = Field(default=None, gt=0)
-    """Success: the longest that an epoch's training takes, in seconds. May differ later."""
+    """Success: the most seconds of an epoch: the median of a training, as a mean over seeds. May differ."""
     min_accuracy: float | None = Field(default=None, ge=0, le=1)
     """Success: the least test accuracy, 0 to 1, as a mean over seeds. May differ later."""
 

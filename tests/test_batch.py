@@ -264,6 +264,12 @@ SPACE = {
 }
 
 
+def test_runs_of_a_batch_do_not_measure_their_size_of_batch():
+    told = r"Run 2 of 2 .*`batch_size` must be a number in a batch, but is 'auto'\. Name a number"
+    with pytest.raises(ValueError, match=told):
+        batch.plan.plan(batch.read_config({**BASE, "settings": {}, "grid": {"batch_size": [8, "auto"]}}))
+
+
 def test_random_runs_lie_in_their_space_and_repeat():
     found = varied(random={"n": 400, "seed": 3, "space": SPACE})
     assert len(found) == 400

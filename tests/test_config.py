@@ -108,6 +108,7 @@ def test_round_trip_through_json():
         ("epochs", 2.5, "`epochs` must be a valid integer, got a number with a fractional part, but is 2.5"),
         ("epochs", 0, "`epochs` must be greater than or equal to 1, but is 0. It means: Passes over"),
         ("batch_size", 0, "`batch_size` must be greater than or equal to 1, but is 0"),
+        ("batch_size", True, '`batch_size` must be a whole number of at least 1, or "auto", but is True'),
         ("batch_size", "many", '`batch_size` must be a whole number of at least 1, or "auto", but is'),
         ("threads", 0, "`threads` must be greater than or equal to 1, but is 0. It means: CPU threads"),
         ("learning_rate", float("nan"), "`learning_rate` must be a finite number, but is nan"),

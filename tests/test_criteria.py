@@ -118,6 +118,12 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 0 and "min_accuracy: fail: test accuracy of" in capsys.readouterr().out
+    kept = {row["criterion"]: row["bound"] for row in run.result["criteria"]}
+    assert kept == {"max_memory_gb": 4, "min_accuracy": 1}, "judged anew"
+    assert "is below 100.0 %" in run.report.read_text()
+    again = runs.open_run(run.folder)
+    assert report.finish(again)["criteria"] == run.result["criteria"], "a report keeps to them"
+    assert json.loads((run.folder / "config.json").read_text())["criteria"]["min_accuracy"] == 0.1
 
 
 @pytest.mark.parametrize("value", [1.2, -0.1, "high"])

@@ -16,13 +16,13 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
-from qnnkit import QuantumLayer, circuits, measure, placement, recipes, runs, train
+from qnnkit import QuantumLayer, circuits, measure, placement, recipes, runs, train, workspace
 from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
 from qnnkit.layers import choice
 from qnnkit.placement import Candidate, candidates, decision, race
 from qnnkit.plan.asked import asked
-from qnnkit.runs import chain
+from qnnkit.runs import chain, lock
 from qnnkit.survey.command import measure_machine
 from qnnkit.tasks import Classification
 
@@ -154,7 +154,8 @@ def test_threads_are_of_physical_cores_that_may_be_used(monkeypatch):
 
 def test_no_size_of_batch_leaves_one_image_over():
     assert placement.sizes(1073) == [32]  # 1073 = 67 * 16 + 1
-    assert placement.sizes(1089) == [16, 32]  # as 1089 = 68 * 16 + 1 = 34 * 32 + 1, there is no better one
+    assert placement.sizes(1089) == [15, 33]  # 1089 = 68 * 16 + 1 = 34 * 32 + 1 = 64 * 17 + 1
+    assert [placement.sizes(n) for n in (33, 49, 65, 273)] == [[17], [17], [17], [15]]
     assert placement.sizes(1090) == [16, 32]
 
 
@@ -534,6 +535,50 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     forked = runs.fork(moved.folder, moved.folder.parent / "forked", epochs=3)
     assert forked.config.training.batch_size == 2
     assert runs.fork(moved.folder, forked.folder, epochs=3).config == forked.config
+
+
+def test_it_is_decided_by_nobody_while_another_process_trains(tiny, monkeypatch):
+    run = tiny()
+    runs.placed(run)
+    kept = (run.folder / "placement.json").read_bytes()
+    monkeypatch.setattr(lock.alone.__wrapped__, "__defaults__", (0.0,))
+    with lock.alone(run.folder, "train"):
+        assert runs.placed(run).threads in (1, 2), "what is decided may be read"
+        with pytest.raises(BlockingIOError, match="is in use"):
+            runs.placed(tiny(threads=2))
+    assert (run.folder / "placement.json").read_bytes() == kept
+
+
+def test_asked_something_else_between_it_goes_on_as_it_did(tiny, monkeypatch):
+    monkeypatch.setattr(decision, "decide", lambda found, times: found[-1])
+    first = runs.placed(tiny())
+    assert runs.placed(tiny(threads=1)).threads == 1
+    measure.remembered._FOUND.clear()
+    monkeypatch.setattr(decision, "decide", lambda found, times: found[0])
+    raced = counted(monkeypatch)
+    run = tiny()
+    assert runs.placed(run) == first and raced == [] and note(run)["threads"] == first.threads == 2
+
+
+@pytest.mark.parametrize("left", ['{"batch_size": 1}', '{"x": 1}', "[]", None])
+def test_the_size_of_batch_is_kept_whatever_becomes_of_the_note(tiny, monkeypatch, left):
+    monkeypatch.setattr(candidates, "SMALLEST", 2)
+    run = tiny(batch_size="auto", epochs=1, controls=[])
+    found, path = run.config.training.batch_size, run.folder / "placement.json"
+    assert run.provenance["batch_size"] == found > 1
+    path.unlink() if left is None else path.write_text(left)
+    again = runs.open_run(run.folder)
+    assert again.config == run.config and runs.placed(again).batch_size == found
+    if left is not None:
+        return
+    list(runs.train_all(again))
+    facts = run.provenance
+    del facts["batch_size"]
+    workspace.write_json(run.folder / "provenance.json", facts)
+    assert runs.open_run(run.folder).config == run.config, "as a run of an earlier version"
+    path.write_text('{"batch_size": true}')
+    with pytest.raises(ValueError, match="must hold the size of batch it was trained with, but"):
+        runs.open_run(run.folder)
 
 
 def test_extended_it_keeps_its_size_of_batch(tiny, monkeypatch):

@@ -142,6 +142,33 @@ def test_a_disk_that_fails_stops_nothing(tmp_path):
     assert (tmp_path / FILE).is_dir()
 
 
+def test_it_tells_at_once_that_a_training_goes_on(tmp_path):
+    planted(tmp_path, ended="stopped")
+    with reported(tmp_path) as reporter:
+        reporter.begin("hybrid", 0, CPU)
+        found = read(tmp_path)
+        assert (found.state, found.net, found.step, found.peak_memory) == (
+            "running",
+            "hybrid",
+            None,
+            700_000_000,
+        )
+        start = f"{tmp_path.name}  running  hybrid, seed 0 (1 of 4)  memory "
+        assert watching.line(found, "").startswith(start) and found.memory > 1e8
+    assert read(tmp_path).state == "stopped"
+
+
+def test_several_processes_are_as_fast_as_all_of_them(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with reported(tmp_path) as reporter:
+        reporter.begin("hybrid", 0, CPU)
+        for updates in range(1, 12):
+            reporter.update(moment(updates))
+            clock.now += 0.5
+        assert content(tmp_path)["samples_per_second"] == 128
+
+
 # --- what is read ------------------------------------------------------------------------------------------
 
 
@@ -199,6 +226,8 @@ def test_values_of_the_wrong_kind_are_left_out(tmp_path):
     found = read(planted(tmp_path, loss="low", net=3, warnings="all", memory=True))
     assert (found.loss, found.net, found.warnings, found.memory) == (None, None, (), None)
     assert watching.line(found, "")
+    endless = read(planted(tmp_path, seconds_left_net=float("inf"), memory=float("nan")))
+    assert watching.line(endless, "") and (endless.seconds_left_net, endless.memory) == (None, None)
 
 
 def test_a_mirrored_run_is_read_where_it_is_mirrored(tmp_path):

@@ -324,6 +324,9 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
     if isinstance(given.get("data_dir"), str):
         given["data_dir"] = workspace.data_place(given["data_dir"])
     run = recipes.recipe(name).override(**given)
+    if run.training.batch_size == "auto":  # runs of one study could settle on different numbers
+        step = "Name a number; qnnkit run --set batch_size=auto finds one."
+        raise ValueError(checks.message("batch_size", "be a number in a batch", "auto", step))
     check_names(run)
     flat = run.flat()  # YAML reads 1e-3 as a text; here it is a number
     words = tuple(f"{name}={json.dumps(flat[name])}" for name in given)

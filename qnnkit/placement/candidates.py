@@ -103,11 +103,13 @@ def sizes(n_samples: int | None, accumulation: int = 1) -> list[int]:
     """Powers of two that leave an epoch enough updates; the smallest in any case.
 
     Where the last batch of an epoch would be of one sample, which normalisation over a batch may not take,
-    a size is left out, unless all are like that.
+    a size is left out. Where all are like that, their neighbours stand in.
 
     Example:
         >>> sizes(1078), sizes(None)[-1]
         ([16, 32], 1024)
+        >>> sizes(33)
+        [17]
     """
     found = [SMALLEST]
     while found[-1] < LARGEST:
@@ -116,7 +118,9 @@ def sizes(n_samples: int | None, accumulation: int = 1) -> list[int]:
         found.append(found[-1] * 2)
     if n_samples is None:
         return found
-    return [size for size in found if n_samples % size != 1] or found
+    whole = [size for size in found if n_samples % size != 1]
+    near = [[one for one in (size + 1, size - 1) if n_samples % one != 1] for size in found]
+    return whole or [ones[0] for ones in near if ones] or found
 
 
 def here() -> dict[str, Any]:

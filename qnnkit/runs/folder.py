@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, workspace
-from qnnkit.config import PLACEMENT, FlatValue, RunConfig, validate
+from qnnkit.config import PLACEMENT, CriteriaConfig, FlatValue, RunConfig, validate
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
 from qnnkit.runs.trackers import TRACKERS
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PLACED = "placement.json"
 """Where and in which batches a run is trained, as it was found on the machine that trains it."""
+CRITERIA = "criteria.json"
+"""Bounds of success that were given after the run had begun; config.json has those that it began with."""
 OF_SOME = ("label_pattern", "download", "variant")
 """Settings that not every dataset takes."""
 
@@ -122,7 +124,8 @@ class Run:
     @property
     def placement(self) -> dict[str, Any]:
         """What was last decided on where the run is trained, and why; see `runs.placed`."""
-        return workspace.read_json(self.folder / PLACED) or {}
+        found = workspace.read_json(self.folder / PLACED)
+        return found if isinstance(found, dict) else {}
 
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
@@ -201,7 +204,8 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         with alone(folder, "begin", wait=BEGIN):
             if read_config(path) is None:
                 run.note_provenance(**origin())
-                run = settle_batch_size(run)
+                run = settle_batch_size(run, begins=True)
+                require_last_batch(run)
                 workspace.write_json(path, config.model_dump(mode="json"))  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
@@ -219,7 +223,11 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             f"Run folder `{folder}` holds another experiment ({_told(difference)}). Choose another run_dir, "
             "or the settings it began with; --fork NEW_DIR goes on from it with other training settings."
         )
-    config = begun.override(**placement)
+    bounds = {name: value for name, value in given.items() if name in CriteriaConfig.model_fields}
+    kept = kept_criteria(folder)
+    config = begun.override(**(kept | placement))
+    if bounds and bounds != {name: kept.get(name) for name in bounds}:
+        workspace.write_json(folder / CRITERIA, kept | bounds)
     if placement:  # without one, a run of another machine may still be looked at here
         _check_placement(config)
     workspace.make_folder(folder)
@@ -245,9 +253,27 @@ def _placement_of_chain(folder: Path) -> dict[str, FlatValue]:
 
 
 def settled(folder: Path, config: RunConfig) -> RunConfig:
-    """The settings with the number that stands in the run folder for a size of batch that is "auto"."""
-    found = workspace.read_json(folder / PLACED) if config.training.batch_size == "auto" else None
-    return config.override(batch_size=found["batch_size"]) if found else config
+    """The settings with the number that was found when the run began for a size of batch that is "auto"."""
+    if config.training.batch_size != "auto":
+        return config
+    # Runs of an earlier version have it in placement.json alone.
+    for name in ("provenance.json", PLACED):
+        note = workspace.read_json(folder / name)
+        found = note.get("batch_size") if isinstance(note, dict) else None
+        if is_count(found):
+            return config.override(batch_size=found)
+    return config
+
+
+def kept_criteria(folder: Path) -> dict[str, FlatValue]:
+    """The bounds that a run was given after it had begun."""
+    found = workspace.read_json(folder / CRITERIA)
+    found = found if isinstance(found, dict) else {}
+    return {name: value for name, value in found.items() if name in CriteriaConfig.model_fields}
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def extend(run: Run, epochs: int) -> None:
@@ -321,17 +347,27 @@ def require_usable(run: Run) -> None:
         build(run, "classical_trained", run.config.seed)  # refused for a circuit that is trained
     with torch.no_grad():
         model.eval()(run.splits.train.images[:1])
-    n, batch_size = len(run.splits.train), run.config.training.batch_size
-    if batch_size != "auto" and n % batch_size == 1:
-        try:  # the last batch of an epoch, of which normalisation over a batch may make nothing
-            model.train()(run.splits.train.images[:1])
-        except ValueError:
-            step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
-            rule = "leave more than one image for the last batch"
-            raise ValueError(
-                checks.message("batch_size", rule, batch_size, step + " Change it by one.")
-            ) from None
+    require_last_batch(run)
     placement.devices(run.config.device, run.config.training.precision)  # refused where none has it
+
+
+def require_last_batch(run: Run) -> None:
+    """Refuses a last batch of one image for a net that normalises over batches."""
+    import torch
+
+    from qnnkit.runs.nets import build
+
+    n, batch_size = len(run.splits.train), run.config.training.batch_size
+    if batch_size == "auto" or n % batch_size != 1:
+        return
+    try:
+        with torch.no_grad():
+            build(run, run.nets[0], run.config.seed).train()(run.splits.train.images[:1])
+    except ValueError:
+        step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
+        rule = "leave more than one image for the last batch"
+        told = checks.message("batch_size", rule, batch_size, step + " Change it by one.")
+        raise ValueError(told) from None
 
 
 def read_config(path: Path) -> RunConfig | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qnnkit import checks, workspace
 from qnnkit.config import FlatValue, flat_names
-from qnnkit.runs.folder import Run, open_run, read_config, require_usable
+from qnnkit.runs.folder import Run, open_run, read_config, require_last_batch, require_usable
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
 from qnnkit.runs.placing import settle_batch_size
@@ -59,6 +59,7 @@ def fork(run_dir: str | Path, new_dir: str | Path, **settings: FlatValue) -> Run
     data = {"data": source.provenance["data"]} if "data" in source.provenance else {}
     told = {name: {"from": here, "to": there} for name, (here, there) in difference.items()}
     run.note_provenance(**origin(), **data, forked={"from": str(source.folder), "changed": told})
-    run = settle_batch_size(run)
+    run = settle_batch_size(run, begins=True)
+    require_last_batch(run)
     workspace.write_json(folder / "config.json", config.model_dump(mode="json"))  # last: now it is a run
     return run

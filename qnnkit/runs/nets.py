@@ -108,7 +108,7 @@ def train_all(
         if is_main():
             work.enter_context(alone(run.folder, "train"))
             work.enter_context(mirrored(run.folder))
-        place = placed(run)
+        place = placed(run, locked=True)
         if is_main():
             facts = {name: getattr(place, name) for name in ("device", "backend", "threads", "sentence")}
             facts |= {"processes": n_processes(), "precision": run.config.training.precision}

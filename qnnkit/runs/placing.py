@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+import contextlib
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from qnnkit import workspace
-from qnnkit.runs.folder import PLACED, Run, settled
+from qnnkit.runs.folder import PLACED, Run, is_count, settled
+from qnnkit.runs.lock import alone
 
 if TYPE_CHECKING:
     from qnnkit.placement import Placement
 
 
-def placed(run: Run) -> Placement:
+def placed(run: Run, *, locked: bool = False) -> Placement:
     """Where the nets of a run are trained, as `placement.json` of its folder has it for this machine.
 
-    Decided by the run's own net, for its controls too. A run that goes on on the same machine decides as it
-    did; on another one, or asked for another placement, it measures anew. Only the size of batch is kept
-    wherever it goes. What has finished, and a run of several processes, measures nothing.
+    Decided by the run's own net, for its controls too. A run that goes on decides as it did where it was
+    asked the same on the same machine before; on another one, or asked for another placement, it measures
+    anew. Only the size of batch is kept wherever it goes. What has finished, and a run of several processes,
+    measures nothing.
+
+    Args:
+        run: The run.
+        locked: Whether the caller holds the folder for training. What has to be decided is decided under that
+            lock, so that nobody changes it under a training that goes on.
+
+    Raises:
+        BlockingIOError: It has to be decided, and another process is training this run.
     """
+    found = _known(run)
+    if found is not None:
+        return found
+    with contextlib.nullcontext() if locked else alone(run.folder, "train"):
+        return _known(run) or _again(run) or _decide(run)
+
+
+def _known(run: Run) -> Placement | None:
+    """What needs no decision."""
     from qnnkit import device, placement
     from qnnkit.train.processes import n_processes
 
-    config, kept = run.config, run.placement
-    asked = {name: getattr(config, name) for name in ("device", "backend", "threads")}
+    config, kept = run.config, _usable(run.placement)
 
     def unmeasured(why: str) -> Placement:
         place, threads = str(device.choose(config.device)), config.threads
@@ -36,21 +55,42 @@ def placed(run: Run) -> Placement:
     if n_processes() > 1:
         return unmeasured(f"{n_processes()} processes take equal shares")
     finished = len(run.tested()) == len(run.nets) * len(run.seeds)
-    if kept and (finished or (kept.get("asked") == asked and kept.get("machine") == placement.here())):
-        return _of(kept)
-    if finished:
-        return unmeasured("it was trained before")
-    return _decide(run)
+    if kept and (finished or _question(kept) == _asked(run)):
+        return _of(run, kept)
+    return unmeasured("it was trained before") if finished else None
 
 
-def settle_batch_size(run: Run) -> Run:
-    """The run with a number where its size of batch is "auto": measured, once, and kept in its folder."""
+def _again(run: Run) -> Placement | None:
+    """What the run decided when it was asked the same before, though it was asked something else since."""
+    for note in filter(_usable, run.placement.get("others") or ()):
+        if _question(note) == _asked(run):
+            _write(run, note)
+            return _of(run, note)
+    return None
+
+
+def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
+    """The run with a number where its size of batch is "auto": measured, once, and kept in its folder.
+
+    Args:
+        run: The run.
+        begins: Whether it is only now beginning: then nothing that lies in its folder counts.
+
+    Raises:
+        ValueError: The run has been trained, but the number is lost: another one would make another run.
+    """
     if run.config.training.batch_size != "auto":
         return run
-    config = settled(run.folder, run.config)
+    config = run.config if begins else settled(run.folder, run.config)
     if config.training.batch_size == "auto":
-        _decide(run)
-        config = settled(run.folder, run.config)
+        if not begins and (run.rows("metrics") or (run.folder / "checkpoints").exists()):
+            raise ValueError(
+                f"Run folder `{run.folder}` must hold the size of batch it was trained with, but "
+                f"provenance.json and {PLACED} have none. Restore one of them, or begin another run_dir."
+            )
+        found = _decide(run).batch_size
+        run.note_provenance(batch_size=found)
+        config = run.config.override(batch_size=found)
     return Run(run.folder, config)
 
 
@@ -91,22 +131,54 @@ def _decide(run: Run) -> Placement:
     note: dict[str, Any] = {
         **asdict(found),
         "backend": config.backend,
-        "asked": {name: getattr(config, name) for name in ("device", "backend", "threads")},
-        "machine": placement.here(),
+        **_asked(run),
     }
     if unknown:
         own = recipes.RECIPES[config.recipe].training.batch_size if config.recipe in recipes.RECIPES else None
-        note |= {"batch_size_found": True}
         if own not in (None, found.batch_size):
             note["sentence"] += f" The recipe's learning rates were chosen for batch {own}."
-    elif run.placement.get("batch_size_found"):
-        note |= {"batch_size_found": True}
+    elif "batch_size" in run.provenance:
         note["sentence"] += " Its size of batch was found when the run began."
-    workspace.write_json(run.folder / PLACED, note)
-    return _of(note)
+    _write(run, note)
+    return _of(run, note)
 
 
-def _of(note: dict[str, Any]) -> Placement:
+def _asked(run: Run) -> dict[str, Any]:
+    """What a decision answers."""
+    from qnnkit import placement
+
+    asked = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
+    return {"asked": asked, "machine": placement.here()}
+
+
+def _question(note: dict[str, Any]) -> dict[str, Any]:
+    return {name: note.get(name) for name in ("asked", "machine")}
+
+
+def _write(run: Run, note: dict[str, Any]) -> None:
+    """Makes a decision the run's own; those that answered other questions stay beside it."""
+    before = run.placement
+    others = [
+        {name: value for name, value in before.items() if name != "others"},
+        *(before.get("others") or ()),
+    ]
+    kept = [each for each in others if _usable(each) and _question(each) != _question(note)]
+    workspace.write_json(run.folder / PLACED, note | {"others": kept})
+
+
+def _usable(note: Any) -> dict[str, Any] | None:
+    """A decision that is whole; None for what a person or a cut has made of one."""
+    if not isinstance(note, dict) or not isinstance(note.get("times"), dict):
+        return None
+    words = all(isinstance(note.get(name), str) for name in ("device", "backend", "sentence"))
+    threads = note.get("threads", 0)
+    numbers = is_count(note.get("batch_size")) and (threads is None or is_count(threads))
+    return note if words and numbers else None
+
+
+def _of(run: Run, note: dict[str, Any]) -> Placement:
     from qnnkit.placement import Placement
 
-    return Placement(**{each.name: note[each.name] for each in fields(Placement)})
+    found = Placement(**{each.name: note[each.name] for each in fields(Placement)})
+    size = run.config.training.batch_size  # the run's own, whatever the note has
+    return found if size == "auto" else replace(found, batch_size=size)

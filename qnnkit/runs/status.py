@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import time
@@ -17,6 +18,7 @@ import torch
 from qnnkit import checks, measure, workspace
 from qnnkit.runs.folder import Run
 from qnnkit.train import Moment
+from qnnkit.train.processes import n_processes
 
 FILE = "status.json"
 EVERY = 1.0
@@ -29,7 +31,7 @@ class Reporter:
     """Writes how the trainings of a run stand; a disk that fails it is no reason to stop.
 
     Args:
-        run: The run; nothing is written before the first update of a training.
+        run: The run; nothing is written before a training begins.
         finished: Rows of the nets and seeds that are trained already, see `Run.tested`.
     """
 
@@ -37,7 +39,8 @@ class Reporter:
         self.run, self.path = run, run.folder / FILE
         self.order = [(net, seed) for seed in run.seeds for net in run.nets]
         self.took = {pair: seconds_of(row) for pair, row in finished.items()}
-        self.tested, self.latest = False, None
+        self.process: dict[str, Any] = {}
+        self.latest: Moment | None = None
         self.warnings: list[str] = []
         self.written: float | None = None
 
@@ -46,9 +49,9 @@ class Reporter:
 
     def __exit__(self, kind: object, *_: object) -> None:
         """The last word: all nets are trained, or the training was stopped."""
-        if self.latest is not None:
+        if self.latest is not None and self.first is not None:
             facts = self._facts(self.latest, time.monotonic())
-        elif self.tested:  # what was trained before has only been tested now
+        elif self.process:  # stopped before an update, or what was trained before has only been tested
             facts = _read(self.path.parent) or {}
         else:
             return
@@ -65,8 +68,10 @@ class Reporter:
         self.process = _process(place)
         self.started, self.warnings, self.written = time.monotonic(), [], None
         self.first: Moment | None = None
-        self.latest: Moment | None = None
+        self.latest = None
         self.samples, self.since = 0, self.started
+        memory = {"memory": measure.resident(), "peak_memory": self.peak or None}
+        self._write(self._about() | memory)  # at once: the first update may be a minute away
 
     def update(self, moment: Moment) -> None:
         """Called after every update; most calls only count."""
@@ -85,7 +90,7 @@ class Reporter:
 
     def end(self, row: Mapping[str, Any]) -> None:
         """A net's training has ended, with this row."""
-        self.took[row["net"], row["seed"]], self.tested = seconds_of(row), True
+        self.took[row["net"], row["seed"]] = seconds_of(row)
 
     def _facts(self, moment: Moment, now: float) -> dict[str, Any]:
         assert self.first is not None
@@ -96,25 +101,32 @@ class Reporter:
         whole = None if each is None else each * moment.epochs * moment.steps
         memory = measure.resident()
         self.peak = max(self.peak, measure.peak_on(self.place), memory if self.place.type == "cpu" else 0)
-        return {
-            "net": self.net,
-            "seed": self.seed,
-            "number": self.order.index((self.net, self.seed)) + 1,
-            "of": len(self.order),
+        return self._about() | {
             "epoch": moment.epoch,
             "epochs": moment.epochs,
             "step": moment.step,
             "steps": moment.steps,
             "updates": moment.updates,
             "loss": moment.loss,
-            "samples_per_second": self.samples / max(now - self.since, 1e-9) if done else None,
+            "samples_per_second": n_processes() * self.samples / max(now - self.since, 1e-9)
+            if done
+            else None,
             "seconds_left_net": for_net,
             "seconds_left_run": None if for_net is None else for_net + self._for_others(whole),
             "samples_at_once": moment.at_once,
             "memory": memory,
             "peak_memory": self.peak,
-            "device": str(self.place),
             "device_memory": _on_device(self.place),
+        }
+
+    def _about(self) -> dict[str, Any]:
+        """Which training it is, and where."""
+        return {
+            "net": self.net,
+            "seed": self.seed,
+            "number": self.order.index((self.net, self.seed)) + 1,
+            "of": len(self.order),
+            "device": str(self.place),
             "warnings": list(self.warnings),
             **self.process,
         }
@@ -236,7 +248,9 @@ def read(run_dir: str | Path) -> Status:
 def _usable(name: str, value: Any) -> Any:
     """A value of the kind that it should be; None for any other."""
     kinds = str if name in ("net", "device", "device_id", "host") else (int, float)
-    return value if isinstance(value, kinds) and not isinstance(value, bool) else None
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        return None
+    return value if isinstance(value, str) or math.isfinite(value) else None
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
@@ -246,7 +260,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
         found = json.loads(content or b"")
     except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("time"), int | float) else None
+    return found if isinstance(found, dict) and _usable("time", found.get("time")) is not None else None
 
 
 def _content(folder: Path, name: str) -> bytes | None:

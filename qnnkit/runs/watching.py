@@ -112,6 +112,7 @@ def row(status: Status, load: str) -> tuple[str, ...]:
     if status.net is not None:
         of = f" ({status.number} of {status.of})" if status.of else ""
         training = f"{status.net}, seed {status.seed}{of}"
+    if status.epoch is not None:
         progress = f"epoch {status.epoch}/{status.epochs}, step {status.step}/{status.steps}"
     if status.state == "running" and status.seconds_left_net is not None:
         left = duration(status.seconds_left_net)
