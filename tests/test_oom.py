@@ -308,6 +308,17 @@ def test_memory_that_runs_out_in_the_optimizer_stops(monkeypatch):
         fitted(Narrow(99), on_oom="shrink", optimizer="sgd")
 
 
+def test_a_net_that_does_not_fit_on_the_device_stops(monkeypatch):
+    import accelerate
+
+    def prepare(self, *given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(accelerate.Accelerator, "prepare", prepare)
+    with pytest.raises(OutOfMemory, match=r"ran out at the beginning: .* In another run_dir: a smaller net,"):
+        fitted(Narrow(99))
+
+
 def test_other_errors_pass():
     class Broken(nn.Module):
         def __init__(self):
@@ -423,7 +434,7 @@ SCRIPT = """
         config = TrainingConfig(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
         told = []
 
-        def lift(moment):  # after the last update: reading the best checkpoint may need more than training did
+        def lift(moment):  # reading the best checkpoint may need more than training did
             if moment.epoch == moment.epochs and moment.step == moment.steps:
                 resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
@@ -501,6 +512,20 @@ def test_a_run_says_it_remembers_it_and_tests_in_parts(tmp_path, monkeypatch):
     )
     again = runs.open_run(tmp_path / "run")
     assert list(runs.train_all(again)) == [final] and len(run.rows("warnings")) == 1
+
+
+@pytest.mark.parametrize("when", ["seen_by", "_test"])
+def test_a_run_tells_it_before_and_after_the_epochs_too(tmp_path, monkeypatch, when):
+    def fail(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
+    with monkeypatch.context() as patch, pytest.raises(OutOfMemory) as caught:
+        patch.setattr(runs.nets, when, fail)
+        list(runs.train_all(run))
+    sentence = str(caught.value)
+    assert sentence.startswith("Memory ran out at net hybrid, seed 0, before or after its epochs: ")
+    assert "the same command goes on from it where more is free. In another run_dir: a" in sentence
 
 
 def test_the_command_tells_it_in_one_sentence(tmp_path, monkeypatch, capsys):
