@@ -1,6 +1,7 @@
 """Memory that runs out in training: told in one sentence, or answered by computing batches in parts."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -239,12 +240,8 @@ def test_several_processes_do_not_go_on_with_parts(tmp_path, monkeypatch):
     fitted(Narrow(3), on_oom="shrink", folder=tmp_path, epochs=1)
     monkeypatch.setattr(accelerate.Accelerator, "num_processes", 2)
     monkeypatch.setattr(accelerate.Accelerator, "prepare", lambda self, *given: given)
-    plain = {
-        name: DataLoader(TensorDataset(*clouds(45, 0)), batch_size=8) for name in ("train", "validation")
-    }
-    with pytest.raises(
-        ValueError, match="`processes` must be 1 where batches are computed in parts"
-    ) as caught:
+    plain = {name: DataLoader(TensorDataset(*clouds(45, 0)), batch_size=8) for name in loaders()}
+    with pytest.raises(ValueError, match="`processes` must be 1 where batches are computed in") as caught:
         fitted(Narrow(3), loaded=plain, folder=tmp_path)
     assert "but is 2. Go on with one process" in str(caught.value)
 
@@ -311,6 +308,17 @@ def test_memory_that_runs_out_in_the_optimizer_stops(monkeypatch):
         fitted(Narrow(99), on_oom="shrink", optimizer="sgd")
 
 
+def test_a_net_that_does_not_fit_on_the_device_stops(monkeypatch):
+    import accelerate
+
+    def prepare(self, *given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(accelerate.Accelerator, "prepare", prepare)
+    with pytest.raises(OutOfMemory, match=r"ran out at the beginning: .* In another run_dir: a smaller net,"):
+        fitted(Narrow(99))
+
+
 def test_other_errors_pass():
     class Broken(nn.Module):
         def __init__(self):
@@ -333,6 +341,8 @@ def test_other_errors_pass():
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate "
                      "memory: you tried to allocate 80000000 bytes. Error code 12 (Cannot allocate memory)"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+        RuntimeError("unable to mmap 96144 bytes from file <best.safetensors>: Cannot allocate memory (12)"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError(),
     ],
@@ -423,8 +433,14 @@ SCRIPT = """
         }
         config = TrainingConfig(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
         told = []
+
+        def lift(moment):  # reading the best checkpoint may need more than training did
+            if moment.epoch == moment.epochs and moment.step == moment.steps:
+                resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
         try:
-            done = train.fit(net, Classification(), loaders, config, folder=folder / name, tell=told.append)
+            done = train.fit(net, Classification(), loaders, config, folder=folder / name, on_update=lift,
+                             tell=told.append)
         except MemoryError as error:
             return {"stopped": str(error)}
         weights = {name: value.clone() for name, value in net.state_dict().items()}
@@ -449,7 +465,10 @@ def test_a_batch_that_really_does_not_fit(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, "-W", "error", str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    steady = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | steady
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["stop"]["stopped"].startswith("Memory ran out at epoch 1, batch 0, 1024 samples: 0.")
@@ -493,6 +512,20 @@ def test_a_run_says_it_remembers_it_and_tests_in_parts(tmp_path, monkeypatch):
     )
     again = runs.open_run(tmp_path / "run")
     assert list(runs.train_all(again)) == [final] and len(run.rows("warnings")) == 1
+
+
+@pytest.mark.parametrize("when", ["seen_by", "_test"])
+def test_a_run_tells_it_before_and_after_the_epochs_too(tmp_path, monkeypatch, when):
+    def fail(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
+    with monkeypatch.context() as patch, pytest.raises(OutOfMemory) as caught:
+        patch.setattr(runs.nets, when, fail)
+        list(runs.train_all(run))
+    sentence = str(caught.value)
+    assert sentence.startswith("Memory ran out at net hybrid, seed 0, before or after its epochs: ")
+    assert "the same command goes on from it where more is free. In another run_dir: a" in sentence
 
 
 def test_the_command_tells_it_in_one_sentence(tmp_path, monkeypatch, capsys):

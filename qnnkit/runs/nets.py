@@ -22,6 +22,7 @@ from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.status import Reporter
 from qnnkit.runs.trackers import Trackers
+from qnnkit.train import memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 from qnnkit.train.vitals import Vitals
 
@@ -132,7 +133,7 @@ def train_all(
         for seed in run.seeds:
             for net in run.nets:
                 if (net, seed) not in finished:
-                    finished[net, seed] = _train(run, net, seed, place, note, on_warning, reporter)
+                    finished[net, seed] = _told(run, net, seed, place, note, on_warning, reporter)
                 yield finished[net, seed]
 
 
@@ -168,6 +169,16 @@ def _compile(
     wait_for_all()
     for name in workspace.read_json(path) or []:
         model.get_submodule(name).compile()
+
+
+def _told(run: Run, net: str, seed: int, placed: Placement, *others: Any) -> dict[str, Any]:
+    """As `_train`; memory that runs out before or after the epochs is told as well."""
+    where, place = f"net {net}, seed {seed}, before or after its epochs", device.choose(placed.device)
+
+    def told() -> str:
+        return memory.stopped(where, 0, run.config.training, place, n_processes())
+
+    return memory.telling(lambda: _train(run, net, seed, placed, *others), told, place)
 
 
 def _train(

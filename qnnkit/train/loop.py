@@ -130,7 +130,7 @@ class _Loop:
         self.rates = [group.learning_rate for group in self.groups]
         optimizer = optimizer_of(self.groups, config)
         optimizer.zero_grad()  # what the caller has left there is not of this training
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = model, optimizer
         self.train_loader = Shares(loaders["train"], accelerator)
         self.validation_loader = Shares(loaders["validation"], accelerator)
         processes = accelerator.num_processes
@@ -147,20 +147,16 @@ class _Loop:
         self.portions = Portions(self.progress, shrinks, model, accelerator.device, tell)
 
     def run(self, store: Store | None, log: Callable[[dict[str, Any]], None]) -> Progress:
-        try:
-            return self._run(store, log)
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, memory.OutOfMemory) or not memory.ran_out(error):
-                raise
-            batch, where = self.portions.batch, self.portions.where
-            n = 0 if batch is None else samples(batch)
-            device, processes = self.accelerator.device, self.accelerator.num_processes
-            told = memory.stopped(where, n, self.config, device, processes)
-        # Out here the error is gone, and with it the frames that hold what was being computed.
-        memory.release(device)
-        raise memory.OutOfMemory(told)
+        device, processes = self.accelerator.device, self.accelerator.num_processes
+
+        def told() -> str:
+            n = 0 if self.portions.batch is None else samples(self.portions.batch)
+            return memory.stopped(self.portions.where, n, self.config, device, processes)
+
+        return memory.telling(lambda: self._run(store, log), told, device)
 
     def _run(self, store: Store | None, log: Callable[[dict[str, Any]], None]) -> Progress:
+        self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)  # to the device
         self.store = store
         if store:
             self._resume(store)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch import nn
 from qnnkit import measure
 from qnnkit.config import TrainingConfig
 
+T = TypeVar("T")
 SIGNS = (
     "out of memory",  # CUDA, ROCm, and MPS: "MPS backend out of memory"
     "can't allocate memory",  # DefaultCPUAllocator, on Linux and macOS
@@ -40,6 +43,23 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+
+
+def telling(compute: Callable[[], T], told: Callable[[], str], device: torch.device) -> T:
+    """What `compute` gives.
+
+    Raises:
+        OutOfMemory: Memory ran out meanwhile; it says what `told` gives.
+    """
+    try:
+        return compute()
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, OutOfMemory) or not ran_out(error):
+            raise
+        sentence = told()
+    # Out here the error is gone, and with it the frames that hold what was being computed.
+    release(device)
+    raise OutOfMemory(sentence)
 
 
 def in_use(device: torch.device) -> int:
@@ -76,18 +96,22 @@ def stopped(where: str, n: int | None, config: TrainingConfig, device: torch.dev
     told = f"Memory ran out at {where}{f', {n} samples' if n else ''}: {in_use(device) / 1e9:.2f} GB are in "
     told += f"use by this process on {device}. "
     remedies = []
-    if config.on_oom != "shrink" and processes == 1:
+    if n == 0:
+        told += "What was saved is whole, and the same command goes on from it where more is free. "
+    elif config.on_oom != "shrink" and processes == 1:
         remedies.append("--on-oom shrink")
     elif n is None:
         told += "This batch cannot be split, which takes tensors of one length and nothing else. "
     elif n == 1:
         told += "A single sample does not fit. "
-    if not config.gradient_checkpointing:
+    if not config.gradient_checkpointing and n != 0:
         remedies.append("--set gradient_checkpointing=true")
     if remedies:
         told += (
             f"What was saved is whole, and the same command goes on from it with {' or '.join(remedies)}. "
         )
-    others = ["smaller images", "a smaller net"] if n == 1 else ["a smaller batch_size"]
+    others = {0: ["a smaller net", "a smaller batch_size"], 1: ["smaller images", "a smaller net"]}.get(
+        -1 if n is None else n, ["a smaller batch_size"]
+    )
     others += ["precision=bfloat16"] if config.precision == "float32" else []
     return told + f"In another run_dir: {', '.join(others)}."
