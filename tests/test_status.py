@@ -310,6 +310,40 @@ def test_a_batch_shows_each_of_its_runs(tmp_path, monkeypatch, capsys):
     assert "net of one" in out[0] and "net of two" in out[1]
 
 
+def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path):
+    rows = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in ("one", "two", "three")]
+    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "r", "runs": rows})
+    places = [tmp_path / row["folder"] for row in rows]
+    for place in places:
+        place.mkdir(parents=True)  # begun, but for its settings
+    planted(places[0])
+    said = []
+
+    def echo(sentence):
+        said.append(sentence)
+        if len(said) == 1:
+            planted(places[0], ended="finished")
+        elif len(said) == 2:
+            planted(places[1])
+        elif len(said) == 3:
+            planted(places[1], ended="finished")
+            workspace.write_json(places[2] / "failed.json", {"state": "failed"})
+
+    found = runs.watch(tmp_path, echo, every=0.01)
+    assert [status.state for status in found] == ["finished", "finished", "stopped"]
+    workspace.write_json(tmp_path / "batch.json", {"name": "b"})
+    with pytest.raises(ValueError, match="must hold a list of runs"):
+        runs.watch(tmp_path)
+
+
+def test_a_run_that_nobody_works_on_is_not_waited_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(watching, "PATIENCE", 0.05)
+    (tmp_path / "config.json").write_text("{}")
+    note = {"pid": gone(), "machine": platform.node()}
+    workspace.write_json(tmp_path / ".chain.json", note)  # as a kill leaves it
+    assert [status.state for status in runs.watch(tmp_path, str, every=0.01)] == ["not begun"]
+
+
 def test_the_table_on_a_terminal(tmp_path):
     from rich.console import Console
 

@@ -12,7 +12,14 @@ from qnnkit import workspace
 from qnnkit.runs import Run
 
 CHECKPOINT = re.compile(r"step-\d+-([0-9a-f]{16})\.safetensors")
-_LATER = ("result.json", "trackers.json", "failed.json", "status.json", "notebooks/04_analyze.ipynb")
+_LATER = (
+    "result.json",
+    "trackers.json",
+    "failed.json",
+    "status.json",
+    "criteria.json",
+    "notebooks/04_analyze.ipynb",
+)
 """Written after the hashes are taken, or not by the run itself."""
 _BENCHMARK = ("benchmark.jsonl", "figures/benchmark_")
 """What 05_benchmark measures beside a run, whenever it is asked to."""

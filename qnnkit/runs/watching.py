@@ -7,13 +7,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, workspace
 from qnnkit.device import machine
+from qnnkit.runs.lock import held
 from qnnkit.runs.status import Status, read
 
+PATIENCE = 60.0
+"""Seconds that a run which has not begun to train is waited for while nobody works on it."""
 COLUMNS = ("run", "state", "training", "progress", "loss", "samples / s", "left", "memory", "device")
 
 
@@ -37,33 +41,58 @@ def watch(
 
     Raises:
         FileNotFoundError: There is no run and no batch.
-        ValueError: `every` is not above 0.
+        ValueError: `every` is not above 0, or batch.json lists no runs.
     """
     checks.positive("every", every, "Use a number of seconds, such as 2.")
-    folders, load = _folders(run_dir), Load()
-    found = [read(folder) for folder in folders]
+    load, begun = Load(), time.monotonic()
+    found = _look(run_dir)
     with contextlib.suppress(KeyboardInterrupt), _display(echo) as show:
         while True:
-            show(found, [load.told(status) for status in found])
-            if once or not any(status.state in ("running", "not begun") for status in found):
+            shown = [status for status in found if status.state != "not begun"] or found
+            show(shown, [load.told(status) for status in shown])
+            states = {status.state for status in found}
+            if states & {"running"} or _held(workspace.place(run_dir)):
+                begun = time.monotonic()
+            waiting = "not begun" in states and time.monotonic() - begun < PATIENCE
+            if once or not ("running" in states or waiting):
                 break
             time.sleep(every)
-            found = [read(folder) for folder in folders]
-    return found
+            found = _look(run_dir)
+    return shown
 
 
-def _folders(run_dir: str | Path) -> list[Path]:
-    """The folder of a run, or those of a batch that have begun."""
+def _look(run_dir: str | Path) -> list[Status]:
+    """How the run stands, or every planned run of a batch."""
     folder = workspace.place(run_dir)
     batch = workspace.read_json(folder / "batch.json")
     if batch is None:
-        return [Path(run_dir)]
-    paths = [Path(os.path.normpath(folder / str(row["folder"]))) for row in batch["runs"]]
-    begun = [path for path in paths if workspace.run_folder(path).is_dir() or path.is_dir()]
-    if not begun:
-        rule, step = "hold a run that has begun", "Wait for the first one."
-        raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
-    return begun
+        return [read(run_dir)]
+    rows = batch.get("runs") if isinstance(batch, dict) else None
+    if not isinstance(rows, list):
+        rule, step = "hold a list of runs in batch.json", "The command that runs the batch writes it anew."
+        raise ValueError(checks.message("run_dir", rule, str(folder), step))
+    return [_one(Path(os.path.normpath(folder / str(row["folder"])))) for row in rows]
+
+
+def _one(folder: Path) -> Status:
+    """A run of a batch; one that has failed does not go on, whatever its own file says."""
+    try:
+        found = read(folder)
+    except FileNotFoundError:  # its settings are written last, when it begins
+        found = Status(folder, "not begun")
+    if found.state == "not begun" and (folder / "failed.json").exists():
+        return replace(found, state="stopped")
+    return found
+
+
+def _held(folder: Path) -> bool:
+    """Whether a command works on a run or a batch that shows no training yet."""
+    for mark in (folder / "control").glob("running-*"):  # which a batch's worker touches while it works
+        with contextlib.suppress(OSError):
+            if time.time() - mark.stat().st_mtime < PATIENCE:
+                return True
+    local = workspace.run_folder(folder)
+    return any(held(local, work) for work in ("begin", "chain", "train"))
 
 
 class Load:
