@@ -56,15 +56,15 @@ class Setting:
                 sequence_length=length,
                 lora_rank=rank,
             )
-        run = self.run(Path(tempfile.mkdtemp()))
+        run = self.run(Path("unused"))
         return plan.of_recipe(run.config, run.splits)
 
-    def run(self, folder: Path) -> Any:
+    def run(self, folder: Path, device: str = "cpu") -> Any:
         """A run of the recipe's own net alone."""
         from qnnkit import recipes
         from qnnkit.runs import Run
 
-        values = {"epochs": EPOCHS, "n_seeds": 1, "threads": threads(), **self.settings}
+        values = {"epochs": EPOCHS, "n_seeds": 1, "threads": threads(), "device": device, **self.settings}
         if self.folder:
             values["data_dir"] = str(Path(os.environ["QNNKIT_TEST_DATA"]) / self.folder)
         config = recipes.recipe(self.kind).override(**values).model_copy(update={"controls": ()})
@@ -76,6 +76,7 @@ QUARTER, FEW = {"train_fraction": 0.25}, {"train_fraction": 0.03}
 SETTINGS = {
     "quanv": Setting("digits_quanv", "digits_quanv"),
     "quanv-512": Setting("digits_quanv, batch 512", "digits_quanv", settings={"batch_size": 512}),
+    "quanv-frozen": Setting("digits_quanv, frozen circuit", "digits_quanv", settings={"trainable": False}),
     "ahcd": Setting("ahcd_trainable", "ahcd_trainable", settings=QUARTER, **AHCD),
     "ahcd-bf16": Setting(
         "ahcd_trainable, bfloat16", "ahcd_trainable", settings={**QUARTER, "precision": "bfloat16"}, **AHCD
@@ -130,17 +131,17 @@ SETTINGS = {
 }
 
 
-def predict(setting: Setting) -> dict[str, Any]:
+def predict(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own."""
     from qnnkit import plan
 
     start = time.perf_counter()
     workload = setting.workload()
-    found = plan.predict(workload, threads=threads())
+    found = plan.predict(workload, device, threads=threads())
     return found.as_dict() | {"took": time.perf_counter() - start}
 
 
-def train(setting: Setting) -> dict[str, Any]:
+def train(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own: what a training takes, by the path that runs take."""
     import statistics
 
@@ -159,15 +160,21 @@ def train(setting: Setting) -> dict[str, Any]:
                 "validation": workload.loader(workload, 1),
             }
             progress = fit(
-                model, workload.task, loaders, workload.training, folder=Path(folder), identity={"net": "net"}
+                model,
+                workload.task,
+                loaders,
+                workload.training,
+                device=device,
+                folder=Path(folder),
+                identity={"net": "net"},
             )
             seconds = progress.seconds
         else:
-            run = setting.run(Path(folder))
+            run = setting.run(Path(folder), device)
             list(runs.train_all(run))
             seconds = list(run.epochs()["seconds"])
         return {
-            "peak": measure.peak_on(torch.device("cpu")),
+            "peak": measure.peak_on(torch.device(device)),
             "seconds": seconds,
             "seconds_per_epoch": statistics.median(seconds[1:]),
         }
@@ -179,9 +186,9 @@ def threads() -> int:
     return machine.cores()
 
 
-def apart(what: str, key: str) -> dict[str, Any]:
+def apart(what: str, key: str, device: str) -> dict[str, Any]:
     """What a fresh process found."""
-    command = [sys.executable, "-m", "benchmarks.predicting", what, key]
+    command = [sys.executable, "-m", "benchmarks.predicting", what, key, "--device", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         raise SystemExit(f"{key}: {what} failed.\n{done.stderr}")
@@ -233,13 +240,14 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("all", "predict", "train"), default="all")
     parser.add_argument("key", nargs="?", choices=list(SETTINGS), help="for predict and train: the setting")
     parser.add_argument("--only", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--device", default="cpu", help="where it trains: cpu, cuda")
     parser.add_argument(
         "--doc", type=Path, help="where the table goes; docs/predicted.md if all are measured"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     asked = parser.parse_args()
     if asked.what != "all":
-        found = {"predict": predict, "train": train}[asked.what](SETTINGS[asked.key])
+        found = {"predict": predict, "train": train}[asked.what](SETTINGS[asked.key], asked.device)
         print(json.dumps(found))
         return
     from qnnkit.device import machine
@@ -249,7 +257,8 @@ def main() -> None:
         if SETTINGS[key].folder and not os.environ.get("QNNKIT_TEST_DATA"):
             print(f"{key}: left out, its data are in QNNKIT_TEST_DATA", file=sys.stderr)
             continue
-        row = rows[key] = {"predicted": apart("predict", key), "measured": apart("train", key)}
+        found = {what: apart(what, key, asked.device) for what in ("predict", "train")}
+        row = rows[key] = {"predicted": found["predict"], "measured": found["train"]}
         memory, seconds = errors(row)
         peak, epoch = row["measured"]["peak"], row["measured"]["seconds_per_epoch"]
         told = f"{peak / 1e6:,.0f} MB ({memory:+.1%}), {epoch:.3g} s ({seconds:+.1%})"
@@ -261,7 +270,9 @@ def main() -> None:
     (asked.out / "predicting.json").write_text(
         json.dumps({"kind": kind, "rows": rows}, indent=1) + os.linesep
     )
-    doc = asked.doc or (ROOT / "docs" / "predicted.md" if len(rows) == len(SETTINGS) else None)
+    doc = asked.doc or (
+        ROOT / "docs" / "predicted.md" if len(rows) == len(SETTINGS) and asked.device == "cpu" else None
+    )
     if doc:
         doc.write_text(table, encoding="utf-8")
     print(table)
