@@ -25,6 +25,7 @@ test: .venv/installed  ## every test but the slow ones
 
 slow: .venv/installed  ## the tests that take long or ask a package registry
 	$(BIN)/python -m pytest -m slow
+	QNNKIT_EXAMPLES=all $(BIN)/python -m pytest tests/test_random_circuits.py
 
 lint: .venv/installed  ## style and common mistakes, notebooks included
 	$(BIN)/ruff check .

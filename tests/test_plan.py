@@ -196,11 +196,11 @@ def test_float16_is_planned_where_it_cannot_be_trained(digits):
 
 
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
-    digits = digits.change(batch_size=16)
-    free = 2 * sum(trace(digits.change(batch_size=8)).memory.values()) + 1
+    digits = digits.change(batch_size=8)
+    free = 2 * sum(trace(digits.change(batch_size=4)).memory.values()) + 1
     monkeypatch.setattr(predicting, "free_memory", lambda device: free)
     found = plan.predict(digits, seconds=0.1, threads=1)
-    assert found.scaled_from == 8 and found.seconds
+    assert found.scaled_from == 4 and found.seconds
     monkeypatch.setattr(predicting, "free_memory", lambda device: 0)
     assert plan.predict(digits, seconds=0.1, threads=1).seconds is None
 

@@ -53,7 +53,7 @@ def predicted(workload: Formula) -> Prediction:
     }
     samples = config.batch_size * config.accumulation
     work = Work(flops=samples * 1e9 * (1.3 if config.gradient_checkpointing else 1), bytes=1, operations=10)
-    return Prediction("net", config, 1000, tokens, 10, 10, memory, work, 0, "cpu", None)
+    return Prediction("net", config, 1000, tokens, 10, 10, memory, work, "cpu", None)
 
 
 def sight(usable, **others):

@@ -6,6 +6,7 @@ plain torch) and in float32. What a circuit may hold stands in the tables; the d
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -419,6 +420,8 @@ def test_every_measurement(kind: str, listed: bool, n_wires: int) -> None:
 
 
 def examples(n: int) -> settings:
+    """All of them in `make slow`, which sets the variable; a third of them by default."""
+    n = n if os.environ.get("QNNKIT_EXAMPLES") == "all" else n // 3
     return settings(max_examples=n, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 

@@ -85,7 +85,6 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
 @contextlib.contextmanager
 def _quick_collection() -> Iterator[None]:
     """The garbage collector looks only at what is made inside."""
-    gc.collect()
     gc.freeze()
     try:
         yield
