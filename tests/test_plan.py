@@ -175,7 +175,7 @@ def test_the_framework_is_looked_at_once(digits):
     first = plan.predict(digits, seconds=0.1, threads=1)
     known = first.memory["framework"]
     again = plan.predict(digits, measured=False, framework=known)
-    assert again.memory == first.memory
+    assert again.memory == {name: n for name, n in first.memory.items() if name != "workspace"}
 
 
 def test_what_is_computed_once_stays_in_memory():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
+import tempfile
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -66,7 +69,12 @@ def predict(
         memory |= {"data": workload.data_bytes, "framework": framework}
         spread, size = None, None
         if measured:
+            measure.reset_peak(device)
+            before = measure.peak_on(device) if device.type != "cpu" else measure.resident()
             spread, size = _timed(workload, device, memory, traced.work, seconds)
+            expected = sum(n for part, n in memory.items() if part not in HOST)
+            if size == workload.training.batch_size:
+                memory["workspace"] = max(0, measure.peak_on(device) - before - expected)
             n = torch.get_num_threads()
             notes.append(f"Timed on {device}, with {n} CPU thread{'s' * (n > 1)}.")
     config = workload.training
@@ -111,25 +119,44 @@ def _timed(
 
 
 def _updates(workload: Workload, device: torch.device, seconds: float) -> measure.Spread:
-    """Time per update, of short epochs of the training loop; the first, which warms up, does not count."""
-    accumulation = workload.training.accumulation
+    """Time per update, of short epochs of the training loop; the first, which warms up, does not count.
+
+    An epoch that is short itself is run whole, with its last batch as small as it is, and its checkpoints.
+    """
+    config = workload.training
+    whole = math.ceil(math.ceil(workload.n_samples / config.batch_size) / config.accumulation)
     model = workload.build(workload, False)
-    first = _epochs(workload, model, device, accumulation, 2)[-1]
-    n = min(LONGEST, int(seconds / 3 / first))
-    if n < 1:
+    first = _epochs(workload, model, device, 1, 2, whole)[-1]
+    if first > 2 * seconds:
         return measure.Spread.of([first])
-    times = _epochs(workload, model, device, n * accumulation, 4)[1:]
-    return measure.Spread.of([each / n for each in times])
+    n = max(1, min(LONGEST, int(seconds / 3 / first), whole))
+    times = _epochs(workload, model, device, n, 4, whole)[1:]
+    together = config.batch_size * config.accumulation
+    samples = workload.n_samples if n == whole else n * together
+    return measure.Spread.of([each * together / samples for each in times])
 
 
 def _epochs(
-    workload: Workload, model: nn.Module, device: torch.device, n_batches: int, epochs: int
+    workload: Workload, model: nn.Module, device: torch.device, updates: int, epochs: int, whole: int
 ) -> list[float]:
-    """Seconds of each epoch of so many batches."""
+    """Seconds of each epoch of so many updates, of the `whole` that an epoch has."""
     config = workload.training.model_copy(update={"epochs": epochs, "patience": 0})
-    loaders = {"train": workload.loader(workload, n_batches), "validation": workload.loader(workload, 1)}
+    batches = {"train": updates * config.accumulation, "validation": 1}
+    loaders = {split: workload.loader(workload, n) for split, n in batches.items()}
     groups = workload.groups(model, config)
-    progress = train.fit(model, workload.task, loaders, config, groups=groups, device=device)
+    watch = workload.watch(model, groups, math.ceil(config.gradient_samples * updates / whole))
+    with tempfile.TemporaryDirectory() as folder:
+        progress = train.fit(
+            model,
+            workload.task,
+            loaders,
+            config,
+            groups=groups,
+            device=device,
+            folder=Path(folder) if updates == whole else None,
+            identity={},
+            watch=watch,
+        )
     return progress.seconds
 
 

@@ -15,6 +15,7 @@ PARTS = {
     "optimizer": "Moments: two numbers for each trained weight under Adam, one under SGD with momentum.",
     "activations": "What the classical layers keep for the way back, and work on.",
     "quantum states": "What the circuits keep for the way back, and work on.",
+    "workspace": "What libraries take meanwhile, as seen where updates were timed: convolutions, allocators.",
     "checkpoint": "A copy of weights and moments in RAM, while it is written.",
     "data": "The samples, in RAM.",
     "framework": "Python, torch, PennyLane and their libraries, in RAM.",
@@ -70,8 +71,9 @@ class Prediction:
 
     @property
     def on_accelerator(self) -> int:
-        """Bytes that a GPU would have to hold."""
-        return max(self.at_update, sum(n for part, n in self.memory.items() if part not in HOST))
+        """Bytes that a GPU would have to hold; what a CPU's libraries take says nothing of it."""
+        elsewhere = (*HOST, "workspace") if self.device == "cpu" else HOST
+        return max(self.at_update, sum(n for part, n in self.memory.items() if part not in elsewhere))
 
     @property
     def in_all(self) -> int:

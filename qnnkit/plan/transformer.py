@@ -88,7 +88,8 @@ def of_transformer(
         return {"input_ids": tokens, "pixel_values": pixels}
 
     def loader(workload: Workload, n_batches: int) -> DataLoader:
-        rows = _Rows(samples(workload, n_batches * workload.training.batch_size))
+        n = min(n_batches * workload.training.batch_size, workload.n_samples)
+        rows = _Rows(samples(workload, n))
         # Without a generator of its own a loader draws from torch's.
         return DataLoader(rows, workload.training.batch_size, generator=torch.Generator())
 

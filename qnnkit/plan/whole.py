@@ -111,7 +111,10 @@ def plan(
 
     def look(changed: Workload) -> Prediction:
         known = prediction.memory["framework"]  # what was timed may have left more
-        return predict(changed, device, measured=False, threads=threads, framework=known)
+        found = predict(changed, device, measured=False, threads=threads, framework=known)
+        grows = changed.training.batch_size / workload.training.batch_size
+        taken = round(grows * prediction.memory.get("workspace", 0))
+        return replace(found, memory={**found.memory, "workspace": taken}) if taken else found
 
     @functools.cache
     def memory(batch_size: int) -> Prediction:

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from qnnkit import checks, layers, models
+from qnnkit import checks, gradients, layers, models
 from qnnkit.config import RunConfig, TrainingConfig
 from qnnkit.data import ImageSplits
 from qnnkit.data.sample import Batches
 from qnnkit.models import features
 from qnnkit.runs.nets import parameter_groups, task_of
 from qnnkit.tasks import Task
-from qnnkit.train import Group
+from qnnkit.train import Group, Observer
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,11 @@ class Workload:
     batch: Callable[[Workload, int], Any]
     """As many samples as the task takes them; their values do not matter."""
     loader: Callable[[Workload, int], DataLoader]
-    """So many batches, to train on for a moment."""
+    """So many batches, to train on for a moment; no more samples than an epoch has."""
     task: Task
     groups: Callable[[nn.Module, TrainingConfig], Sequence[Group] | None] = lambda model, config: None
+    watch: Callable[[nn.Module, Sequence[Group] | None, int], Observer | None] = lambda model, groups, n: None
+    """Looks at the gradients of so many updates of an epoch, as training does."""
     prepare: Callable[[nn.Module], None] | None = None
     """What a net that was built does on real numbers before it can be traced: circuits are read then. None
     where nothing is to be done: such a net is traced without ever having memory of its own."""
@@ -105,7 +107,11 @@ def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
 
     def loader(workload: Workload, n_batches: int) -> DataLoader:
         size = workload.training.batch_size
-        return Batches(*samples(workload, n_batches * size), size, shuffle=True)
+        n = min(n_batches * size, workload.n_samples)
+        return Batches(*samples(workload, n), size, shuffle=True)
+
+    def watch(model: nn.Module, groups: Sequence[Group] | None, n: int) -> Observer | None:
+        return gradients.Watch(model, groups, per_epoch=n) if groups and n else None
 
     width = _computed_once(config, splits)
     parts = (splits.train, splits.validation, splits.test)
@@ -124,6 +130,7 @@ def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
         loader=loader,
         task=task_of(config.training),
         groups=parameter_groups,
+        watch=watch,
         prepare=prepare,
         data_bytes=data_bytes,
         loaded_bytes=loaded_bytes,
