@@ -1,0 +1,89 @@
+"""Sequences of tokens, split once and for all: what language models read, be it text or music."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from qnnkit import checks
+from qnnkit.data.batches import DictBatches
+from qnnkit.data.splits import SPLITS
+
+IGNORED = -100
+"""Label of a position that is not predicted, as torch's cross-entropy and transformers have it."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSet:
+    """The blocks of one split."""
+
+    input_ids: Tensor  # int64, (n, length)
+    labels: Tensor  # the same, or IGNORED where nothing is to be predicted; int64, (n, length)
+    sources: tuple[str, ...]  # where each block begins: a document's or piece's name
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def n_predicted(self) -> int:
+        """Tokens that are predicted: a model sees nothing before the first of a block."""
+        return int((self.labels[:, 1:] != IGNORED).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSplits:
+    """A dataset of token blocks, split by document into train, validation and test.
+
+    A batch is {"input_ids", "labels"}, both int64 of shape (batch, length), as transformers' causal language
+    models take them: they shift the labels themselves.
+    """
+
+    name: str
+    train: TokenSet
+    validation: TokenSet
+    test: TokenSet
+    tokenizer: Any
+    """Has `encode(text_or_events) -> list[int]`, `decode(ids)`, `len()` and `save_pretrained(folder)`."""
+    notes: tuple[str, ...] = ()
+    """Sentences to show once: what was left out, cut or joined."""
+    augment: Callable[[TokenSet, int], TokenSet] | None = None
+    """(Training blocks, epoch) -> those of that epoch, as music in other keys."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of different tokens."""
+        return len(self.tokenizer)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a block."""
+        return self.train.input_ids.shape[1]
+
+    def split(self, name: str) -> TokenSet:
+        """The split called "train", "validation" or "test"."""
+        return getattr(self, checks.choice("split", name, SPLITS))
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over tokens, labels and which block is in which split."""
+        digest = hashlib.sha256()
+        for name in SPLITS:
+            part = self.split(name)
+            digest.update(f"{name} {tuple(part.input_ids.shape)}\n".encode())
+            for tensor in (part.input_ids, part.labels):
+                digest.update(tensor.numpy().astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> DictBatches:
+        """Batches of a split; the order is a function of `seed` and of the epoch given to `set_epoch`."""
+        checks.positive("batch_size", batch_size)
+        part, change = self.split(split), self.augment if split == "train" else None
+
+        def draw(epoch: int) -> dict[str, Tensor]:
+            blocks = change(part, epoch) if change else part
+            return {"input_ids": blocks.input_ids, "labels": blocks.labels}
+
+        return DictBatches(draw, batch_size, shuffle=shuffle, seed=seed)
