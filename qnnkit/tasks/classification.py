@@ -1,40 +1,14 @@
-"""What a net is trained for: its loss and the numbers it is judged by, per kind of work."""
+"""Images into classes: cross-entropy, and the numbers that a classifier is judged by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Step:
-    """What one batch gives."""
-
-    loss: Tensor
-    """Mean over the batch, to differentiate."""
-    sums: dict[str, Tensor]
-    """Numbers to report, summed over the batch, without a graph."""
-    count: int
-    """Samples in the batch."""
-
-
-class Task(Protocol):
-    """What the training loop asks of a task."""
-
-    @property
-    def monitor(self) -> str:
-        """The reported number by which the best epoch is chosen; larger is better."""
-        ...
-
-    def __call__(self, model: nn.Module, batch: Any) -> Step: ...
-
-    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """Numbers that need all of a split at once, for the test images."""
-        ...
+from qnnkit.tasks.step import Step
 
 
 @dataclass(frozen=True)
@@ -74,28 +48,6 @@ class Classification:
             "macro_f1": macro_f1(logits.argmax(-1), labels),
             "ece": calibration_error(logits.softmax(-1), labels),
         }
-
-
-@dataclass(frozen=True)
-class OwnLoss:
-    """The loss that a transformers model computes itself; reports `loss` and `minus_loss`.
-
-    A batch is a dictionary of the model's arguments, `labels` among them where it wants them.
-    """
-
-    together: bool = False
-    """Whether samples are set against each other (CLIP), so that the model is asked for that loss."""
-    monitor: str = "minus_loss"
-
-    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
-        asked = {"return_loss": True} if self.together else {}
-        loss, count = model(**batch, **asked).loss, len(next(iter(batch.values())))
-        total = count * loss.detach()
-        return Step(loss, {"loss": total, "minus_loss": -total}, count)
-
-    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """Nothing: what all outputs together are worth, the kind of work says."""
-        return {}
 
 
 def macro_f1(predicted: Tensor, labels: Tensor) -> float:

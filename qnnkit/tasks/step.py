@@ -1,0 +1,35 @@
+"""What the training loop asks of a task, and what a task gives for a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one batch gives."""
+
+    loss: Tensor
+    """Mean over the batch, to differentiate."""
+    sums: dict[str, Tensor]
+    """Numbers to report, summed over the batch, without a graph."""
+    count: int
+    """Samples in the batch."""
+
+
+class Task(Protocol):
+    """What the training loop asks of a task."""
+
+    @property
+    def monitor(self) -> str:
+        """The reported number by which the best epoch is chosen; larger is better."""
+        ...
+
+    def __call__(self, model: nn.Module, batch: Any) -> Step: ...
+
+    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
+        """Numbers that need all of a split at once, for the test images."""
+        ...
