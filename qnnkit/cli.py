@@ -106,7 +106,8 @@ def train(
             begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row)), on_warning=typer.echo
         ):
             if is_main():
-                accuracy = f"test accuracy {100 * final['test_accuracy']:.1f} %"
+                score = begun.score
+                accuracy = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"
                 typer.echo(
                     f"{final['net']}, seed {final['seed']}: {accuracy}, best epoch {final['best_epoch']}"
                 )
@@ -453,7 +454,7 @@ def _judged_anew(begun: Any, result: dict[str, Any]) -> dict[str, Any]:
 def _print_result(begun: Any, result: dict[str, Any]) -> None:
     from qnnkit import report as reports
 
-    typer.echo(f"\n{reports.table(result['nets']).to_string()}\n")
+    typer.echo(f"\n{reports.table(result['nets'], begun.score).to_string()}\n")
     for sentence in result["verdicts"]:
         typer.echo(sentence)
     for row in reports.judge(begun):

@@ -143,6 +143,37 @@ def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
     return Comparison(gap.mean, gap.low, gap.high, effect, p, gap.n)
 
 
+@dataclass(frozen=True)
+class Score:
+    """The number that nets of one kind of work are compared by, and how people read it."""
+
+    name: str
+    """As metrics.jsonl has it, behind `test_` and `validation_`."""
+    told: str
+    """With its unit, as it heads a column."""
+    factor: float = 100.0
+    """From what is kept to what is told: 100 where shares are told in percent."""
+    unit: str = "points"
+    """Of a difference."""
+    digits: int = 1
+    """After the point."""
+    larger: bool = True
+    """Whether a larger one is better."""
+
+    def tell(self, value: float) -> str:
+        """A value without its unit.
+
+        Example:
+            >>> ACCURACY.tell(0.9741)
+            '97.4'
+        """
+        return f"{self.factor * value:.{self.digits}f}"
+
+
+ACCURACY = Score("accuracy", "test accuracy (%)")
+LOSS = Score("loss", "test loss (nats / token)", factor=1, unit="nats", digits=3, larger=False)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values of a family, corrected so that none is called shown by chance in 19 of 20 families.
 
@@ -165,17 +196,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def verdict(
-    name: str, values: Sequence[float], other: str, others: Sequence[float], corrected: float | None = None
+    name: str,
+    values: Sequence[float],
+    other: str,
+    others: Sequence[float],
+    corrected: float | None = None,
+    score: Score = ACCURACY,
 ) -> str:
     """One honest sentence on two nets that share their seeds: which did better, if that can be said.
 
     Args:
         name: The first net.
-        values: Its accuracies, as fractions.
+        values: Its scores.
         other: The second net.
-        others: Its accuracies, by the same seeds in the same order.
+        others: Its scores, by the same seeds in the same order.
         corrected: p after correction for how many are compared (`holm`), by which is then judged; None where
             this is the only comparison. The interval is of this one either way.
+        score: What they are; accuracies as fractions by default.
 
     Raises:
         ValueError: The two have not as many values as one another, or none, or one is not finite.
@@ -184,39 +221,44 @@ def verdict(
         >>> print(verdict("hybrid", [0.95, 0.96, 0.94], "classical", [0.98, 0.98, 0.97]))
         classical did better than hybrid: 2.7 points, 95 % interval 1.2 to 4.1 over 3 seeds.
     """
-    found = compare([100 * value for value in values], [100 * value for value in others])
-    gap, n = found.difference, found.n
+    found = compare([score.factor * value for value in values], [score.factor * value for value in others])
+    gap, n, digits = found.difference, found.n, score.digits
     if n == 1:
         return (
-            f"{name} and {other} differ by {gap:+.1f} points on one seed, which shows nothing about which is "
-            "better; train more seeds."
+            f"{name} and {other} differ by {gap:+.{digits}f} {score.unit} on one seed, which shows nothing "
+            "about which is better; train more seeds."
         )
     if math.isnan(found.p):
         return (
-            f"{name} and {other} differ by {gap:+.1f} points on each of {n} seeds, which says "
+            f"{name} and {other} differ by {gap:+.{digits}f} {score.unit} on each of {n} seeds, which says "
             "nothing of how seeds differ; train more seeds."
         )
     judged = "" if corrected is None else f"; {told_p(corrected)} after Holm's correction"
     if not found.shown(corrected):
         return (
-            f"No difference is shown between {name} and {other}: {gap:+.1f} points, 95 % interval "
-            f"{found.low:+.1f} to {found.high:+.1f} over {n} seeds{judged}."
+            f"No difference is shown between {name} and {other}: {gap:+.{digits}f} {score.unit}, 95 % "
+            f"interval {found.low:+.{digits}f} to {found.high:+.{digits}f} over {n} seeds{judged}."
         )
-    if gap < 0:
-        return verdict(other, others, name, values, corrected)
+    if (gap > 0) is not score.larger:
+        return verdict(other, others, name, values, corrected, score)
+    low, high = sorted((abs(found.low), abs(found.high)))
+    unit = score.unit if score.larger else f"{score.unit} less"
     return (
-        f"{name} did better than {other}: {gap:.1f} points, 95 % interval {found.low:.1f} to "
-        f"{found.high:.1f} over {n} seeds{judged}."
+        f"{name} did better than {other}: {abs(gap):.{digits}f} {unit}, "
+        f"95 % interval {low:.{digits}f} to {high:.{digits}f} over {n} seeds{judged}."
     )
 
 
-def verdicts(name: str, values: Sequence[float], nets: Mapping[str, Sequence[float]]) -> list[str]:
+def verdicts(
+    name: str, values: Sequence[float], nets: Mapping[str, Sequence[float]], score: Score = ACCURACY
+) -> list[str]:
     """A verdict on one net beside each of several; where they are several, corrected by Holm (1979).
 
     Args:
         name: The net.
-        values: Its accuracies, as fractions.
-        nets: The others by name, each with the accuracies of the same seeds in the same order.
+        values: Its scores.
+        nets: The others by name, each with the scores of the same seeds in the same order.
+        score: What they are; accuracies as fractions by default.
 
     Example:
         >>> told = verdicts("net", [0.93, 0.95, 0.97], {"a": [0.90, 0.91, 0.92], "b": [0.90, 0.90, 0.90]})
@@ -227,7 +269,8 @@ def verdicts(name: str, values: Sequence[float], nets: Mapping[str, Sequence[flo
     if len(ps) == 1:
         ps = [None]
     return [
-        verdict(name, values, other, others, p) for (other, others), p in zip(nets.items(), ps, strict=True)
+        verdict(name, values, other, others, p, score)
+        for (other, others), p in zip(nets.items(), ps, strict=True)
     ]
 
 

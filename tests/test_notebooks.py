@@ -114,8 +114,8 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     hybrid, classical = result["nets"]
     assert (hybrid["net"], classical["net"]) == ("hybrid", "classical")
     assert hybrid["quantum"] + hybrid["classical"] == classical["classical"], "not a matched control"
-    assert 0.3 < hybrid["accuracy"] <= 1, "one epoch is enough to beat guessing, which gives 0.1"
-    assert hybrid["accuracy"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
+    assert 0.3 < hybrid["score"] <= 1, "one epoch is enough to beat guessing, which gives 0.1"
+    assert hybrid["score"] == finished.finals().query("net == 'hybrid'")["test_accuracy"].item()
     page = finished.report.read_text()
     figures = list((finished.folder / "figures").glob("*.png"))
     assert len(figures) == 24 and page.count("data:image/png;base64,") == len(figures)

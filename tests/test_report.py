@@ -82,8 +82,8 @@ def quickly(monkeypatch):
 def test_summary_of_three_seeds_by_hand(three):
     hybrid, classical = report.summary(three)
     half = T_95_3 * 0.02 / math.sqrt(3)  # 0.90, 0.92, 0.94 have a standard deviation of 0.02
-    assert hybrid["net"] == "hybrid" and hybrid["accuracies"] == [0.90, 0.92, 0.94]  # by seed
-    assert hybrid["accuracy"] == pytest.approx(0.92)
+    assert hybrid["net"] == "hybrid" and hybrid["scores"] == [0.90, 0.92, 0.94]  # by seed
+    assert hybrid["score"] == pytest.approx(0.92)
     assert hybrid["low"] == pytest.approx(0.92 - half, abs=ROUNDED)
     assert hybrid["high"] == pytest.approx(0.92 + half, abs=ROUNDED)
     assert hybrid["seconds_per_epoch"] == 0.5  # the median
@@ -94,12 +94,12 @@ def test_summary_of_three_seeds_by_hand(three):
 
 def test_summary_of_one_seed_claims_no_interval(one):
     hybrid, _ = report.summary(one)
-    assert (hybrid["accuracy"], hybrid["low"], hybrid["high"]) == (0.9, None, None)
+    assert (hybrid["score"], hybrid["low"], hybrid["high"]) == (0.9, None, None)
 
 
 def test_a_net_that_was_finished_twice_counts_once(one):
     log_final(one, "hybrid", 0, 0.8)  # after a kill between its row and the next one
-    assert report.summary(one)[0]["accuracies"] == [0.8]
+    assert report.summary(one)[0]["scores"] == [0.8]
 
 
 def test_summary_of_nothing(open_run):
@@ -185,7 +185,7 @@ def test_the_verdict_on_one_seed_is_none(one):
 def test_no_verdict_without_the_hybrid_net_or_with_fewer_seeds(three):
     rows = report.summary(three)
     assert report.verdicts(rows[1:]) == []
-    assert report.verdicts([rows[0], rows[1] | {"accuracies": [0.9]}]) == []
+    assert report.verdicts([rows[0], rows[1] | {"scores": [0.9]}]) == []
 
 
 def test_curves_by_seed_and_epoch(open_run):

@@ -191,7 +191,7 @@ def torture_chain(folder: Path, n_kills: int, generator: random.Random) -> dict[
     assert same(outcome(folder / "killed"), outcome(straight.folder))
     result, finals = json.loads((folder / "killed" / "result.json").read_text()), straight.finals()
     for row in result["nets"]:
-        assert row["accuracies"] == finals[finals["net"] == row["net"]]["test_accuracy"].tolist()
+        assert row["scores"] == finals[finals["net"] == row["net"]]["test_accuracy"].tolist()
     assert not list((folder / "killed").rglob("*.running.ipynb"))
     return {"kills": killed, "ended before": early}
 

@@ -14,9 +14,9 @@ from qnnkit.data.fetch import download
 from qnnkit.data.folders import class_folder, flat_folder
 from qnnkit.data.idx import emnist, fashion_mnist, kmnist, mnist
 from qnnkit.data.sample import sample_files, write_sample
-from qnnkit.data.splits import ImageSet, ImageSplits
+from qnnkit.data.splits import ImageSet, ImageSplits, Splits
 
-DATASETS: dict[str, Callable[..., ImageSplits]] = {
+DATASETS: dict[str, Callable[..., Splits]] = {
     "digits": digits,
     "class_folder": class_folder,
     "flat_folder": flat_folder,
@@ -28,8 +28,11 @@ DATASETS: dict[str, Callable[..., ImageSplits]] = {
     "npz": npz,
 }
 
+_KINDS: dict[str, str] = {}
+"""Of those that hold no labelled images."""
 
-def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> ImageSplits:
+
+def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     """The dataset called `name` in `DATASETS`, with that function's own options.
 
     Args:
@@ -53,6 +56,16 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> ImageSpli
         if option not in _options(loader):
             raise ValueError(not_taken(name, option, value))
     return loader(**options).keep(train_fraction, options.get("split_seed", 0))
+
+
+def kind(name: str) -> str:
+    """What the dataset called `name` holds: "images", "captions" (with images) or "tokens".
+
+    Example:
+        >>> kind("digits")
+        'images'
+    """
+    return _KINDS.get(checks.choice("dataset", name, DATASETS), "images")
 
 
 def takes(name: str, option: str) -> bool:
@@ -80,7 +93,7 @@ def not_taken(name: str, option: str, value: object) -> str:
     return checks.message(option, f"be left out for {name!r}", value, step)
 
 
-def _options(loader: Callable[..., ImageSplits]) -> set[str]:
+def _options(loader: Callable[..., Splits]) -> set[str]:
     found = inspect.signature(loader).parameters.values()
     names = {each.name for each in found if each.kind is not each.VAR_KEYWORD}
     if any(each.kind is each.VAR_KEYWORD for each in found):
@@ -90,6 +103,7 @@ def _options(loader: Callable[..., ImageSplits]) -> set[str]:
 
 
 __all__ = [
-    "DATASETS", "ImageSet", "ImageSplits", "ahcd", "class_folder", "digits", "download", "emnist",
-    "fashion_mnist", "flat_folder", "kmnist", "load", "mnist", "npz", "sample_files", "takes", "write_sample",
+    "DATASETS", "ImageSet", "ImageSplits", "Splits", "ahcd", "class_folder", "digits", "download", "emnist",
+    "fashion_mnist", "flat_folder", "kind", "kmnist", "load", "mnist", "npz", "sample_files", "takes",
+    "write_sample",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Batches of dictionaries, whose samples may be other ones in every epoch: captions drawn, music transposed."""
+"""Batches of dictionaries, whose samples may be others in every epoch: captions drawn, music transposed."""
 
 from __future__ import annotations
 

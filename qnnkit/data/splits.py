@@ -9,6 +9,7 @@ import hashlib
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,34 @@ from qnnkit import checks
 from qnnkit.data.sample import Batches, seeded
 
 SPLITS = ("train", "validation", "test")
+
+
+class Splits(Protocol):
+    """What runs ask of a dataset, whatever it holds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def train(self) -> Any: ...
+    @property
+    def validation(self) -> Any: ...
+    @property
+    def test(self) -> Any: ...
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a net must know of the data, as `models.build` takes it."""
+        ...
+
+    def example(self, n: int = 1) -> Any:
+        """What a net takes, of the first `n` training samples."""
+        ...
+
+    def split(self, name: str) -> Any: ...
+    def fingerprint(self) -> str: ...
+    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Any: ...
+    def keep(self, train_fraction: float, seed: int = 0) -> Splits: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +106,15 @@ class ImageSplits:
     def image_size(self) -> tuple[int, int]:
         """Height and width, in pixels."""
         return self.train.images.shape[2], self.train.images.shape[3]
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a net must know of the images, as `models.build` takes it."""
+        return {"channels": self.channels, "image_size": self.image_size, "n_classes": self.n_classes}
+
+    def example(self, n: int = 1) -> torch.Tensor:
+        """What a net takes, of the first `n` training images."""
+        return self.train.images[:n]
 
     def split(self, name: str) -> ImageSet:
         """The split called "train", "validation" or "test"."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qnnkit import checks
 from qnnkit.data.batches import DictBatches
+from qnnkit.data.sample import seeded
 from qnnkit.data.splits import SPLITS
 
 IGNORED = -100
@@ -62,6 +64,31 @@ class TokenSplits:
     def length(self) -> int:
         """Tokens of a block."""
         return self.train.input_ids.shape[1]
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a net must know of the tokens, as `models.build` takes it."""
+        return {"vocabulary": self.vocabulary, "length": self.length}
+
+    def example(self, n: int = 1) -> dict[str, Tensor]:
+        """What a net takes, of the first `n` training blocks."""
+        return {"input_ids": self.train.input_ids[:n]}
+
+    def keep(self, train_fraction: float, seed: int = 0) -> TokenSplits:
+        """The same dataset with a share of its training blocks; a smaller share lies inside a larger one."""
+        if not 0 < train_fraction <= 1:
+            step = "Use 0.25 for a quarter, or 1 for all of them."
+            raise ValueError(
+                checks.message("train_fraction", "lie above 0 and up to 1", train_fraction, step)
+            )
+        if train_fraction == 1:
+            return self
+        n = max(1, round(train_fraction * len(self.train)))
+        order = torch.randperm(len(self.train), generator=seeded("train_fraction", seed))
+        rows = order[:n].sort().values
+        sources = tuple(self.train.sources[row] for row in rows.tolist())
+        kept = TokenSet(self.train.input_ids[rows], self.train.labels[rows], sources)
+        return replace(self, train=kept)
 
     def split(self, name: str) -> TokenSet:
         """The split called "train", "validation" or "test"."""

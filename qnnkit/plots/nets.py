@@ -20,6 +20,7 @@ from qnnkit.plots.picture import (
     name_ticks,
     picture,
 )
+from qnnkit.stats import ACCURACY, Score
 
 SIZES = {"quantum": COLOURS[0], "classical": COLOURS[1]}
 
@@ -53,15 +54,17 @@ def gradient_sizes(names: Sequence[str], kinds: Sequence[str], means: Sequence[f
     return figure
 
 
-def training_curves(curves: Mapping[str, Mapping[str, np.ndarray]], score: str = "accuracy") -> Picture:
+def training_curves(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Picture:
     """Loss and score by epoch on the validation split: the mean over seeds, and their whole range.
 
     Args:
-        curves: Net -> {"loss" and the score: of shape (seeds, epochs); missing epochs are NaN}.
-        score: Name of the second panel's number, a fraction.
+        curves: Net -> {"loss" and the score, if that is another number: of shape (seeds, epochs), missing
+            epochs NaN}. Scores are fractions.
     """
-    figure = picture(9, 3.4)
-    for axis, name, factor in zip(figure.subplots(1, 2), ("loss", score), (1, 100), strict=True):
+    names = list(next(iter(curves.values())))
+    figure = picture(4.5 * len(names), 3.4)
+    for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        factor = 1 if name == "loss" else 100
         for i, (net, numbers) in enumerate(curves.items()):
             values = factor * np.asarray(numbers[name], dtype=float)
             epochs = np.arange(1, values.shape[1] + 1)
@@ -99,26 +102,30 @@ def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
 
 
 def comparison(
-    nets: Mapping[str, Sequence[float]], intervals: Mapping[str, tuple[float, float | None, float | None]]
+    nets: Mapping[str, Sequence[float]],
+    intervals: Mapping[str, tuple[float, float | None, float | None]],
+    score: Score = ACCURACY,
 ) -> Picture:
-    """Test accuracy of each net: a dot per seed, the mean and its interval.
+    """The score of each net: a dot per seed, the mean and its interval.
 
     Args:
-        nets: Net -> accuracy of each seed, as fractions.
-        intervals: Net -> (mean, low, high), as fractions; bounds of None are not drawn.
+        nets: Net -> score of each seed.
+        intervals: Net -> (mean, low, high) of it; bounds of None are not drawn.
+        score: What it is; accuracies as fractions by default.
     """
+    factor = score.factor
     figure = picture(7, 0.55 * len(nets) + 1.1)
     axis = figure.subplots()
     for row, (net, values) in enumerate(nets.items()):
         mean, low, high = intervals[net]
         colour = COLOURS[row % len(COLOURS)]
-        axis.plot(100 * np.asarray(values), [row] * len(values), "o", color=colour, alpha=0.5)
+        axis.plot(factor * np.asarray(values), [row] * len(values), "o", color=colour, alpha=0.5)
         if low is not None and high is not None:
-            axis.plot([100 * low, 100 * high], [row, row], color=colour, lw=2)
-        axis.plot([100 * mean], [row], "D", color=colour, markeredgecolor="black")
+            axis.plot([factor * low, factor * high], [row, row], color=colour, lw=2)
+        axis.plot([factor * mean], [row], "D", color=colour, markeredgecolor="black")
     axis.set_yticks(range(len(nets)), list(nets))
     axis.set_ylim(len(nets) - 0.5, -0.5)
-    axis.set_xlabel("test accuracy (%): a dot per seed, the mean and its 95 % interval")
+    axis.set_xlabel(f"{score.told}: a dot per seed, the mean and its 95 % interval")
     axis.grid(axis="x", alpha=0.3)
     return figure
 

@@ -176,8 +176,12 @@ def _fill(row: Row, folder: Path, batch: Path) -> None:
 def _finished(row: Row, result: dict[str, Any]) -> None:
     nets = result.get("nets")
     for each in nets if isinstance(nets, list) else ():
-        if isinstance(each, dict) and isinstance(each.get("net"), str) and number(each.get("accuracy")):
-            row.nets[each["net"]] = each
+        if (
+            isinstance(each, dict)
+            and isinstance(each.get("net"), str)
+            and number(each.get("score", each.get("accuracy")))
+        ):
+            row.nets[each["net"]] = {"accuracy": each.get("score"), **each}
     if not row.nets.keys() & set(MAIN_NETS):
         row.notes.append("result.json is damaged: it tells nothing of the run's own net.")
         return

@@ -14,7 +14,7 @@ from qnnkit.gradients import plateau
 from qnnkit.inspector.source import Source
 from qnnkit.layers import QuantumLayer
 from qnnkit.report.circuits import NONE
-from qnnkit.runs import Run, task_of
+from qnnkit.runs import Run, task_for
 from qnnkit.simulator import NotFusable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def keep_gates(run: Run, model: nn.Module, batch: Any) -> Picture | None:
     name = next(name for name, module in model.named_modules() if module is layer)
     gates = gradients.gates(layer)
     cannot = [one.index for one in gradients.dead(model, batch[0]) if one.layer == name]
-    sizes = gradients.of_weights(layer, model, task_of(run.config.training), batch).abs().numpy()
+    sizes = gradients.of_weights(layer, model, task_for(run), batch).abs().numpy()
     n_wires = len(layer.qnode.device.wires)
     label = "|gradient| on one batch (loss per radian)"
     figure = plots.coloured_circuit(gates, n_wires, sizes, label, dead=cannot)
@@ -203,7 +203,7 @@ def keep_landscape(run: Run) -> list[Picture]:
     n_circuits = layers.circuits_per_image(net.model, validation.images[:1])
     n = max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_CIRCUITS // max(1, n_circuits)))
     batch = validation.images[:n], validation.labels[:n]
-    task = task_of(run.config.training)
+    task = task_for(run)
     lines = gradients.lines(net.model, task, batch, n_points=41, seed=run.config.seed)
     if lines is None:
         print(NONE, "there are no angles to move.")

@@ -63,20 +63,21 @@ def predict(run: Run, net: str | None = None) -> Predictions:
 
 
 def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
-    """Net -> validation loss and accuracy, of shape (seeds, epochs); NaN after an early stop."""
+    """Net -> validation loss and score, of shape (seeds, epochs); NaN after an early stop."""
     rows, found = run.epochs(), {}
+    names = dict.fromkeys(("loss", run.score.name))
     for net in run.nets if len(rows) else ():
         of_net = rows[rows["net"] == net]
         if len(of_net):
             found[net] = {
                 name: of_net.pivot(index="seed", columns="epoch", values=f"validation_{name}").to_numpy()
-                for name in ("loss", "accuracy")
+                for name in names
             }
     return found
 
 
 def summary(run: Run) -> list[dict[str, Any]]:
-    """One row per net: test accuracy over seeds with its 95 % interval, parameters, seconds per epoch.
+    """One row per net: its score over seeds with its 95 % interval, parameters, seconds per epoch.
 
     Raises:
         FileNotFoundError: Nothing has been trained yet.
@@ -90,22 +91,22 @@ def summary(run: Run) -> list[dict[str, Any]]:
         of_net = finals[finals["net"] == net].set_index("seed").sort_index()
         if not len(of_net):
             continue
-        accuracies = of_net["test_accuracy"].tolist()
-        interval = stats.mean_interval(accuracies)
+        scores = of_net[f"test_{run.score.name}"].tolist()
+        interval = stats.mean_interval(scores)
         known = math.isfinite(interval.low)
         first = of_net.iloc[0]
         rows.append(
             {
                 "net": net,
-                "accuracies": accuracies,
-                "accuracy": interval.mean,
+                "scores": scores,
+                "score": interval.mean,
                 "low": interval.low if known else None,
                 "high": interval.high if known else None,
                 "quantum": int(first["quantum"]),
                 "classical": int(first["classical"]),
                 "frozen": int(first["frozen"]),
                 "seconds_per_epoch": float(np.median(of_net["seconds_per_epoch"].to_list())),
-                **{name: _mean(of_net, name) for name in SCORES},
+                **{name: _mean(of_net, name) for name in SCORES if name != run.score.name},
             }
         )
     return rows
@@ -126,32 +127,32 @@ def _mean(of_net: pd.DataFrame, name: str) -> float | None:
     return float(np.mean(values)) if values and all(map(math.isfinite, values)) else None
 
 
-def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
+def verdicts(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -> list[str]:
     """One sentence per control on how the net of the run did beside it, corrected for how many there are."""
     hybrid = next((row for row in rows if row["net"] in MAIN_NETS), None)
     if hybrid is None:
         return []
     controls = {
-        row["net"]: row["accuracies"]
+        row["net"]: row["scores"]
         for row in rows
-        if row is not hybrid and len(row["accuracies"]) == len(hybrid["accuracies"])
+        if row is not hybrid and len(row["scores"]) == len(hybrid["scores"])
     }
-    return stats.verdicts(hybrid["net"], hybrid["accuracies"], controls)
+    return stats.verdicts(hybrid["net"], hybrid["scores"], controls, score)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def table(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
     """The rows of `summary` as people read them."""
     import pandas as pd
 
-    def accuracy(row: dict[str, Any]) -> str:
+    def told(row: dict[str, Any]) -> str:
         if row["low"] is None:
-            return f"{100 * row['accuracy']:.1f} (one seed)"
-        return f"{100 * row['accuracy']:.1f} ± {50 * (row['high'] - row['low']):.1f}"
+            return f"{score.tell(row['score'])} (one seed)"
+        return f"{score.tell(row['score'])} ± {score.tell((row['high'] - row['low']) / 2)}"
 
     return pd.DataFrame(
         {
             "net": [row["net"] for row in rows],
-            "test accuracy (%)": [accuracy(row) for row in rows],
+            score.told: [told(row) for row in rows],
             "quantum": [row["quantum"] for row in rows],
             "classical": [row["classical"] for row in rows],
             "frozen": [row["frozen"] for row in rows],
@@ -167,7 +168,8 @@ def scores(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     def told(name: str, value: float | None) -> str:
         return "" if value is None else f"{value:.3f}" if name == "loss" else f"{100 * value:.1f}"
 
-    columns = {head: [told(name, row.get(name)) for row in rows] for name, head in SCORES.items()}
+    known = {name: head for name, head in SCORES.items() if any(row.get(name) is not None for row in rows)}
+    columns = {head: [told(name, row.get(name)) for row in rows] for name, head in known.items()}
     return pd.DataFrame({"net": [row["net"] for row in rows], **columns}).set_index("net")
 
 
@@ -219,7 +221,7 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
         FileNotFoundError: A net of the run is not trained yet.
     """
     rows = summary(run)
-    missing = set(run.nets) - {row["net"] for row in rows if len(row["accuracies"]) == len(run.seeds)}
+    missing = set(run.nets) - {row["net"] for row in rows if len(row["scores"]) == len(run.seeds)}
     if missing:
         raise FileNotFoundError(
             f"Run `{run.folder}` must have trained every net, but lacks {', '.join(sorted(missing))}. "
@@ -237,7 +239,8 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
         "recipe": run.config.recipe,
         "seeds": list(run.seeds),
         "nets": rows,
-        "verdicts": verdicts(rows),
+        "score": run.score.name,
+        "verdicts": verdicts(rows, run.score),
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
         "robustness": list(robustness) or before.get("robustness", []),
         "planned": before.get("planned") or beside_plan(run),
@@ -278,7 +281,7 @@ def render(run: Run, result: dict[str, Any]) -> str:
     return page.render(
         run=run,
         result=result,
-        table=table(result["nets"]).join(scores(result["nets"])),
+        table=table(result["nets"], run.score).join(scores(result["nets"])),
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,

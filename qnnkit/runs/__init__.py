@@ -4,7 +4,7 @@ from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
-from qnnkit.runs.nets import best, build, parameter_groups, seen_by, task_of, train_all, trained
+from qnnkit.runs.nets import best, build, parameter_groups, seen_by, task_for, task_of, train_all, trained
 from qnnkit.runs.placing import placed
 from qnnkit.runs.status import Status
 from qnnkit.runs.watching import watch
@@ -27,6 +27,7 @@ __all__ = [
     "placed",
     "run_notebooks",
     "seen_by",
+    "task_for",
     "task_of",
     "train_all",
     "trained",

@@ -70,10 +70,11 @@ def _parameters(run: Run, notebook: Path) -> dict[str, Any]:
 
 def epoch_line(run: Run, row: dict[str, Any]) -> str:
     """One row of metrics.jsonl, for people."""
-    epoch, accuracy = f"{row['epoch']:>3}/{run.config.training.epochs}", 100 * row["validation_accuracy"]
+    epoch, score = f"{row['epoch']:>3}/{run.config.training.epochs}", run.score
+    told = f"{score.name} {score.tell(row[f'validation_{score.name}'])}{' %' * (score.factor == 100)}"
     return (
         f"{row['net']:<17} seed {row['seed']}  epoch {epoch}  loss {row['train_loss']:.3f}  "
-        f"validation {accuracy:.1f} %  {row['seconds']:.2f} s"
+        f"validation {told}  {row['seconds']:.2f} s"
     )
 
 

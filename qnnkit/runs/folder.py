@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, recipes, workspace
-from qnnkit.config import PLACEMENT, CriteriaConfig, FlatValue, RunConfig, validate
+from qnnkit import checks, recipes, stats, workspace
+from qnnkit.config import PLACEMENT, CriteriaConfig, DataConfig, FlatValue, RunConfig, validate
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
 from qnnkit.runs.trackers import TRACKERS
@@ -20,7 +20,7 @@ from qnnkit.runs.trackers import TRACKERS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from qnnkit.data import ImageSplits
+    from qnnkit.data import Splits
     from qnnkit.plots import Picture
 
 
@@ -28,8 +28,6 @@ PLACED = "placement.json"
 """Where and in which batches a run is trained, as it was found on the machine that trains it."""
 CRITERIA = "criteria.json"
 """Bounds of success that were given after the run had begun; config.json has those that it began with."""
-OF_SOME = ("label_pattern", "download", "variant")
-"""Settings that not every dataset takes."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Run:
         return (main, *self.config.controls)
 
     @cached_property
-    def splits(self) -> ImageSplits:
+    def splits(self) -> Splits:
         """The data, as the configuration asks for them.
 
         Raises:
@@ -93,7 +91,7 @@ class Run:
             )
         return splits
 
-    def load_data(self, *, cached: bool = True) -> ImageSplits:
+    def load_data(self, *, cached: bool = True) -> Splits:
         """The data, whatever the run was trained on.
 
         Args:
@@ -106,8 +104,9 @@ class Run:
 
         chosen = self.config.data.model_dump(exclude={"dataset"})
         options = {"root": chosen.pop("data_dir"), **chosen}
-        for name in OF_SOME:
-            if not options[name]:
+        usual = DataConfig()
+        for name in [*options]:
+            if not data.takes(self.config.data.dataset, name) and options[name] == getattr(usual, name, None):
                 del options[name]
         if not cached and data.takes(self.config.data.dataset, "cached"):
             options["cached"] = False
@@ -115,6 +114,13 @@ class Run:
         words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
         with checks.in_words(words):
             return data.load(self.config.data.dataset, **options)
+
+    @property
+    def score(self) -> stats.Score:
+        """The number that its nets are compared by."""
+        from qnnkit import data, tasks
+
+        return tasks.SCORES[data.kind(self.config.data.dataset)]
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -315,9 +321,10 @@ def check_names(config: RunConfig) -> None:
         raise ValueError(checks.message("controls", "be left out", list(config.controls), step))
     for name in config.trackers:
         checks.choice("tracker", name, TRACKERS)
-    for option in OF_SOME:
+    usual = DataConfig()
+    for option in set(DataConfig.model_fields) - {"dataset", "data_dir", "train_fraction"}:
         value = getattr(config.data, option)
-        if value and not data.takes(config.data.dataset, option):
+        if value != getattr(usual, option) and not data.takes(config.data.dataset, option):
             raise ValueError(data.not_taken(config.data.dataset, option, value))
     place = config.data.data_dir
     if place is None or workspace.is_url(place) or config.data.download:
@@ -346,7 +353,7 @@ def require_usable(run: Run) -> None:
     if "classical_trained" in run.config.controls:
         build(run, "classical_trained", run.config.seed)  # refused for a circuit that is trained
     with torch.no_grad():
-        model.eval()(run.splits.train.images[:1])
+        model.eval()(run.splits.example())
     require_last_batch(run)
     placement.devices(run.config.device, run.config.training.precision)  # refused where none has it
 
@@ -362,7 +369,7 @@ def require_last_batch(run: Run) -> None:
         return
     try:
         with torch.no_grad():
-            build(run, run.nets[0], run.config.seed).train()(run.splits.train.images[:1])
+            build(run, run.nets[0], run.config.seed).train()(run.splits.example())
     except ValueError:
         step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
         rule = "leave more than one image for the last batch"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from qnnkit import checks, device, gradients, layers, measure, models, tasks, train, workspace
+from qnnkit import checks, data, device, gradients, layers, measure, models, tasks, train, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.file import load_model
-from qnnkit.config import TrainingConfig
-from qnnkit.data import ImageSplits, augment
+from qnnkit.config import MAIN_NETS, RunConfig, TrainingConfig
+from qnnkit.data import ImageSplits, Splits, augment
 from qnnkit.models import features
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
@@ -34,19 +34,16 @@ def build(run: Run, net: str, seed: int) -> nn.Module:
         ValueError: The run has no such net.
     """
     checks.choice("net", net, run.nets)
-    splits, config = run.splits, run.config
-    hybrid = models.build(
-        config.model,
-        channels=splits.channels,
-        image_size=splits.image_size,
-        n_classes=splits.n_classes,
-        seed=seed,
-        backend=config.backend,
-    )
-    if net == run.nets[0]:
+    return made(run.config, run.splits, net, seed)
+
+
+def made(config: RunConfig, splits: Splits, net: str, seed: int) -> nn.Module:
+    """As `build`, from settings and data alone."""
+    hybrid = models.build(config.model, **splits.sizes, seed=seed, backend=config.backend)
+    if net in MAIN_NETS:
         return hybrid
     with torch.no_grad():
-        hybrid.eval()(splits.train.images[:1])  # a control asks for the shapes that its circuit has met
+        hybrid.eval()(splits.example())  # a control asks for the shapes that its circuit has met
     found = layers.controls(hybrid.train(), seed=seed)
     if net not in found:
         rule, step = "be one that this net has", f"Choose among {', '.join(found)}."
@@ -54,9 +51,22 @@ def build(run: Run, net: str, seed: int) -> nn.Module:
     return found[net]
 
 
-def task_of(config: TrainingConfig) -> tasks.Task:
+def task_of(config: TrainingConfig, kind: str = "images") -> tasks.Task:
+    """What a net is trained for.
+
+    Args:
+        config: Label smoothing, augmentation.
+        kind: Of the data, see `data.kind`.
+    """
+    if kind == "tokens":
+        return tasks.OwnLoss()
     changes = {"none": None, "affine": augment.affine}
     return tasks.Classification(config.label_smoothing, augment=changes[config.augmentation])
+
+
+def task_for(run: Run) -> tasks.Task:
+    """What the nets of a run are trained for."""
+    return task_of(run.config.training, data.kind(run.config.data.dataset))
 
 
 def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[train.Group]:
@@ -75,8 +85,10 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[train.Gro
     ]
 
 
-def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> ImageSplits:
-    """What a net of the run is given: the images, or what its frozen part made of them once."""
+def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
+    """What a net of the run is given: the data, or what its frozen part made of the images once."""
+    if not isinstance(run.splits, ImageSplits):
+        return run.splits
     if run.config.training.augmentation != "none":  # other images in every epoch have other features
         return run.splits
     return features.of(model, run.splits, place)
@@ -158,12 +170,20 @@ def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
 
 
 def _compile(
-    model: nn.Module, example: Tensor, loaders: dict[str, Any], config: TrainingConfig, folder: Path
+    model: nn.Module,
+    example: Any,
+    place: torch.device,
+    loaders: dict[str, Any],
+    config: TrainingConfig,
+    folder: Path,
 ) -> None:
     """Compiles circuits where the run is long enough; resumed, it keeps to what was decided, bit for bit."""
+    from accelerate.utils import send_to_device
+
     path = folder / "compiled.json"
     if is_main() and not path.exists():
-        model.to(example.device)
+        model.to(place)
+        example = send_to_device(example, place)
         names = layers.worth_compiling(model, example, config.epochs * len(loaders["train"]))
         workspace.write_json(path, names)
     wait_for_all()
@@ -194,7 +214,7 @@ def _train(
     measure.reset_peak(place)
     if reporter:
         reporter.begin(net, seed, place)
-    model, task = build(run, net, seed), task_of(config)
+    model, task = build(run, net, seed), task_for(run)
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is damaged is told by `fit`
@@ -238,7 +258,7 @@ def _train(
             split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in ("train", "validation", "test")
         }
-        _compile(model, splits.train.images[: config.batch_size].to(place), loaders, config, folder)
+        _compile(model, splits.example(config.batch_size), place, loaders, config, folder)
         groups = parameter_groups(model, config)
         watch = None
         if config.gradient_samples:
@@ -263,17 +283,19 @@ def _train(
             on_update=on_update,
             tell=tell,
         )
-        test = _test(model, task, loaders["test"], splits.test.labels, place, progress.at_once)
+        test = _test(model, task, loaders["test"], splits.test, place, progress.at_once)
     final = {
         "event": "test",
         "net": net,
         "seed": seed,
         "epochs": config.epochs,
         "best_epoch": progress.best_epoch,
-        "validation_accuracy": progress.best_score[0],
+        f"validation_{task.score.name}": progress.best_score[0]
+        if task.score.larger
+        else -progress.best_score[0],
         **{f"test_{name}": value for name, value in test.items()},
         **layers.count_parameters(model),
-        "circuits_per_image": layers.circuits_per_image(model, run.splits.train.images[:1]),
+        "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
         "seconds_per_epoch": progress.seconds_per_epoch,
         "peak_memory": max(reporter.peak if reporter else 0, measure.peak_on(place)),
         "peak_ram": measure.peak(),
@@ -303,15 +325,23 @@ def _test(
     model: nn.Module,
     task: tasks.Task,
     loader: Any,
-    labels: Tensor,
+    part: Any,
     place: torch.device,
     at_once: int | None,
 ) -> dict[str, float]:
-    """The task's numbers on the test images; what needs all logits at once is judged after the same pass."""
-    seen: list[Tensor] = []
-    with model.register_forward_hook(lambda module, images, logits: seen.append(logits.detach().cpu())):
+    """The task's numbers on the test split; what needs all outputs at once is judged after the same pass."""
+    if not task.judges:
+        return train.evaluate(model, task, loader, place, at_once=at_once)
+    from accelerate.utils import concatenate, send_to_device
+
+    seen: list[Any] = []
+
+    def keep(module: nn.Module, given: Any, outputs: Any) -> None:
+        seen.append(send_to_device(outputs, "cpu"))
+
+    with model.register_forward_hook(keep):
         means = train.evaluate(model, task, loader, place, at_once=at_once)
-    return task.judge(torch.cat(seen), labels) | means
+    return task.judge(concatenate(seen), part) | means
 
 
 def _is_epoch_of(row: dict[str, Any], net: str, seed: int) -> bool:

@@ -6,8 +6,6 @@ import contextlib
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from qnnkit import workspace
 from qnnkit.runs.folder import PLACED, Run, is_count, settled
 from qnnkit.runs.lock import alone
@@ -97,6 +95,7 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
 def _decide(run: Run) -> Placement:
     """Measures, and writes what was found to the run folder."""
     from qnnkit import placement, recipes
+    from qnnkit.data import ImageSplits
     from qnnkit.models import features
     from qnnkit.runs import nets
 
@@ -104,8 +103,10 @@ def _decide(run: Run) -> Placement:
     model, training = nets.build(run, run.nets[0], config.seed), config.training
     unknown = training.batch_size == "auto"
 
-    def samples() -> tuple[Tensor, Tensor]:
+    def samples() -> Any:
         n = placement.LARGEST if unknown else training.batch_size
+        if not isinstance(splits, ImageSplits):
+            return next(iter(splits.batches("train", n, shuffle=False)))
         changing = training.augmentation != "none"
         images = splits.train.images[:n]
         n_images = len(splits.train) + len(splits.validation) + len(splits.test)
@@ -114,19 +115,14 @@ def _decide(run: Run) -> Placement:
     about = config.model_dump(mode="json", include={"model", "backend"}, exclude_defaults=True)
     found = placement.place(
         model,
-        nets.task_of(training),
+        nets.task_for(run),
         samples,
         training,
         device=config.device,
         threads=config.threads,
         groups=lambda net: nets.parameter_groups(net, training),
         n_samples=len(splits.train),
-        about={
-            **about,
-            "channels": splits.channels,
-            "image_size": splits.image_size,
-            "classes": splits.n_classes,
-        },
+        about={**about, **splits.sizes},
     )
     note: dict[str, Any] = {
         **asdict(found),

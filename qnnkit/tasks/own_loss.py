@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from qnnkit.stats import LOSS, Score
 from qnnkit.tasks.step import Step
 
 
@@ -19,6 +21,8 @@ class OwnLoss:
     together: bool = False
     """Whether samples are set against each other (CLIP), so that the model is asked for that loss."""
     monitor: str = "minus_loss"
+    score: ClassVar[Score] = LOSS
+    judges: ClassVar[bool] = False
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         asked = {"return_loss": True} if self.together else {}
@@ -26,6 +30,6 @@ class OwnLoss:
         total = count * loss.detach()
         return Step(loss, {"loss": total, "minus_loss": -total}, count)
 
-    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
+    def judge(self, outputs: Any, part: Any) -> dict[str, float]:
         """Nothing: what all outputs together are worth, the kind of work says."""
         return {}

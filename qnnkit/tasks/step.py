@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from qnnkit.stats import Score
+
 
 @dataclass(frozen=True)
 class Step:
@@ -28,8 +30,16 @@ class Task(Protocol):
         """The reported number by which the best epoch is chosen; larger is better."""
         ...
 
+    @property
+    def score(self) -> Score:
+        """The number that nets are compared by, and how people read it."""
+        ...
+
     def __call__(self, model: nn.Module, batch: Any) -> Step: ...
 
-    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """Numbers that need all of a split at once, for the test images."""
+    judges: bool
+    """Whether it wants all outputs of the test split at once, see `judge`."""
+
+    def judge(self, outputs: Any, part: Any) -> dict[str, float]:
+        """Numbers that need all outputs of a split at once, on the CPU, beside the split itself."""
         ...
