@@ -5,6 +5,7 @@ from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_ro
 from qnnkit.report.criteria import judge
 from qnnkit.report.inspection import keep_inspection
 from qnnkit.report.learning import gradient_table, keep_expressivity, keep_gates, keep_landscape, keep_plateau
+from qnnkit.report.mistakes import keep_mistakes
 from qnnkit.report.run import (
     Predictions,
     beside_lightning,
@@ -17,6 +18,7 @@ from qnnkit.report.run import (
     table,
     verdicts,
 )
+from qnnkit.report.samples import keep_counts, keep_sample, keep_samples
 from qnnkit.report.study import Study, comparisons, conclusions, figures, means, read_study, write_study
 from qnnkit.report.tables import told_comparisons, told_means
 from qnnkit.report.verify import verify as verify_run
@@ -34,6 +36,7 @@ __all__ = [
     "judge",
     "means",
     "keep_circuit",
+    "keep_counts",
     "keep_errors",
     "keep_expressivity",
     "keep_gates",
@@ -41,7 +44,10 @@ __all__ = [
     "keep_plateau",
     "keep_inspection",
     "keep_maps",
+    "keep_mistakes",
     "keep_robustness",
+    "keep_sample",
+    "keep_samples",
     "predict",
     "read_study",
     "render",

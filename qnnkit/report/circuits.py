@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qnnkit import hardware, layers
+from qnnkit.data import ImageSplits
 from qnnkit.gradients import Comparison
 from qnnkit.runs import Run
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 NONE = "This net has no circuit:"
+OF_IMAGES = "The run has no labelled images:"
 MOST_MAPS = 8
 MOST_CIRCUITS, FEWEST_IMAGES = 4096, 8
 """What hardware would make of a net is asked of so many circuits, but of no fewer images."""
@@ -36,7 +38,7 @@ def keep_circuit(
     """
     from qnnkit import plots
 
-    found = layers.first_circuit(model, run.splits.train.images[:1])
+    found = layers.first_circuit(model, run.splits.example())
     if found is None:
         print(NONE, "there is none to draw.")
         return None
@@ -62,11 +64,14 @@ def keep_errors(run: Run, comparisons: Sequence[Comparison]) -> Picture | None:
     return run.keep(figure, "02_errors", "Gradient errors", told)
 
 
-def keep_maps(run: Run, model: nn.Module, images: Tensor) -> Picture | None:
-    """Draws and keeps what the first quanvolution makes of images, of its first maps."""
+def keep_maps(run: Run, model: nn.Module, n_images: int) -> Picture | None:
+    """Draws and keeps what the first quanvolution makes of the first test images, of its first maps."""
     from qnnkit import plots
 
-    maps = layers.feature_maps_of(model, images)
+    maps = None
+    if isinstance(run.splits, ImageSplits):
+        images = run.splits.test.images[:n_images]
+        maps = layers.feature_maps_of(model, images)
     if maps is None:
         print("This net has no quanvolution: there are no feature maps to show.")
         return None
@@ -91,6 +96,9 @@ def robustness(run: Run, model: nn.Module, n_images: int) -> list[dict[str, Any]
         model: A trained net of the run.
         n_images: How many, at most.
     """
+    if not isinstance(run.splits, ImageSplits):
+        print(OF_IMAGES, "what hardware would make of the net is left out.")
+        return []
     test = run.splits.test
     if n_images < 1:
         print("hardware_images is 0: what hardware would make of the net is left out.")

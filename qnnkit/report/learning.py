@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from qnnkit import circuits, expressivity, gradients, layers
+from qnnkit.data import ImageSplits
 from qnnkit.gradients import plateau
 from qnnkit.inspector.source import Source
 from qnnkit.layers import QuantumLayer
-from qnnkit.report.circuits import NONE
+from qnnkit.report.circuits import NONE, OF_IMAGES
 from qnnkit.runs import Run, task_for
 from qnnkit.simulator import NotFusable
 
@@ -197,6 +198,9 @@ def keep_landscape(run: Run) -> list[Picture]:
     """
     from qnnkit import plots
 
+    if not isinstance(run.splits, ImageSplits):
+        print(OF_IMAGES, "the loss around the weights is left out.")
+        return []
     source = Source(run)
     net = source.net(run.nets[0], run.config.seed)
     validation = run.splits.validation
