@@ -1,4 +1,4 @@
-"""Whether `auto` is fast, beside every fixed device, backend and number of threads.
+"""Whether `auto` is fast, beside fixed choices of device, backend and number of threads.
 
     python -m benchmarks.placing
 

@@ -121,7 +121,7 @@ def watch(
 ) -> None:
     """Look on while a run trains, from another terminal: step, loss, samples/s, time left, memory, load.
 
-    It ends when the training has; Ctrl-C ends the watching alone.
+    It ends when the training has, or after a minute in which none began; Ctrl-C ends the watching alone.
     """
     from qnnkit import runs
 
@@ -187,7 +187,7 @@ def plan(
     measured: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="A machine's file, by `qnnkit measure`.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where it would compute here.")] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device of this machine to plan for.")] = None,
     measuring: Annotated[
         bool, typer.Option("--measuring/--no-measuring", help="Time some updates here.")
     ] = True,
@@ -239,7 +239,9 @@ def measure(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Seconds, and rougher.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take seconds, not minutes; figures are rougher.")
+    ] = False,
     samples: Annotated[int | None, typer.Option(help="Images of an epoch, for other data of yours.")] = None,
     price: Annotated[
         float | None, typer.Option(metavar="PER_HOUR", help="What an hour of this machine costs; 0 if free.")

@@ -144,7 +144,7 @@ class TrainingConfig(Settings):
     gradient_checkpointing: bool = False
     """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
     on_oom: Literal["stop", "shrink"] = "stop"
-    """Where memory runs out: stop, or shrink: compute each batch in parts, one by one. May differ later."""
+    """Where memory runs out: stop, or shrink: compute it in smaller parts in turn. May differ later."""
     patience: int = Field(default=0, ge=0)
     """Epochs without a better validation score before stopping early; 0 never stops."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Python's generator once
 import torch
+from PIL import Image
 
 
 def _globals() -> dict[str, Any]:
@@ -53,3 +54,16 @@ def no_race(request, monkeypatch):
         from qnnkit.placement import decision
 
         monkeypatch.setattr(decision, "measured", lambda *given: ({}, None))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """Twelve 6x6 images in each of two class folders: bright above, or bright below; read alone."""
+    root, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for name, rows in (("above", slice(0, 3)), ("below", slice(3, 6))):
+        (root / name).mkdir()
+        for i in range(12):
+            pixels = generator.integers(0, 100, (6, 6), dtype=np.uint8)
+            pixels[rows] += 120
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root

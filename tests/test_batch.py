@@ -20,7 +20,6 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from PIL import Image
 
 from qnnkit import batch, recipes, workspace
 from qnnkit.batch import cluster, engine, plan, state, table, task
@@ -968,19 +967,6 @@ def test_choices_may_be_lists(stand_in, home):
 
 
 # --- the real thing ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Twelve 6x6 images in each of two class folders: bright above, or bright below."""
-    root, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for name, rows in (("above", slice(0, 3)), ("below", slice(3, 6))):
-        (root / name).mkdir()
-        for i in range(12):
-            pixels = generator.integers(0, 100, (6, 6), dtype=np.uint8)
-            pixels[rows] += 120
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
-    return root
 
 
 def small(pictures, **keys):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import moving, net, peers, placing, placing_worker, run, watching, workloads
+from benchmarks import moving, net, peers, placing, placing_worker, predicting, run, watching, workloads
 from qnnkit import Quanv2d, recipes, runs
 from qnnkit.workspace import read_lines
 
@@ -247,6 +247,52 @@ def test_a_place_is_timed(tmp_path, monkeypatch, key, backend):
     reply = placing_worker.set_up(held, key, quick=True, place=place)
     assert reply["place"]["threads"] == 1 and 0 < reply["share"] <= 1
     assert placing_worker.timed_round(held)["seconds"] > 0
+
+
+# --- predicted and measured --------------------------------------------------------------------------------
+
+
+def a_round(peak=1.0, seconds=1.0):
+    return {
+        "predicted": {"peak": 100 * peak, "seconds_per_epoch": seconds, "n_weights": 7},
+        "measured": {"peak": 100, "seconds_per_epoch": 1.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("peak", "seconds", "within"),
+    [(1.0, 1.0, True), (1.14, 0.81, True), (0.84, 1.0, False), (1.16, 1.0, False), (1.0, 1.21, False)],
+)
+def test_a_prediction_is_judged_by_medians(peak, seconds, within):
+    row = predicting.compared([a_round(9, 9), a_round(peak, seconds), a_round(0.1, 0.1)])
+    assert predicting.is_within(row) is within
+    assert row["peak_off"] == pytest.approx(peak - 1)
+    page = predicting.markdown({"quanv": row}, "A machine")
+    assert f"{int(within)} of 1 settings lie within" in page and ("**" in page) is not within
+
+
+def test_the_page_of_predictions_has_every_setting_and_what_it_says_of_them():
+    page = (ROOT / "docs" / "predicted.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    titles = [each.title for each in predicting.SETTINGS.values()]
+    assert [row[0].removeprefix("| ") for row in rows] == titles
+    within = sum("**" not in " ".join(row) for row in rows)
+    assert f"{within} of {len(rows)} settings lie within" in page
+    for kind in ("quanv", "resnet", "CLIP", "Llama", "batches of", "bfloat16", "checkpointing", "LoRA"):
+        assert any(kind in row[0] for row in rows), kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["quanv", "llama-tiny"])
+def test_predicted_memory_is_that_of_a_training(key):
+    found = predicting.compared([{what: predicting.apart(name, key, "cpu") for what, name in WORDS.items()}])
+    assert abs(found["peak_off"]) <= predicting.MEMORY
+
+
+WORDS = {"predicted": "predict", "measured": "train"}
+
+
+# --- placement, whole --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -46,7 +46,11 @@ def test_all_nets_and_seeds_count(digits):
     found, epoch = digits.here, digits.prediction.seconds_per_epoch
     assert found.epoch.likely == pytest.approx(epoch)
     assert found.total.likely == pytest.approx(50 * 15 * epoch)
-    assert any("Controls are taken to cost what the hybrid net does" in note for note in digits.notes)
+    assert any("Controls are taken to cost as much as the hybrid net" in note for note in digits.notes)
+
+
+def test_deadline_and_budget_are_those_that_were_asked_for(digits):
+    assert (digits.wish.deadline, digits.wish.budget) == (8 * 3600, 10)
 
 
 def test_it_fits_everywhere_with_all_images_at_once(digits):
@@ -294,6 +298,13 @@ def test_the_command_prints_the_page(typed):
     status, out, err = typed(*QUICK, "--for", "50 epochs", "--deadline", "8h", "--budget", "10")
     assert (status, err) == (0, "")
     assert "Run it " in out and "A100 40 GB" in out
+    assert "5 nets x 3 seeds x 50 epochs" in out
+    status, out, _ = typed(*QUICK, "--epochs", "7", "--deadline", "1s", "--budget", "0", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["wish"] == {"deadline": 1, "budget": 0}
+    assert found["prediction"]["training"]["epochs"] == 7
+    reasons = {each["name"]: each["verdict"]["reason"] for each in found["places"]}
+    assert "over the deadline of 1.0 s" in reasons["T4"] and "over the budget of 0" in reasons["T4"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qnnkit.plan import machines
@@ -147,6 +147,7 @@ def test_a_time_or_price_that_is_not_known_is_a_doubt():
     assert judge(GB, 10 * GB).word == "comfortable"
 
 
+@settings(derandomize=True, deadline=None)
 @given(
     needs=st.floats(1, 1e12), usable=st.floats(1, 1e12), more=st.floats(1, 10),
     seconds=st.floats(0.1, 1e7), deadline=st.floats(0.1, 1e7),
@@ -164,6 +165,7 @@ def test_needing_more_or_taking_longer_never_helps(needs, usable, more, seconds,
 # --- the largest batch -------------------------------------------------------------------------------------
 
 
+@settings(derandomize=True, deadline=None)
 @given(
     fixed=st.integers(0, 10_000),
     each=st.integers(1, 500),
@@ -188,6 +190,7 @@ def test_the_largest_batch_fits_and_little_more_would(fixed, each, usable, most)
     assert len(set(asked)) <= 5
 
 
+@settings(derandomize=True, deadline=None)
 @given(power=st.floats(0.3, 3), usable=st.integers(2, 10**7), most=st.integers(1, 5000))
 def test_memory_that_bends_is_followed_too(power, usable, most):
     found = largest_batch(lambda size: size**power, usable, most)

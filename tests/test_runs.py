@@ -16,7 +16,6 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import nbformat
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -37,19 +36,6 @@ TINY = {
     "n_seeds": 1,
     "controls": ["classical"],
 }
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Twelve 6x6 images in each of two class folders: bright above, or bright below."""
-    root, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for name, rows in (("above", slice(0, 3)), ("below", slice(3, 6))):
-        (root / name).mkdir()
-        for i in range(12):
-            pixels = generator.integers(0, 100, (6, 6), dtype=np.uint8)
-            pixels[rows] += 120
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
-    return root
 
 
 @pytest.fixture

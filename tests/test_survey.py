@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from qnnkit import cli, data, measure, placement, recipes, runs, survey
+from qnnkit import cli, data, measure, placement, recipes, runs, survey, train
 from qnnkit.survey import apart, clock, form, operations, whole, words
 
 CPU, PLANTED = torch.device("cpu"), torch.device("cpu:0")  # torch takes the second for a device of its own
@@ -361,15 +361,22 @@ def test_the_recipes_own_net_is_measured(surveyed):
     assert "On the CPU the net was timed on 1 thread, as the recipe asks." in net["sentences"]
 
 
-def test_an_update_is_as_many_passes_as_are_accumulated(toy, tmp_path):
+def test_an_update_is_as_many_passes_as_are_accumulated(toy, tmp_path, monkeypatch):
     config, splits = toy
     batch = tmp_path / "batch.npz"
     np.savez(batch, images=splits.train.images[:16].numpy(), labels=splits.train.labels[:16].numpy())
     question = {"config": config.model_dump(mode="json"), "device": "cpu", "precision": "bfloat16"}
     question |= {"batch": str(batch), "n_classes": 10, "n_images": 200, "n_samples": 100, "seconds": 0.0}
+    monkeypatch.setattr(placement, "thread_counts", lambda: [1, 2])
+    passes, forward = [], train.Stepper.forward
+    monkeypatch.setattr(
+        train.Stepper, "forward", lambda self, batch: passes.append(self) or forward(self, batch)
+    )
     found = survey.net.here({**question, "over_threads": True})
+    updates = survey.net.WARMUP + survey.net.LEAST
+    assert len(passes) >= 2 * updates + survey.net.LEAST, "two passes an update, and one that is taken apart"
     assert found["samples_per_second"] == pytest.approx(2 * 16 / found["update"]["median"])
-    assert [one["threads"] for one in found["over_threads"]] == placement.thread_counts()
+    assert [one["threads"] for one in found["over_threads"]] == [1, 2]
     assert survey.net.here({**question, "precision": "float31"})["why"].startswith("AttributeError")
 
 
@@ -669,8 +676,18 @@ def command(monkeypatch, capfd):
 
 
 def test_measure_prints_a_table_and_writes_the_file(command, surveyed, monkeypatch, tmp_path):
-    monkeypatch.setattr(survey.command, "take", lambda *given, **options: copy.deepcopy(surveyed[0]))
+    asked = []
+
+    def taken(config, splits, *, echo, **options):
+        asked.append((config.recipe, config.training.batch_size, options))
+        return copy.deepcopy(surveyed[0])
+
+    monkeypatch.setattr(survey.command, "take", taken)
     status, out, err = command("measure", "--out", "mine.json", "--set", "batch_size=8", "--price", "0.5")
+    usual = {"seconds": None, "quick": False, "n_samples": None, "price_per_hour": None}
+    assert asked.pop() == ("digits_quanv", 8, usual | {"price_per_hour": 0.5})
+    command("measure", "--recipe", "digits_quanv", "--seconds", "7", "--quick", "--samples", "50")
+    assert asked.pop() == ("digits_quanv", 32, usual | {"seconds": 7, "quick": True, "n_samples": 50})
     assert (status, err) == (0, "") and out.rstrip().endswith(f"File: {tmp_path / 'mine.json'}")
     assert survey.load(tmp_path / "mine.json") == surveyed[0]
     status, out, _ = command("measure", "--json")

@@ -99,7 +99,8 @@ def test_an_untouched_run_is_as_it_was(finished):
 
 def test_what_comes_later_is_no_damage(finished):
     """A tracker that goes on, a notebook that is run again, the copy of 04 that papermill writes last."""
-    later = ("benchmark.jsonl", "figures/benchmark_step.png", "notebooks/04_analyze.ipynb")
+    later = ("benchmark.jsonl", "machine.json", "trace.json.gz", "figures/benchmark_step.png")
+    later += ("notebooks/04_analyze.ipynb",)
     (finished.folder / "figures").mkdir(exist_ok=True)
     for name in (*later, "tensorboard/more", "trackers.json", "batch.log", ".lock"):
         (finished.folder / name).write_text("something else")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from qnnkit import runs
+from qnnkit.runs.status import read
 from qnnkit.train import Moment
 from qnnkit.train.vitals import EARLY, RECENT, WARMUP, Pace, Reading, Vitals, reading, slower, strain
 
@@ -114,6 +116,26 @@ def test_short_memory_is_told_once_with_what_to_do_and_looked_at_every_ten_secon
     machine.train(60)
     [sentence] = machine.told
     assert sentence.startswith("Memory is short: 0.2 of 16.0 GB") and sentence.endswith(" Do this.")
+
+
+def test_a_training_tells_its_folder_its_status_and_whoever_asked(tmp_path, monkeypatch):
+    small = {"epochs": 1, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": [], "threads": 1}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **small)
+    short = Reading(total=16 * GB, available=GB // 2, swap=0)
+    monkeypatch.setattr("qnnkit.train.vitals.reading", lambda: short)
+    told = []
+    list(runs.train_all(run, on_warning=told.append))
+    told = [sentence for sentence in told if "Memory is short" in sentence]  # gradients may warn, too
+    [row] = run.rows("warnings")
+    assert row["sentence"].startswith("Memory is short: 0.5 of 16.0 GB")
+    assert told == [f"hybrid, seed 0: {row['sentence']}"]
+    assert row["sentence"] in read(run.folder).warnings
+
+
+def test_macos_tells_its_pressure(monkeypatch):
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("qnnkit.train.vitals.machine.output", lambda *words: "4")
+    assert reading().pressure == 4
 
 
 def test_this_machine_s_memory():

@@ -201,14 +201,14 @@ def _of_place(
         told.append(_compared(best, place if best.name not in times else best.place, chosen, times))
     at = f"batch {chosen.batch_size}"
     if times.get(RACED_AT, chosen.batch_size) != chosen.batch_size:
-        at += f" (raced at {times[RACED_AT]:.0f})"
+        at += f" (timed at {times[RACED_AT]:.0f})"
     what = f"for this net of {_rounded(n_weights)} weights at {at}."
     return f"{chosen.place}: {', '.join([*told, what])}" if told else f"{chosen.place}, {what}"
 
 
 def _compared(other: Candidate, name: str, chosen: Candidate, times: Mapping[str, float]) -> str:
     if other.name not in times:
-        return f"{name} failed"
+        return f"{name} not timed (failed, or too late)"
     ratio = times[other.name] / times[chosen.name]
     if ratio >= 1 + TIE:
         return f"{ratio:.1f}x faster than {name}"

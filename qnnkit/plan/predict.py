@@ -43,7 +43,8 @@ def predict(
 
     Memory is traced without being used (see `trace`), and on top comes what this process holds already: call
     it in a process like the one that will train. Time is that of a few updates by the training loop itself,
-    at the full batch where it takes less than half of the memory that is free, else at a smaller one.
+    at the full batch where that takes less than half of the free memory and no more than MOST_WORK
+    operations, else at a smaller one, scaled up.
 
     Args:
         workload: What is to be trained.
@@ -52,6 +53,12 @@ def predict(
         seconds: About how long updates are timed.
         threads: CPU threads that train; None leaves torch's choice.
         framework: Bytes of that part, where it was looked at before: what has run since may have left some.
+
+    Returns:
+        Bytes of memory by part at the peak, the work of an update and, if measured, its seconds.
+
+    Raises:
+        Exception: What building or training the net raises.
     """
     device, notes = torch.device(device), list(workload.notes)
     if device.type == "cpu" and workload.training.precision == "float16":
@@ -64,8 +71,10 @@ def predict(
             framework = max(0, measure.resident() - workload.loaded_bytes)
         traced = trace(workload, foreach=device.type == "cuda")
         memory = {name: n for name, n in traced.memory.items() if n > 0}
-        # Moments and weights are copied for each checkpoint, which is written while training goes on.
-        memory["checkpoint"] = memory.get("weights", 0) + memory.get("optimizer", 0)
+        # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
+        # first where gradients have just been, and are again at the end of the next backward pass.
+        copied = memory.get("weights", 0) + memory.get("optimizer", 0)
+        memory["checkpoint"] = max(0, copied - memory.get("gradients", 0))
         memory |= {"data": workload.data_bytes, "framework": framework}
         spread, size = None, None
         if measured:
@@ -119,14 +128,15 @@ def _timed(
 
 
 def _updates(workload: Workload, device: torch.device, seconds: float) -> measure.Spread:
-    """Time per update, of short epochs of the training loop; the first, which warms up, does not count.
+    """Time per update, of short epochs of the training loop, after two updates that warm up.
 
+    Memory is asked of the system in the first, and in the second still: the optimizer has come in between.
     An epoch that is short itself is run whole, with its last batch as small as it is, and its checkpoints.
     """
     config = workload.training
     whole = math.ceil(math.ceil(workload.n_samples / config.batch_size) / config.accumulation)
     model = workload.build(workload, False)
-    first = _epochs(workload, model, device, 1, 2, whole)[-1]
+    first = _epochs(workload, model, device, 1, 3, whole)[-1]
     if first > 2 * seconds:
         return measure.Spread.of([first])
     n = max(1, min(LONGEST, int(seconds / 3 / first), whole))

@@ -57,8 +57,8 @@ class Prediction:
     seconds: Spread | None
     """Of one update, measured on that device; None where nothing was measured."""
     at_update: int = 0
-    """Bytes that a GPU would hold while it updates the weights: there the optimizer takes all at once, with a
-    copy of each."""
+    """Bytes that a GPU would hold while it updates the weights: there the optimizer takes all at once, with
+    one copy of each under SGD and two under Adam."""
     notes: tuple[str, ...] = ()
     """What a reader must know, in sentences."""
     scaled_from: int | None = None

@@ -36,13 +36,18 @@ def _memory(plan: Plan) -> Iterator[str]:
         if size:
             where = "" if found.device == "cpu" or part not in HOST else "  in RAM"
             yield f"  {part:<16}{words.size(size):>9}{size / found.in_all:>7.0%}{where}"
-    if found.seconds is not None:
-        total, trainings = plan.here.total, plan.nets * plan.seeds
-        told = f"{_count(plan.nets, 'net')} x {_count(plan.seeds, 'seed')} x " if trainings > 1 else ""
-        yield from _wrapped(
-            f"Time here: {words.duration(found.seconds_per_epoch or 0)} an epoch"
-            + (f", {_range(total)} for {told}{_count(config.epochs, 'epoch')}" if total else "")
-        )
+    told = (
+        f"{_count(plan.nets, 'net')} x {_count(plan.seeds, 'seed')} x " if plan.nets * plan.seeds > 1 else ""
+    )
+    told += _count(config.epochs, "epoch")
+    if found.seconds is None:
+        yield f"In all {told}; nothing was timed here."
+        return
+    total = plan.here.total
+    yield from _wrapped(
+        f"Time here: {words.duration(found.seconds_per_epoch or 0)} an epoch"
+        + (f", {_range(total)} for {told}" if total else "")
+    )
 
 
 def _machines(plan: Plan) -> Iterator[str]:

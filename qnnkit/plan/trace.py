@@ -61,7 +61,8 @@ class Traced:
     n_weights: int
     n_trained: int
     at_update: int
-    """Bytes held in the update of a GPU, which takes all weights at once: a copy of each that is trained."""
+    """Bytes held in the update of a GPU, which takes all weights at once, with one copy of each trained
+    weight under SGD and two under Adam."""
 
 
 def trace(workload: Workload, *, foreach: bool = False) -> Traced:
@@ -70,7 +71,7 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
     Args:
         workload: What is trained.
         foreach: Whether the optimizer takes all weights at once, as it does on GPUs: in fewer operations, for
-            a copy of the weights at a time.
+            one or two copies of the trained weights at a time.
     """
     with own_generators(), _quick_collection():
         with contextlib.nullcontext() if workload.prepare else torch.device("meta"):

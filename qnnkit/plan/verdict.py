@@ -11,7 +11,7 @@ from qnnkit.plan.elsewhere import Range
 
 COMFORTABLE, FULL = 0.70, 0.95
 """Shares of the usable memory: up to the first there is room for what a plan does not know (fragments, other
-programs); above the second a training is expected to fail."""
+programs); above the second a training is expected to fail. Chosen, not fitted."""
 FINE = 8
 """The largest batch is sought until an eighth more would not fit."""
 STRAIGHT = 0.01

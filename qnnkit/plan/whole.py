@@ -94,7 +94,7 @@ def plan(
         measure: Whether updates are timed here; without, there are no times at all for this machine, and
             wider ranges for the others.
         seconds: About how long updates are timed.
-        largest: Whether to seek the largest batch that fits on each machine; half a second for each size.
+        largest: Whether to seek the largest batch that fits on each machine, by a trace for each size tried.
 
     Raises:
         ValueError: The device cannot compute here, or time or money cannot be read.
@@ -193,5 +193,5 @@ def _doubts(prediction: Prediction, nets: int) -> list[str]:
     if prediction.seconds is not None:
         told.append("Times are of training alone: validation, tests and checkpoints come on top.")
     if nets > 1:
-        told.append("Controls are taken to cost what the hybrid net does, an upper estimate.")
+        told.append("Controls are taken to cost as much as the hybrid net.")
     return told

@@ -21,8 +21,8 @@ _LATER = (
     "notebooks/04_analyze.ipynb",
 )
 """Written after the hashes are taken, or not by the run itself."""
-_BENCHMARK = ("benchmark.jsonl", "figures/benchmark_")
-"""What 05_benchmark measures beside a run, whenever it is asked to."""
+_BENCHMARK = ("benchmark.jsonl", "figures/benchmark_", "machine.json", "trace.json.gz")
+"""What 05_benchmark and `qnnkit measure` leave beside a run, whenever they are asked to."""
 _PASSING = (".running.ipynb", ".failed.ipynb", ".log")
 _REMEDY = "Restore the folder from a copy, or run the experiment again in a new run_dir."
 
@@ -42,8 +42,8 @@ def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 (hex) of every file of a finished run, by its path relative to `folder`, with `/`.
 
     Left out is what is written after result.json or while something runs: result.json itself, 04_analyze's
-    executed copy, what 05_benchmark measured, running and failed notebooks, logs, hidden files, and what
-    belongs to trackers.
+    executed copy, what 05_benchmark and `qnnkit measure` found, status.json and criteria.json, running and
+    failed notebooks, logs, hidden files, and what belongs to trackers.
 
     Raises:
         OSError: A file cannot be read.

@@ -182,7 +182,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         run_dir: Its folder; a relative one is meant from the workspace.
         recipe: Entry of RECIPES; None takes the folder's own.
         **settings: Exchanged in the recipe; None leaves a setting as it is. In a folder that has begun they
-            must agree with what it began with, except for placement (`device`, `backend`).
+            must agree with what it began with, except for those of `config.PLACEMENT` and more `epochs`.
 
     Raises:
         ValueError: A name or value is wrong, or the folder holds another experiment (it is told which).

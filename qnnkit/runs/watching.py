@@ -28,7 +28,7 @@ def watch(
     every: float = 2.0,
     once: bool = False,
 ) -> list[Status]:
-    """Shows how a run, or every run of a batch, stands until none goes on; returns what was seen last.
+    """Shows how a run, or every run of a batch, stands until none is running; returns what was seen last.
 
     On a terminal and in a notebook a table is kept up to date in place. Only files are read and the system
     asked, so nothing that is watched is slowed down or can be harmed; Ctrl-C ends the watching alone.

@@ -16,7 +16,7 @@ from qnnkit.survey.form import Bandwidth, Device, LeftOut, Platform, Products, S
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 PRODUCTS = 100
 ARRAY, SMALL_ARRAY = 2**28, 2**26
-"""Bytes of each of three arrays: several times what processors and GPUs keep in their caches."""
+"""Bytes of each of three arrays: more than most processors and GPUs keep in their caches."""
 PRECISIONS = ("float32", "bfloat16", "float16")
 LONG_ENOUGH = 1e-2
 """Seconds of a matrix product whose throughput counts."""

@@ -22,7 +22,8 @@ SLOWER = 1.5
 PERIOD = 10.0
 """Seconds between two looks at the memory."""
 LOW, TIGHT, MOVED = 0.05, 0.2, 0.1
-"""Shares of the RAM: too little is left; little is, so that swap tells something; much has gone to swap."""
+"""Shares of the RAM: too little is left; little is, so that swap tells something; much has gone to swap.
+Chosen, not fitted, like the numbers above."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Vitals:
         self.told: set[str] = set()
 
     def update(self, moment: Moment) -> None:
-        """Called after every update; costs microseconds, and every ten seconds some hundred of them."""
+        """Called after every update; looks at the memory every ten seconds only."""
         if moment.at_once != self.at_once:  # steps of more parts take longer by themselves
             self.at_once, self.pace = moment.at_once, Pace()
         self.pace.add(moment.seconds)
