@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from qnnkit import checkpoint
-from qnnkit.checkpoint import Store, file
+from qnnkit.checkpoint import Store, file, weights
 
 IDENTITY = {"net": "hybrid", "seed": 0}
 
@@ -210,8 +210,36 @@ def test_another_model_is_refused_before_anything_is_changed(tmp_path):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for other in (net(1, n_classes=3), nn.Sequential(nn.BatchNorm1d(3))):
         with pytest.raises(ValueError, match="belongs to another model: `"):
-            file.load_model(tmp_path, model, other.state_dict())
+            weights.load(tmp_path, model, other.state_dict())
     assert same(dict(model.state_dict()), before)
+
+
+def adapted(seed=0):
+    """A net of two layers with LoRA on one; the base is drawn by the seed."""
+    from peft import LoraConfig, get_peft_model
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        base = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 3))
+        return get_peft_model(base, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
+
+
+def test_of_an_adapted_model_only_the_adapter_is_written(tmp_path):
+    model, again = adapted(), adapted()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += weight.requires_grad
+    state = weights.kept(model)
+    assert sum(tensor.nbytes for tensor in state.values()) < 2 * 4 * 2 * (64 + 64)
+    read = file.read(file.write(tmp_path, 1, {"model": state}))["model"]
+    weights.load(tmp_path, again, read)
+    given = torch.ones(2, 64)
+    assert torch.equal(model(given), again(given)), "of the same base"
+    other = adapted(1)
+    before = [weight.clone() for weight in other.parameters()]
+    with pytest.raises(ValueError, match="belongs to another base model"):
+        weights.load(tmp_path, other, read)
+    assert all(map(torch.equal, before, other.parameters()))
 
 
 # --- generators --------------------------------------------------------------------------------------------

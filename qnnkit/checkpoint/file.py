@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from qnnkit.workspace import cannot_write
 
@@ -78,23 +78,6 @@ def read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"Checkpoint `{path}` is damaged ({error}).") from None
     return state
-
-
-def load_model(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Puts weights that were read from `path` into a model; nothing is changed where one does not fit.
-
-    Raises:
-        ValueError: They belong to another model.
-    """
-    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            raise ValueError(
-                f"Checkpoint `{path}` belongs to another model: `{name}` has shape {there.get(name)} there, "
-                f"{here.get(name)} here. Choose another folder, or build the model that it was made from."
-            )
-    model.load_state_dict(weights)
 
 
 def copied(state: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from qnnkit import workspace
-from qnnkit.checkpoint import file
+from qnnkit.checkpoint import file, weights
 
 POINTER = "current.json"
 
@@ -129,7 +129,7 @@ class Store:
             raise FileNotFoundError(f"Folder `{self.folder}` holds no whole checkpoint. Train the net first.")
         assert self.best is not None
         state = self._read(self.best)["state"]
-        file.load_model(self.folder / self.best, model, state["model"])
+        weights.load(self.folder / self.best, model, state["model"])
         return state
 
     def clear_drafts(self) -> None:

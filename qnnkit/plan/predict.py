@@ -73,7 +73,7 @@ def predict(
         memory = {name: n for name, n in traced.memory.items() if n > 0}
         # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
         # first where gradients have just been, and are again at the end of the next backward pass.
-        copied = memory.get("weights", 0) + memory.get("optimizer", 0)
+        copied = traced.kept + memory.get("optimizer", 0)
         memory["checkpoint"] = max(0, copied - memory.get("gradients", 0))
         memory |= {"data": workload.data_bytes, "framework": framework}
         spread, size = None, None

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from qnnkit import train
+from qnnkit import checkpoint, train
 from qnnkit.breakdown.parts import nodes_between, quantum_parts
 from qnnkit.checkpoint import own_generators
 from qnnkit.plan.prediction import Work
@@ -60,6 +60,8 @@ class Traced:
     """Of one update."""
     n_weights: int
     n_trained: int
+    kept: int
+    """Bytes of weights that a checkpoint holds: of a model with an adapter not its frozen ones."""
     at_update: int
     """Bytes held in the update of a GPU, which takes all weights at once, with one copy of each trained
     weight under SGD and two under Adam."""
@@ -148,6 +150,7 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         weight.grad = None
     # The loop keeps the batches of an update until it is taken; those that were not traced lie there as well.
     ledger.at_peak["activations"] += (config.accumulation - passes) * _bytes_of(workload)
+    left = checkpoint.weights.of(model)
     trained = sum(weight.nbytes for weight in weights if weight.requires_grad)
     copies = 1 if config.optimizer == "sgd" else 2  # gradients, and under Adam the roots of second moments
     return Traced(
@@ -155,6 +158,7 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         work=done,
         n_weights=sum(weight.numel() for weight in weights),
         n_trained=n_trained,
+        kept=sum(tensor.nbytes for tensor in left.values()),
         at_update=ledger.live["weights"] + ledger.live["optimizer"] + copies * trained,
     )
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from qnnkit import checks, data, device, gradients, layers, measure, models, tasks, train, workspace
-from qnnkit.checkpoint import Store
-from qnnkit.checkpoint.file import load_model
+from qnnkit.checkpoint import Store, weights
 from qnnkit.config import MAIN_NETS, RunConfig, TrainingConfig
 from qnnkit.data import ImageSplits, Splits, augment
 from qnnkit.models import features
@@ -220,7 +219,7 @@ def _train(
         warnings.simplefilter("ignore")  # what is damaged is told by `fit`
         begun = Store(folder, identity).restore()
     if begun is not None:
-        load_model(folder, model, begun["model"])  # frozen weights count from here on
+        weights.load(folder, model, begun["model"])  # frozen weights count from here on
 
     def log(row: dict[str, Any]) -> None:
         on_epoch({"event": "epoch", "net": net, "seed": seed, **row})

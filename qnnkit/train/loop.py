@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from qnnkit import checks
-from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state
-from qnnkit.checkpoint.file import load_model
+from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state, weights
 from qnnkit.config import TrainingConfig
 from qnnkit.tasks import Step, Task
 from qnnkit.train import memory
@@ -177,7 +176,7 @@ class _Loop:
                 store.best = None  # which one it is, the files tell
             store.load_best(self._bare())
         else:
-            self._bare().load_state_dict(self.best_weights)
+            weights.load(Path("best"), self._bare(), self.best_weights)
         return self.progress
 
     def _epoch(self) -> dict[str, Any]:
@@ -402,7 +401,7 @@ class _Loop:
 
     def _end_epoch(self) -> None:
         if self.store is None and self._is_best():
-            self.best_weights = copy.deepcopy(self._bare().state_dict())
+            self.best_weights = copy.deepcopy(weights.kept(self._bare()))
         self._save(self._state(None), best=self._is_best())
         _, _, stop = self._agree(0)
         if stop:
@@ -436,7 +435,7 @@ class _Loop:
             states = [own]
         scaler = self.accelerator.scaler
         return {
-            "model": self._bare().state_dict(),
+            "model": weights.kept(self._bare()),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": self.config.optimizer,
             "scaler": scaler.state_dict() if scaler is not None else None,
@@ -466,7 +465,7 @@ class _Loop:
             rule = "be 1 where batches are computed in parts since memory ran out"
             step = "Go on with one process, or in another run_dir with a smaller batch_size."
             raise ValueError(checks.message("processes", rule, processes, step))
-        load_model(store.folder, self._bare(), state["model"])
+        weights.load(store.folder, self._bare(), state["model"])
         if state["optimizer_name"] == self.config.optimizer:
             groups = self.optimizer.state_dict()["param_groups"]  # settings are the configuration's
             for group, saved in zip(groups, state["optimizer"]["param_groups"], strict=True):
