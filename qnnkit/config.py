@@ -24,7 +24,9 @@ MAIN_NETS = ("hybrid", "reference")
 """What the net of a run is called that its controls stand beside: with a circuit in it, or without any."""
 
 
-Control = Literal["classical", "no_entanglement", "frozen_random", "no_quantum", "classical_trained"]
+Control = Literal[
+    "classical", "no_entanglement", "frozen_random", "no_quantum", "classical_trained", "lora", "vera"
+]
 
 
 def _or_auto(value: Any, judge: ValidatorFunctionWrapHandler) -> Any:
@@ -75,6 +77,18 @@ class DataConfig(Settings):
     """Which part of EMNIST: balanced, letters, digits, ...; None takes the one whose files are there."""
     download: bool = False
     """Fetch a public dataset that is missing, and check it. May differ later."""
+    sequence_length: int | None = Field(default=None, ge=2)
+    """Tokens of a block, for text and music; None takes the dataset's own (256, 512)."""
+    vocabulary: int | None = Field(default=None, ge=2)
+    """Tokens that a tokenizer learns from the training text; None takes the dataset's own."""
+    tokenizer: str | None = None
+    """Folder, or name on the Hub, of a tokenizer; None trains one on the training split."""
+    part: str | None = None
+    """Regular expression: which documents of a text are used; for the dataset text."""
+    composers: tuple[str, ...] | None = None
+    """Whose pieces are used; None takes all. For the dataset music."""
+    transpose: int | None = Field(default=None, ge=0)
+    """Semitones up or down by which training pieces are moved, anew in every epoch; for music."""
 
 
 class ModelConfig(Settings):
@@ -109,9 +123,21 @@ class ModelConfig(Settings):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the values before the last layer that is dropped, in training only."""
     pretrained: str | None = None
-    """Local folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""
+    """Folder, or name on the Hugging Face Hub, of a net's weights; None starts from scratch."""
     stem_stride: Literal[1, 2, 4] = 2
     """How much the stem of a ResNet from scratch shrinks images: 4 for photographs, 1 or 2 for small ones."""
+    size: str = "tiny"
+    """How large a CLIP or language model is that starts from scratch: tiny, small, ..."""
+    patch_size: int | None = Field(default=None, ge=1)
+    """Side of the patches that a CLIP sees, in pixels; None takes the size's own."""
+    head: Literal["full", "linear", "quantum"] = "quantum"
+    """How a CLIP projects: one matrix, through n_qubits numbers, or through a circuit of n_qubits wires."""
+    adapter: str | None = None
+    """PEFT method that adapts a frozen language model: lora, vera, quantum_peft, qpa; None trains all."""
+    adapter_weights: int | None = Field(default=None, ge=1)
+    """About how many weights an adapter has; None leaves its rank as PEFT has it."""
+    targets: tuple[str, ...] | None = None
+    """Names of the layers that an adapter changes; None takes the query and value projections."""
     frozen_backbone: bool = False
     """Whether a ResNet's own weights stay as they are; what it makes of the images is then kept."""
 
@@ -155,6 +181,8 @@ class TrainingConfig(Settings):
     """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
     save_every_minutes: float | None = Field(default=5.0, gt=0)
     """Minutes between checkpoints inside an epoch; every epoch ends in one anyway. May differ later."""
+    chunk: int | None = Field(default=None, ge=1)
+    """Pairs of a contrastive batch whose activations are held at once (cached gradients); None holds all."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints of each net that stay, the best epoch's beside them. May differ later."""
     gradient_samples: int = Field(default=16, ge=0)

@@ -1,5 +1,6 @@
 """`QuantumLayer`, `Quanv2d` and the classical layers that stand in for them as controls."""
 
+from qnnkit.layers.calling import called
 from qnnkit.layers.controls import (
     Bypass,
     ClassicalLayer,
@@ -28,6 +29,7 @@ __all__ = [
     "count_parameters",
     "exchanged_parameters",
     "quantum_parameters",
+    "called",
     "circuit_inputs",
     "circuits_by_layer",
     "circuits_per_image",

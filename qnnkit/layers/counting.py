@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
+from qnnkit.layers.calling import Given, called
 from qnnkit.layers.quantum import QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
 
-def circuits_per_image(model: nn.Module, image: Tensor) -> int:
+def circuits_per_image(model: nn.Module, image: Given) -> int:
     """How many circuits one forward pass of one image runs, all `QuantumLayer`s together.
 
     Args:
         model: Any module; it is left as it was. On its own device.
-        image: A batch of one, as the model takes it, of shape (1, ...). Features that a frozen circuit has
-            made before count as what they are: no circuit runs for them.
+        image: A batch of one, as the model takes it, of shape (1, ...); of a model that takes several tensors
+            by name, these. Features that a frozen circuit has made before count as what they are: no circuit
+            runs for them.
 
     Raises:
         ValueError: The batch holds more than one image, or none.
@@ -32,16 +34,17 @@ def circuits_per_image(model: nn.Module, image: Tensor) -> int:
     return sum(circuits_by_layer(model, image).values())
 
 
-def circuits_by_layer(model: nn.Module, image: Tensor) -> dict[QuantumLayer, int]:
+def circuits_by_layer(model: nn.Module, image: Given) -> dict[QuantumLayer, int]:
     """Layer -> how many circuits it runs for one image; layers that run none are left out.
 
     Args:
         model: As for `circuits_per_image`.
         image: Likewise, of shape (1, ...).
     """
-    if not image.ndim or len(image) != 1:
-        rule, step = "be a batch of one image", "Give images[:1]."
-        raise ValueError(checks.message("image", rule, tuple(image.shape), step))
+    for tensor in image.values() if isinstance(image, Mapping) else (image,):
+        if not tensor.ndim or len(tensor) != 1:
+            rule, step = "be a batch of one image", "Give images[:1]."
+            raise ValueError(checks.message("image", rule, tuple(tensor.shape), step))
     counts: dict[QuantumLayer, int] = {}
 
     def count(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
@@ -51,7 +54,7 @@ def circuits_by_layer(model: nn.Module, image: Tensor) -> dict[QuantumLayer, int
     return counts
 
 
-def first_circuit(model: nn.Module, image: Tensor) -> tuple[QuantumLayer, Tensor] | None:
+def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor] | None:
     """The circuit that an image meets first, and its first inputs; None for a model without one.
 
     Args:
@@ -71,7 +74,7 @@ def first_circuit(model: nn.Module, image: Tensor) -> tuple[QuantumLayer, Tensor
     return found[0] if found else None
 
 
-def circuit_inputs(model: nn.Module, images: Tensor) -> dict[QuantumLayer, Tensor]:
+def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor]:
     """Layer -> every row of features that its circuit meets; layers that run for no image are left out.
 
     Args:
@@ -127,15 +130,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _look(model: nn.Module, images: Tensor, modules: list[Any], hook: Callable[..., None]) -> None:
+def _look(model: nn.Module, images: Given, modules: list[Any], hook: Callable[..., None]) -> None:
     """One forward pass, with the hook on some of its modules."""
     if not modules:
         return
-    weight = next((tensor for tensor in (*model.parameters(), *model.buffers())), images)
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
         with evaluating(model):
-            model(images.to(weight.device))
+            called(model, images)
     finally:
         for handle in handles:
             handle.remove()

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks, circuits
 from qnnkit.layers import choice, refusals
+from qnnkit.layers.calling import Given, called
 from qnnkit.simulator import Fused, NotFusable, fuse, together
 from qnnkit.simulator.execute import autograd_must
 
@@ -436,7 +437,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         super().__setstate__({**state, "qnode": cloudpickle.loads(state["qnode"])})
 
 
-def worth_compiling(model: nn.Module, example: Tensor, n_steps: int) -> list[str]:
+def worth_compiling(model: nn.Module, example: Given, n_steps: int) -> list[str]:
     """Names of the layers whose compiled form pays for itself in the steps to come.
 
     A layer's time per step is what `auto` measured; compiling is taken to save `COMPILED_SAVES` of it, and to
@@ -449,7 +450,7 @@ def worth_compiling(model: nn.Module, example: Tensor, n_steps: int) -> list[str
     """
     before = {module: module.training for module in model.modules()}
     with torch.enable_grad():
-        model.eval()(example)
+        called(model.eval(), example)
     for module, training in before.items():
         module.training = training
     found = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from qnnkit.layers import QuantumLayer, Quanv2d, circuits_by_layer, count_parameters, evaluating
+from qnnkit.layers import QuantumLayer, Quanv2d, called, circuits_by_layer, count_parameters, evaluating
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
     handles = [layer.register_forward_hook(note) for _, layer in layers]
     try:
         with evaluating(model):
-            model(image.to(next(model.parameters(), image).device))
+            called(model, image)
     finally:
         for handle in handles:
             handle.remove()

@@ -346,14 +346,14 @@ def require_usable(run: Run) -> None:
     """A run begins only with data that load and a net that takes them: the folder cannot be mended later."""
     import torch
 
-    from qnnkit import placement
+    from qnnkit import layers, placement
     from qnnkit.runs.nets import build
 
     model = build(run, run.nets[0], run.config.seed)
     if "classical_trained" in run.config.controls:
         build(run, "classical_trained", run.config.seed)  # refused for a circuit that is trained
     with torch.no_grad():
-        model.eval()(run.splits.example())
+        layers.called(model.eval(), run.splits.example())
     require_last_batch(run)
     placement.devices(run.config.device, run.config.training.precision)  # refused where none has it
 
@@ -362,6 +362,7 @@ def require_last_batch(run: Run) -> None:
     """Refuses a last batch of one image for a net that normalises over batches."""
     import torch
 
+    from qnnkit import layers
     from qnnkit.runs.nets import build
 
     n, batch_size = len(run.splits.train), run.config.training.batch_size
@@ -369,7 +370,7 @@ def require_last_batch(run: Run) -> None:
         return
     try:
         with torch.no_grad():
-            build(run, run.nets[0], run.config.seed).train()(run.splits.example())
+            layers.called(build(run, run.nets[0], run.config.seed).train(), run.splits.example())
     except ValueError:
         step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
         rule = "leave more than one image for the last batch"

@@ -42,7 +42,8 @@ def made(config: RunConfig, splits: Splits, net: str, seed: int) -> nn.Module:
     if net in MAIN_NETS:
         return hybrid
     with torch.no_grad():
-        hybrid.eval()(splits.example())  # a control asks for the shapes that its circuit has met
+        # A control asks for the shapes that its circuit has met.
+        layers.called(hybrid.eval(), splits.example())
     found = layers.controls(hybrid.train(), seed=seed)
     if net not in found:
         rule, step = "be one that this net has", f"Choose among {', '.join(found)}."
@@ -177,12 +178,9 @@ def _compile(
     folder: Path,
 ) -> None:
     """Compiles circuits where the run is long enough; resumed, it keeps to what was decided, bit for bit."""
-    from accelerate.utils import send_to_device
-
     path = folder / "compiled.json"
     if is_main() and not path.exists():
         model.to(place)
-        example = send_to_device(example, place)
         names = layers.worth_compiling(model, example, config.epochs * len(loaders["train"]))
         workspace.write_json(path, names)
     wait_for_all()
