@@ -16,6 +16,11 @@ from qnnkit import adapters, layers
 from qnnkit.models.blocks import seeded
 from qnnkit.train.recompute import recomputing
 
+# PEFT asks transformers by a name that is going to be changed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`(is_)?gradient_checkpointing(_enable)?` is deprecated:FutureWarning"
+)
+
 TARGETS = ["q_proj", "v_proj", "up_proj"]
 NEAR = 1e-5
 MERGED = ("quantum_peft", "qpa")
@@ -155,7 +160,9 @@ def test_merging_can_be_taken_back(name):
     assert gap(logits(model), before) < NEAR
     with model.disable_adapter():
         assert gap(logits(model), bare) < NEAR
-    model.base_model.unmerge_adapter() if any(m.merged for m in model.modules() if hasattr(m, "merged")) else None
+    assert gap(logits(model), before) < NEAR
+    model.merge_adapter()
+    model.unmerge_adapter()
     assert gap(logits(model), before) < NEAR
 
 
@@ -243,7 +250,7 @@ FRESH = """
     for name in {names}:
         folder = f"{folder}/{{name}}"
         model = {load}
-        tokens = torch.tensor(json.load(open("{folder}/tokens.json")))
+        tokens = torch.tensor({tokens})
         with torch.no_grad():
             found[name] = model.eval()(tokens).logits.tolist()
     print(json.dumps(found))
@@ -252,7 +259,7 @@ FRESH = """
 
 
 def fresh(**given):
-    code = textwrap.dedent(FRESH.format(**given))
+    code = textwrap.dedent(FRESH.format(tokens=tokens().tolist(), **given))
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         capture_output=True,
@@ -269,7 +276,6 @@ def saved(tmp_path_factory):
     """A folder with each adapter, its merged model, and the logits of each."""
     folder = tmp_path_factory.mktemp("adapters")
     llama().save_pretrained(folder / "base")
-    (folder / "tokens.json").write_text(json.dumps(tokens().tolist()))
     found = {}
     for name in adapters.NAMES:
         model = stirred(adapted(name, LlamaForCausalLM.from_pretrained(folder / "base")))
@@ -280,10 +286,10 @@ def saved(tmp_path_factory):
     return folder, found
 
 
-@pytest.mark.parametrize("imports", ["import qnnkit; from peft import PeftModel"])
-def test_it_loads_in_a_fresh_process_that_imports_qnnkit(saved, imports):
+def test_it_loads_in_a_fresh_process_that_imports_qnnkit(saved):
     folder, expected = saved
     load = f'PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained("{folder}/base"), folder)'
+    imports = "import qnnkit; from peft import PeftModel"
     found = fresh(imports=imports, names=adapters.NAMES, folder=folder, load=load, quantum=True)
     assert all(gap(found[name], expected[name]) < NEAR for name in adapters.NAMES)
 
@@ -291,16 +297,19 @@ def test_it_loads_in_a_fresh_process_that_imports_qnnkit(saved, imports):
 def test_merged_it_loads_in_a_process_without_qnnkit(saved):
     folder, expected = saved
     load = "LlamaForCausalLM.from_pretrained(folder)"
-    found = fresh(imports="", names=MERGED, folder=folder / "merged", load=load.replace("tokens", ""), quantum=False)
+    found = fresh(imports="", names=MERGED, folder=folder / "merged", load=load, quantum=False)
     assert all(gap(found[name], expected[name]) < NEAR for name in MERGED)
 
 
 @pytest.mark.parametrize(
-    "first", ["import peft, qnnkit", "import qnnkit, importlib.util; importlib.util.find_spec('peft'); import peft"]
+    "first",
+    ["import peft, qnnkit", "import qnnkit, importlib.util; importlib.util.find_spec('peft'); import peft"],
 )
 def test_peft_knows_them_whichever_is_imported_first(first):
     code = f"import sys; {first}; from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as known; "
-    code += "print('QPA' in known and 'QUANTUM_PEFT' in known, any('qnnkit' in str(f) for f in sys.meta_path))"
+    code += (
+        "print('QPA' in known and 'QUANTUM_PEFT' in known, any('qnnkit' in str(f) for f in sys.meta_path))"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout.split() == ["True", "False"], ran.stderr
 
@@ -333,7 +342,11 @@ def test_with_a_frozen_circuit_only_the_angles_stay(name, tmp_path):
     fixed = {key: value for key, value in frozen.state_dict().items() if "_fixed" in key}
     assert sum(value.numel() for value in fixed.values()) == angles
     for key, value in fixed.items():
-        key = key.replace("_fixed_", "_angles_").replace("qpa_fixed", "qpa_angles").replace("_fixed.", "_circuit.")
+        key = (
+            key.replace("_fixed_", "_angles_")
+            .replace("qpa_fixed", "qpa_angles")
+            .replace("_fixed.", "_circuit.")
+        )
         assert torch.equal(mine[key], value)
     frozen.set_adapter("default")
     before = {key: value.clone() for key, value in fixed.items()}
@@ -368,20 +381,31 @@ def gradients(model, backward=None):
     return {key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None}
 
 
-def test_gradients_are_the_loss_by_differences(name):
+def test_gradients_are_differences(name):
+    """Of the adapted layers alone: elsewhere a Llama computes in float32, whatever its weights have."""
     model = stirred(adapted(name)).double()
-    found = gradients(model)
+    inputs = torch.randn(3, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def value():
+        names = ("0.self_attn.q_proj", "1.mlp.up_proj")
+        parts = [model.get_submodule(f"base_model.model.model.layers.{each}") for each in names]
+        return sum(part(inputs).square().sum() for part in parts)
+
+    found = gradients(model, lambda: value().backward())
+    n_angles = 0
     for key, weight in model.named_parameters():
-        if weight.requires_grad and ("layers.0" in key or "layers.1.mlp" in key):
-            place, step = weight.data.view(-1), 1e-5
+        if key in found:
+            place, step = weight.data.view(-1), 1e-6
             kept = place[-1].item()
             values = []
             for sign in (1, -1):
                 place[-1] = kept + sign * step
-                values.append(loss_of(model).item())
+                values.append(value().item())
             place[-1] = kept
             slope = (values[0] - values[1]) / (2 * step)
-            assert abs(slope - found[key].view(-1)[-1].item()) < 1e-7 + 1e-5 * abs(slope), key
+            assert abs(slope - found[key].view(-1)[-1].item()) < 1e-5 * max(1, abs(slope)), key
+            n_angles += abs(slope) > 1e-3 and ("angles" in key or "circuit" in key)
+    assert n_angles
 
 
 def test_gradient_checkpointing_gives_the_same_bits(name):
@@ -533,7 +557,7 @@ def test_a_rank_beyond_the_layer():
 
 
 def test_an_unknown_ansatz():
-    with pytest.raises(ValueError, match="`circuit` must be a known name"):
+    with pytest.raises(ValueError, match=r"`circuit` must be a known name"):
         adapted("quantum_token", ansatz="angel")
 
 
@@ -544,5 +568,6 @@ def test_other_layers_are_refused_by_name(name):
 
 
 def test_lora_is_left_as_it_was():
-    model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"]))
+    with seeded(0):
+        model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"]))
     assert adapters.count(model) == {"weights": 2 * 2 * 64, "angles": 0}

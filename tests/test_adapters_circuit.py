@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qnnkit.adapters import circuit
+from qnnkit.circuits import make_device
 
 EXACT = 1e-10  # float64
 
@@ -40,7 +41,7 @@ def test_matrices_are_pennylanes(n, entangled):
 def test_the_first_state_is_default_qubits():
     angles = angles_of(1, 3, 5)
 
-    @qp.qnode(qp.device("default.qubit", wires=5))
+    @qp.qnode(make_device("default.qubit", range(5)))
     def probabilities(weights):
         circuit.gates(weights, range(5))
         return qp.probs(wires=range(5))

@@ -13,6 +13,9 @@ from qnnkit import adapters
 from qnnkit.adapters import loading, sizes
 from qnnkit.models.blocks import seeded
 
+# PEFT asks transformers by a name that is going to be changed.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
 TARGETS = ["q_proj", "v_proj"]
 
 
@@ -49,7 +52,8 @@ def test_classical_ones_as_near_as_a_rank_allows(base, name, each):
     chosen = adapters.config(name, n_weights=16000, model=base, targets=TARGETS)
     found = adapters.count(sizes.on_skeleton(base, chosen))["weights"]
     assert abs(found - 16000) <= each / 2
-    assert adapters.count(get_peft_model(llama(), chosen))["weights"] == found
+    with seeded(0):
+        assert adapters.count(get_peft_model(llama(), chosen))["weights"] == found
 
 
 def test_below_the_least_a_method_has_the_least_is_taken(base):
@@ -84,9 +88,13 @@ def test_the_table_tells_what_was_chosen(base):
 
 
 def test_targets_by_default_all_linear_and_by_number(base):
-    assert set(adapters.matched(base)) == {f"model.layers.{k}.self_attn.{t}" for k in range(4) for t in TARGETS}
+    assert set(adapters.matched(base)) == {
+        f"model.layers.{k}.self_attn.{t}" for k in range(4) for t in TARGETS
+    }
     assert len(adapters.matched(base, "all-linear")) == 4 * 7
-    assert list(adapters.matched(base, ["q_proj"], layers_to_transform=[2])) == ["model.layers.2.self_attn.q_proj"]
+    assert list(adapters.matched(base, ["q_proj"], layers_to_transform=[2])) == [
+        "model.layers.2.self_attn.q_proj"
+    ]
     assert adapters.matched(base, r".*\.3\..*down_proj") == {"model.layers.3.mlp.down_proj": (256, 128)}
 
 
@@ -126,7 +134,9 @@ def test_what_cannot_be_configured(base, name, given, rule):
 
 @pytest.mark.parametrize("name", ["quantum_peft", "qpa"])
 def test_conv1d_of_gpt2_is_adapted_and_merged(name):
-    config = GPT2Config(vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
     with seeded(0):
         base = GPT2LMHeadModel(config).eval()
     model = get_peft_model(base, adapters.config(name, targets=["c_attn", "c_fc"]))
@@ -146,7 +156,9 @@ def test_conv1d_of_gpt2_is_adapted_and_merged(name):
 
 
 def saved(folder, name, hidden=32, n_layers=2, **options):
-    model = get_peft_model(llama(hidden, n_layers), adapters.config(name, targets=TARGETS, **options))
+    base = llama(hidden, n_layers)
+    with seeded(0):
+        model = get_peft_model(base, adapters.config(name, targets=TARGETS, **options))
     model.save_pretrained(folder)
     return model
 
@@ -181,7 +193,7 @@ def test_the_model_it_was_made_for_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"Load meta-llama/Llama-3\.2-3B"):
         adapters.load(llama(64, 2), tmp_path)
     with pytest.raises(ValueError, match="whose layers are not in this model"):
-        adapters.load(nn.Sequential(nn.Linear(32, 32)), tmp_path)
+        adapters.load(nn.Sequential(nn.Linear(32, 32, device="meta")), tmp_path)
     same = llama(32, 2)
     same.name_or_path = "somewhere/else"
     with pytest.warns(UserWarning, match="was made for meta-llama/Llama-3.2-3B, the model is somewhere/else"):
@@ -192,13 +204,17 @@ def test_folders_that_hold_no_adapter(tmp_path):
     base = llama(32, 2)
     with pytest.raises(FileNotFoundError, match="`folder` must be an existing folder"):
         adapters.load(base, tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="`folder` must hold adapter_config.json"):
+    with pytest.raises(FileNotFoundError, match=r"`folder` must hold adapter_config\.json"):
         adapters.load(base, tmp_path)
     saved(tmp_path, "lora")
     (tmp_path / loading.WEIGHTS).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="adapter_model.safetensors is damaged"):
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is damaged"):
         adapters.load(base, tmp_path)
-    for text, rule in (("{", "hold a readable"), ("[]", "hold a readable"), ('{"peft_type": "LORRA"}', "LORA")):
+    for text, rule in (
+        ("{", "hold a readable"),
+        ("[]", "hold a readable"),
+        ('{"peft_type": "LORRA"}', "LORA"),
+    ):
         (tmp_path / loading.CONFIG).write_text(text)
         with pytest.raises(ValueError, match=rule):
             adapters.load(base, tmp_path)

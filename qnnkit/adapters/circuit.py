@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def gates(angles: Any, wires: Sequence[int], entangled: bool = True) -> None:
 
     for layer, of_wires in enumerate(angles):
         if layer and entangled:
-            for one, other in zip(wires, wires[1:], strict=False):
+            for one, other in itertools.pairwise(wires):
                 qp.CZ(wires=(one, other))
         for wire, angle in zip(wires, of_wires, strict=True):
             qp.RY(angle, wires=wire)

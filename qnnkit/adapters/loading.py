@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def load(model: nn.Module, folder: str | Path, *, name: str = "default", trainable: bool = False) -> PeftModel:
+def load(
+    model: nn.Module, folder: str | Path, *, name: str = "default", trainable: bool = False
+) -> PeftModel:
     """`PeftModel.from_pretrained` for a folder, after a look whether the adapter was made for such a model.
 
     Args:
@@ -39,6 +41,8 @@ def load(model: nn.Module, folder: str | Path, *, name: str = "default", trainab
     register()
     from peft import PeftModel
 
+    from qnnkit.models.blocks import seeded
+
     place = checks.folder("folder", folder, "Give the folder that save_pretrained wrote.")
     for file in (CONFIG, WEIGHTS):
         if not (place / file).is_file():
@@ -57,12 +61,17 @@ def load(model: nn.Module, folder: str | Path, *, name: str = "default", trainab
         raise ValueError(checks.message("folder", rule, f"{place}, {differs}", step))
     ours, theirs = getattr(base, "name_or_path", "") or "", config.base_model_name_or_path or ""
     if ours and theirs and ours != theirs:
-        told = f"The adapter in {place} was made for {theirs}, the model is {ours}; the layers have equal sizes."
+        told = (
+            f"The adapter in {place} was made for {theirs}, the model is {ours}; the layers have equal sizes."
+        )
         warnings.warn(told, stacklevel=2)
-    if there:
-        model.load_adapter(str(place), name, is_trainable=trainable)
-        return model
-    return PeftModel.from_pretrained(model, str(place), adapter_name=name, is_trainable=trainable)
+    # PEFT draws initial weights before it reads those in the file; nobody's generator moves for them.
+    with seeded(0), warnings.catch_warnings():  # and it asks transformers by a name that is going to be changed
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        if there:
+            model.load_adapter(str(place), name, is_trainable=trainable)
+            return model
+        return PeftModel.from_pretrained(model, str(place), adapter_name=name, is_trainable=trainable)
 
 
 def _config(folder: Path) -> PeftConfig:

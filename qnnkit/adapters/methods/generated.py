@@ -50,6 +50,8 @@ class Generated:
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
         """Makes what the forward pass will ask for."""
+        if torch.is_grad_enabled():  # weights may have moved since what was made without gradients
+            self.made = {key: made for key, made in self.made.items() if key[1]}
         layers = self.layers()
         used = [layer for layer in layers if not (layer.disable_adapters or layer.merged)]
         for name in dict.fromkeys(name for layer in used for name in layer.active_adapters):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from qnnkit.adapters import circuit
 from qnnkit.adapters.methods.generated import GeneratedLayer, GeneratedModel, Pair, generated_layers
-from qnnkit.adapters.targets import matched_by
 from qnnkit.adapters.methods.tuner import AdapterConfig, Angles
+from qnnkit.adapters.targets import matched_by
 from qnnkit.data.sample import seeded
 
 
@@ -51,7 +51,7 @@ def chunks_and_wires(n_numbers: int, chunk: int) -> tuple[int, int]:
 
 
 class QPALinear(GeneratedLayer):
-    """A linear layer with `qpa` adapters; the first one of an adapter holds the circuit and the net of all."""
+    """A linear layer with `qpa` adapters; the first of an adapter holds the circuit and the net of all."""
 
     adapter_layer_names = ("qpa_angles", "qpa_inner", "qpa_outer", "qpa_gain")
     other_param_names = ("qpa_fixed", "settings")
