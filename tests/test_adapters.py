@@ -552,7 +552,7 @@ def test_settings_that_make_no_circuit(name, options, rule):
 
 
 def test_a_rank_beyond_the_layer():
-    with pytest.raises(ValueError, match="`r` must be at most 32, the smaller side of model.layers.0"):
+    with pytest.raises(ValueError, match=r"`r` must be at most 32, the smaller side of model\.layers\.0"):
         adapted("quantum_peft", r=40)
 
 

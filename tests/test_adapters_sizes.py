@@ -224,3 +224,11 @@ def test_nothing_warns_when_sizes_are_chosen(base):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         adapters.table(base, adapters.NAMES, [4000], TARGETS)
+
+
+def test_the_benchmark_takes_all_adapters_in_turns():
+    from benchmarks import adapting
+
+    rows = adapting.compare(16, 1, 200, rounds=2, batch=2, length=8)
+    assert [row["adapter"] for row in rows] == ["floor", *adapting.NAMES]
+    assert rows[1]["times LoRA"] == 1 and all(row["milliseconds"] > 0 for row in rows)

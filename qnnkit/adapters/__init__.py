@@ -6,8 +6,10 @@ either order: `get_peft_model`, `save_pretrained` and `PeftModel.from_pretrained
 
     >>> from peft import get_peft_model
     >>> from torch import nn
-    >>> model = get_peft_model(nn.Sequential(nn.Linear(8, 8)), config("quantum_peft", targets=["0"]))
-    >>> count(model)
+    >>> from qnnkit import adapters
+    >>> chosen = adapters.config("quantum_peft", targets=["0"])
+    >>> model = get_peft_model(nn.Sequential(nn.Linear(8, 8)), chosen)
+    >>> adapters.count(model)
     {'weights': 34, 'angles': 30}
 """
 

@@ -66,7 +66,10 @@ def load(
         )
         warnings.warn(told, stacklevel=2)
     # PEFT draws initial weights before it reads those in the file; nobody's generator moves for them.
-    with seeded(0), warnings.catch_warnings():  # and it asks transformers by a name that is going to be changed
+    with (
+        seeded(0),
+        warnings.catch_warnings(),
+    ):  # and it asks transformers by a name that is going to be changed
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         if there:
             model.load_adapter(str(place), name, is_trainable=trainable)

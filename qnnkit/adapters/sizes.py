@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Sizes = Mapping[str, tuple[int, int]]
 """(in_features, out_features) of linear layers by name."""
-NEAR = 0.02
+NEAR = 0.05
 """Counts within this share of what was asked for are taken to be as near."""
 
 
@@ -165,7 +165,7 @@ Candidate = tuple[int, tuple[float, ...], dict[str, int]]
 
 def _nearest(n_weights: int, candidates: Iterable[Candidate]) -> dict[str, int]:
     def rank(candidate: Candidate) -> tuple[float, ...]:
-        return (round(abs(candidate[0] / n_weights - 1) / NEAR), *candidate[1])
+        return (int(abs(candidate[0] / n_weights - 1) / NEAR), *candidate[1])
 
     return min(candidates, key=rank)[2]
 
