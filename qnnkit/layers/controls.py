@@ -143,15 +143,19 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 
 def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of every circuit in `model`."""
-    layers = [module for module in model.modules() if isinstance(module, QuantumLayer)]
-    return [weight for layer in layers for weight in layer.parameters()]
+    """The weights of every circuit in `model`: of its QuantumLayers, and angles that say `of_circuit`."""
+    return [weight for module in model.modules() if _is_circuit(module) for weight in module.parameters()]
 
 
 def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The weights of every circuit in `model`, or of what stands in a circuit's place: trained alike."""
-    layers = [module for module in model.modules() if isinstance(module, QuantumLayer | ClassicalLayer)]
-    return [weight for layer in layers for weight in layer.parameters()]
+    found = [each for each in model.modules() if _is_circuit(each) or isinstance(each, ClassicalLayer)]
+    return [weight for module in found for weight in module.parameters()]
+
+
+def _is_circuit(module: nn.Module) -> bool:
+    """Whether its parameters are a circuit's weights; an adapter holds angles in a module of their own."""
+    return isinstance(module, QuantumLayer) or getattr(type(module), "of_circuit", False)
 
 
 def _terms(n_features: int):

@@ -1,0 +1,234 @@
+"""Adapters of equal parameter count, and those that were made for another model."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from qnnkit import adapters
+from qnnkit.adapters import loading, sizes
+from qnnkit.models.blocks import seeded
+
+# PEFT asks transformers by a name that is going to be changed.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+TARGETS = ["q_proj", "v_proj"]
+
+
+def llama(hidden=128, n_layers=4):
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=n_layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
+    with seeded(1):
+        return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def base():
+    return llama()
+
+
+@pytest.mark.parametrize("n_weights", [1000, 4000, 16000])
+@pytest.mark.parametrize("name", ["quantum_peft", "qpa"])
+def test_quantum_adapters_come_near_to_what_was_asked(base, name, n_weights):
+    chosen = adapters.config(name, n_weights=n_weights, model=base, targets=TARGETS)
+    found = adapters.count(sizes.on_skeleton(base, chosen))
+    assert abs(found["weights"] / n_weights - 1) < 0.05 and found["angles"] > 0
+    assert adapters.count(get_peft_model(llama(), chosen)) == found
+
+
+@pytest.mark.parametrize(("name", "each"), [("lora", 2048), ("vera", 8)])
+def test_classical_ones_as_near_as_a_rank_allows(base, name, each):
+    chosen = adapters.config(name, n_weights=16000, model=base, targets=TARGETS)
+    found = adapters.count(sizes.on_skeleton(base, chosen))["weights"]
+    assert abs(found - 16000) <= each / 2
+    with seeded(0):
+        assert adapters.count(get_peft_model(llama(), chosen))["weights"] == found
+
+
+def test_below_the_least_a_method_has_the_least_is_taken(base):
+    assert adapters.config("lora", n_weights=10, model=base, targets=TARGETS).r == 1
+    chosen = adapters.config("quantum_token", n_weights=10, model=base, targets=TARGETS)
+    assert (chosen.n_qubits, chosen.n_layers) == (1, 1)
+
+
+def test_what_is_given_stays(base):
+    chosen = adapters.config("quantum_peft", n_weights=4000, model=base, targets=TARGETS, n_layers=3, r=5)
+    assert (chosen.n_layers, chosen.r) == (3, 5) and chosen.n_terms > 1
+    chosen = adapters.config("qpa", n_weights=4000, model=base, targets=TARGETS, r=3, seed=7)
+    assert (chosen.r, chosen.seed) == (3, 7)
+
+
+@pytest.mark.parametrize("options", [{"entangled": False}, {"train_circuit": False}])
+@pytest.mark.parametrize("name", adapters.NAMES)
+def test_controls_differ_in_nothing_else(base, name, options):
+    one = adapters.config(name, n_weights=4000, model=base, targets=TARGETS)
+    other = adapters.config(name, n_weights=4000, model=base, targets=TARGETS, **options)
+    assert one.to_dict() | options == other.to_dict()
+
+
+def test_the_table_tells_what_was_chosen(base):
+    before = torch.get_rng_state()
+    found = adapters.table(base, targets=TARGETS)
+    assert list(found.columns) == ["adapter", "asked", "weights", "angles", "settings"]
+    assert len(found) == 12 and torch.equal(before, torch.get_rng_state())
+    row = found[(found.adapter == "lora") & (found.asked == 16000)].iloc[0]
+    assert (row.weights, row.angles, row.settings) == (16384, 0, "r=8")
+    assert not any("adapters" in type(module).__module__ for module in base.modules())
+
+
+def test_targets_by_default_all_linear_and_by_number(base):
+    assert set(adapters.matched(base)) == {
+        f"model.layers.{k}.self_attn.{t}" for k in range(4) for t in TARGETS
+    }
+    assert len(adapters.matched(base, "all-linear")) == 4 * 7
+    assert list(adapters.matched(base, ["q_proj"], layers_to_transform=[2])) == [
+        "model.layers.2.self_attn.q_proj"
+    ]
+    assert adapters.matched(base, r".*\.3\..*down_proj") == {"model.layers.3.mlp.down_proj": (256, 128)}
+
+
+@pytest.mark.parametrize("targets", [["query"], "nothing.*", []])
+def test_targets_that_match_nothing_are_told_the_names_there_are(base, targets):
+    rule = r"`target_modules` must name linear layers of the model.*called q_proj, k_proj, v_proj, o_proj"
+    with pytest.raises(ValueError, match=rule):
+        adapters.matched(base, targets)
+    with pytest.raises(ValueError, match=rule):
+        adapters.config("lora", n_weights=1000, model=base, targets=targets)
+
+
+def test_a_model_without_linear_layers_is_told_so():
+    with pytest.raises(ValueError, match="has no linear layer"):
+        adapters.matched(nn.Sequential(nn.Tanh()), ["0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "rule"),
+    [
+        ("lorra", {}, "`name` must be a known name.*Did you mean 'lora'"),
+        ("prompt_tuning", {}, "`name` must be a method that adapts linear layers"),
+        ("lora", {"rank": 4}, "`options` must be a known name, but is 'rank'"),
+        ("lora", {"n_weights": 1000}, "`model` must be given with n_weights"),
+        ("lora", {"n_weights": -1, "model": True}, "`n_weights` must be above 0"),
+        ("lora", {"n_weights": 1000, "model": True, "r": 4}, "`name` must have a rank r to choose"),
+    ],
+)
+def test_what_cannot_be_configured(base, name, given, rule):
+    given = given | ({"model": base} if "model" in given else {})
+    with pytest.raises(ValueError, match=rule):
+        adapters.config(name, targets=TARGETS, **given)
+
+
+# --- transformers' Conv1D --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["quantum_peft", "qpa"])
+def test_conv1d_of_gpt2_is_adapted_and_merged(name):
+    config = GPT2Config(
+        vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    with seeded(0):
+        base = GPT2LMHeadModel(config).eval()
+    model = get_peft_model(base, adapters.config(name, targets=["c_attn", "c_fc"]))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 40, (2, 8), generator=generator)
+    with torch.no_grad():
+        before = model(tokens).logits
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight += 0.3 * torch.randn(weight.shape, generator=generator)
+        adapted = model(tokens).logits
+        merged = model.merge_and_unload()(tokens).logits
+    assert (adapted - before).abs().max() > 1e-3 and (merged - adapted).abs().max() < 1e-5
+
+
+# --- loading ---------------------------------------------------------------------------------------
+
+
+def saved(folder, name, hidden=32, n_layers=2, **options):
+    base = llama(hidden, n_layers)
+    with seeded(0):
+        model = get_peft_model(base, adapters.config(name, targets=TARGETS, **options))
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", ["lora", "quantum_peft", "qpa", "quantum_token"])
+def test_an_adapter_loads_onto_its_model_and_beside_another(tmp_path, name):
+    model = saved(tmp_path, name)
+    again = adapters.load(llama(32, 2), tmp_path, trainable=True)
+    assert adapters.count(again) == adapters.count(model)
+    both = adapters.load(again, tmp_path, name="second")
+    assert set(both.peft_config) == {"default", "second"} and isinstance(both, PeftModel)
+    with pytest.raises(ValueError, match="`name` must be new to the model, but is 'second'"):
+        adapters.load(both, tmp_path, name="second")
+
+
+@pytest.mark.parametrize("name", ["lora", "quantum_peft", "qpa", "quantum_token"])
+@pytest.mark.parametrize(("hidden", "n_layers"), [(80, 2), (32, 1), (32, 3)])
+def test_an_adapter_of_another_model_is_refused_before_anything_is_changed(tmp_path, name, hidden, n_layers):
+    saved(tmp_path, name, **({} if name != "qpa" else {"chunk": 8}))
+    other = llama(hidden, n_layers)
+    keys = set(other.state_dict())
+    with pytest.raises(ValueError, match="`folder` must hold an adapter of this LlamaForCausalLM"):
+        adapters.load(other, tmp_path)
+    assert set(other.state_dict()) == keys and not other._forward_pre_hooks
+
+
+def test_the_model_it_was_made_for_is_named(tmp_path):
+    saved(tmp_path, "quantum_peft")
+    config = json.loads((tmp_path / loading.CONFIG).read_text())
+    config["base_model_name_or_path"] = "meta-llama/Llama-3.2-3B"
+    (tmp_path / loading.CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"Load meta-llama/Llama-3\.2-3B"):
+        adapters.load(llama(64, 2), tmp_path)
+    with pytest.raises(ValueError, match="whose layers are not in this model"):
+        adapters.load(nn.Sequential(nn.Linear(32, 32, device="meta")), tmp_path)
+    same = llama(32, 2)
+    same.name_or_path = "somewhere/else"
+    with pytest.warns(UserWarning, match="was made for meta-llama/Llama-3.2-3B, the model is somewhere/else"):
+        adapters.load(same, tmp_path)
+
+
+def test_folders_that_hold_no_adapter(tmp_path):
+    base = llama(32, 2)
+    with pytest.raises(FileNotFoundError, match="`folder` must be an existing folder"):
+        adapters.load(base, tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"`folder` must hold adapter_config\.json"):
+        adapters.load(base, tmp_path)
+    saved(tmp_path, "lora")
+    (tmp_path / loading.WEIGHTS).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is damaged"):
+        adapters.load(base, tmp_path)
+    for text, rule in (
+        ("{", "hold a readable"),
+        ("[]", "hold a readable"),
+        ('{"peft_type": "LORRA"}', "LORA"),
+    ):
+        (tmp_path / loading.CONFIG).write_text(text)
+        with pytest.raises(ValueError, match=rule):
+            adapters.load(base, tmp_path)
+
+
+def test_nothing_warns_when_sizes_are_chosen(base):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapters.table(base, adapters.NAMES, [4000], TARGETS)
+
+
+def test_the_benchmark_takes_all_adapters_in_turns():
+    from benchmarks import adapting
+
+    rows = adapting.compare(16, 1, 200, rounds=2, batch=2, length=8)
+    assert [row["adapter"] for row in rows] == ["floor", *adapting.NAMES]
+    assert rows[1]["times LoRA"] == 1 and all(row["milliseconds"] > 0 for row in rows)
