@@ -30,6 +30,6 @@ class Task(Protocol):
 
     def __call__(self, model: nn.Module, batch: Any) -> Step: ...
 
-    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """Numbers that need all of a split at once, for the test images."""
+    def judge(self, outputs: Any, truth: Any, /) -> dict[str, float]:
+        """Numbers that need all of a split at once: what the model gives for it, beside what is right."""
         ...
