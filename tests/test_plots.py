@@ -67,7 +67,7 @@ CAPTIONS = {
     "one": ["a cat"],
     "digits": [f"a photo of the digit {name}" for name in ("zero", "one", "two", "three", "four", "five")],
     "long": [
-        "A man riding a wave on top of a surfboard in the very blue ocean, while people on the shore watch him",
+        "A man riding a wave on top of a surfboard in the blue ocean, while people on the shore watch him",
         r"two dogs $\sleep$ on a mat",
         "W" * 90,
         "the 5$ meal",

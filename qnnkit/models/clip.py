@@ -32,8 +32,8 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 class Clip(nn.Module):
     """A vision and a text transformer whose outputs, projected and of length 1, are compared by their cosine.
 
-    The projection of each tower is "full" (one matrix, as published), "linear" (down to `n_qubits` numbers and
-    up, a control) or "quantum" (down to angles in (0, pi), a circuit, up).
+    The projection of each tower is "full" (one matrix, as published), "linear" (down to `n_qubits` numbers
+    and up, a control) or "quantum" (down to angles in (0, pi), a circuit, up).
 
     Args:
         tokenizer: Of the captions: vocabulary, length and end of the texts.
@@ -63,7 +63,8 @@ class Clip(nn.Module):
     Example:
         >>> from qnnkit.data.captions import digit_captions
         >>> splits = digit_captions()
-        >>> clip = Clip(splits.tokenizer, channels=1, image_size=(8, 8), patch_size=4, head="quantum", n_qubits=4)
+        >>> shape = {"channels": 1, "image_size": (8, 8), "patch_size": 4}
+        >>> clip = Clip(splits.tokenizer, head="quantum", n_qubits=4, **shape)
         >>> images, texts = clip(**next(iter(splits.batches("test", 5, shuffle=False))))
         >>> images.shape, texts.shape
         (torch.Size([5, 64]), torch.Size([5, 64]))

@@ -1,7 +1,7 @@
 """A loss over a large batch in the memory of a small one: gradients with respect to embeddings are cached.
 
-Gao et al. 2021, arXiv:2101.06983, section 3: the batch is embedded chunk by chunk without a graph, the loss is
-differentiated down to the embeddings, and each chunk is embedded anew to carry its part further down.
+Gao et al. 2021, arXiv:2101.06983, section 3: the batch is embedded chunk by chunk without a graph, the loss
+is differentiated down to the embeddings, and each chunk is embedded anew to carry its part further down.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from qnnkit.checkpoint import own_generators, random_state, set_random_state
 def outputs(model: nn.Module, batch: Mapping[str, Tensor], chunk: int) -> tuple[Tensor, ...]:
     """What `model(**batch)` gives, a tuple of tensors, each computed in chunks of the batch.
 
-    Their backward pass computes each chunk again, with the same random numbers and under the same autocast: the
-    gradient is that of the whole batch at once, for about one forward pass more. The model must treat samples
-    apart from each other (no batch normalisation).
+    Their backward pass computes each chunk again, with the same random numbers and under the same autocast:
+    the gradient is that of the whole batch at once, for about one forward pass more. The model must treat
+    samples apart from each other (no batch normalisation), and its weights stay until then.
 
     Args:
         model: Gives a tuple of tensors, (batch, ...) each.
