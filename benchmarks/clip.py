@@ -35,13 +35,18 @@ def groups(model: nn.Module, training: TrainingConfig) -> list[Group]:
 
 
 def run(
-    name: str, model: nn.Module, splits: CaptionSplits, training: TrainingConfig, seed: int, **more: Any
+    name: str,
+    model: nn.Module,
+    data: CaptionSplits,
+    training: TrainingConfig,
+    seed: int,
+    judged: tuple[str, ...] = ("test",),
 ) -> dict[str, Any]:
     loaders = {
-        "train": splits.batches("train", training.batch_size, shuffle=True, seed=seed),
-        "validation": splits.batches("validation", training.batch_size, shuffle=False),
+        "train": data.batches("train", training.batch_size, shuffle=True, seed=seed),
+        "validation": data.batches("validation", training.batch_size, shuffle=False),
     }
-    task = Contrastive(chunk=more.get("chunk"))
+    task = Contrastive()
     start = time.perf_counter()
     progress = train.fit(model, task, loaders, training, groups=groups(model, training), seed=seed)
     seconds = time.perf_counter() - start
@@ -54,8 +59,8 @@ def run(
         "first_loss": round(progress.rows[0]["train_loss"], 3),
         "last_loss": round(progress.rows[-1]["train_loss"], 3),
     }
-    for split in more.get("splits", ("test",)):
-        scores = task.judge(embed(model, splits, split))  # type: ignore[arg-type]
+    for split in judged:
+        scores = task.judge(embed(model, data, split))  # type: ignore[arg-type]
         found |= {f"{split}_{key}": round(value, 4) for key, value in scores.items()}
     print(json.dumps(found), flush=True)
     return found
@@ -108,7 +113,7 @@ def coco(root: str, image_size: int, epochs: int, head: str) -> None:
         weight_decay=0.05,
         warmup_epochs=5,
     )
-    run(head, model, splits, training, 0, splits=("train", "test"))
+    run(head, model, splits, training, 0, judged=("train", "test"))
 
 
 def main() -> None:

@@ -153,7 +153,7 @@ class CaptionTokenizer:
         """Sentences on what of these texts is lost: their ends, and words that it does not know."""
         if not texts:
             return []
-        found = self.inner(list(texts), add_special_tokens=False)["input_ids"]
+        found = self.inner(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         room, notes = self.max_length - 2, []
         if cut := sum(len(ids) > room for ids in found):
             notes.append(f"Cut {cut:,} of {len(texts):,} captions to {room} tokens (max_length).")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -235,9 +235,7 @@ def class_captions(
         trained = tokenizer_of("words", [text for texts in prompts for text in texts], None)
         max_length = int(trained.encode([text for texts in prompts for text in texts])[1].sum(1).max())
     made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, max_length, splits.notes)
-    return CaptionSplits(
-        made.name, *sets, made.tokenizer, made.notes, classes=splits.classes, prompts=prompts
-    )
+    return replace(made, classes=splits.classes, prompts=prompts)
 
 
 def digit_captions(

@@ -55,7 +55,8 @@ def captions_found(
         [text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…" for text in texts] for texts in captions
     ]
     height = max(1.3, 0.24 * n_found)
-    figure = picture(height + 0.9 + _room([text for texts in told for text in texts]), (height + 0.15) * n)
+    room = 1.2 * _room([f"0.00  {text}" for texts in told for text in texts])  # bold is wider
+    figure = picture(height + 0.4 + room, (height + 0.15) * n)
     for row, axis in enumerate(figure.subplots(n, 1, squeeze=False)[:, 0]):
         _framed(axis, images[row], WRONG, 0.8)
         axis.set_anchor("W")

@@ -39,7 +39,7 @@ class Contrastive:
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         ids, n = batch["input_ids"], len(batch["input_ids"])
         bare = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        scale = bare.scale()  # first: it may move its weight
+        scale = bare.scale()  # pyright: ignore[reportCallIssue]  first: it may move its weight
         if self.chunk is None or n <= self.chunk:
             images, texts = model(**batch)
         else:
