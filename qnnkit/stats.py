@@ -159,6 +159,8 @@ class Score:
     """After the point."""
     larger: bool = True
     """Whether a larger one is better."""
+    watched: str = ""
+    """What of the validation split stands for it while it trains, where that is another number."""
 
     def tell(self, value: float) -> str:
         """A value without its unit.
@@ -171,6 +173,7 @@ class Score:
 
 
 ACCURACY = Score("accuracy", "test accuracy (%)")
+RECALL = Score("recall_1", "test recall@1 (%)", watched="accuracy")
 LOSS = Score("loss", "test loss (nats / token)", factor=1, unit="nats", digits=3, larger=False)
 
 

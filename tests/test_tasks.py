@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -116,7 +114,7 @@ def test_the_upper_end_belongs_to_a_bin():
 
 def test_judge_agrees_with_the_loss_that_is_trained():
     task, logits = Classification(label_smoothing=0.3), logits_of()
-    found = task.judge(logits, SimpleNamespace(labels=LABELS))
+    found = task.judge(logits, LABELS)
     step = task(nn.Identity().eval(), (logits, LABELS))
     assert found["loss"] == pytest.approx(float(step.loss), abs=1e-12), "smoothed"
     assert found["accuracy"] == pytest.approx(int(step.sums["accuracy"]) / 4)

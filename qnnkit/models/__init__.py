@@ -8,6 +8,7 @@ from torch import nn
 
 from qnnkit import checks
 from qnnkit.config import ModelConfig
+from qnnkit.models.clip import Clip
 from qnnkit.models.cnn import SmallCNN
 from qnnkit.models.quanv import QuanvNet
 from qnnkit.models.residual_quanv import ResidualQuanvNet
@@ -37,6 +38,7 @@ def build(config: ModelConfig, **sizes) -> nn.Module:
 __all__ = [
     "CLASSICAL",
     "MODELS",
+    "Clip",
     "QuanvNet",
     "ResNet18",
     "ResNetCircuit",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from qnnkit import checks, circuits
 from qnnkit.config import ModelConfig
 from qnnkit.layers import QuantumLayer
+from qnnkit.models import pretrained
 from qnnkit.models.blocks import pixels, precise, seeded
 
 # Of the photographs that published weights were trained on, by colour.
@@ -212,31 +212,10 @@ def _backbone(config: ModelConfig, channels: int) -> Backbone:
 
 
 def _pretrained(kind: Any, name: str, channels: int) -> Any:
-    """A ResNet's weights, every one of them, from a folder or the Hub; nothing but safetensors is read."""
-    folder = Path(name).expanduser()
-    place, from_disk = (str(folder), {"local_files_only": True}) if folder.is_dir() else (name, {})
-    options = {"use_safetensors": True, "output_loading_info": True}
-    step = "Give a local folder with config.json and model.safetensors, or None to start from scratch."
-
-    def refuse(rule: str, value: str, reason: str) -> ValueError:
-        return ValueError(checks.message("pretrained", rule, value, f"{reason} {step}"))
-
-    try:
-        try:  # what was fetched before is not asked for again
-            net, told = kind.from_pretrained(place, local_files_only=True, **options)
-        except OSError:
-            if from_disk:
-                raise
-            net, told = kind.from_pretrained(place, **options)
-    except Exception as error:  # a damaged file makes the reader raise almost anything
-        reason = str(error).strip().split("\n")[0].rstrip(".!") or type(error).__name__
-        raise refuse("be a ResNet that can be read here", name, f"It was not read: {reason}.") from None
-    if net.config.model_type != "resnet":
-        raise refuse("be a ResNet", net.config.model_type, "Other nets have other layers.")
-    if lacking := [*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])]:
-        some = f"{len(lacking)} weights, {sorted(lacking)[0]} first, would be left as they are drawn."
-        raise refuse("hold every weight of its ResNet", name, f"It does not: {some}")
+    """A ResNet's weights, for images of as many channels."""
+    net = pretrained.load(kind, name, what="ResNet", model_type="resnet")
     if net.config.num_channels not in (3, channels):
-        reason = f"The images have {channels}."
-        raise refuse("read images of as many channels", f"one for {net.config.num_channels}", reason)
+        step = "Give a local folder with config.json and model.safetensors, or None to start from scratch."
+        rule, told = "read images of as many channels", f"one for {net.config.num_channels}"
+        raise ValueError(checks.message("pretrained", rule, told, f"The images have {channels}. {step}"))
     return net

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from qnnkit import checks
 from qnnkit.config import TrainingConfig
+from qnnkit.models import clip
 from qnnkit.models.blocks import seeded
 from qnnkit.plan.workload import Workload
 from qnnkit.tasks import OwnLoss
@@ -23,13 +24,7 @@ LLAMA = {
     "medium": (768, 12, 12, 12, 2048, 16384),
     "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
 }
-# of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
-CLIP = {
-    "tiny": (64, 2, 4, 32, 8, 64, 1024),
-    "small": (256, 4, 4, 64, 8, 256, 4096),
-    "77m": (512, 10, 8, 224, 32, 512, 16384),
-}
-SIZES = {"llama": LLAMA, "clip": CLIP}
+SIZES = {"llama": LLAMA, "clip": clip.CLIP}
 USUAL_LENGTH = 256
 """Tokens, where nobody says."""
 LORA_TARGETS: tuple[str, ...] = ("q_proj", "v_proj")
@@ -107,7 +102,7 @@ def of_transformer(
 
 
 def _config(kind: str, size: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, CLIPConfig, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
     folder = Path(size).expanduser()
     if size not in SIZES[kind] and not folder.is_dir():
@@ -139,25 +134,7 @@ def _config(kind: str, size: str) -> Any:
             tie_word_embeddings=size == "3b",
             use_cache=False,
         )
-    hidden, n_layers, heads, side, patch, projection, vocabulary = CLIP[size]
-    tower = {
-        "hidden_size": hidden,
-        "num_hidden_layers": n_layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * hidden,
-        "projection_dim": projection,
-    }
-    return CLIPConfig(
-        text_config={
-            **tower,
-            "vocab_size": vocabulary,
-            "max_position_embeddings": 77,
-            "bos_token_id": vocabulary - 2,
-            "eos_token_id": vocabulary - 1,
-        },
-        vision_config={**tower, "image_size": side, "patch_size": patch},
-        projection_dim=projection,
-    )
+    return clip.configuration(size)
 
 
 def _vocabulary(config: Any) -> int:

@@ -1,5 +1,6 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
+from qnnkit.plots.captions import captions_found, images_found, similarities
 from qnnkit.plots.circuits import coloured_circuit
 from qnnkit.plots.gradients import gradient_history, gradient_snr
 from qnnkit.plots.hardware import robustness, step_parts, strategies
@@ -46,6 +47,9 @@ __all__ = [
     "study_curves",
     "study_fractions",
     "study_costs",
+    "images_found",
+    "captions_found",
+    "similarities",
     "robustness",
     "step_parts",
     "strategies",

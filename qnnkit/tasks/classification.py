@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ class Classification:
     """Share of each label that is spread over all classes, in training only."""
     monitor: str = "accuracy"
     score: ClassVar[Score] = ACCURACY
-    judges: ClassVar[bool] = True
     augment: Callable[[Tensor], Tensor] | None = None
     """What is done to the images first, in training only."""
 
@@ -39,13 +38,13 @@ class Classification:
         correct = (logits.argmax(-1) == labels).sum()
         return Step(loss, {"loss": loss.detach() * len(labels), "accuracy": correct}, len(labels))
 
-    def judge(self, outputs: Tensor, part: Any) -> dict[str, float]:
-        """What all logits, of shape (n, n_classes), are worth beside `part.labels`, of shape (n,).
+    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
+        """What all logits, of shape (n, n_classes), are worth beside the labels, of shape (n,).
 
         Returns:
             `accuracy`, `loss` (negative log-likelihood, without smoothing), `macro_f1` and `ece`.
         """
-        logits, labels = outputs.double(), part.labels
+        logits = logits.double()
         return {
             "accuracy": float((logits.argmax(-1) == labels).double().mean()),
             "loss": float(nn.functional.cross_entropy(logits, labels)),

@@ -22,7 +22,6 @@ class OwnLoss:
     """Whether samples are set against each other (CLIP), so that the model is asked for that loss."""
     monitor: str = "minus_loss"
     score: ClassVar[Score] = LOSS
-    judges: ClassVar[bool] = False
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         asked = {"return_loss": True} if self.together else {}

@@ -37,9 +37,6 @@ class Task(Protocol):
 
     def __call__(self, model: nn.Module, batch: Any) -> Step: ...
 
-    judges: bool
-    """Whether it wants all outputs of the test split at once, see `judge`."""
-
-    def judge(self, outputs: Any, part: Any) -> dict[str, float]:
-        """Numbers that need all outputs of a split at once, on the CPU, beside the split itself."""
+    def judge(self, outputs: Any, truth: Any, /) -> dict[str, float]:
+        """Numbers that need all of a split at once: what the model gives for it, beside what is right."""
         ...

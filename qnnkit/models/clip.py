@@ -1,0 +1,287 @@
+"""CLIP of transformers: images and texts as directions in one space, through a linear or a quantum head."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import checks, circuits
+from qnnkit.data.captioned_tokens import CaptionTokenizer
+from qnnkit.layers import QuantumLayer
+from qnnkit.models import pretrained
+from qnnkit.models.blocks import pixels, precise, seeded
+
+# of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
+CLIP = {
+    "tiny": (64, 2, 4, 32, 8, 64, 1024),
+    "small": (256, 4, 4, 64, 8, 256, 4096),
+    "77m": (512, 10, 8, 224, 32, 512, 16384),
+}
+HEADS = ("full", "linear", "quantum")
+LARGEST_LOGIT_SCALE = math.log(100)
+"""Logits are cosines times 100 at most; Radford et al. 2021, section 2.5."""
+
+# Of the photographs that published weights were trained on, by colour.
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class Clip(nn.Module):
+    """A vision and a text transformer whose outputs, projected and of length 1, are compared by their cosine.
+
+    The projection of each tower is "full" (one matrix, as published), "linear" (down to `n_qubits` numbers
+    and up, a control) or "quantum" (down to angles in (0, pi), a circuit, up).
+
+    Args:
+        tokenizer: Of the captions: vocabulary, length and end of the texts.
+        channels: Channels of the images.
+        image_size: (height, width) of the images, alike.
+        size: Named in CLIP; how wide and deep both towers are. Unused with `pretrained`.
+        patch_size: Side of a patch, in pixels; the size's own by default. Unused with `pretrained`.
+        pretrained: Local folder, or name on the Hugging Face Hub, of a CLIP's weights; only safetensors are
+            read. None starts from scratch.
+        head: One of HEADS. The other two than "full" start from scratch, with `pretrained` too.
+        n_qubits: Wires of each circuit, or what a linear head goes down to.
+        n_layers: Of each circuit.
+        circuit: Its ansatz.
+        embedding: How angles enter, where the ansatz does not say.
+        initialisation: Where its weights begin.
+        trainable: Whether the circuits are trained.
+        seed: Fixes every initial weight; no global generator is touched.
+        backend: What runs the circuits, as in `QuantumLayer`.
+
+    Raises:
+        ValueError: A name is unknown, the images do not fit the patches or the published model, or neither
+            does the tokenizer; or `pretrained` cannot be read, or is no CLIP.
+
+    Reference:
+        Radford et al. 2021, arXiv:2103.00020, sections 2.3 to 2.5.
+
+    Example:
+        >>> from qnnkit.data.captions import digit_captions
+        >>> splits = digit_captions()
+        >>> shape = {"channels": 1, "image_size": (8, 8), "patch_size": 4}
+        >>> clip = Clip(splits.tokenizer, head="quantum", n_qubits=4, **shape)
+        >>> images, texts = clip(**next(iter(splits.batches("test", 5, shuffle=False))))
+        >>> images.shape, texts.shape
+        (torch.Size([5, 64]), torch.Size([5, 64]))
+    """
+
+    def __init__(
+        self,
+        tokenizer: CaptionTokenizer,
+        *,
+        channels: int,
+        image_size: tuple[int, int],
+        size: str = "tiny",
+        patch_size: int | None = None,
+        pretrained: str | None = None,
+        head: str = "linear",
+        n_qubits: int = 8,
+        n_layers: int = 2,
+        circuit: str = "data_reuploading",
+        embedding: str = "angle",
+        initialisation: str = "uniform",
+        trainable: bool = True,
+        seed: int = 0,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        checks.choice("head", head, HEADS)
+        if image_size[0] != image_size[1]:
+            step = "Load the images with an image_size."
+            raise ValueError(checks.message("image_size", "be square", tuple(image_size), step))
+        with seeded(seed):
+            if pretrained is None:
+                self.net = _from_scratch(tokenizer, channels, image_size[0], size, patch_size)
+            else:
+                self.net = _published(pretrained, tokenizer, channels, image_size[0])
+            self.in_channels = int(self.net.config.vision_config.num_channels)
+            towers = {"visual_projection": self.net.vision_model, "text_projection": self.net.text_model}
+            for index, (name, tower) in enumerate(towers.items() if head != "full" else ()):
+                layer, width = None, n_qubits
+                checks.positive("n_qubits", n_qubits)
+                if head == "quantum":
+                    shape = {"n_qubits": n_qubits, "n_layers": n_layers, "embedding": embedding}
+                    layer = _circuit(circuit, initialisation, seed * 1000 + index, backend, **shape)
+                    layer.requires_grad_(trainable)
+                    n_features = circuits.embedding_of(circuit, embedding).n_features
+                    assert n_features is not None  # every embedding has it
+                    width = n_features(n_qubits)
+                sizes = tower.config.hidden_size, width, n_qubits, self.net.config.projection_dim
+                setattr(self.net, name, Projection(*sizes, layer))
+
+    def forward(
+        self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings of images and of texts, each float32 (or float64), of length 1, (batch, n_dimensions).
+
+        Args:
+            pixel_values: Images, uint8, (batch, channels, height, width).
+            input_ids: Texts as the tokenizer gives them, (batch, length).
+            attention_mask: Which tokens count, (batch, length).
+        """
+        return self.embed_images(pixel_values), self.embed_texts(input_ids, attention_mask)
+
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """Embeddings of images, as in `forward`."""
+        if pixel_values.dtype != torch.uint8:
+            told = f"{pixel_values.dtype} of shape {tuple(pixel_values.shape)}"
+            step = "Give pixels of 0 to 255; they are scaled here."
+            raise ValueError(checks.message("pixel_values", "be uint8", told, step))
+        images = pixels(pixel_values, self).expand(
+            -1, self.in_channels, -1, -1
+        )  # grey as red, green and blue
+        mean, std = (images.new_tensor(values) for values in (CLIP_MEAN, CLIP_STD))
+        if self.in_channels == 1:
+            mean, std = mean.mean(), std.mean()
+        images = (images - mean.reshape(1, -1, 1, 1)) / std.reshape(1, -1, 1, 1)
+        return _directions(self.net.visual_projection(self.net.vision_model(images).pooler_output))
+
+    def embed_texts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Embeddings of texts, as in `forward`."""
+        found = self.net.text_model(input_ids=input_ids, attention_mask=attention_mask)
+        return _directions(self.net.text_projection(found.pooler_output))
+
+    def scale(self) -> Tensor:
+        """What cosines are multiplied by: the exponential of a trained weight, at most 100.
+
+        In training the weight itself is put back to that bound: one beyond would have no gradient to return.
+        """
+        weight: Tensor = self.net.logit_scale
+        if self.training:
+            with torch.no_grad():
+                weight.clamp_(max=LARGEST_LOGIT_SCALE)
+            return weight.exp()
+        return weight.clamp(max=LARGEST_LOGIT_SCALE).exp()
+
+
+class Projection(nn.Module):
+    """Features -> few numbers -> (angles -> a circuit ->) an embedding.
+
+    Args:
+        n_inputs: Features of a tower.
+        n_features: Numbers it goes down to.
+        n_outputs: Numbers that a circuit makes of them.
+        n_dimensions: Of the embedding.
+        circuit: Takes angles of shape (batch, n_features) and gives values of shape (batch, n_outputs); None
+            leaves the numbers as they are.
+    """
+
+    def __init__(
+        self, n_inputs: int, n_features: int, n_outputs: int, n_dimensions: int, circuit: nn.Module | None
+    ):
+        super().__init__()
+        self.down = nn.Linear(n_inputs, n_features)
+        self.circuit = circuit
+        self.up = nn.Linear(n_outputs, n_dimensions, bias=False)
+        # As transformers begins CLIP's own projections: features of order 1 stay so.
+        nn.init.normal_(self.down.weight, std=n_inputs**-0.5)
+        nn.init.zeros_(self.down.bias)
+        nn.init.normal_(self.up.weight, std=n_outputs**-0.5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        few = precise(self.down, features)
+        if self.circuit is not None:
+            few = self.circuit(math.pi * torch.sigmoid(few))
+        return self.up(few)
+
+
+def configuration(
+    size: str = "tiny",
+    *,
+    channels: int = 3,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    length: int = 77,
+    tokenizer: CaptionTokenizer | None = None,
+) -> Any:
+    """transformers' configuration of a CLIP of a size named in CLIP.
+
+    Args:
+        size: Its name.
+        channels: Channels of the images.
+        image_size: Side of the images, in pixels; the size's own by default.
+        patch_size: Side of a patch, in pixels; the size's own by default.
+        length: Most tokens of a text.
+        tokenizer: Tells the vocabulary and its special tokens; without one, the size does.
+
+    Raises:
+        ValueError: The size is unknown, or patches do not fill the images.
+    """
+    from transformers import CLIPConfig
+
+    hidden, n_layers, heads, side, patch, projection, vocabulary = CLIP[checks.choice("size", size, CLIP)]
+    side, patch = image_size or side, patch_size or patch
+    if patch < 1 or side % patch:
+        fitting = [str(each) for each in range(2, side + 1) if side % each == 0]
+        step = f"For images of {side} pixels, use one of {', '.join(fitting)}."
+        raise ValueError(checks.message("patch_size", "divide the side of the images", patch, step))
+    special = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1}
+    if tokenizer is not None:
+        vocabulary = len(tokenizer)
+        special = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
+        special["bos_token_id"] = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+    tower = {
+        "hidden_size": hidden,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden,
+        "projection_dim": projection,
+    }
+    text = {**tower, "vocab_size": vocabulary, "max_position_embeddings": length, **special}
+    vision = {**tower, "image_size": side, "patch_size": patch, "num_channels": channels}
+    return CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
+
+
+def _from_scratch(
+    tokenizer: CaptionTokenizer, channels: int, side: int, size: str, patch_size: int | None
+) -> Any:
+    from transformers import CLIPModel
+
+    if (
+        tokenizer.eos_id == 2
+    ):  # to transformers a mistake of the past: it would read texts at their largest number
+        rule, step = "have another number than 2 for its end", "Train one: tokenizer='words'."
+        raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_id, step))
+    length = tokenizer.max_length
+    shape: dict[str, Any] = {"channels": channels, "image_size": side, "patch_size": patch_size}
+    return CLIPModel(configuration(size, length=length, tokenizer=tokenizer, **shape))
+
+
+def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int) -> Any:
+    """A CLIP's weights, if images and texts are as it reads them."""
+    from transformers import CLIPModel
+
+    net = pretrained.load(CLIPModel, name, what="CLIP", model_type="clip")
+    text, vision = net.config.text_config, net.config.vision_config
+    if vision.image_size != side:
+        step = f"Load the images with image_size={vision.image_size}."
+        raise ValueError(checks.message("image_size", f"be {vision.image_size}, as {name} reads", side, step))
+    if channels > vision.num_channels:
+        step = "Load the images with grey=True."
+        raise ValueError(checks.message("channels", f"be {vision.num_channels} for {name}", channels, step))
+    fits = len(tokenizer) <= text.vocab_size and tokenizer.max_length <= text.max_position_embeddings
+    if not fits or text.eos_token_id not in (2, tokenizer.eos_id):
+        most = f"{text.vocab_size} tokens, {text.max_position_embeddings} in a text, end {text.eos_token_id}"
+        told = f"of {len(tokenizer)} tokens, {tokenizer.max_length} in a text, end {tokenizer.eos_id}"
+        step = f"Load the data with tokenizer={name!r}."
+        raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", told, step))
+    return net
+
+
+def _circuit(ansatz: str, initialisation: str, seed: int, backend: str, **shape: Any) -> QuantumLayer:
+    checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
+    mirrored = initialisation in circuits.MIRRORED
+    qnode, shapes = circuits.build(ansatz, seed=seed, mirrored=mirrored, **shape)
+    generator = torch.Generator().manual_seed(seed)
+    start = partial(circuits.INITIALISATIONS[initialisation], generator=generator)
+    return QuantumLayer(qnode, shapes, start, backend=backend)
+
+
+def _directions(vectors: Tensor) -> Tensor:
+    """Vectors of length 1, in float32 at least."""
+    return nn.functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)

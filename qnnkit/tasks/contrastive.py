@@ -1,0 +1,69 @@
+"""Images and their captions told apart from all others of a batch: CLIP's loss, and what it is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import retrieval
+from qnnkit.tasks import cached
+from qnnkit.tasks.step import Step
+
+if TYPE_CHECKING:
+    from qnnkit.retrieval import Embeddings
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """Symmetric cross-entropy: each image against all captions of a batch, each caption against images.
+
+    Reports `loss`, `minus_loss`, `image_to_text` and `text_to_image` (how often the right one of the batch is
+    the nearest; one whose caption is the same, token by token, is right too) and `accuracy`, their mean.
+
+    A batch is a dictionary of the model's arguments, `input_ids` among them; the model gives embeddings of
+    images and of texts, each (batch, n_dimensions) and of length 1, and `scale()`. What stands in a batch
+    decides how hard the task is: compare numbers at equal batch sizes. On several processes each contrasts
+    its own.
+
+    Reference:
+        Radford et al. 2021, arXiv:2103.00020, figure 3 (InfoNCE: van den Oord et al. 2018, arXiv:1807.03748).
+    """
+
+    chunk: int | None = None
+    """Samples whose graph is in memory at once, for batches that would not fit (`tasks.cached`); None: all."""
+    monitor: str = "accuracy"
+
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
+        ids, n = batch["input_ids"], len(batch["input_ids"])
+        bare = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        scale = bare.scale()  # pyright: ignore[reportCallIssue]  first: it may move its weight
+        if self.chunk is None or n <= self.chunk:
+            images, texts = model(**batch)
+        else:
+            images, texts = cached.outputs(model, batch, self.chunk)
+        # bfloat16 would round a logit of 100 to halves.
+        with torch.autocast(images.device.type, enabled=False):
+            logits = scale * images @ texts.T  # (images, texts)
+            right = torch.arange(n, device=logits.device)
+            of_images = nn.functional.cross_entropy(logits, right)
+            loss = (of_images + nn.functional.cross_entropy(logits.T, right)) / 2
+        with torch.no_grad():
+            hits = {
+                "image_to_text": (ids[logits.argmax(1)] == ids).all(1).sum(),
+                "text_to_image": (ids[logits.argmax(0)] == ids).all(1).sum(),
+            }
+            total = n * loss.detach()
+        accuracy = (hits["image_to_text"] + hits["text_to_image"]) / 2
+        return Step(loss, {"loss": total, "minus_loss": -total, "accuracy": accuracy, **hits}, n)
+
+    def judge(self, embeddings: Embeddings, truth: None = None, /) -> dict[str, float]:
+        """What the embeddings of a whole split are worth, as `retrieval.embed` gives them.
+
+        Returns:
+            `image_to_text_recall_1`, `_5`, `_10`, the same for `text_to_image`, and `zero_shot` where there
+            are classes.
+        """
+        return retrieval.scores(embeddings)

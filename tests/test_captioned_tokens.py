@@ -1,0 +1,113 @@
+"""The tokenizer of captions: what it learns, what it cuts, and that it comes back from a folder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qnnkit.data.captioned_tokens import END, SPECIAL, CaptionTokenizer, tokenizer_of
+
+TEXTS = ["A dog runs, fast.", "a dog sleeps", "The cat and the dog"]
+
+
+@pytest.fixture(params=["words", "bpe"])
+def tokenizer(request):
+    return CaptionTokenizer.train(TEXTS, kind=request.param, max_length=12, vocabulary=400)
+
+
+def test_texts_come_back(tokenizer):
+    ids, mask = tokenizer.encode(["a dog sleeps", "THE CAT"])
+    assert ids.shape == mask.shape == (2, 12) and ids.dtype == mask.dtype == torch.int64
+    assert [tokenizer.decode(row) for row in ids] == ["a dog sleeps", "the cat"]
+    for row, counts in zip(ids, mask, strict=True):
+        n = int(counts.sum())
+        assert row[0] == tokenizer.bos_id and row[n - 1] == tokenizer.eos_id
+        assert (row[n:] == tokenizer.pad_id).all() and counts[:n].all() and not counts[n:].any()
+
+
+def test_a_long_text_keeps_its_end(tokenizer):
+    [row], [counts] = tokenizer.encode([" ".join(["dog"] * 40)])
+    assert counts.all() and row[-1] == tokenizer.eos_id
+    assert "to 10 tokens (max_length)" in tokenizer.told([" ".join(["dog"] * 40), "a dog"])[0]
+    assert tokenizer.told([" ".join(["dog"] * 40), "a dog"])[0].startswith("Cut 1 of 2 captions")
+    assert tokenizer.told(["a dog sleeps"]) == []
+
+
+def test_no_texts(tokenizer):
+    ids, mask = tokenizer.encode([])
+    assert ids.shape == mask.shape == (0, 12) and tokenizer.told([]) == []
+
+
+def test_the_end_is_where_transformers_looks_for_it(tokenizer):
+    """A CLIP whose end has number 2 reads each text at its largest number instead."""
+    assert tokenizer.eos_id == SPECIAL.index(END) != 2
+
+
+def test_training_is_the_same_each_time(tokenizer):
+    kind = "bpe" if len(tokenizer) > 100 else "words"
+    again = CaptionTokenizer.train(TEXTS, kind=kind, max_length=12, vocabulary=400)
+    assert again.inner.get_vocab() == tokenizer.inner.get_vocab()
+
+
+def test_it_comes_back_from_a_folder(tokenizer, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer.save_pretrained(tmp_path)
+    texts = [*TEXTS, "a zebra!"]
+    loaded = CaptionTokenizer.load(tmp_path)
+    assert loaded.max_length == 12 and len(loaded) == len(tokenizer)
+    for one, other in zip(loaded.encode(texts), tokenizer.encode(texts), strict=True):
+        assert torch.equal(one, other)
+    plain = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert plain(texts[0])["input_ids"] == tokenizer.inner(texts[0])["input_ids"]
+    assert CaptionTokenizer.load(tmp_path, max_length=5).encode(texts)[0].shape == (4, 5)
+
+
+def test_words_that_it_has_not_seen():
+    words = CaptionTokenizer.train(TEXTS, max_length=12)
+    ids, _ = words.encode(["a zebra sleeps"])
+    assert ids[0].tolist().count(words.inner.unk_token_id) == 1
+    assert words.told(["a zebra sleeps", "dog"]) == [
+        "Tokenizer: 25.0 % of the words of all captions are none that it knows."
+    ]
+    pieces = CaptionTokenizer.train(TEXTS, kind="bpe", max_length=24)
+    assert pieces.decode(pieces.encode(["a zebra: ßé!"])[0][0]) == "a zebra: ßé!"
+    assert pieces.told(["a zebra: ßé!"]) == []
+
+
+def test_the_most_frequent_words_are_kept():
+    words = CaptionTokenizer.train(TEXTS, vocabulary=len(SPECIAL) + 2)
+    assert set(words.inner.get_vocab()) == {*SPECIAL, "dog", "a"}
+
+
+def test_one_that_is_there_stays():
+    words = CaptionTokenizer.train(TEXTS)
+    assert tokenizer_of(words, ["other"], None) is words
+    assert len(tokenizer_of(None, TEXTS, 8)) == len(words)
+
+
+def endless():
+    """A tokenizer of transformers that puts no end."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel({"a": 0, "</s>": 1, "?": 2}, unk_token="?"))
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="?")
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda folder: CaptionTokenizer.train(TEXTS, max_length=2), "max_length"),
+        (lambda folder: CaptionTokenizer.train(TEXTS, kind="letters"), "tokenizer"),
+        (lambda folder: CaptionTokenizer.train(TEXTS, vocabulary=4), "vocabulary"),
+        (lambda folder: CaptionTokenizer.train(TEXTS, kind="bpe", vocabulary=100), "vocabulary"),
+        (lambda folder: CaptionTokenizer(endless(), 8), "tokenizer"),
+        (lambda folder: CaptionTokenizer.load(folder), "tokenizer"),
+        (lambda folder: CaptionTokenizer.load("nobody/nothing"), "tokenizer"),
+    ],
+)
+def test_refusals(tmp_path, monkeypatch, make, argument):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=rf"^Argument `{argument}` must "):
+        make(tmp_path)

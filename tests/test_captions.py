@@ -1,0 +1,369 @@
+"""Images with captions: every form they come in, what is left out and told, and what is drawn when."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from qnnkit.data import load
+from qnnkit.data.captioned_tokens import CaptionTokenizer
+from qnnkit.data.captions import CaptionSet, CaptionSplits, captions, class_captions, digit_captions
+from qnnkit.data.splits import SPLITS
+
+WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", "chair")
+TEXTS = {f"{word}.png": [f"a {word}", f"The {word} on a mat."] for word in WORDS}
+
+
+def pictures(folder: Path, names=TEXTS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate(names):
+        pixels = np.random.default_rng(seed).integers(0, 256, (10 + seed, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+def with_json(folder: Path, content: object) -> Path:
+    (folder / "captions.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def records(**more):
+    return [{"image": name, "captions": texts, **more} for name, texts in TEXTS.items()]
+
+
+def of_all(splits: CaptionSplits) -> dict[str, tuple[str, ...]]:
+    parts = [splits.split(name) for name in SPLITS]
+    return {
+        source: texts for part in parts for source, texts in zip(part.sources, part.captions, strict=True)
+    }
+
+
+def write_table(folder: Path, name: str, delimiter: str) -> Path:
+    with (folder / name).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerows([["Image", "Caption"], *((n, text) for n, texts in TEXTS.items() for text in texts)])
+    return folder
+
+
+COCO = {
+    "info": {},
+    "images": [{"id": 7 * number, "file_name": name} for number, name in enumerate(TEXTS)],
+    "annotations": [
+        {"id": number, "image_id": 7 * number, "caption": text}
+        for place in (0, 1)
+        for number, text in enumerate(texts[place] for texts in TEXTS.values())
+    ],
+}
+FORMS = {
+    "records": lambda folder: with_json(folder, records(license="CC BY 2.0")),
+    "file_name": lambda folder: with_json(
+        folder, [{"file_name": name, "caption": text} for name, texts in TEXTS.items() for text in texts]
+    ),
+    "dictionary": lambda folder: with_json(folder, TEXTS),
+    "coco": lambda folder: with_json(folder, COCO),
+    "csv": lambda folder: write_table(folder, "captions.csv", ","),
+    "tsv": lambda folder: write_table(folder, "captions.tsv", "\t"),
+    "with a mark at the beginning": lambda folder: (
+        (folder / "captions.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(records()).encode()) and folder
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_says_the_same(tmp_path, form):
+    splits = captions(FORMS[form](pictures(tmp_path)), image_size=8)
+    assert of_all(splits) == {name: tuple(texts) for name, texts in TEXTS.items()}
+    assert [len(splits.split(name)) for name in SPLITS] == [6, 2, 2]
+    assert splits.train.images.shape == (6, 3, 8, 8) and splits.train.images.dtype == torch.uint8
+    assert (splits.channels, splits.image_size) == (3, (8, 8))
+    assert splits.notes[0] == "Resized 10 of 10 images to 8x8 (height x width)."
+
+
+@pytest.mark.parametrize("where", ["", "images", "elsewhere/deep"])
+def test_images_lie_where_they_may(tmp_path, where):
+    pictures(tmp_path / "set" / where)
+    with_json(tmp_path / "set", records())
+    there = {(f"{where}/" if where else "") + name for name in TEXTS}
+    assert set(of_all(captions(tmp_path / "set", image_size=8))) == there
+
+
+def test_an_archive_is_the_folder(tmp_path):
+    folder = with_json(pictures(tmp_path / "set"), records())
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for path in folder.iterdir():
+            archive.write(path, f"set/{path.name}")
+    one, other = captions(folder, image_size=8), captions(tmp_path / "set.zip", image_size=8)
+    assert one.fingerprint() == other.fingerprint()
+
+
+def test_what_is_left_out_is_counted_and_named(tmp_path):
+    folder = pictures(tmp_path)
+    (folder / "boat.png").write_bytes(b"no image")
+    pictures(folder, ["stranger.png"])
+    content = {
+        **TEXTS,
+        "gone.png": ["a ghost"],
+        "cup.png": [],
+        "cat.png": [*TEXTS["cat.png"], "  ", 7],
+    }
+    splits = captions(with_json(folder, content), image_size=8)
+    told = "\n".join(splits.notes)
+    assert "Left out 1 image of captions.json that are not there: gone.png." in told
+    assert "Left out 2 images without a caption: cup.png, stranger.png." in told
+    assert "Left out 2 captions that were empty or no text, of cat.png." in told
+    assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
+    assert set(of_all(splits)) == set(TEXTS) - {"boat.png", "cup.png"}
+    assert of_all(splits)["cat.png"] == tuple(TEXTS["cat.png"])
+
+
+def test_a_caption_is_one_line_and_stands_once(tmp_path):
+    content = TEXTS | {"cat.png": ["a\n  cat ", "a cat", "é"]}
+    assert of_all(captions(with_json(pictures(tmp_path), content), image_size=8))["cat.png"] == ("a cat", "é")
+
+
+BAD = {
+    "no file": (lambda folder: folder, "hold captions.json, captions.csv or captions.tsv"),
+    "latin": (
+        lambda folder: (folder / "captions.json").write_bytes('{"cat.png": "café"}'.encode("latin-1")),
+        r"hold captions in UTF-8, but is 'captions.json'. Byte 16 is not",
+    ),
+    "utf-16": (
+        lambda folder: (folder / "captions.csv").write_bytes("image,caption".encode("utf-16")),
+        "hold captions in UTF-8, but is 'captions.csv'",
+    ),
+    "no JSON": (
+        lambda folder: (folder / "captions.json").write_text('[{"image": "cat.png",]'),
+        "hold captions in JSON.*line 1 column",
+    ),
+    "a number": (lambda folder: with_json(folder, 3), "hold a list of images and captions"),
+    "no name": (
+        lambda folder: with_json(folder, [*records(), {"captions": ["a cat"]}]),
+        "name an image in every record.*as record 11",
+    ),
+    "a text as record": (lambda folder: with_json(folder, ["cat.png"]), "name an image in every record"),
+    "a wrong number": (
+        lambda folder: with_json(folder, COCO | {"annotations": [{"image_id": [1], "caption": "a"}]}),
+        "name an image in every record",
+    ),
+    "no column": (
+        lambda folder: (folder / "captions.csv").write_text("image;caption\ncat.png;a cat\n"),
+        "hold the columns image and caption",
+    ),
+    "an empty table": (
+        lambda folder: (folder / "captions.tsv").write_text(""),
+        "hold the columns image and caption",
+    ),
+    "too much in a line": (
+        lambda folder: (folder / "captions.csv").write_text("image,caption\ncat.png,a cat, on a mat\n"),
+        "hold as many columns in every line.*line 2.*quotation marks",
+    ),
+    "a quotation mark": (
+        lambda folder: (folder / "captions.csv").write_text('image,caption\ncat.png,"a" cat\n'),
+        "hold a table of captions.*line 2",
+    ),
+    "no images": (
+        lambda folder: with_json(folder, {"a.png": "a cat", "b.png": "a dog"}),
+        "hold images that have a caption.*2 images that are not there",
+    ),
+    "no captions": (
+        lambda folder: with_json(folder, dict.fromkeys(TEXTS, "")),
+        "hold images that have a caption.*10 without a caption",
+    ),
+    "none readable": (
+        lambda folder: [(folder / name).write_bytes(b"x") for name in TEXTS] and with_json(folder, TEXTS),
+        "hold images that can be read",
+    ),
+    "too few": (
+        lambda folder: with_json(folder, {"cat.png": "a cat", "dog.png": "a dog"}),
+        "hold enough images with captions to split, but is 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_gets_one_sentence(tmp_path, case):
+    make, sentence = BAD[case]
+    make(pictures(tmp_path))
+    with pytest.raises(ValueError, match=rf"(?s)^Argument `root` must {sentence}"):
+        captions(tmp_path, image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "argument", "error"),
+    [
+        ({"root": None}, "root", ValueError),
+        ({"root": "nowhere/at/all"}, "root", FileNotFoundError),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, "test_fraction", ValueError),
+        ({"validation_fraction": 0.0}, "test_fraction", ValueError),
+        ({"image_size": 0}, "image_size", ValueError),
+        ({"tokenizer": "wrods"}, "tokenizer", ValueError),
+        ({"max_length": 2}, "max_length", ValueError),
+    ],
+)
+def test_wrong_options(tmp_path, monkeypatch, options, argument, error):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    root = with_json(pictures(tmp_path), TEXTS)
+    with pytest.raises(error, match=rf"^Argument `{argument}` must "):
+        captions(**({"root": root, "image_size": 8} | options))
+
+
+# --- splits and draws ------------------------------------------------------------------------------------
+
+
+def test_a_split_depends_on_its_seed_alone(tmp_path):
+    folder = with_json(pictures(tmp_path), TEXTS)
+    one, again = (captions(folder, image_size=8) for _ in range(2))
+    other = captions(folder, image_size=8, split_seed=1)
+    assert one.fingerprint() == again.fingerprint() != other.fingerprint()
+    sources = [set(one.split(name).sources) for name in SPLITS]
+    assert set.union(*sources) == set(TEXTS) and sum(map(len, sources)) == len(TEXTS)
+    assert set(one.test.sources) != set(other.test.sources)
+
+
+def test_the_fingerprint_sees_a_caption(tmp_path):
+    folder = pictures(tmp_path)
+    before = captions(with_json(folder, TEXTS), image_size=8).fingerprint()
+    after = captions(with_json(folder, TEXTS | {"cat.png": "a lion"}), image_size=8).fingerprint()
+    assert before != after
+
+
+def test_new_captions_are_seen_beside_kept_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
+    folder = pictures(tmp_path / "set")
+    captions(with_json(folder, TEXTS), image_size=8)
+    assert list((tmp_path / "home" / "datasets").glob("*.safetensors"))
+    monkeypatch.setattr("qnnkit.data.captions.read", None)  # nothing is read anew
+    splits = captions(with_json(folder, TEXTS | {"cat.png": "a lion"}), image_size=8)
+    assert of_all(splits)["cat.png"] == ("a lion",)
+
+
+def small() -> CaptionSplits:
+    def part(n, word):
+        texts = tuple(tuple(f"{word} {i} {k}" for k in range(1 + i % 4)) for i in range(n))
+        images = torch.arange(n, dtype=torch.uint8).reshape(n, 1, 1, 1).expand(n, 1, 4, 4)
+        return CaptionSet(images, texts, tuple(map(str, range(n))))
+
+    parts = [part(40, "a"), part(8, "b"), part(8, "c")]
+    words = [text for each in parts for texts in each.captions for text in texts]
+    return CaptionSplits("small", *parts, CaptionTokenizer.train(words, max_length=6))
+
+
+def drawn(loader, splits) -> list[tuple[int, str]]:
+    """(image, its caption) of an epoch, in order."""
+    return [
+        (int(image[0, 0, 0]), splits.tokenizer.decode(ids))
+        for batch in loader
+        for image, ids in zip(batch["pixel_values"], batch["input_ids"], strict=True)
+    ]
+
+
+def test_one_caption_is_drawn_for_each_epoch():
+    splits = small()
+    loader, again = (splits.batches("train", 16, shuffle=True, seed=3) for _ in range(2))
+    epochs = []
+    for epoch in range(12):
+        loader.set_epoch(epoch)
+        again.set_epoch(epoch)
+        found = drawn(loader, splits)
+        assert found == drawn(again, splits)
+        assert sorted(image for image, _ in found) == list(range(40))
+        assert all(text in splits.train.captions[image] for image, text in found)
+        epochs.append(dict(found))
+    seen = {image: {epoch[image] for epoch in epochs} for image in range(40)}
+    assert sum(map(len, seen.values())) > 0.85 * sum(map(len, splits.train.captions)), "never drawn"
+    assert all(len(seen[image]) > 1 for image in range(40) if image % 4), "one caption alone"
+    again.set_epoch(0)
+    other = splits.batches("train", 16, shuffle=True, seed=4)
+    assert dict(drawn(other, splits)) != dict(drawn(again, splits))
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_elsewhere_it_is_the_first(split):
+    splits = small()
+    loader = splits.batches(split, 3, shuffle=False)
+    for epoch in (0, 5):
+        loader.set_epoch(epoch)
+        assert drawn(loader, splits) == [
+            (i, texts[0]) for i, texts in enumerate(splits.split(split).captions)
+        ]
+
+
+def test_a_batch():
+    batch = next(iter(small().batches("train", 16, shuffle=True)))
+    assert {name: (tuple(v.shape), v.dtype) for name, v in batch.items()} == {
+        "pixel_values": ((16, 1, 4, 4), torch.uint8),
+        "input_ids": ((16, 6), torch.int64),
+        "attention_mask": ((16, 6), torch.int64),
+    }
+
+
+# --- labelled images in words ------------------------------------------------------------------------------
+
+
+def test_digits_are_those_of_the_dataset_in_words():
+    splits, digits = digit_captions(), load("digits")
+    for name in SPLITS:
+        assert torch.equal(splits.split(name).images, digits.split(name).images)
+        assert torch.equal(splits.split(name).labels, digits.split(name).labels)
+    row = int((splits.test.labels == 3).nonzero()[0])
+    assert splits.test.captions[row][0] == "a photo of the digit three"
+    assert splits.prompts[3] == splits.test.captions[row] and len(set(splits.prompts)) == 10
+    texts, pairs = splits.test.texts()
+    assert len(texts) == 30 and len(pairs) == 3 * len(splits.test)
+    assert splits.tokenizer.decode(splits.tokenizer.encode(texts[:1])[0][0]) == texts[0]
+    assert splits.fingerprint() != digit_captions(templates=["a {}"]).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"names": ["one"]}, "names"),
+        ({"templates": ["a digit"]}, "templates"),
+        ({"templates": []}, "templates"),
+        ({"max_length": 1}, "max_length"),
+    ],
+)
+def test_wrong_words_for_classes(options, argument):
+    with pytest.raises(ValueError, match=rf"^Argument `{argument}` must "):
+        class_captions(load("digits"), **options)
+
+
+def test_digits_of_no_known_dataset():
+    with pytest.raises(ValueError, match=r"^Argument `dataset` must be a known name"):
+        digit_captions(dataset="minst")
+
+
+# --- real data ---------------------------------------------------------------------------------------------
+
+
+def real(name: str) -> Path:
+    folder = Path(os.environ.get("QNNKIT_TEST_DATA", ""), name)
+    if not os.environ.get("QNNKIT_TEST_DATA") or not folder.is_dir():
+        pytest.skip(f"QNNKIT_TEST_DATA has no {name}")
+    return folder
+
+
+@pytest.mark.data
+def test_coco():
+    splits = captions(real("captions/coco_by"), image_size=32)
+    assert [len(splits.split(name)) for name in SPLITS] == [46, 15, 15]
+    assert splits.channels == 3 and all(len(texts) == 5 for texts in of_all(splits).values())
+    assert any("Resized 76 of 76" in note for note in splits.notes)
+    assert any("Converted 1 of 76" in note for note in splits.notes)
+    assert any("none that it knows" in note for note in splits.notes), "words of held-out captions"
+    words = splits.tokenizer.decode(splits.tokenizer.encode(splits.train.captions[0])[0][0])
+    assert words.split()[:3] == splits.train.captions[0][0].lower().split()[:3]
+
+
+@pytest.mark.data
+def test_mnist_in_words():
+    splits = digit_captions(real("mnist"), dataset="mnist", templates=["a {}"])
+    assert len(splits.test) == 10_000 and splits.test.captions[0] == ("a seven",)

@@ -1,0 +1,330 @@
+"""CLIP: the same numbers as transformers' own, heads and their controls, weights from folders."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from qnnkit.data.captioned_tokens import CaptionTokenizer
+from qnnkit.layers import QuantumLayer, controls, count_parameters, exchanged_parameters
+from qnnkit.models import Clip
+from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, HEADS, LARGEST_LOGIT_SCALE, configuration
+from qnnkit.models.pretrained import load
+
+TEXTS = ["a photo of a cat", "a dog", "two dogs and a cat on a mat"]
+TOKENIZER = CaptionTokenizer.train(TEXTS, max_length=10)
+SIDE = 16
+
+
+def pixels_of(n: int = 3, channels: int = 3, seed: int = 0) -> torch.Tensor:
+    shape = (n, channels, SIDE, SIDE)
+    return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def batch_of(channels: int = 3) -> dict[str, torch.Tensor]:
+    ids, mask = TOKENIZER.encode(TEXTS)
+    return {"pixel_values": pixels_of(channels=channels), "input_ids": ids, "attention_mask": mask}
+
+
+def clip_of(head: str = "linear", channels: int = 3, **options) -> Clip:
+    shape = {"channels": channels, "image_size": (SIDE, SIDE), "patch_size": 8, "n_qubits": 4}
+    return Clip(TOKENIZER, head=head, **(shape | options))
+
+
+def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("head", HEADS)
+def test_embeddings_are_directions(head, channels):
+    images, texts = clip_of(head, channels)(**batch_of(channels))
+    for found in (images, texts):
+        assert found.shape == (3, 64) and found.dtype == torch.float32
+        close(found.norm(dim=1), torch.ones(3))
+        assert (found[0] - found[1]).abs().max() > 1e-3, "all alike"
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_precisions(head):
+    clip = clip_of(head).eval()
+    single = clip(**batch_of())
+    with torch.autocast("cpu", torch.bfloat16):
+        half = clip(**batch_of())
+    double = clip.double()(**batch_of())
+    for one, two, four in zip(half, single, double, strict=True):
+        assert (one.dtype, two.dtype, four.dtype) == (torch.float32, torch.float32, torch.float64)
+        close(two.double(), four, 1e-5)
+        close(one.double(), four, 0.1)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_batch_is_its_samples(head):
+    clip, batch = clip_of(head).eval(), batch_of()
+    whole = clip(**batch)
+    for row in range(3):
+        alone = clip(**{name: values[row : row + 1] for name, values in batch.items()})
+        for found, one in zip(whole, alone, strict=True):
+            close(found[row : row + 1], one, 1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_weight_has_a_gradient(head):
+    clip = clip_of(head)
+    images, texts = clip(**batch_of())
+    (clip.scale() * images @ texts.T).softmax(1).diagonal().log().sum().backward()
+    lacking = [name for name, weight in clip.named_parameters() if weight.grad is None]
+    assert lacking == []
+    dead = [name for name, weight in clip.named_parameters() if not weight.grad.any()]
+    # A key's bias moves all scores of a query alike, which a softmax does not see.
+    assert [name for name in dead if not name.endswith("k_proj.bias")] == []
+
+
+def test_the_seed_decides_the_start_alone():
+    one, again, other = (clip_of("quantum", seed=seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(value, again[name]) for name, value in one.items())
+    drawn = ("net.text_projection.circuit.weights", "net.visual_projection.down.weight")
+    assert all(not torch.equal(one[name], other[name]) for name in drawn)
+    assert not torch.equal(one[drawn[0]], one[drawn[0].replace("text", "visual")]), "two circuits, one start"
+
+
+# --- against transformers ----------------------------------------------------------------------------------
+
+
+def own(clip: Clip, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What transformers' CLIPModel makes of a batch; pixels are scaled as its image processor does."""
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD))
+    found = clip.net(**batch | {"pixel_values": (batch["pixel_values"] / 255 - mean) / std})
+    return found.image_embeds, found.text_embeds
+
+
+def test_a_full_head_gives_what_transformers_gives():
+    clip = clip_of("full").eval()
+    for one, other in zip(clip(**batch_of()), own(clip, batch_of()), strict=True):
+        close(one, other)
+
+
+def test_texts_are_read_at_their_end():
+    clip, batch = clip_of("full").eval(), batch_of()
+    ids, ends = batch["input_ids"], batch["attention_mask"].sum(1) - 1
+    assert (ids[torch.arange(3), ends] == TOKENIZER.eos_id).all()
+    states = clip.net.text_model(input_ids=ids, attention_mask=batch["attention_mask"]).last_hidden_state
+    expected = clip.net.text_projection(states[torch.arange(3), ends])
+    close(clip.embed_texts(ids, batch["attention_mask"]), expected / expected.norm(dim=1, keepdim=True))
+    other = torch.where(batch["attention_mask"] == 0, 5, ids)  # what comes after the end is no matter
+    close(clip.embed_texts(other), clip.embed_texts(ids))
+    other = ids.clone()
+    other[:, 1] = 5
+    assert (clip.embed_texts(other) - clip.embed_texts(ids)).abs().max() > 1e-3
+
+
+def test_grey_images_are_scaled_alike():
+    clip = clip_of("full", 1).eval()
+    seen = []
+    with clip.net.vision_model.register_forward_pre_hook(lambda module, given: seen.append(given[0])):
+        clip.embed_images(
+            torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1).expand(2, 1, SIDE, SIDE)
+        )
+    mean, std = sum(CLIP_MEAN) / 3, sum(CLIP_STD) / 3
+    close(seen[0][:, 0, 0, 0], torch.tensor([-mean / std, (1 - mean) / std]))
+
+
+@pytest.mark.parametrize("size", CLIP)
+def test_sizes(size):
+    from transformers import CLIPModel
+
+    with torch.device("meta"):
+        n = sum(weight.numel() for weight in CLIPModel(configuration(size)).parameters())
+    low, high = {"tiny": (1e5, 5e5), "small": (5e6, 1e7), "77m": (7.2e7, 8.2e7)}[size]
+    assert low < n < high
+
+
+# --- the temperature ---------------------------------------------------------------------------------------
+
+
+def test_the_scale_begins_at_1_over_007_and_stays_below_100():
+    clip = clip_of()
+    assert float(clip.scale().detach()) == pytest.approx(1 / 0.07, rel=1e-4)
+    with torch.no_grad():
+        clip.net.logit_scale.fill_(7.0)
+    assert float(clip.eval().scale().detach()) == pytest.approx(100, rel=1e-5)
+    assert float(clip.net.logit_scale.detach()) == 7, "evaluation changed a weight"
+    clip.train().scale().neg().backward()
+    assert float(clip.net.logit_scale.detach()) == pytest.approx(LARGEST_LOGIT_SCALE)
+    assert float(clip.net.logit_scale.grad) == pytest.approx(-100, rel=1e-5), "no way back from the bound"
+    assert pytest.approx(math.log(100)) == LARGEST_LOGIT_SCALE
+
+
+# --- controls ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("circuit", ["data_reuploading", "hardware_efficient"])
+def test_controls_of_equal_counts(circuit):
+    clip = clip_of("quantum", circuit=circuit, n_layers=3).eval()
+    before = clip(**batch_of())
+    found = controls(clip)
+    assert found.keys() == {"no_entanglement", "frozen_random", "classical", "no_quantum"}
+    counts = {name: sum(count_parameters(net).values()) for name, net in found.items()}
+    n_weights = sum(weight.numel() for weight in exchanged_parameters(clip))
+    assert n_weights == 2 * {"data_reuploading": 36, "hardware_efficient": 24}[circuit]
+    whole = sum(weight.numel() for weight in clip.parameters())
+    assert counts.pop("no_quantum") == whole - n_weights
+    assert set(counts.values()) == {whole}
+    assert count_parameters(found["frozen_random"])["frozen"] == n_weights
+    for name, net in found.items():
+        images, texts = net(**batch_of())
+        assert images.shape == texts.shape == (3, 64)
+        assert (images - before[0]).abs().max() > 1e-4 and (texts - before[1]).abs().max() > 1e-4, name
+        assert not any(isinstance(part, QuantumLayer) for part in net.modules()) or "n" in name
+    for one, other in zip(before, clip(**batch_of()), strict=True):
+        close(one, other)
+
+
+def test_a_linear_head_is_the_quantum_one_without_its_circuit():
+    linear, quantum = clip_of("linear"), clip_of("quantum")
+    counts = [sum(count_parameters(net).values()) for net in (linear, quantum)]
+    assert counts[1] - counts[0] == 2 * 2 * 4 * 3  # towers, layers, wires, angles
+    shapes = {name: value.shape for name, value in quantum.state_dict().items() if "circuit" not in name}
+    assert shapes == {name: value.shape for name, value in linear.state_dict().items()}
+
+
+def test_circuits_may_be_frozen():
+    clip = clip_of("quantum", trainable=False)
+    assert count_parameters(clip)["frozen"] == 2 * 24 and count_parameters(clip)["quantum"] == 0
+    clip(**batch_of())
+    assert "classical_trained" in controls(clip)
+
+
+def test_angles_lie_between_0_and_pi():
+    clip = clip_of("quantum", backend="batched")
+    with torch.no_grad():
+        clip.net.visual_projection.down.weight.mul_(100)
+    seen = []
+    with clip.net.visual_projection.circuit.register_forward_pre_hook(
+        lambda m, given: seen.append(given[0].detach())
+    ):
+        clip.embed_images(pixels_of())
+    assert seen[0].shape == (3, 4) and 0 <= float(seen[0].min()) < 0.1 < 3 < float(seen[0].max()) <= 3.15
+
+
+# --- weights of a folder -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A small CLIP in a folder, as transformers saves it, with a tokenizer."""
+    folder = tmp_path_factory.mktemp("clip")
+    clip = clip_of("full", seed=5)
+    clip.net.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+def test_weights_of_a_local_folder(saved):
+    tokenizer = CaptionTokenizer.load(saved)
+    shape = {"channels": 3, "image_size": (SIDE, SIDE), "pretrained": str(saved)}
+    clip = Clip(tokenizer, head="full", **shape)
+    for one, other in zip(
+        clip.eval()(**batch_of()), clip_of("full", seed=5).eval()(**batch_of()), strict=True
+    ):
+        close(one, other)
+    other = Clip(tokenizer, head="quantum", n_qubits=3, **shape)
+    stored = load_file(saved / "model.safetensors")
+    kept = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
+    assert all(torch.equal(kept[name], value) for name, value in stored.items() if "projection" not in name)
+    assert other(**batch_of())[0].shape == (3, 64)
+
+
+def test_grey_images_are_shown_in_colour_to_published_weights(saved):
+    shape = {"image_size": (SIDE, SIDE), "pretrained": str(saved), "head": "full"}
+    grey, colour = (Clip(TOKENIZER, channels=channels, **shape).eval() for channels in (1, 3))
+    image = pixels_of(channels=1)
+    close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))
+
+
+def wider() -> CaptionTokenizer:
+    return CaptionTokenizer.train([" ".join(f"word{i}" for i in range(99))], max_length=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "argument", "told"),
+    [
+        ({"head": "lineal"}, "head", "linear"),
+        ({"size": "large"}, "size", "tiny, small, 77m"),
+        ({"patch_size": 5}, "patch_size", "2, 4, 8, 16"),
+        ({"patch_size": -8}, "patch_size", "2, 4, 8, 16"),
+        ({"image_size": (16, 24)}, "image_size", "square"),
+        ({"n_qubits": 0}, "n_qubits", "above 0"),
+        ({"head": "quantum", "circuit": "none"}, "circuit", "data_reuploading"),
+        ({"head": "quantum", "circuit": "random", "embedding": "none"}, "embedding", "angle"),
+        ({"head": "quantum", "initialisation": "none"}, "initialisation", "uniform"),
+        ({"pretrained": "nobody/clip"}, "pretrained", "be a CLIP that can be read here"),
+    ],
+)
+def test_wrong_options(monkeypatch, options, argument, told):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=rf"^Argument `{argument}` must ") as caught:
+        clip_of(**options)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "argument", "told"),
+    [
+        ({"image_size": (32, 32)}, "image_size", "image_size=16"),
+        ({"tokenizer": wider}, "tokenizer", "Load the data with tokenizer="),
+        ({"tokenizer": lambda: CaptionTokenizer.train(TEXTS, max_length=40)}, "tokenizer", "40 in a text"),
+    ],
+)
+def test_data_that_published_weights_do_not_fit(saved, options, argument, told):
+    shape = {"channels": 3, "image_size": (SIDE, SIDE), "pretrained": str(saved)} | options
+    tokenizer = shape.pop("tokenizer", lambda: TOKENIZER)()
+    with pytest.raises(ValueError, match=rf"^Argument `{argument}` must ") as caught:
+        Clip(tokenizer, **shape)
+    assert told in str(caught.value)
+
+
+def test_colour_is_refused_by_weights_for_grey(tmp_path):
+    clip_of("full", 1).net.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^Argument `channels` must be 1.*grey=True"):
+        clip_of("full", 3, pretrained=str(tmp_path))
+
+
+def test_weights_that_lack_one_are_refused(saved, tmp_path):
+    (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
+    weights = load_file(saved / "model.safetensors")
+    weights.pop("text_projection.weight")
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"hold every weight of its CLIP.*1 weights, text_projection.weight"):
+        clip_of(pretrained=str(tmp_path))
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="be a CLIP that can be read here"):
+        clip_of(pretrained=str(tmp_path))
+
+
+def test_another_net_is_refused(tmp_path):
+    from transformers import CLIPModel, ResNetConfig, ResNetModel
+
+    with torch.random.fork_rng(devices=[]):
+        config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic")
+        ResNetModel(config).save_pretrained(tmp_path)
+    with torch.random.fork_rng(devices=[]), pytest.raises(ValueError, match=r"^Argument `pretrained` must "):
+        load(CLIPModel, str(tmp_path), what="CLIP", model_type="clip")
+
+
+def test_a_tokenizer_whose_end_is_number_2_is_refused():
+    wrong = copy.copy(TOKENIZER)
+    wrong.inner = copy.deepcopy(TOKENIZER.inner)
+    wrong.inner.eos_token = wrong.inner.convert_ids_to_tokens(2)
+    with pytest.raises(ValueError, match=r"^Argument `tokenizer` must have another number than 2"):
+        Clip(wrong, channels=3, image_size=(16, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_pixels_are_bytes(dtype):
+    with pytest.raises(ValueError, match=r"^Argument `pixel_values` must be uint8"):
+        clip_of().embed_images(pixels_of().to(dtype))

@@ -1,0 +1,291 @@
+"""CLIP's loss written out in NumPy, and gradients by chunks beside those of the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import train
+from qnnkit.checkpoint import own_generators
+from qnnkit.config import TrainingConfig
+from qnnkit.data.captions import digit_captions
+from qnnkit.models import Clip
+from qnnkit.retrieval import Embeddings
+from qnnkit.tasks import Contrastive, cached
+
+
+class Pairs(nn.Module):
+    """A table of embeddings in place of a model."""
+
+    def __init__(self, images: torch.Tensor, texts: torch.Tensor):
+        super().__init__()
+        self.images, self.texts = nn.Parameter(images), nn.Parameter(texts)
+        self.log_scale = nn.Parameter(torch.tensor(2.0, dtype=images.dtype))
+
+    def forward(self, input_ids):
+        norm = nn.functional.normalize
+        return norm(self.images, dim=1), norm(self.texts, dim=1)
+
+    def scale(self):
+        return self.log_scale.exp()
+
+
+def pairs_of(n: int = 6) -> tuple[Pairs, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    images, texts = torch.randn(2, n, 5, generator=generator, dtype=torch.float64)
+    return Pairs(images, texts), {"input_ids": torch.arange(2 * n).reshape(n, 2)}
+
+
+def in_numpy(model: Pairs) -> tuple[float, np.ndarray]:
+    images, texts = (part.detach().numpy() for part in model(None))
+    logits = np.exp(2.0) * images @ texts.T
+    by_image = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    by_text = logits - np.log(np.exp(logits).sum(0, keepdims=True))
+    return float(-(np.diag(by_image) + np.diag(by_text)).mean() / 2), logits
+
+
+def test_the_loss_looks_both_ways():
+    model, batch = pairs_of(30)
+    step = Contrastive()(model, batch)
+    expected, logits = in_numpy(model)
+    assert float(step.loss.detach()) == pytest.approx(expected, abs=1e-12) and step.count == 30
+    assert float(step.sums["loss"]) == -float(step.sums["minus_loss"]) == pytest.approx(30 * expected)
+    hits = [(logits.argmax(axis) == np.arange(30)).sum() for axis in (1, 0)]
+    assert [int(step.sums[name]) for name in ("image_to_text", "text_to_image")] == hits
+    assert float(step.sums["accuracy"]) == sum(hits) / 2 and hits[0] != hits[1]
+    assert Contrastive().monitor in step.sums
+    assert step.loss.requires_grad and not any(value.requires_grad for value in step.sums.values())
+
+
+def test_the_temperature_is_trained():
+    model, batch = pairs_of()
+    Contrastive()(model, batch).loss.backward()
+    before, after = (in_numpy_at(model, 2.0 + change) for change in (-1e-5, 1e-5))
+    assert float(model.log_scale.grad) == pytest.approx((after - before) / 2e-5, rel=1e-6)
+
+
+def in_numpy_at(model: Pairs, log_scale: float) -> float:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.log_scale.fill_(log_scale)
+    return float(Contrastive()(other, {"input_ids": torch.arange(6)[:, None]}).loss.detach())
+
+
+def test_the_same_caption_is_right_too():
+    eye = torch.eye(4, dtype=torch.float64)
+    model = Pairs(eye[[1, 0, 2, 3]], eye)  # the first two are exchanged
+    apart = {"input_ids": torch.tensor([[1, 5], [1, 6], [2, 5], [3, 5]])}
+    alike = {"input_ids": torch.tensor([[1, 5], [1, 5], [2, 5], [3, 5]])}
+    assert float(Contrastive()(model, apart).sums["accuracy"]) == 2
+    assert float(Contrastive()(model, alike).sums["accuracy"]) == 4
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_small_batches(n):
+    model, batch = pairs_of(n)
+    step = Contrastive()(model, batch)
+    step.loss.backward()
+    assert torch.isfinite(step.loss) and torch.isfinite(model.images.grad).all()
+    assert n > 1 or float(step.loss.detach()) == 0
+
+
+def test_autocast_does_not_round_the_logits():
+    model, batch = pairs_of()
+    model = model.float()
+    plain = Contrastive()(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        step = Contrastive()(model, batch)
+    assert step.loss.dtype == torch.float32 and float(step.loss.detach()) == float(plain.loss.detach())
+
+
+def test_judge():
+    eye = torch.eye(3)
+    given = Embeddings(eye, eye, torch.arange(3)[:, None].expand(3, 2), ("a", "b", "c"))
+    found = Contrastive().judge(given)
+    assert found["image_to_text_recall_1"] == found["text_to_image_recall_10"] == 1
+    assert "zero_shot" not in found and len(found) == 6
+    labels = torch.tensor([0, 1, 1])
+    labelled = replace(given, labels=labels, classes=eye)
+    assert Contrastive().judge(labelled)["zero_shot"] == pytest.approx(2 / 3)
+
+
+# --- gradients by chunks -----------------------------------------------------------------------------------
+
+SPLITS = digit_captions()
+
+
+def clip_of(head: str = "linear", dropout: float = 0.0, **options) -> Clip:
+    shape = {"channels": 1, "image_size": (8, 8), "patch_size": 4, "n_qubits": 3}
+    clip = Clip(SPLITS.tokenizer, head=head, **shape, **options)
+    for module in clip.modules():
+        if hasattr(module, "q_proj"):  # attention, which transformers gives its dropout as a number
+            module.dropout = dropout
+    return clip
+
+
+def batch_of(n: int = 20) -> dict[str, torch.Tensor]:
+    return next(iter(SPLITS.batches("train", n, shuffle=True)))
+
+
+def gradients(model: nn.Module, task: Contrastive, batch, around=own_generators) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    with own_generators():
+        torch.default_generator.manual_seed(7)
+        with around():
+            step = task(model, batch)
+        step.loss.backward()
+    found = {
+        name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None
+    }
+    return found | {"loss": step.loss.detach()}
+
+
+def agree(one, other, tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(
+            value, other[name], atol=tolerance, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("chunk", [1, 6, 10, 19])
+@pytest.mark.parametrize("head", ["full", "quantum"])
+def test_chunks_give_the_gradient_of_the_whole(head, chunk):
+    clip = clip_of(head).double()
+    whole = gradients(clip, Contrastive(), batch_of())
+    agree(gradients(clip, Contrastive(chunk=chunk), batch_of()), whole, 1e-10)
+    assert max(float(value.abs().max()) for value in whole.values()) > 1e-2, "nothing to compare"
+
+
+def test_dropout_draws_the_same_on_the_way_back():
+    """By differences: the loss that was told is the one whose gradient is given."""
+    clip, batch, task = clip_of(dropout=0.3).double().train(), batch_of(12), Contrastive(chunk=5)
+    found = gradients(clip, task, batch)
+    weight, change = clip.net.vision_model.encoder.layers[0].mlp.fc1.bias, 1e-5
+    name = next(name for name, each in clip.named_parameters() if each is weight)
+    place = int(found[name].abs().argmax())
+    losses = []
+    for sign in (-1, 1):
+        with torch.no_grad():
+            weight[place] += sign * change
+        losses.append(float(gradients(clip, task, batch)["loss"]))
+        with torch.no_grad():
+            weight[place] -= sign * change
+    slope = (losses[1] - losses[0]) / (2 * change)
+    assert float(found[name][place]) == pytest.approx(slope, rel=1e-5) and abs(slope) > 1e-4
+    still = gradients(clip.eval(), task, batch)["loss"]
+    assert abs(float(still) - float(found["loss"])) > 1e-6, "nothing was dropped"
+
+
+def test_what_is_drawn_next_is_the_same():
+    clip, batch = clip_of(dropout=0.3).train(), batch_of(12)
+    drawn = []
+    for chunk in (12, 5):
+        with own_generators():
+            torch.default_generator.manual_seed(7)
+            loss = Contrastive(chunk=chunk)(clip, batch).loss
+            before = torch.get_rng_state()
+            loss.backward()
+            drawn.append(torch.equal(before, torch.get_rng_state()))
+    assert drawn == [True, True]
+
+
+def test_one_chunk_is_in_memory_at_once():
+    clip, batch = clip_of(), batch_of(20)
+    alive: list[weakref.ref] = []
+    most = []
+
+    def kept(module, given, outputs):
+        alive.append(weakref.ref(outputs))
+        most.append(sum(ref() is not None and ref().grad_fn is not None for ref in alive))
+
+    def peak(task) -> int:
+        alive.clear()
+        most.clear()
+        task(clip, batch).loss.backward()
+        return max(most)
+
+    with clip.net.vision_model.encoder.layers[0].mlp.fc1.register_forward_hook(kept):
+        loss = Contrastive(chunk=5)(clip, batch).loss
+        assert len(alive) == 4 and not any(ref() is not None for ref in alive), "a graph is kept"
+        loss.backward()
+        assert len(alive) == 8 and max(most) == 1 and not any(ref() is not None for ref in alive)
+        del loss
+        assert peak(Contrastive()) == 1 and peak(Contrastive(chunk=4)) == 1 and len(alive) == 10
+
+
+def test_autocast_holds_on_the_way_back():
+    clip, batch = clip_of(), batch_of()
+
+    def half():
+        return torch.autocast("cpu", torch.bfloat16)
+
+    whole = gradients(clip, Contrastive(), batch, half)
+    chunks = gradients(clip, Contrastive(chunk=7), batch, half)
+    exact = gradients(clip, Contrastive(), batch)
+    name = "net.vision_model.encoder.layers.0.mlp.fc1.weight"
+    rounding = float((whole[name] - exact[name]).norm())
+    assert float((chunks[name] - whole[name]).norm()) < rounding, "computed again in another precision"
+    assert float(chunks["loss"]) != float(exact["loss"])
+
+
+def test_without_gradients_chunks_are_plain():
+    clip, batch = clip_of().eval(), batch_of()
+    with torch.no_grad():
+        whole, chunks = Contrastive()(clip, batch), Contrastive(chunk=6)(clip, batch)
+    assert float(whole.loss) == pytest.approx(float(chunks.loss), abs=1e-6) and not chunks.loss.requires_grad
+
+
+def test_frozen_weights_stay_without_gradient():
+    clip = clip_of()
+    clip.net.text_model.requires_grad_(False)
+    found = gradients(clip, Contrastive(chunk=6), batch_of())
+    assert not any("text_model" in name for name in found) and "net.text_projection.up.weight" in found
+    agree(found, gradients(clip, Contrastive(), batch_of()), 1e-5)
+
+
+@pytest.mark.parametrize("chunk", [0, -3])
+def test_no_such_chunk(chunk):
+    with pytest.raises(ValueError, match=r"^Argument `chunk` must be above 0"):
+        Contrastive(chunk=chunk)(clip_of(), batch_of())
+
+
+def test_several_processes_are_refused():
+    spread = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    with pytest.raises(NotImplementedError, match=r"^Argument `chunk` must be None on several processes"):
+        cached.outputs(spread, batch_of(), 4)
+
+
+# --- in the loop -------------------------------------------------------------------------------------------
+
+
+def trained(chunk: int | None, **settings) -> tuple[train.Progress, Clip]:
+    clip = clip_of(seed=1)
+    loaders = {
+        "train": SPLITS.batches("train", 256, shuffle=True),
+        "validation": SPLITS.batches("validation", 256, shuffle=False),
+    }
+    config = TrainingConfig(**({"epochs": 2, "learning_rate": 1e-3, "optimizer": "adamw"} | settings))
+    return train.fit(clip, Contrastive(chunk=chunk), loaders, config), clip
+
+
+def test_a_training_in_chunks_is_the_same_training():
+    plain, one = trained(None)
+    chunks, other = trained(64)
+    assert plain.rows[-1]["train_loss"] == pytest.approx(chunks.rows[-1]["train_loss"], abs=1e-4)
+    assert plain.rows[-1]["train_loss"] < plain.rows[0]["train_loss"]
+    for before, after in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(before, after, atol=1e-3, rtol=0)
+    assert {"validation_loss", "validation_accuracy", "validation_image_to_text"} <= plain.rows[-1].keys()
+
+
+def test_a_training_in_chunks_with_checkpointing_in_bfloat16():
+    settings = {"precision": "bfloat16", "gradient_checkpointing": True, "accumulation": 2, "epochs": 1}
+    progress, _ = trained(100, **settings)
+    assert np.isfinite(progress.rows[-1]["validation_loss"])

@@ -1,0 +1,114 @@
+"""Retrieval: recall against a count by hand, zero-shot, and what lies nearest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qnnkit import retrieval
+from qnnkit.data.captions import digit_captions
+from qnnkit.models import Clip
+from qnnkit.retrieval import embed, nearest, recall, scores, zero_shot
+
+
+def directions(n: int, seed: int, size: int = 6) -> torch.Tensor:
+    vectors = torch.randn(n, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.nn.functional.normalize(vectors, dim=1)
+
+
+def by_hand(queries, candidates, right: set[tuple[int, int]], k: int) -> float:
+    """Sorted lists, one query after the other."""
+    hits = 0
+    for q, query in enumerate(queries.tolist()):
+        cosines = [sum(a * b for a, b in zip(query, c, strict=True)) for c in candidates.tolist()]
+        nearest_k = sorted(range(len(cosines)), key=lambda c: -cosines[c])[:k]
+        hits += any((q, c) in right for c in nearest_k)
+    return hits / len(queries)
+
+
+@pytest.mark.parametrize("rows", [3, 512])
+def test_recall_with_several_captions(rows, monkeypatch):
+    monkeypatch.setattr(retrieval, "ROWS", rows)
+    images, texts = directions(10, 0), directions(25, 1)
+    pairs = [(i % 10, i) for i in range(25)] + [(3, 0), (7, 0)]  # a caption of three images
+    pairs = torch.tensor(pairs)[torch.randperm(27, generator=torch.Generator().manual_seed(2))]
+    found = recall(images, texts, pairs, ranks=(1, 2, 5, 30))
+    right = {(int(i), int(t)) for i, t in pairs}
+    for k in (1, 2, 5, 30):
+        assert found[f"image_to_text_recall_{k}"] == by_hand(images, texts, right, k)
+        flipped = {(t, i) for i, t in right}
+        assert found[f"text_to_image_recall_{k}"] == by_hand(texts, images, flipped, k)
+    assert found["image_to_text_recall_30"] == found["text_to_image_recall_30"] == 1
+    assert 0 < found["image_to_text_recall_1"] != found["text_to_image_recall_1"]
+
+
+def test_a_model_that_holds_all_alike_finds_nothing():
+    same, pairs = torch.ones(12, 1), torch.arange(12)[:, None].expand(12, 2)
+    found = recall(same, same, pairs)
+    assert found["image_to_text_recall_1"] == found["text_to_image_recall_10"] == 0
+
+
+def test_chance():
+    n = 400
+    found = recall(directions(n, 0), directions(n, 1), torch.arange(n)[:, None].expand(n, 2), ranks=(1, 100))
+    assert found["image_to_text_recall_1"] < 0.02 and abs(found["text_to_image_recall_100"] - 0.25) < 0.1
+
+
+EYE = torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "pairs", "argument"),
+    [
+        (EYE[0], EYE, [[0, 0]], "images"),
+        (EYE, EYE[:, :2], [[0, 0]], "texts"),
+        (EYE, EYE, [[0, 0, 0]], "pairs"),
+        (EYE, EYE, [[0, 0], [1, 1]], "pairs"),
+        (EYE, EYE, [[0, 0], [1, 1], [2, 1]], "pairs"),
+        (EYE, EYE, [[0, 0], [1, 1], [3, 2]], "pairs"),
+        (EYE, EYE, [[0, 0], [1, 1], [2, -1]], "pairs"),
+    ],
+)
+def test_what_does_not_fit(images, texts, pairs, argument):
+    with pytest.raises(ValueError, match=rf"^Argument `{argument}` must "):
+        recall(images, texts, torch.tensor(pairs))
+
+
+def test_zero_shot_and_nearest():
+    images, classes = directions(50, 0), directions(4, 1)
+    labels = (images @ classes.T).argmax(1)
+    assert zero_shot(images, classes, labels) == 1 and zero_shot(images, classes, (labels + 1) % 4) == 0
+    rows, cosines = nearest(images, classes, n=9)
+    assert rows.shape == cosines.shape == (50, 4) and torch.equal(rows[:, 0], labels)
+    torch.testing.assert_close(cosines, (images @ classes.T).sort(1, descending=True).values)
+    for wrong in (lambda: zero_shot(images, classes, labels[:3]), lambda: nearest(images, classes[:, :2])):
+        with pytest.raises(ValueError, match=r"^Argument `"):
+            wrong()
+    with pytest.raises(ValueError, match=r"^Argument `n` must "):
+        nearest(images, classes, n=0)
+
+
+def test_a_split_in_the_space_of_a_model():
+    splits = digit_captions()
+    clip = Clip(splits.tokenizer, channels=1, image_size=(8, 8), patch_size=4)
+    found = embed(clip, splits, "validation", batch_size=100)
+    part = splits.validation
+    assert found.images.shape == (len(part), 64) and found.texts.shape == (30, 64)
+    assert torch.equal(found.labels, part.labels) and found.classes.shape == (10, 64)
+    whole = embed(clip, splits, "validation", batch_size=1000)
+    torch.testing.assert_close(found.images, whole.images, atol=1e-5, rtol=0)
+    batch = next(iter(splits.batches("validation", 7, shuffle=False)))
+    with torch.no_grad():
+        images, texts = clip(**batch)
+    torch.testing.assert_close(found.images[:7], images, atol=1e-5, rtol=0)
+    row = found.captions.index(part.captions[0][0])
+    torch.testing.assert_close(found.texts[row], texts[0], atol=1e-5, rtol=0)
+    assert {tuple(pair) for pair in found.pairs.tolist()} == {
+        (image, found.captions.index(text)) for image, texts in enumerate(part.captions) for text in texts
+    }
+    ids, mask = splits.tokenizer.encode(splits.prompts[4])
+    with torch.no_grad():
+        mean = clip.embed_texts(ids, mask).mean(0)
+    torch.testing.assert_close(found.classes[4], mean / mean.norm(), atol=1e-5, rtol=0)
+    told = scores(found)
+    assert len(told) == 7 and all(0 <= value <= 1 for value in told.values())
