@@ -13,16 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from qnnkit import checks
 from qnnkit.config import TrainingConfig
 from qnnkit.models.blocks import seeded
+from qnnkit.models.causal_lm import LLAMA, LORA_TARGETS, llama_config
 from qnnkit.plan.workload import Workload
 from qnnkit.tasks import OwnLoss
 
-# hidden size, layers, heads, key-value heads, inner size, vocabulary
-LLAMA = {
-    "tiny": (128, 4, 4, 4, 344, 4096),
-    "small": (384, 6, 6, 6, 1024, 8192),
-    "medium": (768, 12, 12, 12, 2048, 16384),
-    "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
-}
 # of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
 CLIP = {
     "tiny": (64, 2, 4, 32, 8, 64, 1024),
@@ -32,8 +26,6 @@ CLIP = {
 SIZES = {"llama": LLAMA, "clip": CLIP}
 USUAL_LENGTH = 256
 """Tokens, where nobody says."""
-LORA_TARGETS: tuple[str, ...] = ("q_proj", "v_proj")
-"""What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
 
 
 def of_transformer(
@@ -107,7 +99,7 @@ def of_transformer(
 
 
 def _config(kind: str, size: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, CLIPConfig, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, CLIPConfig
 
     folder = Path(size).expanduser()
     if size not in SIZES[kind] and not folder.is_dir():
@@ -127,18 +119,9 @@ def _config(kind: str, size: str) -> Any:
             raise ValueError(checks.message("size", rule, config.model_type, "Choose another folder."))
         return config
     if kind == "llama":
-        hidden, n_layers, heads, kv_heads, inner, vocabulary = LLAMA[size]
-        return LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            num_hidden_layers=n_layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            intermediate_size=inner,
-            max_position_embeddings=131072 if size == "3b" else 2048,
-            tie_word_embeddings=size == "3b",
-            use_cache=False,
-        )
+        config = llama_config(size)
+        config.use_cache = False  # as the task asks for
+        return config
     hidden, n_layers, heads, side, patch, projection, vocabulary = CLIP[size]
     tower = {
         "hidden_size": hidden,

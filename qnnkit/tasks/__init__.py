@@ -1,7 +1,17 @@
 """What a net is trained for: its loss and the numbers it is judged by, per kind of work."""
 
 from qnnkit.tasks.classification import Classification, calibration_error, macro_f1
+from qnnkit.tasks.language import Language, perplexity
 from qnnkit.tasks.own_loss import OwnLoss
 from qnnkit.tasks.step import Step, Task
 
-__all__ = ["Classification", "OwnLoss", "Step", "Task", "calibration_error", "macro_f1"]
+__all__ = [
+    "Classification",
+    "Language",
+    "OwnLoss",
+    "Step",
+    "Task",
+    "calibration_error",
+    "macro_f1",
+    "perplexity",
+]
