@@ -42,7 +42,7 @@ class Language:
         """
         targets = shifted(labels)
         tokens = int((targets != IGNORED).sum())
-        loss = float(summed_loss(logits.double(), targets)) / max(1, tokens)
+        loss = summed_loss(logits.double(), targets).item() / max(1, tokens)
         return {"loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
 
 
