@@ -316,6 +316,19 @@ def test_adapters_are_switched_by_name(splits, tmp_path):
     assert any(weight.requires_grad for weight in trained.parameters())
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("vera", {"r": 8}), ("ia3", {}), ("loha", {}), ("prompt_tuning", {"num_virtual_tokens": 2})],
+)
+def test_adapters_of_other_methods_are_read_again(splits, tmp_path, method, options):
+    ids = torch.tensor([splits.tokenizer.encode("The quick")])
+    model = shaken(adapted(small(), method, **options))
+    language.save_adapter(model, splits.tokenizer, tmp_path / "adapter")
+    again = language.load_adapter(small(), tmp_path / "adapter")
+    assert torch.equal(logits(again, ids), logits(model, ids))
+    assert (logits(again, ids)[:, -1] - logits(small(), ids)[:, -1]).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("other", [{"hidden": 32}, {"n_layers": 1}, {"n_layers": 3}])
 def test_an_adapter_to_another_base_model(splits, tmp_path, other):
     language.save_adapter(shaken(adapted(small())), splits.tokenizer, tmp_path / "adapter")

@@ -82,10 +82,8 @@ def load_adapter(model: Any, folder: str | Path, name: str = "default", *, train
         rule = "be a folder with adapter_config.json and adapter_model.safetensors"
         raise ValueError(checks.message("folder", rule, str(folder), "Give the folder of a saved adapter."))
     try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            own_generators(),
-        ):  # weights are drawn before they are read
+        # Weights are drawn before they are read.
+        with warnings.catch_warnings(action="ignore"), own_generators():
             if _is_adapted(model):
                 model.load_adapter(str(path), adapter_name=name, is_trainable=trainable)
             else:

@@ -139,7 +139,7 @@ def four_bit(
 
 
 def adapted(
-    model: nn.Module,
+    model: Any,
     method: str = "lora",
     *,
     r: int | None = None,
@@ -156,8 +156,8 @@ def adapted(
         r: Rank; None takes the method's own (8 for LoRA, 256 for VeRA).
         alpha: Scale of the update, which counts alpha / r; None takes 2 r for LoRA.
         targets: Names of the layers to adapt, such as ["q_proj", "v_proj"]; a text is a regular expression
-            over whole names, or "all-linear". None takes the query and value projections where the model has
-            them, else PEFT's choice.
+            over whole names, or "all-linear". None takes what PEFT knows to be usual for the method and the
+            model (for LoRA on a Llama, the query and value projections), else these two.
         seed: Fixes initial weights; the caller's generators are left alone.
         options: What else the method's configuration has.
 
@@ -167,14 +167,12 @@ def adapted(
     Raises:
         ValueError: The method or an option is unknown, a target fits no layer, or there is an adapter.
     """
-    from peft import get_peft_model
+    from peft import LoraConfig, get_peft_model
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    methods = {
-        str(getattr(key, "value", key)).lower(): kind for key, kind in PEFT_TYPE_TO_CONFIG_MAPPING.items()
-    }
-    kind = methods[checks.choice("method", method.lower(), sorted(methods))]
+    methods = {str(getattr(key, "value", key)).lower(): key for key in PEFT_TYPE_TO_CONFIG_MAPPING}
+    kind = PEFT_TYPE_TO_CONFIG_MAPPING[methods[checks.choice("method", method.lower(), sorted(methods))]]
     if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
         step = "Merge it first, or build the model anew."
         raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
@@ -193,23 +191,33 @@ def adapted(
             given[field] = list(value) if name == "targets" and not isinstance(value, str) else value
     for name in options:
         checks.choice("option", name, sorted(fields))
-    if scale == "lora_alpha" and "lora_alpha" not in given:
+    if issubclass(kind, LoraConfig) and "lora_alpha" not in given:
         given["lora_alpha"] = 2 * (r or 8)
-    if "target_modules" in fields and "target_modules" not in given:
-        found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-        if found >= set(LORA_TARGETS):  # of another architecture, PEFT itself knows what is usually adapted
-            given["target_modules"] = list(LORA_TARGETS)
-    elif given.get("target_modules"):
+    if given.get("target_modules"):
         _require_targets(model, given["target_modules"])
     if "task_type" in fields:
         given.setdefault("task_type", "CAUSAL_LM")
-    with warnings.catch_warnings(action="ignore"), seeded(seed):  # PEFT warns of what it then does right
-        try:
+
+    def build(given: dict[str, Any]) -> Any:
+        with warnings.catch_warnings(action="ignore"), seeded(seed):  # PEFT warns of what it then does right
             return get_peft_model(model, kind(**given))  # type: ignore[arg-type]
-        except (TypeError, ValueError, KeyError, NotImplementedError) as error:
-            told = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-            rule, step = "be one that PEFT can build here", f"PEFT says: {told}."
-            raise ValueError(checks.message("method", rule, method, step)) from None
+
+    found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    try:
+        try:
+            return build(given)
+        except (ValueError, AttributeError) as error:
+            if (
+                given.get("target_modules")
+                or "target_module" not in str(error)
+                or not found >= set(LORA_TARGETS)
+            ):
+                raise
+            return build({**given, "target_modules": list(LORA_TARGETS)})
+    except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
+        told = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        rule, step = "be one that PEFT can build here", f"PEFT says: {told}."
+        raise ValueError(checks.message("method", rule, method, step)) from None
 
 
 def _require_targets(model: nn.Module, targets: Sequence[str] | str) -> None:
