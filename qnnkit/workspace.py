@@ -8,7 +8,9 @@ import functools
 import json
 import os
 import re
+import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -378,3 +380,40 @@ def cannot_write(path: Path, error: OSError) -> OSError:
         f"Cannot write `{path}` ({error.strerror}). {step} and run the same command again; what was written "
         "before is whole.",
     )
+
+
+@contextlib.contextmanager
+def whole_folder(folder: str | Path) -> Iterator[Path]:
+    """A hidden folder beside `folder`, which takes its place in the end; nothing is left of it otherwise.
+
+    What lies there from before is replaced, if it has no file that the new one has not.
+
+    Raises:
+        FileExistsError: Something else is there.
+        OSError: The disk is full or read-only.
+    """
+    folder = Path(folder).expanduser().absolute()
+    draft, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        others = [name for name in there if not (draft / name).exists()]
+        if others or (folder.exists() and not folder.is_dir()):
+            rule = "be absent, empty or of an earlier save"
+            told = f"It holds {others[0]} too" if others else "It is a file"
+            raise FileExistsError(
+                checks.message("folder", rule, str(folder), f"{told}: choose another name.")
+            )
+        if there:
+            folder.rename(old)
+        draft.rename(folder)
+    except OSError as error:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        if not error.errno:  # told already
+            raise
+        raise cannot_write(folder, error) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -23,6 +23,8 @@ from qnnkit.data import places
 TIMEOUT = 30.0
 """Seconds without an answer after which an address is given up."""
 CHUNK = 2**18
+FROM_WEB = (*places.ARCHIVES, ".txt", ".md", ".jsonl", ".ndjson")
+"""What an address of a dataset may end in, beside .npz: one file each."""
 
 
 def store() -> Path:
@@ -70,8 +72,8 @@ def _copy(path: Path, target: Path) -> None:
 
 def _from_web(url: str) -> Path:
     name = urllib.parse.unquote(urllib.parse.urlsplit(url).path).rpartition("/")[2]
-    if not name.lower().endswith((*places.ARCHIVES, ".npz")):
-        rule = f"end in {', '.join(places.ARCHIVES)} or .npz"
+    if not name.lower().endswith((*FROM_WEB, ".npz")):
+        rule = f"end in {', '.join(FROM_WEB)} or .npz"
         raise ValueError(checks.message("root", rule, url, "Pass the address of a single such file."))
     folder = store() / "copies" / _digest(url)
     return download((url,), folder / name, argument="root")

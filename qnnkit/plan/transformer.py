@@ -14,21 +14,13 @@ from qnnkit import checks
 from qnnkit.config import TrainingConfig
 from qnnkit.models import clip
 from qnnkit.models.blocks import seeded
+from qnnkit.models.causal_lm import LLAMA, LORA_TARGETS, llama_config
 from qnnkit.plan.workload import Workload
 from qnnkit.tasks import OwnLoss
 
-# hidden size, layers, heads, key-value heads, inner size, vocabulary
-LLAMA = {
-    "tiny": (128, 4, 4, 4, 344, 4096),
-    "small": (384, 6, 6, 6, 1024, 8192),
-    "medium": (768, 12, 12, 12, 2048, 16384),
-    "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
-}
 SIZES = {"llama": LLAMA, "clip": clip.CLIP}
 USUAL_LENGTH = 256
 """Tokens, where nobody says."""
-LORA_TARGETS: tuple[str, ...] = ("q_proj", "v_proj")
-"""What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
 
 
 def of_transformer(
@@ -102,7 +94,7 @@ def of_transformer(
 
 
 def _config(kind: str, size: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = Path(size).expanduser()
     if size not in SIZES[kind] and not folder.is_dir():
@@ -122,18 +114,9 @@ def _config(kind: str, size: str) -> Any:
             raise ValueError(checks.message("size", rule, config.model_type, "Choose another folder."))
         return config
     if kind == "llama":
-        hidden, n_layers, heads, kv_heads, inner, vocabulary = LLAMA[size]
-        return LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            num_hidden_layers=n_layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            intermediate_size=inner,
-            max_position_embeddings=131072 if size == "3b" else 2048,
-            tie_word_embeddings=size == "3b",
-            use_cache=False,
-        )
+        config = llama_config(size)
+        config.use_cache = False  # as the task asks for
+        return config
     return clip.configuration(size)
 
 

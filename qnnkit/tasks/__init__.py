@@ -3,6 +3,7 @@
 from qnnkit.stats import ACCURACY, LOSS, RECALL, Score
 from qnnkit.tasks.classification import Classification, calibration_error, macro_f1
 from qnnkit.tasks.contrastive import Contrastive
+from qnnkit.tasks.language import Language, perplexity
 from qnnkit.tasks.own_loss import OwnLoss
 from qnnkit.tasks.step import Step, Task
 
@@ -13,9 +14,11 @@ __all__ = [
     "SCORES",
     "Classification",
     "Contrastive",
+    "Language",
     "OwnLoss",
     "Step",
     "Task",
     "calibration_error",
     "macro_f1",
+    "perplexity",
 ]

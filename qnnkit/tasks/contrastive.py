@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from qnnkit import retrieval
+from qnnkit.stats import RECALL, Score
 from qnnkit.tasks import cached
 from qnnkit.tasks.step import Step
 
@@ -33,8 +34,9 @@ class Contrastive:
     """
 
     chunk: int | None = None
-    """Samples whose graph is in memory at once, for batches that would not fit (`tasks.cached`); None: all."""
+    """Samples whose graph is in memory at once, for batches that would not fit (see `cached`); None: all."""
     monitor: str = "accuracy"
+    score: ClassVar[Score] = RECALL
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         ids, n = batch["input_ids"], len(batch["input_ids"])

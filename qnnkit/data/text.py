@@ -1,0 +1,152 @@
+"""Text as blocks of tokens, split by document: what causal language models are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qnnkit import checks
+from qnnkit.data import text_files
+from qnnkit.data import tokenizer as tokenizers
+from qnnkit.data.sample import seeded
+from qnnkit.data.splits import SPLITS
+from qnnkit.data.text_chat import encoded
+from qnnkit.data.text_files import Document
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+
+
+def text(
+    root: str | Path,
+    *,
+    sequence_length: int = 256,
+    split_seed: int = 0,
+    validation_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    tokenizer: str | Path | None = None,
+    vocabulary: int = 1024,
+    part: str | None = None,
+) -> TokenSplits:
+    """Text in blocks of equal length, split by document.
+
+    `root` is a text file (.txt, .md), JSON lines (.jsonl), or a folder, archive or address of such. A file or
+    a record is a document; a single text file is cut into several at blank lines, at about 2,000 characters.
+    A record is {"text"}, a chat {"messages": [{"role", "content"}, ...]}, or an instruction {"instruction" or
+    "prompt", "input" where there is one, "output", "response" or "completion"}. Of chats and instructions
+    only the answers are predicted, and what is written around them is the tokenizer's chat template, or
+    `User: ...` and `Assistant: ...` where it has none.
+
+    The documents of a split are joined, each with an end-of-text token, and cut into blocks. Which document
+    is in which split depends on `split_seed` alone.
+
+    Args:
+        root: Where the text lies.
+        sequence_length: Tokens of a block.
+        split_seed: Chooses which documents are held out.
+        validation_fraction: Share of the documents that choose the epoch.
+        test_fraction: Share of the documents that are looked at once, at the end.
+        tokenizer: Folder or hub name of a model whose tokenizer to take, as an adapter to a model needs it;
+            None trains a byte-level BPE on the training documents.
+        vocabulary: Tokens of the one that is trained; 257, the fewest, reads letter by letter.
+        part: Keeps only documents (of a single file: speeches) in whose heading this regular expression is
+            found: a file's path, a speech's first line, a record's "source" or first line. "ROMEO|JULIET"
+            keeps what they say; with a leading "!" all but that is kept.
+
+    Raises:
+        ValueError: A split has no whole block, a file is not UTF-8, a line is no JSON or of no known form,
+            `part` keeps nothing, or the tokenizer cannot be read or takes no sequences of this length.
+        OSError: Nothing is there.
+    """
+    _require_fractions(validation_fraction, test_fraction)
+    if sequence_length < 2:
+        step = "Use 128 or 256."
+        raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
+    documents, notes = text_files.documents(root, part)
+    rows = _split(len(documents), split_seed, validation_fraction, test_fraction, root)
+    chats = any(document.messages for document in documents)
+    if tokenizer is None:
+        made = tokenizers.trained((documents[row].text for row in rows["train"]), vocabulary)
+        notes.append(f"A byte-level BPE of {len(made):,} tokens was trained on the training documents.")
+    else:
+        made = tokenizers.loaded(tokenizer)
+        if sequence_length > made.model_max_length:
+            rule = f"be at most {made.model_max_length:,}, the longest that this tokenizer's model takes"
+            raise ValueError(checks.message("sequence_length", rule, sequence_length, "Use fewer tokens."))
+    if chats and not made.chat_template:
+        made.chat_template = tokenizers.PLAIN_CHAT
+        notes.append("The tokenizer has no chat template: chats are written as `User:` and `Assistant:`.")
+    packed, lost, unanswered, silent = {}, {}, 0, 0
+    for name in SPLITS:
+        chosen = [documents[row] for row in rows[name]]
+        streams = [(document, encoded(document, made)) for document in chosen]
+        answered = [(document, found) for document, found in streams if found is not None]
+        unanswered += len(streams) - len(answered)
+        packed[name], lost[name], without = _packed(answered, sequence_length)
+        silent += without
+    if short := {name: lost[name] for name in SPLITS if not len(packed[name])}:
+        rule = f"hold a block of {sequence_length} tokens for every split"
+        told = ", ".join(f"{count:,} tokens in {name}" for name, count in short.items())
+        step = "Lower sequence_length, hold more out, or add text."
+        raise ValueError(checks.message("root", rule, told, step))
+    if unanswered:
+        notes.append(f"Chats left out, without an answer to predict: {unanswered:,}.")
+    if any(lost.values()):
+        told = ", ".join(f"{lost[name]:,} in {name}" for name in SPLITS)
+        notes.append(f"Tokens at a split's end that fill no block of {sequence_length} are left out: {told}.")
+    if silent:
+        notes.append(f"Blocks left out, in which nothing is to be predicted: {silent:,}.")
+    return TokenSplits("text", **packed, tokenizer=made, notes=tuple(notes))
+
+
+def _require_fractions(validation: float, test: float) -> None:
+    if not (min(validation, test) > 0 and validation + test < 1):
+        rule = "be above 0, as validation_fraction must, and leave documents for training"
+        step = f"With validation_fraction={validation} that is not so: use 0.1 for both."
+        raise ValueError(checks.message("test_fraction", rule, test, step))
+
+
+def _split(
+    n: int, split_seed: int, validation_fraction: float, test_fraction: float, root: str | Path
+) -> dict[str, list[int]]:
+    """Sorted rows of each split: these shares of the documents, one at least."""
+    n_validation, n_test = (max(1, round(share * n)) for share in (validation_fraction, test_fraction))
+    if n_validation + n_test >= n:
+        rule = "hold enough documents for train, validation and test"
+        step = f"Add some to {root}, or put all into one file, which is cut at blank lines."
+        raise ValueError(checks.message("root", rule, n, step))
+    order = torch.randperm(n, generator=seeded("text", split_seed)).tolist()
+    return {
+        "train": sorted(order[n_validation + n_test :]),
+        "validation": sorted(order[n_test : n_validation + n_test]),
+        "test": sorted(order[:n_test]),
+    }
+
+
+def _packed(
+    documents: Sequence[tuple[Document, tuple[Tensor, Tensor]]], length: int
+) -> tuple[TokenSet, int, int]:
+    """Blocks of a split, tokens that fill none, and blocks left out since nothing in them is predicted."""
+    none = torch.zeros(0, dtype=torch.int64)
+    tokens, labels = (torch.cat([none, *(each[1][part] for each in documents)]) for part in (0, 1))
+    n, left = divmod(len(tokens), length)
+    tokens, labels = tokens[: n * length].view(n, length), labels[: n * length].view(n, length)
+    ends = torch.tensor([len(each[1][0]) for each in documents], dtype=torch.int64).cumsum(0)
+    first = torch.searchsorted(ends, torch.arange(n) * length, right=True).tolist()
+    kept = (labels[:, 1:] != IGNORED).any(dim=1)
+    sources = tuple(documents[row][0].name for row, keep in zip(first, kept.tolist(), strict=True) if keep)
+    return TokenSet(tokens[kept].clone(), labels[kept].clone(), sources), left, int((~kept).sum())
+
+
+def counts(splits: TokenSplits) -> dict[str, dict[str, Any]]:
+    """Blocks, tokens and predicted tokens of each split, for tables."""
+    return {
+        name: {
+            "blocks": len(splits.split(name)),
+            "tokens": splits.split(name).input_ids.numel(),
+            "predicted": splits.split(name).n_predicted,
+        }
+        for name in SPLITS
+    }

@@ -1,0 +1,156 @@
+"""Text from a language model, token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qnnkit import checks
+from qnnkit.checkpoint import own_generators, seed_all
+from qnnkit.language.evaluation import evaluating, without_adapter
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model wrote."""
+
+    text: str
+    """What comes after the prompt."""
+    tokens: int
+    """How many were drawn, the one that ends a text among them."""
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a model wrote after one prompt, before and after it was adapted."""
+
+    prompt: str
+    before: str
+    after: str
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompt: str | Sequence[dict[str, str]] = "",
+    max_new_tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Generated:
+    """Goes on with a prompt until the text ends or `max_new_tokens` are written.
+
+    Where the model's context is full, the last half of it is kept and read anew, and the text goes on: so it
+    may be longer than what the model sees at once, at the cost of one pass over half a context for every half
+    written.
+
+    Args:
+        model: A causal language model, with an adapter or without; it computes where it is.
+        tokenizer: The one that it was trained with.
+        prompt: Text, or the messages of a chat ({"role", "content"}), which the tokenizer's template writes.
+            An empty one begins a document.
+        max_new_tokens: Most tokens to write.
+        temperature: Above 1 flatter, below 1 sharper than the model's own distribution; 0 always takes the
+            most likely token.
+        top_k: Draws only among that many of the most likely tokens; None among all.
+        seed: All that the draws depend on; the caller's generators are left alone.
+
+    Raises:
+        ValueError: A number is out of its range, or a chat cannot be written.
+    """
+    checks.positive("max_new_tokens", max_new_tokens)
+    if temperature < 0:
+        raise ValueError(checks.message("temperature", "be 0 or more", temperature, "Use 0.8, or 0."))
+    if top_k is not None:
+        checks.positive("top_k", top_k)
+    from transformers import GenerationConfig
+
+    end = tokenizer.eos_token_id
+    known = _encoded(tokenizer, prompt) or [end]
+    context = getattr(model.config, "max_position_embeddings", None)
+    drawn = {"temperature": float(temperature), "top_k": top_k or 0} if temperature else {}
+    written: list[int] = []
+    start = time.perf_counter()
+    with torch.no_grad(), evaluating(model), own_generators():
+        seed_all("generate", seed)
+        while len(written) < max_new_tokens and (not written or written[-1] != end):
+            seen = known + written
+            if context is not None and len(seen) >= context:
+                seen = seen[-max(1, context // 2) :]
+            left = max_new_tokens - len(written)
+            settings = GenerationConfig(
+                max_new_tokens=left if context is None else min(left, context - len(seen)),
+                do_sample=bool(temperature),
+                eos_token_id=end,
+                pad_token_id=end,
+                **drawn,
+            )
+            ids = torch.tensor([seen], device=next(model.parameters()).device)
+            found = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
+            )
+            written += found[0, len(seen) :].tolist()
+    seconds = time.perf_counter() - start
+    return Generated(tokenizer.decode(written, skip_special_tokens=True), len(written), seconds)
+
+
+def samples_before_after(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    base: Any = None,
+    max_new_tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> list[Sample]:
+    """What a model writes after each prompt, and what its base wrote there: the same draws for both.
+
+    Args:
+        model: The model as adapted.
+        tokenizer: Of both.
+        prompts: What to go on with.
+        base: The model as it was before; None takes `model` with its adapter switched off.
+        max_new_tokens, temperature, top_k, seed: As for `generate`.
+
+    Raises:
+        ValueError: There is neither a base nor an adapter to switch off.
+    """
+
+    def write(writer: Any) -> list[str]:
+        return [
+            generate(writer, tokenizer, prompt, max_new_tokens, temperature, top_k, seed).text
+            for prompt in prompts
+        ]
+
+    if base is None:
+        with without_adapter(model):
+            before = write(model)
+    else:
+        before = write(base)
+    return [Sample(*each) for each in zip(prompts, before, write(model), strict=True)]
+
+
+def _encoded(tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> list[int]:
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt, verbose=False)["input_ids"]
+        return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    try:
+        text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # templates refuse by errors of their own
+        told = str(error).strip().split("\n")[0].rstrip(".")
+        step = f"The template says: {told}."
+        raise ValueError(
+            checks.message("prompt", "be a chat that the tokenizer's template takes", list(prompt), step)
+        ) from None
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,0 +1,292 @@
+"""Causal language models: a Llama of a named size from scratch, or any that transformers loads from a folder.
+
+And what PEFT trains of one in place of all its weights, by the name of the method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from qnnkit import checks
+from qnnkit.models.blocks import seeded
+
+# hidden size, layers, heads, key-value heads, inner size, vocabulary
+LLAMA = {
+    "tiny": (128, 4, 4, 4, 344, 4096),
+    "small": (384, 6, 6, 6, 1024, 8192),
+    "medium": (768, 12, 12, 12, 2048, 16384),
+    "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
+}
+LORA_TARGETS: tuple[str, ...] = ("q_proj", "v_proj")
+"""What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def llama_config(size: str, *, vocabulary: int | None = None, length: int | None = None) -> Any:
+    """The configuration of a Llama of a named size.
+
+    Args:
+        size: One of LLAMA.
+        vocabulary: Number of tokens; None takes the size's own.
+        length: Most tokens that it sees at once; None takes 2,048, or 131,072 for "3b".
+
+    Raises:
+        ValueError: No size has that name.
+    """
+    from transformers import LlamaConfig
+
+    hidden, n_layers, heads, kv_heads, inner, own = LLAMA[checks.choice("size", size, LLAMA)]
+    return LlamaConfig(
+        vocab_size=own if vocabulary is None else vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=n_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=inner,
+        max_position_embeddings=length or (131072 if size == "3b" else 2048),
+        tie_word_embeddings=size == "3b",
+    )
+
+
+def causal_lm(
+    size_or_folder: str | Path,
+    *,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> Any:
+    """A causal language model: from scratch by size, or with the weights of a folder or of the Hub.
+
+    Args:
+        size_or_folder: "tiny", "small", "medium" or "3b"; else a local folder, or a name on the Hugging Face
+            Hub. Of these only safetensors are read, and no code that lies beside them is run.
+        vocabulary: Tokens of the tokenizer: that many are built, or must be known by the loaded model.
+        length: Tokens of a sequence: the most that a new model sees at once; a loaded one must take as many.
+        seed: Fixes initial weights; the caller's generators are left alone.
+        dtype: "float32", "bfloat16" or "float16".
+
+    Returns:
+        A model of transformers: `model(input_ids=..., labels=...)` gives `.logits` of shape
+        (batch, length, vocabulary).
+
+    Raises:
+        ValueError: The folder or name cannot be read here (missing, gated, offline, without safetensors), or
+            the model knows too few tokens or takes no sequences of this length.
+    """
+    kind = DTYPES[checks.choice("dtype", dtype, DTYPES)]
+    if str(size_or_folder) not in LLAMA:
+        return _loaded(str(size_or_folder), vocabulary, length).to(kind)
+    from transformers import LlamaForCausalLM
+
+    config = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
+    with seeded(seed):
+        return LlamaForCausalLM(config).to(kind)
+
+
+def four_bit(
+    folder: str | Path,
+    *,
+    device: torch.device | str,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    dtype: str = "float32",
+) -> tuple[Any, str]:
+    """A model with its weights in 4 bits, as QLoRA trains on; where that cannot be had, in `dtype`.
+
+    4 bits need CUDA and bitsandbytes. They are NF4 with double quantisation; products are computed in
+    bfloat16 where the GPU has it, else in float16.
+
+    Returns:
+        The model, on `device` if it is in 4 bits, and a sentence that says which it is and why.
+
+    Reference:
+        Dettmers et al. 2023, arXiv:2305.14314.
+    """
+    device = torch.device(device)
+    missing = None
+    if device.type != "cuda":
+        missing = f"they need a CUDA device, and this is {device.type}"
+    elif importlib.util.find_spec("bitsandbytes") is None:
+        missing = "bitsandbytes is not installed (pip install bitsandbytes)"
+    elif str(folder) in LLAMA:
+        missing = "a model from scratch has no weights to keep in few bits"
+    if missing:
+        model = causal_lm(folder, vocabulary=vocabulary, length=length, dtype=dtype)
+        return model, f"Weights are in {dtype}, not in 4 bits: {missing}."
+    from peft import prepare_model_for_kbit_training
+    from transformers import BitsAndBytesConfig
+
+    computes = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=computes,
+    )
+    model = _loaded(str(folder), vocabulary, length, quantization_config=config, device_map={"": device})
+    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return model, f"Weights are in 4 bits (NF4), products in {str(computes).removeprefix('torch.')}."
+
+
+def adapted(
+    model: Any,
+    method: str = "lora",
+    *,
+    r: int | None = None,
+    alpha: float | None = None,
+    targets: Sequence[str] | str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Any:
+    """`model`, changed in place, with the few weights of a PEFT method to train; its own are frozen.
+
+    Args:
+        model: A causal language model without an adapter.
+        method: Any name that PEFT knows or that has been registered with it: "lora", "vera", ...
+        r: Rank; None takes the method's own (8 for LoRA, 256 for VeRA).
+        alpha: Scale of the update, which counts alpha / r; None takes 2 r for LoRA.
+        targets: Names of the layers to adapt, such as ["q_proj", "v_proj"]; a text is a regular expression
+            over whole names, or "all-linear". None takes what PEFT knows to be usual for the method and the
+            model (for LoRA on a Llama, the query and value projections), else these two.
+        seed: Fixes initial weights; the caller's generators are left alone.
+        options: What else the method's configuration has.
+
+    Returns:
+        A `PeftModel` around `model`, with `save_pretrained`, `merge_and_unload` and so on.
+
+    Raises:
+        ValueError: The method or an option is unknown, a target fits no layer, or there is an adapter.
+    """
+    from peft import LoraConfig, get_peft_model
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    methods = {str(getattr(key, "value", key)).lower(): key for key in PEFT_TYPE_TO_CONFIG_MAPPING}
+    kind = PEFT_TYPE_TO_CONFIG_MAPPING[methods[checks.choice("method", method.lower(), sorted(methods))]]
+    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+        step = "Merge it first, or build the model anew."
+        raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
+    fields = {field.name for field in dataclasses.fields(kind) if field.init}
+    scale = next((name for name in ("lora_alpha", "alpha") if name in fields), None)
+    given = dict(options)
+    for name, value, field in (
+        ("r", r, "r"),
+        ("alpha", alpha, scale),
+        ("targets", targets, "target_modules"),
+    ):
+        if value is not None and (field is None or field not in fields):
+            step = f"It takes {', '.join(sorted(fields))}."
+            raise ValueError(checks.message(name, f"be left out for {method!r}, which has none", value, step))
+        if value is not None:
+            given[field] = list(value) if name == "targets" and not isinstance(value, str) else value
+    for name in options:
+        checks.choice("option", name, sorted(fields))
+    if issubclass(kind, LoraConfig) and "lora_alpha" not in given:
+        given["lora_alpha"] = 2 * (r or 8)
+    if given.get("target_modules"):
+        _require_targets(model, given["target_modules"])
+    if "task_type" in fields:
+        given.setdefault("task_type", "CAUSAL_LM")
+
+    def build(given: dict[str, Any]) -> Any:
+        with warnings.catch_warnings(action="ignore"), seeded(seed):  # PEFT warns of what it then does right
+            return get_peft_model(model, kind(**given))  # type: ignore[arg-type]
+
+    found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    try:
+        try:
+            return build(given)
+        except (ValueError, AttributeError) as error:
+            if (
+                given.get("target_modules")
+                or "target_module" not in str(error)
+                or not found >= set(LORA_TARGETS)
+            ):
+                raise
+            return build({**given, "target_modules": list(LORA_TARGETS)})
+    except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
+        told = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        rule, step = "be one that PEFT can build here", f"PEFT says: {told}."
+        raise ValueError(checks.message("method", rule, method, step)) from None
+
+
+def _require_targets(model: nn.Module, targets: Sequence[str] | str) -> None:
+    """Refuses targets of which one fits no layer."""
+    if targets == "all-linear":
+        return
+    names = [name for name, module in model.named_modules() if next(module.children(), None) is None]
+    if isinstance(targets, str):
+        lost = [] if any(re.fullmatch(targets, name) for name in names) else [targets]
+    else:
+        lost = [each for each in targets if not any(f".{name}".endswith(f".{each}") for name in names)]
+    if lost:
+        matrices = [
+            name
+            for name in names
+            if getattr(getattr(model.get_submodule(name), "weight", None), "ndim", 0) == 2
+        ]
+        layers = {name.rsplit(".", 1)[-1] for name in matrices}
+        step = f"The layers are called {', '.join(sorted(layers))}."
+        raise ValueError(checks.message("targets", "name layers of the model", lost[0], step))
+
+
+def _loaded(name: str, vocabulary: int | None, length: int | None, **options: Any) -> Any:
+    """A causal language model's weights, every one of them, from a folder or the Hub."""
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(name).expanduser()
+    step = (
+        f"Give a local folder with config.json and model.safetensors, or one of the sizes {', '.join(LLAMA)}."
+    )
+
+    def refuse(rule: str, value: str, reason: str) -> ValueError:
+        return ValueError(checks.message("model", rule, value, f"{reason} {step}"))
+
+    is_here = folder.is_dir()
+    if is_here and not (folder / "config.json").exists():
+        adapter = (folder / "adapter_config.json").exists()
+        raise refuse(
+            "be the folder of a whole model",
+            name,
+            "It holds an adapter alone: load its base, and put it on by load_adapter."
+            if adapter
+            else "It has no config.json.",
+        )
+    place = str(folder.absolute()) if is_here else name
+    options |= {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    try:
+        with seeded(0):  # what is missing would be drawn
+            try:  # what was fetched before is not asked for again
+                model, told = AutoModelForCausalLM.from_pretrained(place, local_files_only=True, **options)
+            except OSError:
+                if is_here or folder.is_absolute():
+                    raise
+                model, told = AutoModelForCausalLM.from_pretrained(place, **options)
+    except Exception as error:  # a damaged file makes the reader raise almost anything
+        reason = str(error).strip().split("\n")[0].rstrip(".!:") or type(error).__name__
+        if "gated" in str(error).lower():
+            reason += " (accept its terms on its page, then log in by `hf auth login`)"
+        rule = "be a causal language model that can be read here"
+        raise refuse(rule, name, f"It was not read: {reason}.") from None
+    if lacking := [*told["missing_keys"], *(key[0] for key in told["mismatched_keys"])]:
+        some = f"{len(lacking)} weights, {sorted(lacking)[0]} first, would be left as they are drawn."
+        raise refuse("hold every weight of its model", name, f"It does not: {some}")
+    known, longest = model.config.vocab_size, getattr(model.config, "max_position_embeddings", None)
+    if vocabulary is not None and vocabulary > known:
+        step = "Take the tokenizer of that folder for the data."
+        rule = f"be at most {known:,}, the tokens that {name} knows"
+        raise ValueError(checks.message("vocabulary", rule, vocabulary, step))
+    if length is not None and longest is not None and length > longest:
+        rule = f"be at most {longest:,}, the tokens that {name} sees at once"
+        raise ValueError(checks.message("sequence_length", rule, length, "Cut the text into shorter blocks."))
+    return model

@@ -1,0 +1,414 @@
+"""Text from a model, its loss on held-out text, and folders that plain transformers and PEFT load."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from qnnkit import language, train, workspace
+from qnnkit.config import TrainingConfig
+from qnnkit.data import tokenizer as tokenizers
+from qnnkit.data.text import text
+from qnnkit.models.blocks import seeded
+from qnnkit.models.causal_lm import adapted, causal_lm
+from qnnkit.tasks import Language
+
+TEXT = "\n\n".join(
+    f"SPEAKER {i % 3}:\nThe quick brown fox number {i} jumps. " + "It is a dog. " * 8 for i in range(150)
+)
+LOGITS = 1e-5  # largest difference between a model and its saved form
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_text(TEXT)
+    return text(path, sequence_length=24, vocabulary=300)
+
+
+def small(seed: int = 0, n_layers: int = 2, hidden: int = 16, positions: int = 32):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=hidden,
+        num_hidden_layers=n_layers,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=positions,
+        initializer_range=0.5,  # so that weights matter
+    )
+    with seeded(seed):
+        return LlamaForCausalLM(config)
+
+
+def shaken(model, seed: int = 0):
+    """An adapter with weights as after a training."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight += 0.3 * torch.randn(weight.shape, generator=generator)
+    return model
+
+
+def refusal(kind, call, *given, **options) -> str:
+    with pytest.raises(kind) as caught:
+        call(*given, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def logits(model, ids) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
+
+
+# --- generation --------------------------------------------------------------------------------------------
+
+
+def greedy(model, ids, n: int, window: int) -> list[int]:
+    """One token after the other, each from a pass over all that the window holds."""
+    for _ in range(n):
+        seen = ids if len(ids) < window else None
+        assert seen is not None
+        ids = [*ids, int(logits(model, torch.tensor([seen]))[0, -1].argmax())]
+    return ids
+
+
+def without_end(model, tokenizer):
+    """A model that never ends a text."""
+    bias = torch.zeros(300)
+    bias[tokenizer.eos_token_id] = -1e9
+    model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return model
+
+
+def test_greedy_text_is_the_most_likely_token_each_time(splits):
+    model = without_end(small(), splits.tokenizer)
+    prompt = splits.tokenizer.encode("The quick")
+    expected = greedy(model, prompt, 10, 32)[len(prompt) :]
+    found = language.generate(model, splits.tokenizer, "The quick", 10, temperature=0)
+    assert found.text == splits.tokenizer.decode(expected)
+    assert found.tokens == 10 and found.tokens_per_second == pytest.approx(10 / found.seconds)
+
+
+def test_where_the_context_is_full_its_last_half_goes_on(splits):
+    """After the 32nd token the next 16 are those that follow the last 16."""
+    model = without_end(small(), splits.tokenizer)
+    prompt = splits.tokenizer.encode("The")
+    expected = greedy(model, prompt, 32 - len(prompt), 32)
+    expected += greedy(model, expected[-16:], 16, 32)[16:]
+    expected += greedy(model, expected[-16:], 4, 32)[16:]
+    found = language.generate(model, splits.tokenizer, "The", len(expected) - len(prompt), temperature=0)
+    assert found.text == splits.tokenizer.decode(expected[len(prompt) :])
+    long = "The quick brown fox " * 20  # longer than the context by itself
+    assert language.generate(model, splits.tokenizer, long, 5).tokens == 5
+
+
+def test_draws_follow_from_the_seed_alone(splits):
+    model = without_end(small().train(), splits.tokenizer)
+
+    def draw(seed, **options):
+        return language.generate(model, splits.tokenizer, "It", 12, 1.0, seed=seed, **options).text
+
+    before = torch.get_rng_state()
+    one = draw(0)
+    assert torch.equal(torch.get_rng_state(), before) and model.training
+    torch.rand(1, generator=torch.Generator())
+    assert draw(0) == one != draw(1)
+    assert draw(3, top_k=1) == language.generate(model, splits.tokenizer, "It", 12, 0).text
+
+
+def test_a_text_ends_where_the_model_ends_it(splits):
+    model = small()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # every token as likely as the other: the first, which ends a text
+    found = language.generate(model, splits.tokenizer, "It", 12, temperature=0)
+    assert splits.tokenizer.eos_token_id == 0 and (found.tokens, found.text) == (1, "")
+    assert language.generate(without_end(model, splits.tokenizer), splits.tokenizer, "", 3).tokens == 3
+
+
+def test_a_chat_is_asked_as_its_template_writes_it(splits):
+    tokenizer = tokenizers.trained([TEXT], 300)
+    messages = [{"role": "user", "content": "Who?"}]
+    assert "template" in refusal(ValueError, language.generate, small(), tokenizer, messages)
+    tokenizer.chat_template = tokenizers.PLAIN_CHAT
+    asked = language.generate(small(), tokenizer, messages, 5, temperature=0)
+    assert (
+        asked.text == language.generate(small(), tokenizer, "User: Who?\nAssistant:", 5, temperature=0).text
+    )
+
+
+def test_numbers_that_make_no_text(splits):
+    for name, value in (("max_new_tokens", 0), ("temperature", -1.0), ("top_k", 0)):
+        told = refusal(ValueError, language.generate, small(), splits.tokenizer, "It", **{name: value})
+        assert f"`{name}`" in told
+
+
+def test_samples_before_are_the_base_model_s(splits):
+    base = small()
+    model = shaken(adapted(small(), "lora", r=4))
+    prompts = ["The quick", "It is"]
+    found = language.samples_before_after(model, splits.tokenizer, prompts, max_new_tokens=8, seed=3)
+    for prompt, sample in zip(prompts, found, strict=True):
+        assert sample.prompt == prompt and sample.before != sample.after
+        expected = language.generate(base, splits.tokenizer, prompt, 8, seed=3).text
+        assert sample.before == expected
+    whole = language.samples_before_after(
+        language.merge(model), splits.tokenizer, prompts, base=base, max_new_tokens=8, seed=3
+    )
+    assert whole == found
+    assert "have an adapter" in refusal(
+        ValueError, language.samples_before_after, base, splits.tokenizer, prompts
+    )
+
+
+# --- evaluation --------------------------------------------------------------------------------------------
+
+
+def test_evaluation_is_the_loop_s(splits):
+    model = small().train()
+    found = language.evaluate(model, splits, "test", batch_size=3)
+    assert model.training and all(module.training for module in model.modules())
+    loop = train.evaluate(model, Language(), splits.batches("test", 7, shuffle=False))
+    assert found["loss"] == pytest.approx(loop["loss"], abs=1e-6)
+    assert found["perplexity"] == pytest.approx(math.exp(loop["loss"]), rel=1e-5)
+    assert found["tokens"] == splits.test.n_predicted and found["tokens_per_second"] > 0
+
+
+def test_evaluation_without_the_adapter_is_that_of_the_base(splits):
+    model = shaken(adapted(small()))
+    after = language.evaluate(model, splits)["loss"]
+    with language.without_adapter(model):
+        before = language.evaluate(model, splits)["loss"]
+    assert before == language.evaluate(small(), splits)["loss"] != after
+    assert language.evaluate(model, splits)["loss"] == after
+
+
+def test_text_with_more_tokens_than_the_model_knows(splits):
+    model = causal_lm("tiny", vocabulary=299)
+    assert "have at most 299 tokens" in refusal(ValueError, language.evaluate, model, splits)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+READ = """
+    import json, sys, torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    base, adapter, merged, prompt = sys.argv[1:]
+    tokenizer = AutoTokenizer.from_pretrained(adapter)
+    ids = torch.tensor([tokenizer(prompt).input_ids])
+    model = AutoModelForCausalLM.from_pretrained(merged)
+    found = {"merged": model(input_ids=ids).logits.tolist(), "peft there": "peft" in sys.modules}
+    from peft import PeftModel
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    found |= {"adapter": model.eval()(input_ids=ids).logits.tolist(), "qnnkit there": "qnnkit" in sys.modules}
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("method", ["lora", "vera"])
+def test_a_fresh_process_reads_adapter_and_merged_model_without_the_kit(splits, tmp_path, method):
+    base, prompt = small(), "The quick brown fox"
+    language.save_model(base, splits.tokenizer, tmp_path / "base")
+    model = adapted(causal_lm(tmp_path / "base"), method, r=4)
+    config = TrainingConfig(epochs=1, batch_size=8, learning_rate=0.01)
+    loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
+    train.fit(model, Language(), loaders, config)
+    shaken(model)
+    language.save_adapter(model, splits.tokenizer, tmp_path / "adapter", config)
+    language.save_model(language.merge(model), splits.tokenizer, tmp_path / "merged", config)
+    ids = torch.tensor([splits.tokenizer.encode(prompt)])
+    expected = logits(model, ids)
+    assert (expected - logits(base, ids)).abs().max() > 0.1
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(READ),
+        *(str(tmp_path / each) for each in ("base", "adapter", "merged")),
+    ]
+    done = subprocess.run([*command, prompt], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for kind in ("adapter", "merged"):
+        torch.testing.assert_close(torch.tensor(found[kind]), expected, atol=LOGITS, rtol=0)
+    assert not found["qnnkit there"]
+
+
+def test_what_lies_in_the_folders(splits, tmp_path):
+    model = adapted(small())
+    config = TrainingConfig(epochs=7)
+    folder = language.save_adapter(model, splits.tokenizer, tmp_path / "adapter", config)
+    names = {path.name for path in folder.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    assert json.loads((folder / "training_config.json").read_text())["epochs"] == 7
+    assert (folder / "adapter_model.safetensors").stat().st_size < 20_000, "the base is not in it"
+    assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
+    base = language.save_model(small(), splits.tokenizer, tmp_path / "base", {"mine": 1})
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in base.iterdir()}
+    assert json.loads((base / "training_config.json").read_text()) == {"mine": 1}
+
+
+def test_an_adapter_says_which_base_it_belongs_to(splits, tmp_path):
+    base = small()
+    folder = language.save_model(base, splits.tokenizer, tmp_path / "base")
+    adapter = language.save_adapter(adapted(base), splits.tokenizer, tmp_path / "adapter")
+    told = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert told == str(folder)
+
+
+def test_a_save_is_whole_or_leaves_the_old_one(splits, tmp_path, monkeypatch):
+    model = adapted(small())
+    folder = language.save_adapter(model, splits.tokenizer, tmp_path / "adapter", {"first": True})
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+
+    def full(path, content):
+        raise workspace.cannot_write(path, OSError(28, os.strerror(28)))
+
+    monkeypatch.setattr(workspace, "write_json", full)
+    with pytest.raises(OSError, match="Free some space"):
+        language.save_adapter(shaken(model), splits.tokenizer, folder, {"second": True})
+    monkeypatch.undo()
+    assert (folder / "adapter_model.safetensors").read_bytes() == weights
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    language.save_adapter(model, splits.tokenizer, folder, {"second": True})
+    assert (folder / "adapter_model.safetensors").read_bytes() != weights
+    assert json.loads((folder / "training_config.json").read_text()) == {"second": True}
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_nothing_but_an_earlier_save_is_replaced(splits, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("words")
+    told = refusal(
+        FileExistsError, language.save_adapter, adapted(small()), splits.tokenizer, tmp_path / "mine"
+    )
+    assert "It holds thesis.tex too" in told and (tmp_path / "mine" / "thesis.tex").read_text() == "words"
+    (tmp_path / "file").write_text("words")
+    told = refusal(FileExistsError, language.save_model, small(), splits.tokenizer, tmp_path / "file")
+    assert "It is a file" in told and (tmp_path / "file").read_text() == "words"
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "file"}
+
+
+def test_adapters_are_switched_by_name(splits, tmp_path):
+    ids = torch.tensor([splits.tokenizer.encode("The quick")])
+    expected = {}
+    for seed, name in enumerate(("bach", "mozart")):
+        model = shaken(adapted(small(), seed=seed), seed)
+        expected[name] = logits(model, ids)
+        language.save_adapter(model, splits.tokenizer, tmp_path / name)
+    model = language.load_adapter(small(), tmp_path / "bach", "bach")
+    model = language.load_adapter(model, tmp_path / "mozart", "mozart")
+    assert not any(weight.requires_grad for weight in model.parameters())
+    assert torch.equal(logits(model, ids), expected["mozart"])
+    model.set_adapter("bach")
+    assert torch.equal(logits(model, ids), expected["bach"]) and not torch.equal(*expected.values())
+    trained = language.load_adapter(small(), tmp_path / "bach", trainable=True)
+    assert any(weight.requires_grad for weight in trained.parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("vera", {"r": 8}), ("ia3", {}), ("loha", {}), ("prompt_tuning", {"num_virtual_tokens": 2})],
+)
+def test_adapters_of_other_methods_are_read_again(splits, tmp_path, method, options):
+    ids = torch.tensor([splits.tokenizer.encode("The quick")])
+    model = shaken(adapted(small(), method, **options))
+    language.save_adapter(model, splits.tokenizer, tmp_path / "adapter")
+    again = language.load_adapter(small(), tmp_path / "adapter")
+    assert torch.equal(logits(again, ids), logits(model, ids))
+    assert (logits(again, ids)[:, -1] - logits(small(), ids)[:, -1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("other", [{"hidden": 32}, {"n_layers": 1}, {"n_layers": 3}])
+def test_an_adapter_to_another_base_model(splits, tmp_path, other):
+    language.save_adapter(shaken(adapted(small())), splits.tokenizer, tmp_path / "adapter")
+    told = refusal(ValueError, language.load_adapter, small(**other), tmp_path / "adapter")
+    assert "`folder` must hold an adapter to this base model" in told and "load the base anew" in told
+
+
+def test_folders_without_an_adapter(splits, tmp_path):
+    assert "adapter_config.json" in refusal(ValueError, language.load_adapter, small(), tmp_path)
+    assert "have an adapter" in refusal(
+        ValueError, language.save_adapter, small(), splits.tokenizer, tmp_path / "a"
+    )
+    assert "have no adapter" in refusal(
+        ValueError, language.save_model, adapted(small()), splits.tokenizer, tmp_path / "a"
+    )
+    assert not (tmp_path / "a").exists()
+
+
+def test_merging_leaves_the_model_as_it_was(splits):
+    model = shaken(adapted(small()))
+    ids = torch.tensor([splits.tokenizer.encode("The quick")])
+    before = logits(model, ids)
+    merged = language.merge(model)
+    assert torch.equal(logits(model, ids), before) and hasattr(model, "disable_adapter")
+    torch.testing.assert_close(logits(merged, ids), before, atol=LOGITS, rtol=0)
+    assert type(merged) is type(small()) and merged.state_dict().keys() == small().state_dict().keys()
+
+
+def test_what_cannot_be_merged(splits):
+    model = adapted(small(), "prompt_tuning", num_virtual_tokens=2)
+    assert "but is 'prompt_tuning'" in refusal(NotImplementedError, language.merge, model)
+    assert "have an adapter" in refusal(ValueError, language.merge, small())
+
+
+# --- presets -----------------------------------------------------------------------------------------------
+
+
+def test_presets_are_settings_of_a_training():
+    assert set(language.PRESETS) == set(language.FOUR_BIT) == {"mac", "t4", "a100"}
+    for settings in language.PRESETS.values():
+        config = TrainingConfig(**settings)
+        assert config.schedule == "cosine" and config.warmup_epochs > 0 and config.keep_checkpoints == 2
+    mac = TrainingConfig(**language.PRESETS["mac"])
+    assert (mac.batch_size, mac.accumulation, mac.precision, mac.save_every_steps) == (1, 8, "float32", 250)
+    assert mac.gradient_checkpointing and mac.save_every_minutes is None
+    assert TrainingConfig(**language.PRESETS["t4"]).precision == "float16" and language.FOUR_BIT["t4"]
+    assert TrainingConfig(**language.PRESETS["a100"]).precision == "bfloat16"
+
+
+# --- the real thing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.skipif("QNNKIT_TEST_DATA" not in os.environ, reason="QNNKIT_TEST_DATA is not set")
+def test_shakespeare_without_one_speaker_and_lora_on_him(tmp_path):
+    root = Path(os.environ["QNNKIT_TEST_DATA"]) / "text" / "tinyshakespeare.txt"
+    speakers = "^(GLOUCESTER|KING RICHARD III)$"
+    data = text(root, sequence_length=128, part=f"!{speakers}")
+    base = causal_lm("tiny", vocabulary=data.vocabulary, length=128)
+    config = TrainingConfig(epochs=1, batch_size=16, learning_rate=3e-3, optimizer="adamw", warmup_epochs=0.1)
+    loaders = {name: data.batches(name, 16, shuffle=name == "train") for name in ("train", "validation")}
+    rows: list[dict] = []
+    train.fit(base, Language(), loaders, config, log=rows.append)
+    assert rows[-1]["validation_loss"] < 5.0 < math.log(1024)
+    language.save_model(base, data.tokenizer, tmp_path / "base")
+    own = text(root, sequence_length=128, part=speakers, tokenizer=tmp_path / "base")
+    model = adapted(base, "lora", r=8)
+    before = language.evaluate(model, own)["loss"]
+    loaders = {name: own.batches(name, 16, shuffle=name == "train") for name in ("train", "validation")}
+    train.fit(model, Language(), loaders, config.model_copy(update={"epochs": 3}))
+    after = language.evaluate(model, own)["loss"]
+    assert after < before - 0.01
+
+
+def test_heavy_packages_come_late():
+    code = "import sys, qnnkit.language, qnnkit.data.text\nprint([x for x in sys.modules if x in %r])"
+    code %= (("transformers", "peft", "tokenizers"),)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.strip() == "[]"

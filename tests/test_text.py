@@ -1,0 +1,392 @@
+"""Text as blocks of tokens: nothing lost, nothing in two splits, only answers predicted."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from qnnkit.data import tokenizer as tokenizers
+from qnnkit.data.text import counts, text
+from qnnkit.data.text_files import documents
+from qnnkit.data.tokens import IGNORED
+
+SPEAKERS = ("ROMEO", "JULIET", "NURSE")
+SPLITS = ("train", "validation", "test")
+SMALL = {"sequence_length": 16, "vocabulary": 257}
+
+
+def play(n: int = 120) -> str:
+    """Speeches of 100 to 300 characters, each with its number in it."""
+    lines = "Good morrow to my lord and lady, \n" * 8
+    return "\n\n".join(f"{SPEAKERS[i % 3]}:\nSpeech {i:03d}. {lines[: 80 + 20 * (i % 10)]}" for i in range(n))
+
+
+@pytest.fixture
+def shakespeare(tmp_path) -> Path:
+    path = tmp_path / "play.txt"
+    path.write_text(play())
+    return path
+
+
+def jsonl(path: Path, records) -> Path:
+    path.write_text("\n".join(json.dumps(record) for record in records) + "\n")
+    return path
+
+
+def written(splits, name: str) -> str:
+    return splits.tokenizer.decode(splits.split(name).input_ids.flatten().tolist())
+
+
+def refusal(kind=ValueError, /, *given, **options) -> str:
+    with pytest.raises(kind) as caught:
+        text(*given, **{**SMALL, **options})
+    return str(caught.value)
+
+
+# --- documents ---------------------------------------------------------------------------------------------
+
+
+def test_a_single_file_is_cut_at_blank_lines_and_no_speech_is_lost(shakespeare):
+    found, notes = documents(shakespeare)
+    assert "\n\n".join(document.text for document in found) == play()
+    sizes = [len(document.text) for document in found]
+    assert max(sizes) <= 2000 < min(sizes) + 330, "grouped as far as another speech fits"
+    assert all(document.text.startswith(SPEAKERS) for document in found)
+    second = found[0].text.count("\n\n") + 2
+    assert found[1].name == f"play.txt, paragraph {second}" and notes == []
+
+
+def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
+    lines = [f"line {i:04d}" for i in range(1000)]
+    path = tmp_path / "long.txt"
+    path.write_text("\n".join(lines))
+    found, _ = documents(path)
+    assert "\n".join(document.text for document in found).split("\n") == lines
+    assert max(len(document.text) for document in found) <= 2000
+    path.write_text("x" * 10_000)
+    assert "".join(document.text for document in documents(path)[0]) == "x" * 10_000
+
+
+def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path):
+    folder = tmp_path / "books"
+    (folder / "austen").mkdir(parents=True)
+    for i in range(12):
+        (folder / "austen" / f"{i}.txt").write_text(f"Chapter {i}\n\n" + "Emma Woodhouse. " * 9)
+    (folder / "cover.png").write_bytes(b"no text")
+    (folder / "empty.md").write_text(" \n")
+    found, notes = documents(folder)
+    assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
+    assert notes == [
+        "Files left out, no text (.txt, .md, .jsonl, .ndjson): 1.",
+        "Empty documents left out: 1.",
+    ]
+    with zipfile.ZipFile(tmp_path / "books.zip", "w") as archive:
+        for path in sorted(folder.rglob("*.*")):
+            archive.write(path, path.relative_to(tmp_path))
+    zipped, _ = documents(tmp_path / "books.zip")
+    assert [document.text for document in zipped] == [document.text for document in found]
+    kept, _ = documents(folder, "/1")
+    assert [document.name for document in kept] == ["austen/1.txt", "austen/10.txt", "austen/11.txt"]
+
+
+def test_line_ends_and_the_mark_of_windows_are_taken_off(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffOne\r\n\r\nTwo".encode())
+    assert documents(tmp_path / "a.txt")[0][0].text == "One\n\nTwo"
+
+
+@pytest.mark.parametrize(
+    ("part", "speakers"), [("ROMEO|JULIET", {"ROMEO", "JULIET"}), ("^NURSE$", {"NURSE"})]
+)
+def test_part_and_its_complement_share_no_speech_and_leave_none_out(shakespeare, part, speakers):
+    def speeches(part):
+        found = documents(shakespeare, part)[0]
+        return [speech for document in found for speech in document.text.split("\n\n")]
+
+    kept, others = speeches(part), speeches(f"!{part}")
+    assert {speech.partition(":")[0] for speech in kept} == speakers
+    assert {speech.partition(":")[0] for speech in others} == set(SPEAKERS) - speakers
+    assert sorted(kept + others) == sorted(play().split("\n\n"))
+
+
+def test_part_is_told_and_looks_at_the_source_of_records(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)])
+    found, notes = documents(path, "a")
+    assert [document.text for document in found] == ["Number 0", "Number 2", "Number 4"]
+    assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
+
+
+# --- blocks ------------------------------------------------------------------------------------------------
+
+
+def test_no_token_is_lost_but_the_last_block_of_a_split(shakespeare):
+    splits = text(shakespeare, **SMALL, validation_fraction=0.2, test_fraction=0.2)
+    found, _ = documents(shakespeare)
+    joined = {name: written(splits, name) for name in SPLITS}
+    left = 0
+    for name in SPLITS:
+        part = splits.split(name)
+        assert torch.equal(part.labels, part.input_ids) and part.n_predicted == 15 * len(part)
+        whole = [document for document in found if document.text in joined[name]]
+        rest = len(joined[name]) - sum(len(document.text) + len(tokenizers.END) for document in whole)
+        left += rest > 0
+        *_, note = splits.notes
+        assert f"in {name}" in note
+    assert left <= 3
+    bytes_of = {name: counts(splits)[name]["tokens"] for name in SPLITS}
+    total = sum(len(document.text) + 1 for document in found)
+    lost = [int(word) for word in splits.notes[-1].replace(",", "").split() if word.isdigit()][1:]
+    assert sum(bytes_of.values()) + sum(lost) == total, "a byte is a token, and so is each document's end"
+    assert all(0 <= each < 16 for each in lost)
+
+
+def test_each_document_is_in_one_split_which_the_seed_chooses(shakespeare):
+    def held_out(seed):
+        splits = text(shakespeare, **SMALL, split_seed=seed, validation_fraction=0.2, test_fraction=0.2)
+        texts = {name: written(splits, name) for name in SPLITS}
+        for number in range(120):
+            holders = [name for name in SPLITS if f"Speech {number:03d}." in texts[name]]
+            assert len(holders) <= 1, "a speech in two splits"
+        return splits.fingerprint(), texts["test"]
+
+    assert held_out(0) == held_out(0)
+    assert held_out(0)[1] != held_out(1)[1]
+
+
+def test_blocks_name_where_they_begin(shakespeare):
+    splits = text(shakespeare, **SMALL)
+    found, _ = documents(shakespeare)
+    texts = {document.name: document.text + tokenizers.END for document in found}
+    for row in (0, 1, len(splits.train) - 1):
+        begins = splits.tokenizer.decode(splits.train.input_ids[row].tolist())[:8]
+        assert begins in texts[splits.train.sources[row]]
+
+
+def test_a_batch_is_what_transformers_takes(shakespeare):
+    splits = text(shakespeare, **SMALL)
+    batch = next(iter(splits.batches("train", 4, shuffle=True)))
+    assert batch["input_ids"].shape == batch["labels"].shape == (4, 16)
+    assert splits.vocabulary == 257 and splits.length == 16
+
+
+# --- tokenizers --------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_knows_the_training_documents_alone(tmp_path):
+    """A word that stands in one document only becomes tokens of its own just where it is trained on."""
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for i in range(10):
+        (folder / f"{i}.txt").write_text(("abcdefgh"[i % 8] * 7 + f"qx{'zwvutsrqpo'[i]} ") * 40)
+    for seed in range(3):
+        splits = text(folder, sequence_length=8, vocabulary=400, split_seed=seed)
+        words = set(splits.tokenizer.get_vocab())
+        for i in range(10):
+            own = f"qx{'zwvutsrqpo'[i]}"
+            in_train = any(f"{i}.txt" in source for source in splits.train.sources)
+            assert in_train == any(own in word for word in words)
+
+
+def test_the_same_texts_give_the_same_tokenizer_which_reads_anything_back():
+    texts = [play(), "Ünïcödé, 漢字 and 🎶\t tabs"] * 2
+    one, other = (tokenizers.trained(texts, 320) for _ in range(2))
+    assert one.get_vocab() == other.get_vocab() and len(one) == 320
+    for each in (*texts, "naïve\x00 \u200b \n\n  spaces "):
+        assert one.decode(one.encode(each)) == each
+    assert len(one.encode(play())) < len(play()) / 3
+
+
+def test_a_saved_tokenizer_is_taken_again(shakespeare, tmp_path):
+    splits = text(shakespeare, sequence_length=16, vocabulary=300)
+    splits.tokenizer.save_pretrained(tmp_path / "model")
+    again = text(shakespeare, sequence_length=16, tokenizer=tmp_path / "model")
+    assert again.fingerprint() == splits.fingerprint() and again.vocabulary == 300
+    assert not any("was trained" in note for note in again.notes)
+
+
+# --- chats and instructions --------------------------------------------------------------------------------
+
+
+def chats(n: int = 40):
+    return [
+        {
+            "messages": [
+                {"role": "system", "content": "Be short."},
+                {"role": "user", "content": f"What is {i} and {i}?"},
+                {"role": "assistant", "content": f"It is {2 * i}."},
+                {"role": "user", "content": "Sure?"},
+                {"role": "assistant", "content": "Yes."},
+                {"role": "user", "content": "Thanks."},
+            ]
+        }
+        for i in range(n)
+    ]
+
+
+def predicted(splits, name="train") -> str:
+    part = splits.split(name)
+    return splits.tokenizer.decode(part.labels[part.labels != IGNORED].tolist())
+
+
+def test_of_a_chat_only_answers_are_predicted(tmp_path):
+    path = jsonl(tmp_path / "chats.jsonl", chats())
+    splits = text(path, sequence_length=64, vocabulary=257)
+    written_all, answered = written(splits, "train"), predicted(splits)
+    assert "User: What is " in written_all and "Be short" in written_all
+    assert "What" not in answered and "Sure" not in answered and "User" not in answered
+    for piece in answered.split(tokenizers.END)[2:-2]:
+        assert piece == " Yes." or piece.startswith(" It is ")
+    assert f"Assistant: Yes.{tokenizers.END}System: Be short." in written_all, (
+        "what nobody answers is left out"
+    )
+    assert splits.tokenizer.chat_template == tokenizers.PLAIN_CHAT
+    assert any("has no chat template" in note for note in splits.notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [("instruction", "output"), ("prompt", "completion"), ("prompt", "response")],
+)
+def test_instructions_are_chats_of_two_messages(tmp_path, asked, answered):
+    records = [
+        {
+            asked: f"Double it: {i}",
+            "input": f"Number {i}" if i % 2 else "",
+            answered: f"{2 * i}",
+            "text": "no",
+        }
+        for i in range(60)
+    ]
+    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=96, vocabulary=257)
+    assert "Double it: 7\n\nNumber 7\nAssistant: 14" in "".join(written(splits, name) for name in SPLITS)
+    assert set(predicted(splits).replace(tokenizers.END, "")) <= set(" 0123456789")
+
+
+def test_a_tokenizer_s_own_chat_template_counts(tmp_path, shakespeare):
+    own = tokenizers.trained([play()], 300)
+    own.chat_template = (
+        "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    own.save_pretrained(tmp_path / "own")
+    path = jsonl(tmp_path / "chats.jsonl", chats())
+    splits = text(path, sequence_length=64, tokenizer=tmp_path / "own")
+    assert "<user>Sure?</s><assistant>Yes.</s>" in written(splits, "train")
+    assert "<user>" not in predicted(splits) and "Yes.</s>" in predicted(splits)
+
+
+def test_a_block_in_which_nothing_is_predicted_is_left_out(tmp_path):
+    records = [{"prompt": "Why? " * 40, "completion": "So."} for _ in range(30)]
+    splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=16, vocabulary=257)
+    for name in SPLITS:
+        assert (splits.split(name).labels[:, 1:] != IGNORED).any(dim=1).all()
+        assert len(splits.split(name).sources) == len(splits.split(name))
+    assert any("nothing is to be predicted" in note for note in splits.notes)
+
+
+def test_a_chat_without_an_answer_is_counted(tmp_path):
+    silent = {"messages": [{"role": "user", "content": "Hello?"}]}
+    path = jsonl(tmp_path / "a.jsonl", [*chats(), silent])
+    assert "without an answer to predict: 1." in " ".join(
+        text(path, sequence_length=32, vocabulary=257).notes
+    )
+
+
+# --- bad input ---------------------------------------------------------------------------------------------
+
+
+def test_text_that_is_too_short_for_a_block(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(["word " * 300] * 20))
+    told = refusal(ValueError, tmp_path / "a.txt", sequence_length=4000)
+    assert "hold a block of 4000 tokens for every split" in told and "tokens in validation" in told
+    (tmp_path / "b.txt").write_text("One.\n\nTwo.")
+    assert "enough documents" in refusal(ValueError, tmp_path / "b.txt")
+    (tmp_path / "c.txt").write_text("\n")
+    assert "hold text" in refusal(ValueError, tmp_path / "c.txt")
+
+
+def test_text_that_is_not_utf_8(tmp_path):
+    (tmp_path / "a.txt").write_bytes("Erste Zeile\nGrüße".encode("latin-1"))
+    assert "UTF-8, but is 'a.txt, line 2'" in refusal(ValueError, tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": "cut sho', "hold JSON in every line, but is 'a.jsonl, line 3'"),
+        ('["a list"]', "hold an object with keys in every line, but is 'a.jsonl, line 3'"),
+        ('{"body": "x", "title": "y"}', "Its keys are 'body', 'title'"),
+        ('{"text": 3}', "hold a text under 'text'"),
+        ('{"prompt": "x", "completion": null}', "hold a text under 'completion'"),
+        ('{"messages": [{"role": "user"}]}', '"role" and "content"'),
+    ],
+)
+def test_lines_that_are_no_record(tmp_path, line, said):
+    good = '{"text": "fine"}'
+    (tmp_path / "a.jsonl").write_text("\n".join([good, "", line, good]))
+    assert said in refusal(ValueError, tmp_path / "a.jsonl")
+
+
+def test_a_part_that_nobody_speaks(shakespeare):
+    told = refusal(ValueError, shakespeare, part="HAMLET")
+    assert "be found in a heading, but is 'HAMLET'" in told and "ROMEO, JULIET, NURSE" in told
+    assert "be a regular expression" in refusal(ValueError, shakespeare, part="(")
+
+
+def test_places_that_hold_no_text(tmp_path):
+    assert "be a text file (.txt, .md, .jsonl" in refusal(FileNotFoundError, tmp_path / "none.txt")
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    assert "be a text file" in refusal(ValueError, tmp_path / "a.pdf")
+    assert "hold text" in refusal(ValueError, tmp_path)
+
+
+def test_numbers_out_of_range(shakespeare, tmp_path):
+    assert "be 2 tokens or more" in refusal(ValueError, shakespeare, sequence_length=1)
+    assert "`test_fraction`" in refusal(ValueError, shakespeare, validation_fraction=0.5, test_fraction=0.5)
+    assert "be 257 or more" in refusal(ValueError, shakespeare, vocabulary=256)
+    short = tokenizers.trained([play()], 300)
+    short.model_max_length = 8
+    short.save_pretrained(tmp_path / "short")
+    told = refusal(ValueError, shakespeare, tokenizer=tmp_path / "short")
+    assert "`sequence_length` must be at most 8" in told
+
+
+def test_a_tokenizer_that_cannot_be_read(shakespeare, tmp_path):
+    (tmp_path / "none").mkdir()
+    told = refusal(ValueError, shakespeare, tokenizer=tmp_path / "none")
+    assert "`tokenizer` must be a folder or hub name" in told and "\n" not in told
+
+
+def test_a_template_that_refuses(tmp_path):
+    own = tokenizers.trained([play()], 300)
+    own.chat_template = "{{ raise_exception('System messages are not taken') }}"
+    own.save_pretrained(tmp_path / "own")
+    path = jsonl(tmp_path / "a.jsonl", chats())
+    told = refusal(ValueError, path, tokenizer=tmp_path / "own")
+    assert "'a.jsonl, line" in told and "The template says: System messages are not taken." in told
+    own.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    own.save_pretrained(tmp_path / "own")
+    assert "only adds to what it wrote" in refusal(ValueError, path, tokenizer=tmp_path / "own")
+
+
+# --- the real thing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.data
+@pytest.mark.skipif("QNNKIT_TEST_DATA" not in os.environ, reason="QNNKIT_TEST_DATA is not set")
+def test_tinyshakespeare():
+    root = Path(os.environ["QNNKIT_TEST_DATA"]) / "text" / "tinyshakespeare.txt"
+    splits = text(root, sequence_length=128, vocabulary=1024)
+    assert splits.vocabulary == 1024
+    told = counts(splits)
+    n_tokens = sum(each["tokens"] for each in told.values())
+    assert 1_115_394 / n_tokens > 2.3, "characters a token"
+    assert told["validation"]["tokens"] / n_tokens == pytest.approx(0.1, abs=0.01)
+    kept = documents(root, "^(GLOUCESTER|KING RICHARD III)$")[0]
+    others = documents(root, "!^(GLOUCESTER|KING RICHARD III)$")[0]
+    assert sum(len(document.text) for document in kept + others) == pytest.approx(1_115_394, rel=0.01)
+    assert all(document.text.startswith(("GLOUCESTER:", "KING RICHARD III:")) for document in kept)
