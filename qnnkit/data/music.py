@@ -1,0 +1,223 @@
+"""Music as blocks of events, split by piece: what a language model of music reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from qnnkit import checks
+from qnnkit.data.music_events import DURATION, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
+from qnnkit.data.music_sources import Collection, collect
+from qnnkit.data.sample import seeded
+from qnnkit.data.splits import SPLITS
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+
+SHORTEST = 32
+"""Tokens of a block, at least: a step with all its notes has room in it."""
+
+
+@dataclass(frozen=True)
+class Transposition:
+    """Training blocks in other keys: each is shifted as a whole, by a number drawn for it and the epoch.
+
+    Shifts are drawn evenly from -most..most, less those that would leave the MIDI range. Called with the
+    same blocks and epoch, it gives the same.
+
+    Args:
+        most: Semitones, up or down.
+        seed: With the epoch, all that the shifts depend on.
+    """
+
+    most: int
+    seed: int = 0
+
+    def __call__(self, blocks: TokenSet, epoch: int) -> TokenSet:
+        ids = blocks.input_ids
+        is_pitch = ids >= PITCH  # (n, length)
+        highest = torch.where(is_pitch, ids - PITCH, 0).amax(1)
+        lowest = torch.where(is_pitch, ids - PITCH, N_PITCHES - 1).amin(1)
+        down = lowest.clamp(max=self.most)
+        up = (N_PITCHES - 1 - highest).clamp(max=self.most)
+        drawn = torch.rand(len(ids), generator=seeded("transposition", self.seed, epoch), dtype=torch.float64)
+        shift = (drawn * (down + up + 1)).long() - down  # (n,)
+        labels_too = is_pitch & (blocks.labels != IGNORED)
+        return replace(
+            blocks,
+            input_ids=ids + is_pitch * shift[:, None],
+            labels=blocks.labels + labels_too * shift[:, None],
+        )
+
+
+def music(
+    root: str | Path | Sequence[str | Path],
+    *,
+    composers: Sequence[str] | Mapping[str, str] | None = None,
+    sequence_length: int = 512,
+    overlap: int | None = None,
+    split_seed: int = 0,
+    validation_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    transpose: int = 5,
+) -> TokenSplits:
+    """Pieces as blocks of events, each block of one piece, in splits by piece.
+
+    A JSON's own splits are kept. The pieces of other composers are split by `split_seed` alone, composer by
+    composer: which others are read beside them, and how blocks are cut, changes nothing.
+
+    A piece longer than a block is cut where a note begins. In training the next block begins `overlap` tokens
+    or a little more before the last one ends, and all of it is predicted. In validation and test it begins
+    with the least that shows a whole step, and what was predicted before is not predicted again: every token
+    of a piece but `start` counts once. What a block has too much is padded, at its end, and not predicted.
+
+    Args:
+        root: Folder, zip, JSON or MIDI file, "music21:<composer>", or several; see `collect`.
+        composers: Which of those found there; or what each is called here -> its name there.
+        sequence_length: Tokens of a block, usually 512 to 1,024; a bar is 10 to 25.
+        overlap: Tokens that two training blocks of a piece share; a quarter of a block by default.
+        split_seed: Fixes who is in which split, and the shifts.
+        validation_fraction: Share of each composer's pieces; one at least.
+        test_fraction: Likewise.
+        transpose: Semitones by which training blocks are shifted at most, anew in every epoch; 0 leaves them.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        ValueError: A setting is out of range, or there is no music, or too little; see `collect`.
+    """
+    overlap = sequence_length // 4 if overlap is None else overlap
+    _require(sequence_length, overlap, validation_fraction, test_fraction, transpose)
+    tokenizer, collections = MusicTokenizer(), collect(root, composers)
+    notes = [note for each in collections for note in each.notes]
+    blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
+    n_short = n_pieces = 0
+    for collection in collections:
+        sides = _sides(collection, split_seed, validation_fraction, test_fraction)
+        for piece, side in zip(collection.pieces, sides, strict=True):
+            ids = tokenizer.encode(piece)
+            n_pieces, n_short = n_pieces + 1, n_short + (len(ids) < sequence_length)
+            source = f"{collection.composer}/{piece.name}"
+            cuts = _cuts(ids, sequence_length, overlap if side == "train" else 0)
+            blocks[side] += [
+                _Block(source, ids[start:stop], known if side != "train" else 1)
+                for start, stop, known in cuts
+            ]
+    if n_short:
+        notes.append(
+            f"{n_short:,} of {n_pieces:,} pieces are shorter than a block of {sequence_length} tokens: the "
+            "rest of such a block is padded and not predicted."
+        )
+    sets = {name: _stack(rows, sequence_length) for name, rows in blocks.items()}
+    augment = Transposition(transpose, split_seed) if transpose else None
+    return TokenSplits("music", **sets, tokenizer=tokenizer, notes=tuple(notes), augment=augment)
+
+
+def by_composer(splits: TokenSplits) -> dict[str, TokenSplits]:
+    """The same blocks, each composer's apart, in the same splits: what adapters are trained and judged on.
+
+    Example:
+        >>> import json, tempfile
+        >>> pieces = json.dumps({name: [[60, 64], [60], [67]] for name in "abc"})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("ann", "bob"):
+        ...         _ = Path(folder, f"{name}.json").write_text(pieces)
+        ...     both = music(folder, sequence_length=32)
+        >>> {name: len(part.train) for name, part in by_composer(both).items()}
+        {'ann': 1, 'bob': 1}
+    """
+    names = list(dict.fromkeys(source.partition("/")[0] for source in splits.train.sources))
+    return {
+        name: replace(splits, **{side: _of(splits.split(side), name) for side in SPLITS}) for name in names
+    }
+
+
+def _of(part: TokenSet, composer: str) -> TokenSet:
+    rows = [row for row, source in enumerate(part.sources) if source.partition("/")[0] == composer]
+    return TokenSet(part.input_ids[rows], part.labels[rows], tuple(part.sources[row] for row in rows))
+
+
+def first_pieces(splits: TokenSplits, split: str, n: int) -> list[Piece]:
+    """The beginnings of the first pieces of a split, as far as their first block goes: to show and to go on.
+
+    Of several composers each gives as many as the others, as far as there are.
+    """
+    part = splits.split(split)
+    starts = [row for row in range(len(part)) if int(part.input_ids[row, 0]) == START]
+    queues: dict[str, list[int]] = {}
+    for row in starts:
+        queues.setdefault(part.sources[row].partition("/")[0], []).append(row)
+    rows = [row for turn in range(len(starts)) for queue in queues.values() for row in queue[turn : turn + 1]]
+    pieces = []
+    for row in rows[:n]:
+        composer, _, name = part.sources[row].partition("/")
+        pieces.append(splits.tokenizer.decode(part.input_ids[row].tolist(), name, composer))
+    return pieces
+
+
+@dataclass(frozen=True)
+class _Block:
+    source: str
+    ids: list[int]
+    known: int
+    """Tokens at its beginning that are not predicted."""
+
+
+def _cuts(ids: Sequence[int], length: int, overlap: int) -> Iterable[tuple[int, int, int]]:
+    """(Start, stop, known) of each block: all blocks cover all tokens, and `known` were covered before."""
+    start, covered = 0, 1  # nothing stands before the first token: it is never predicted
+    while True:
+        stop = min(start + length, len(ids))
+        yield start, stop, covered - start
+        if stop == len(ids):
+            return
+        covered, latest = stop, stop - max(overlap, 1)
+        border = next((i for i in range(latest, start, -1) if TIME <= ids[i] < DURATION), latest)
+        start = border
+
+
+def _stack(blocks: Sequence[_Block], length: int) -> TokenSet:
+    input_ids = torch.full((len(blocks), length), PAD)
+    labels = torch.full((len(blocks), length), IGNORED)
+    for row, block in enumerate(blocks):
+        ids = torch.tensor(block.ids)
+        input_ids[row, : len(ids)] = ids
+        labels[row, block.known : len(ids)] = ids[block.known :]
+    return TokenSet(input_ids, labels, tuple(block.source for block in blocks))
+
+
+def _sides(collection: Collection, split_seed: int, validation: float, test: float) -> list[str]:
+    """The split of each piece: its own, or drawn among those that have none."""
+    sides = list(collection.sides)
+    free = [row for row, side in enumerate(sides) if not side]
+    if free:
+        n_validation, n_test = (max(1, round(part * len(free))) for part in (validation, test))
+        if n_validation + n_test >= len(free):
+            rule = "hold enough pieces of each composer for all three splits"
+            step = "Add pieces (three at least), or lower validation_fraction and test_fraction."
+            found = {collection.composer: len(free)}
+            raise ValueError(checks.message("root", rule, found, step))
+        order = torch.randperm(len(free), generator=seeded("music", split_seed)).tolist()
+        for place, row in enumerate(order):
+            drawn = "test" if place < n_test else "validation" if place < n_test + n_validation else "train"
+            sides[free[row]] = drawn
+    if missing := [name for name in SPLITS if name not in sides]:
+        step = f"The split {missing[0]} has no piece with a note: add some."
+        raise ValueError(checks.message("root", "hold pieces in all three splits", collection.composer, step))
+    return sides
+
+
+def _require(length: int, overlap: int, validation: float, test: float, transpose: int) -> None:
+    if length < SHORTEST:
+        step = "Use 512 to 1,024: a bar is 10 to 25 tokens."
+        raise ValueError(checks.message("sequence_length", f"be {SHORTEST} or more", length, step))
+    if not 0 <= overlap <= length // 2:
+        rule, step = f"lie in 0..{length // 2}, half a block", "Leave it out for a quarter of a block."
+        raise ValueError(checks.message("overlap", rule, overlap, step))
+    if not (min(validation, test) > 0 and validation + test < 1):
+        rule = "be above 0, as validation_fraction must, and leave pieces for training"
+        step = f"With validation_fraction={validation} that is not so: use 0.1 for both."
+        raise ValueError(checks.message("test_fraction", rule, test, step))
+    if not 0 <= transpose <= 12:
+        step = "Use 5 for all keys near by, or 0 for none."
+        raise ValueError(checks.message("transpose", "lie in 0..12 semitones", transpose, step))

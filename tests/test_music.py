@@ -1,0 +1,391 @@
+"""Generation through windows and adapters, the matrix of losses, and sound."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from qnnkit.data.music import by_composer, music
+from qnnkit.data.music_events import DURATION, END, PAD, PITCH, SIZE, START, TIME, MusicTokenizer, Piece
+from qnnkit.data.tokens import IGNORED
+from qnnkit.models.blocks import seeded
+from qnnkit.music import (
+    LossMatrix,
+    adapter_names,
+    continue_piece,
+    for_each_adapter,
+    loss_matrix,
+    mean_nats,
+    synthesise,
+    using_adapter,
+)
+from qnnkit.music.generation import _draw
+
+TOKENIZER = MusicTokenizer()
+PROMPT = Piece("prompt", ((48, 60, 64), (48, 60, 64), (48, 62), (48, 62)) * 3, "ann")
+
+
+def llama(seed: int = 0, positions: int = 64, sharpness: float = 8.0) -> nn.Module:
+    """A tiny net whose random weights have strong opinions."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=SIZE,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=positions,
+        bos_token_id=START,
+        eos_token_id=END,
+        pad_token_id=PAD,
+    )
+    with seeded(seed):
+        model = LlamaForCausalLM(config)
+        nn.init.normal_(model.lm_head.weight, std=sharpness / 4)
+    return model
+
+
+class Plain(nn.Module):
+    """A net that keeps no cache and tells no window; notes what it is asked."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner, self.asked = inner, []
+
+    def forward(self, input_ids):
+        self.asked.append(input_ids[0].tolist())
+        return SimpleNamespace(logits=self.inner(input_ids=input_ids).logits)
+
+
+class Script(nn.Module):
+    """Always wants the next event of a list, whatever it is asked."""
+
+    def __init__(self, ids):
+        super().__init__()
+        self.ids, self.asked = iter(ids), []
+
+    def forward(self, input_ids):
+        self.asked.append(input_ids[0].tolist())
+        return SimpleNamespace(logits=30.0 * nn.functional.one_hot(torch.tensor([[next(self.ids)]]), SIZE))
+
+
+# --- generation
+
+
+def test_a_continuation():
+    model = llama().train()
+    played = continue_piece(model, TOKENIZER, PROMPT, 50, seed=3)
+    assert played.piece.steps[:12] == PROMPT.steps and len(played.piece) == 62 and played.n_given == 12
+    assert played.piece.composer == "ann" and model.training and played.tokens_per_second > 0
+    again = continue_piece(model, TOKENIZER, PROMPT, 50, seed=3)
+    assert again.piece == played.piece and again.n_tokens == played.n_tokens
+    assert continue_piece(model, TOKENIZER, PROMPT, 50, seed=4).piece != played.piece
+    parts = played.parts
+    assert sorted([*parts["given"], *parts["generated"]]) == sorted(played.piece.notes())
+    assert {(n.pitch, n.start) for n in parts["given"]} == {(n.pitch, n.start) for n in PROMPT.notes()}
+    assert parts["generated"] and min(note.start for note in parts["generated"]) >= 12
+
+
+def test_from_nothing():
+    played = continue_piece(llama(), TOKENIZER, Piece("new", ()), 20)
+    assert len(played.piece) == 20 and played.n_given == 0 and played.piece.notes()
+
+
+@pytest.mark.parametrize("window", [32, 48, 64])
+def test_the_cache_changes_nothing_and_the_window_slides(window):
+    model = llama()
+    cached = continue_piece(model, TOKENIZER, PROMPT, 200, seed=1, window=window)
+    plain = Plain(model)
+    slow = continue_piece(plain, TOKENIZER, PROMPT, 200, seed=1, window=window)
+    assert cached.piece == slow.piece and cached.n_tokens == slow.n_tokens == len(plain.asked)
+    ids, slides = plain.asked[0], 0
+    assert ids == [START, *TOKENIZER.encode(PROMPT, marks=False)][: len(ids)]
+    for before, now in zip(plain.asked, plain.asked[1:], strict=False):
+        assert len(now) < window
+        if len(now) == len(before) + 1:
+            assert now[:-1] == before
+        else:  # the last half of what was there, from the first time in it
+            slides += 1
+            whole = [*before, now[-1]]
+            half = whole[len(whole) - window // 2 :]
+            assert len(whole) == window and now == half[len(half) - len(now) :]
+            skipped = half[: len(half) - len(now)]
+            assert TIME <= now[0] < DURATION and not any(TIME <= token < DURATION for token in skipped)
+    assert slides >= 2
+
+
+def test_whatever_the_model_wants_to_play_is_played_through_all_windows():
+    """A scripted piece with long notes, struck anew, comes out note by note: no window loses any."""
+    steps = [(36, 60 + i % 3, 72 - i // 7 % 5) for i in range(150)]
+    again = [(), *((36,) if i % 40 == 0 else () for i in range(1, 150))]
+    piece = Piece("prompt", tuple(steps), again=tuple(again))
+    script = Script(TOKENIZER.encode(piece, marks=False))
+    played = continue_piece(script, TOKENIZER, Piece("prompt", ()), 150, window=32, seed=5)
+    assert played.piece == piece and max(map(len, script.asked)) == 31
+
+
+def test_only_music_is_drawn():
+    """A net that wants nothing but padding, ends and pitches without durations still plays."""
+
+    class Stubborn(nn.Module):
+        def forward(self, input_ids):
+            logits = torch.zeros(1, 1, SIZE)
+            logits[..., [PAD, START, END]] = 40.0
+            logits[..., PITCH:] = 20.0
+            return SimpleNamespace(logits=logits)
+
+    played = continue_piece(Stubborn(), TOKENIZER, PROMPT, 6)
+    assert len(played.piece) == 18 and played.piece.notes()
+
+
+def test_the_likeliest():
+    greedy = continue_piece(llama(), TOKENIZER, PROMPT, 30, temperature=0)
+    for settings in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-6}):
+        assert continue_piece(llama(), TOKENIZER, PROMPT, 30, seed=9, **settings).piece == greedy.piece
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.5, 0.25, 0.15, 0.1]),
+        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.5}, [1, 0, 0, 0]),
+        ({"top_p": 0.51}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.8}, [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]),
+        ({"temperature": 0.5}, [0.25 / 0.345, 0.0625 / 0.345, 0.0225 / 0.345, 0.01 / 0.345]),
+    ],
+)
+def test_draws_have_their_probabilities(settings, expected):
+    tokens = [70, 20, 100, 40]  # in any order
+    logits, allowed = torch.full((SIZE,), 5.0), torch.zeros(SIZE, dtype=torch.bool)
+    logits[tokens] = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
+    allowed[tokens] = True
+    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": None} | settings
+    generator = torch.Generator().manual_seed(0)
+    drawn = [_draw(logits, allowed, **settings, generator=generator) for _ in range(4000)]
+    assert set(drawn) <= set(tokens)
+    shares = [drawn.count(token) / 4000 for token in tokens]
+    assert shares == pytest.approx(expected, abs=0.03)  # four standard errors
+    assert all(share == 0 for share, wanted in zip(shares, expected, strict=True) if wanted == 0)
+
+
+REFUSED = {
+    "n_steps": {"n_steps": 0},
+    "temperature": {"temperature": -0.1},
+    "top_p": {"top_p": 0.0},
+    "top_k": {"top_k": 0},
+    "window": {"window": 31},
+    "adapter": {"adapter": "bach"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name):
+    settings = {"n_steps": 4} | REFUSED[name]
+    with pytest.raises(ValueError, match=f"Argument `{name}` must") as caught:
+        continue_piece(llama(), TOKENIZER, PROMPT, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_nets_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"Argument `window` must lie in 32\.\.64"):
+        continue_piece(llama(), TOKENIZER, PROMPT, 4, window=65)
+    small = Script([3])
+    small.forward = lambda input_ids: SimpleNamespace(logits=torch.zeros(1, 1, 10))
+    with pytest.raises(ValueError, match="Argument `model` must give logits of the tokenizer's 163 events"):
+        continue_piece(small, TOKENIZER, PROMPT, 4)
+    small.forward = lambda input_ids: SimpleNamespace(logits=torch.full((1, 1, SIZE), torch.nan))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        continue_piece(small, TOKENIZER, PROMPT, 4)
+    large = Script([3])
+    large.forward = lambda input_ids: SimpleNamespace(logits=torch.arange(200.0)[None, None])
+    assert continue_piece(large, TOKENIZER, PROMPT, 4).piece.notes()  # a padded vocabulary
+
+
+# --- adapters
+
+
+# PEFT asks transformers for what it calls by another name now.
+PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+def adapted(*names: str) -> nn.Module:
+    """LoRA adapters that each change the net (their second factor is not zero)."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = {"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    with seeded(11):
+        model = get_peft_model(llama(), LoraConfig(**settings, init_lora_weights=False), names[0])
+        for name in names[1:]:
+            model.add_adapter(name, LoraConfig(**settings, init_lora_weights=False))
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.data.normal_(std=1.0)
+    return model
+
+
+@PEFT
+def test_each_adapter_plays_and_nothing_else_changes():
+    model = adapted("bach", "mozart")
+    model.set_adapter("mozart")
+    trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert adapter_names(model) == ("bach", "mozart") and adapter_names(llama()) == ()
+    played = for_each_adapter(model, TOKENIZER, PROMPT, 40, seed=2, window=64)
+    assert list(played) == ["base", "bach", "mozart"]
+    assert len({each.piece.steps for each in played.values()}) == 3
+    assert played["bach"].piece.name == "prompt (bach)"
+    plain = continue_piece(llama(), TOKENIZER, PROMPT, 40, seed=2)
+    assert played["base"].piece.steps == plain.piece.steps
+    assert played["mozart"].piece.steps == continue_piece(model, TOKENIZER, PROMPT, 40, seed=2).piece.steps
+    alone = continue_piece(adapted("bach", "mozart"), TOKENIZER, PROMPT, 40, seed=2)  # the first is active
+    assert played["bach"].piece.steps == alone.piece.steps
+    assert model.active_adapter == "mozart"
+    assert [name for name, weight in model.named_parameters() if weight.requires_grad] == trainable
+    assert list(for_each_adapter(model, TOKENIZER, PROMPT, 4, adapters=["bach"])) == ["bach"]
+
+
+@PEFT
+def test_an_adapter_is_put_back_after_an_error():
+    model = adapted("bach", "mozart")
+    for name in ("mozart", "base"):
+        with pytest.raises(KeyError), using_adapter(model, name):
+            raise KeyError
+        assert model.active_adapter == "bach"
+        trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        assert trained and all(".bach." in name for name in trained)
+    with pytest.raises(ValueError, match=r"Argument `adapter` must be a known name.*bach, mozart, base"):
+        continue_piece(model, TOKENIZER, PROMPT, 4, adapter="mozar")
+
+
+# --- losses
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    """Two composers who share no pitch, in blocks that are padded."""
+    folder = tmp_path_factory.mktemp("music")
+    for name, first in (("ann", 40), ("bob", 70)):
+        pieces = {f"{i}": [[first + (i + j) % 5] for j in range(30 + 7 * i)] for i in range(6)}
+        (folder / f"{name}.json").write_text(json.dumps(pieces))
+    return by_composer(music(folder, sequence_length=64))
+
+
+class Unigram(nn.Module):
+    """Foretells each token by how often it is, wherever it stands."""
+
+    def __init__(self, counts: torch.Tensor):
+        super().__init__()
+        self.logits = nn.Parameter((counts.double() + 0.5).log())
+
+    def forward(self, input_ids):
+        return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, SIZE))
+
+
+def unigram(part) -> Unigram:
+    labels = part.train.labels[:, 1:]
+    return Unigram(torch.bincount(labels[labels != IGNORED], minlength=SIZE))
+
+
+def test_mean_nats(splits):
+    """Over tokens, not over blocks; padding counts for nothing; every batch size gives the same."""
+    model = unigram(splits["bob"])
+    log_probs = model.logits.detach().log_softmax(0)
+    labels = splits["ann"].validation.labels[:, 1:]
+    expected = float(-log_probs[labels[labels != IGNORED]].mean())
+    for batch_size in (1, 2, 99):
+        found = mean_nats(model, splits["ann"], batch_size=batch_size)
+        assert found == pytest.approx(expected, rel=1e-5)
+    blocks = [float(-log_probs[row[row != IGNORED]].mean()) for row in labels]
+    assert abs(np.mean(blocks) - expected) > 1e-4 * expected
+    uniform = Unigram(torch.zeros(SIZE)).train()
+    assert mean_nats(uniform, splits["ann"], "test") == pytest.approx(math.log(SIZE), rel=1e-5)
+    assert uniform.training
+
+
+def test_mean_nats_is_the_loss_of_transformers(splits):
+    model, total, n = llama(sharpness=1.0), 0.0, 0
+    part = splits["bob"].validation
+    for row in range(len(part)):
+        count = int((part.labels[row, 1:] != IGNORED).sum())
+        with torch.no_grad():
+            loss = model(input_ids=part.input_ids[row : row + 1], labels=part.labels[row : row + 1]).loss
+        total, n = total + count * float(loss), n + count
+    assert mean_nats(model, splits["bob"]) == pytest.approx(total / n, rel=1e-5)
+
+
+def test_the_matrix_of_nets(splits):
+    nets = {
+        "bob": unigram(splits["bob"]),
+        "none": Unigram(torch.zeros(SIZE)),
+        "ann": lambda: unigram(splits["ann"]),
+    }
+    matrix = loss_matrix(nets, splits)
+    assert matrix.adapters == ("bob", "none", "ann") and matrix.composers == ("ann", "bob")
+    assert matrix.is_diagonal and matrix.own == ("bob", "ann")
+    assert matrix.nats[2][0] == pytest.approx(mean_nats(unigram(splits["ann"]), splits["ann"]))
+    assert matrix.n_tokens == tuple(each.validation.n_predicted for each in splits.values())
+    assert matrix.rows()[1] == {
+        "adapter": "bob", "composer": "bob", "split": "validation", "nats_per_token": matrix.nats[0][1],
+        "tokens": matrix.n_tokens[1],
+    }  # fmt: skip
+    swapped = loss_matrix({"ann": nets["bob"], "bob": nets["ann"]}, splits, split="test")
+    assert not swapped.is_diagonal and swapped.split == "test"
+    assert loss_matrix(nets, splits, adapters=["none"]).adapters == ("none",)
+
+
+@PEFT
+def test_the_matrix_of_adapters(splits):
+    model = adapted("ann", "bob")
+    matrix = loss_matrix(model, splits)
+    assert matrix.adapters == ("base", "ann", "bob") and model.active_adapter == "ann"
+    assert matrix.nats[0] == pytest.approx([mean_nats(llama(), each) for each in splits.values()], rel=1e-6)
+    model.set_adapter("bob")
+    assert matrix.nats[2][0] == pytest.approx(mean_nats(model, splits["ann"]), rel=1e-6)
+    assert len({value for row in matrix.nats for value in row}) == 6
+    with pytest.raises(ValueError, match="Argument `adapters` must be a known name"):
+        loss_matrix(model, splits, adapters=["cat"])
+    with pytest.raises(ValueError, match="Argument `splits` must hold a composer's music"):
+        loss_matrix(model, {})
+
+
+def test_what_the_matrix_says():
+    names, composers = ("base", "bach", "mozart"), ("bach", "mozart")
+    good = LossMatrix(names, composers, ((0.9, 1.0), (0.7, 1.2), (0.8, 0.95)), (1, 1))
+    assert good.is_diagonal
+    assert good.sentence == (
+        "On validation, each adapter is the best on its own composer: bach 0.7000 (next: mozart 0.8000), "
+        "mozart 0.9500 (next: base 1.0000)."
+    )
+    bad = LossMatrix(names, composers, ((0.9, 0.9), (0.7, 1.2), (0.8, 0.95)), (1, 1), "test")
+    assert not bad.is_diagonal
+    assert bad.sentence == (
+        "On test, not every adapter specialised: mozart has 0.9500 on its own composer, base 0.9000. "
+        "Best on its own composer: bach 0.7000 (next: mozart 0.8000)."
+    )
+    none = LossMatrix(("base",), composers, ((0.9, 0.9),), (1, 1))
+    assert not none.is_diagonal and "none has music of its own" in none.sentence
+
+
+# --- sound
+
+
+def test_sound():
+    sound = synthesise(Piece("a", ((69,),) * 8), bpm=60, rate=8000)
+    assert sound.dtype == np.float32 and sound.shape == (3 * 8000 + 1,)
+    strength = np.abs(np.fft.rfft(sound[:16000]))
+    assert np.argmax(strength) == 880 and np.abs(sound).max() == pytest.approx(0.9)  # bins of half a hertz
+    assert np.abs(sound[int(2.1 * 8000) :]).max() == 0  # it ends with the piece
+    ends = np.abs([*sound[:4], *sound[np.flatnonzero(sound)[-4:]]])
+    assert ends.max() < 0.03  # no click
+    assert not synthesise(Piece("a", ((),) * 8)).any() and len(synthesise(Piece("a", ()))) == 22051
+    assert np.isfinite(synthesise(Piece("a", (tuple(range(128)),)))).all()
+    for name in ("bpm", "rate"):
+        with pytest.raises(ValueError, match=f"Argument `{name}` must be above 0"):
+            synthesise(Piece("a", ()), **{name: 0})

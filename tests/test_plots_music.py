@@ -1,0 +1,111 @@
+"""Piano rolls and matrices of losses: nothing overlaps, axes are named, and they show what they are given."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from PIL import Image
+
+from qnnkit.plots.music import loss_matrix, piano_roll, pitch_name
+from qnnkit.plots.picture import COLOURS, Picture
+from tests.test_plots import PIXEL, boxes, overlap
+
+
+def roll(n_steps: int, low: int = 48, high: int = 76) -> dict:
+    notes = [(i, low + i * 5 % (high - low + 1), 1 + i % 7) for i in range(n_steps)]
+    return {"given": notes[: n_steps // 2], "generated": notes[n_steps // 2 :]}
+
+
+THREE = {"chorale (base)": roll(64), "chorale (bach)": roll(200), "chorale (x)": roll(9)}
+NATS = [[0.9, 1.0], [0.7, 1.2], [0.8, 0.95]]
+MANY = ([f"adapter of {i}" for i in range(6)], [f"composer {i}" for i in range(10)])
+FIGURES = {
+    "one": lambda: piano_roll({"a chorale": roll(64)}),
+    "three": lambda: piano_roll(THREE),
+    "voices": lambda: piano_roll({"a": {name: [(0, 50 + i, 16)] for i, name in enumerate("SATB")}}),
+    "wide": lambda: piano_roll({"a": roll(40, 0, 127), "b": roll(40, 0, 127)}, n_steps=32),
+    "long": lambda: piano_roll({"a": roll(6000)}),
+    "none": lambda: piano_roll({"nothing": {"given": []}}),
+    "one note": lambda: piano_roll({"$ one": {"given": [(3, 60, 1)]}}, steps_per_bar=12),
+    "matrix": lambda: loss_matrix(NATS, ["base", "bach", "mozart"], ["bach", "mozart"]),
+    "matrix-one": lambda: loss_matrix([[0.9]], ["base"], ["bach"]),
+    "matrix-many": lambda: loss_matrix(np.arange(60).reshape(6, 10) % 7 / 3, *MANY),
+    "matrix-long": lambda: loss_matrix(np.eye(3), ["W" * 40, "b", "$"], ["x" * 60, "y", "nottingham"]),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_overlaps_or_sticks_out(name):
+    figure = FIGURES[name]()
+    assert isinstance(figure, Picture)
+    found, whole = boxes(figure), figure.bbox
+    texts = found["labels"] + found["cells"]
+    assert texts
+    for text, box in texts:
+        assert (
+            box.x0 > -PIXEL and box.y0 > -PIXEL and box.x1 < whole.x1 + PIXEL and box.y1 < whole.y1 + PIXEL
+        ), text
+    pairs = [*itertools.combinations(found["labels"], 2), *itertools.combinations(found["cells"], 2)]
+    pairs += itertools.product(found["labels"], found["axes"])
+    pairs += itertools.combinations(found["axes"], 2)
+    assert [(one, other) for (one, a), (other, b) in pairs if overlap(a, b)] == []
+    assert all(min(box.width, box.height) > 5 for _, box in found["axes"])
+    with Image.open(io.BytesIO(figure.png())) as image:
+        assert image.format == "PNG" and max(image.size) < 2500
+
+
+def test_axes_are_named():
+    figure = FIGURES["three"]()
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "bar of 16 sixteenths"]
+    assert figure._supylabel.get_text() == "pitch"
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "chorale (base)",
+        "chorale (bach)",
+        "chorale (x)",
+    ]
+    matrix, bar = FIGURES["matrix"]().axes
+    assert (matrix.get_xlabel(), matrix.get_ylabel()) == ("music of", "adapter")
+    assert bar.get_ylabel() == "nats per token above the best"
+
+
+def test_a_roll_shows_its_notes():
+    figure = piano_roll(
+        {"a": {"given": [(0, 60, 4)], "new": [(4, 64, 2), (6, 48, 1)]}, "b": {"new": [(0, 55, 32)]}}
+    )
+    above, below = figure.axes
+    corners = [[path.get_extents() for path in bars.get_paths()] for bars in above.collections]
+    shown = [[(box.x0, box.x1, (box.y0 + box.y1) / 2) for box in boxes] for boxes in corners]
+    assert shown == [[(0, 4, 60)], [(4, 6, 64), (6, 7, 48)]]
+    colours = [tuple(bars.get_facecolor()[0]) for bars in [*above.collections, *below.collections]]
+    given, new = (mpl.colors.to_rgba(COLOURS[i]) for i in (0, 1))
+    assert colours == [given, new, new]
+    assert above.get_xlim() == below.get_xlim() == (0, 32) and above.get_ylim() == below.get_ylim() == (
+        46,
+        66,
+    )
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["given", "new"]
+    assert [text.get_text() for text in below.get_xticklabels()] == ["1", "2"]
+    assert [text.get_text() for text in below.get_yticklabels()] == ["C3", "G3", "C4"]
+
+
+def test_pitch_names():
+    assert [pitch_name(pitch) for pitch in (0, 21, 60, 61, 108, 127)] == [
+        "C-1",
+        "A0",
+        "C4",
+        "C♯4",
+        "C8",
+        "G9",
+    ]
+
+
+def test_the_matrix_marks_the_best_of_each_column():
+    axes = FIGURES["matrix"]().axes[0]
+    cells = {(round(text.get_position()[1]), round(text.get_position()[0])): text for text in axes.texts}
+    assert cells[1, 0].get_text() == "0.700" and cells[2, 1].get_text() == "0.950"
+    assert [place for place, text in cells.items() if text.get_weight() == "bold"] == [(1, 0), (2, 1)]
+    assert axes.images[0].get_array()[0].tolist() == pytest.approx([0.2, 0.05])
