@@ -50,6 +50,10 @@ Count = Annotated[
 AUTO: Any = "auto"
 
 
+QUANTUM_ADAPTERS = ("quantum_peft", "qpa", "quantum_token")
+"""Adapters with a circuit in them, by PEFT's names."""
+
+
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 

@@ -162,6 +162,11 @@ class Score:
     watched: str = ""
     """What of the validation split stands for it while it trains, where that is another number."""
 
+    @property
+    def on_validation(self) -> str:
+        """The name that stands behind `validation_` in metrics.jsonl."""
+        return self.watched or self.name
+
     def tell(self, value: float) -> str:
         """A value without its unit.
 

@@ -10,11 +10,14 @@ from qnnkit import checks
 from qnnkit.data.ahcd import ahcd
 from qnnkit.data.arrays import digits, npz
 from qnnkit.data.assemble import split_stack
+from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.fetch import download
 from qnnkit.data.folders import class_folder, flat_folder
 from qnnkit.data.idx import emnist, fashion_mnist, kmnist, mnist
+from qnnkit.data.music import music
 from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
+from qnnkit.data.text import text
 
 DATASETS: dict[str, Callable[..., Splits]] = {
     "digits": digits,
@@ -26,9 +29,13 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "emnist": emnist,
     "ahcd": ahcd,
     "npz": npz,
+    "captions": captions,
+    "digit_captions": digit_captions,
+    "text": text,
+    "music": music,
 }
 
-_KINDS: dict[str, str] = {}
+_KINDS = {"captions": "captions", "digit_captions": "captions", "text": "tokens", "music": "tokens"}
 """Of those that hold no labelled images."""
 
 
@@ -103,7 +110,7 @@ def _options(loader: Callable[..., Splits]) -> set[str]:
 
 
 __all__ = [
-    "DATASETS", "ImageSet", "ImageSplits", "Splits", "ahcd", "class_folder", "digits", "download", "emnist",
-    "fashion_mnist", "flat_folder", "kind", "kmnist", "load", "mnist", "npz", "sample_files", "takes",
-    "write_sample",
+    "DATASETS", "ImageSet", "ImageSplits", "Splits", "ahcd", "captions", "class_folder",
+    "digit_captions", "digits", "download", "emnist", "fashion_mnist", "flat_folder", "kind", "kmnist",
+    "load", "mnist", "music", "npz", "sample_files", "takes", "text", "write_sample",
 ]  # fmt: skip

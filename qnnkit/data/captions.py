@@ -25,7 +25,7 @@ from qnnkit.data.idx import mnist
 from qnnkit.data.images import read
 from qnnkit.data.places import MAX_BYTES, Member, Place, first, open_place
 from qnnkit.data.sample import seeded
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits
+from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, share_of
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
 """What is said of a digit; each of them is a caption of its own."""
@@ -97,6 +97,30 @@ class CaptionSplits:
     def image_size(self) -> tuple[int, int]:
         """Height and width, in pixels."""
         return self.train.images.shape[2], self.train.images.shape[3]
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a net must know of images and captions, as `models.build` takes it."""
+        return {"tokenizer": self.tokenizer, "channels": self.channels, "image_size": self.image_size}
+
+    def example(self, n: int = 1) -> dict[str, Tensor]:
+        """What a net takes, of the first `n` training images with their first captions."""
+        ids, mask = self.tokenizer.encode([captions[0] for captions in self.train.captions[:n]])
+        return {"pixel_values": self.train.images[:n], "input_ids": ids, "attention_mask": mask}
+
+    def keep(self, train_fraction: float, seed: int = 0) -> CaptionSplits:
+        """The same dataset with a share of its training images; a smaller share lies inside a larger one."""
+        rows = share_of(len(self.train), train_fraction, seed)
+        if rows is None:
+            return self
+        part, chosen = self.train, rows.tolist()
+        kept = CaptionSet(
+            part.images[rows],
+            tuple(part.captions[row] for row in chosen),
+            tuple(part.sources[row] for row in chosen),
+            None if part.labels is None else part.labels[rows],
+        )
+        return replace(self, train=kept)
 
     def split(self, name: str) -> CaptionSet:
         """The split called "train", "validation" or "test"."""

@@ -135,11 +135,7 @@ class ImageSplits:
         be to this share of all, and one image at least. Which ones depends on `seed` alone, and a smaller
         share lies inside a larger one.
         """
-        if not 0 < train_fraction <= 1:
-            step = "Use 0.25 for a quarter, or 1 for all of them."
-            raise ValueError(
-                checks.message("train_fraction", "lie above 0 and up to 1", train_fraction, step)
-            )
+        _require_fraction(train_fraction)
         if train_fraction == 1:
             return self
         kept = []
@@ -162,6 +158,24 @@ class ImageSplits:
         checks.positive("batch_size", batch_size)
         part = self.split(split)
         return Batches(part.images, part.labels, batch_size, shuffle=shuffle, seed=seed)
+
+
+def share_of(n: int, train_fraction: float, seed: int) -> torch.Tensor | None:
+    """Sorted rows that are a share of n, chosen by the seed; a smaller share lies inside a larger one.
+
+    None stands for all of them.
+    """
+    _require_fraction(train_fraction)
+    if train_fraction == 1:
+        return None
+    order = torch.randperm(n, generator=seeded("train_fraction", seed))
+    return order[: max(1, round(train_fraction * n))].sort().values
+
+
+def _require_fraction(train_fraction: float) -> None:
+    if not 0 < train_fraction <= 1:
+        step = "Use 0.25 for a quarter, or 1 for all of them."
+        raise ValueError(checks.message("train_fraction", "lie above 0 and up to 1", train_fraction, step))
 
 
 def _shares(sizes: Sequence[int], fraction: float, seed: int) -> list[int]:

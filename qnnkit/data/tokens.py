@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from qnnkit import checks
 from qnnkit.data.batches import DictBatches
-from qnnkit.data.sample import seeded
-from qnnkit.data.splits import SPLITS
+from qnnkit.data.splits import SPLITS, share_of
 
 IGNORED = -100
 """Label of a position that is not predicted, as torch's cross-entropy and transformers have it."""
@@ -76,16 +74,9 @@ class TokenSplits:
 
     def keep(self, train_fraction: float, seed: int = 0) -> TokenSplits:
         """The same dataset with a share of its training blocks; a smaller share lies inside a larger one."""
-        if not 0 < train_fraction <= 1:
-            step = "Use 0.25 for a quarter, or 1 for all of them."
-            raise ValueError(
-                checks.message("train_fraction", "lie above 0 and up to 1", train_fraction, step)
-            )
-        if train_fraction == 1:
+        rows = share_of(len(self.train), train_fraction, seed)
+        if rows is None:
             return self
-        n = max(1, round(train_fraction * len(self.train)))
-        order = torch.randperm(len(self.train), generator=seeded("train_fraction", seed))
-        rows = order[:n].sort().values
         sources = tuple(self.train.sources[row] for row in rows.tolist())
         kept = TokenSet(self.train.input_ids[rows], self.train.labels[rows], sources)
         return replace(self, train=kept)

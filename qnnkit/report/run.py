@@ -15,6 +15,7 @@ import torch
 
 from qnnkit import breakdown, gradients, stats, workspace
 from qnnkit.config import MAIN_NETS
+from qnnkit.data import ImageSplits
 from qnnkit.device import machine
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
@@ -65,7 +66,7 @@ def predict(run: Run, net: str | None = None) -> Predictions:
 def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
     """Net -> validation loss and score, of shape (seeds, epochs); NaN after an early stop."""
     rows, found = run.epochs(), {}
-    names = dict.fromkeys(("loss", run.score.name))
+    names = dict.fromkeys(("loss", run.score.on_validation))
     for net in run.nets if len(rows) else ():
         of_net = rows[rows["net"] == net]
         if len(of_net):
@@ -116,6 +117,8 @@ SCORES = {
     "macro_f1": "macro-F1 (%)",
     "loss": "negative log-likelihood (nats)",
     "ece": "calibration error (%)",
+    "zero_shot": "zero-shot accuracy (%)",
+    "perplexity": "perplexity",
 }
 """What is told of each net beside its accuracy: means over seeds, on test images -> as people read it."""
 
@@ -166,7 +169,9 @@ def scores(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     def told(name: str, value: float | None) -> str:
-        return "" if value is None else f"{value:.3f}" if name == "loss" else f"{100 * value:.1f}"
+        if value is None:
+            return ""
+        return f"{value:.3f}" if name in ("loss", "perplexity") else f"{100 * value:.1f}"
 
     known = {name: head for name, head in SCORES.items() if any(row.get(name) is not None for row in rows)}
     columns = {head: [told(name, row.get(name)) for row in rows] for name, head in known.items()}
@@ -186,6 +191,8 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
         `seconds` per epoch (None where there is no lightning.qubit, or no circuit), what they follow from,
         and a `sentence`.
     """
+    if not isinstance(run.splits, ImageSplits):
+        return {"seconds": None, "sentence": "lightning.qubit is timed beside nets of images only."}
     model, train = build(run, run.nets[0], run.config.seed), run.splits.train
     try:
         alone = breakdown.one_by_one(model, train.images[:1])

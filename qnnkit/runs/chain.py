@@ -71,7 +71,8 @@ def _parameters(run: Run, notebook: Path) -> dict[str, Any]:
 def epoch_line(run: Run, row: dict[str, Any]) -> str:
     """One row of metrics.jsonl, for people."""
     epoch, score = f"{row['epoch']:>3}/{run.config.training.epochs}", run.score
-    told = f"{score.name} {score.tell(row[f'validation_{score.name}'])}{' %' * (score.factor == 100)}"
+    name = score.on_validation
+    told = f"{name} {score.tell(row[f'validation_{name}'])}{' %' * (score.factor == 100)}"
     return (
         f"{row['net']:<17} seed {row['seed']}  epoch {epoch}  loss {row['train_loss']:.3f}  "
         f"validation {told}  {row['seconds']:.2f} s"

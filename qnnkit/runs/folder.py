@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 
+OF_NETS = ("classical", "no_entanglement", "frozen_random", "no_quantum", "classical_trained")
+OF_ADAPTERS = ("lora", "vera", "no_entanglement", "frozen_random")
+"""Controls of nets, and those of adapters."""
 PLACED = "placement.json"
 """Where and in which batches a run is trained, as it was found on the machine that trains it."""
 CRITERIA = "criteria.json"
@@ -69,9 +72,9 @@ class Run:
     @property
     def nets(self) -> tuple[str, ...]:
         """The net of the run ("hybrid", or "reference" without a circuit) and the controls beside it."""
-        from qnnkit.models import CLASSICAL
+        from qnnkit.models import has_circuit
 
-        main = "reference" if self.config.model.model in CLASSICAL else "hybrid"
+        main = "hybrid" if has_circuit(self.config.model) else "reference"
         return (main, *self.config.controls)
 
     @cached_property
@@ -106,8 +109,9 @@ class Run:
         options = {"root": chosen.pop("data_dir"), **chosen}
         usual = DataConfig()
         for name in [*options]:
-            if not data.takes(self.config.data.dataset, name) and options[name] == getattr(usual, name, None):
-                del options[name]
+            unasked = options[name] == getattr(usual, name, None)
+            if options[name] is None or (unasked and not data.takes(self.config.data.dataset, name)):
+                del options[name]  # the dataset has its own
         if not cached and data.takes(self.config.data.dataset, "cached"):
             options["cached"] = False
         # The library's arguments have other names in notebooks and on the command line.
@@ -316,9 +320,19 @@ def check_names(config: RunConfig) -> None:
     checks.choice("model", config.model.model, models.MODELS)
     checks.choice("circuit", config.model.circuit, circuits.ANSAETZE)
     checks.choice("embedding", config.model.embedding, circuits.EMBEDDINGS)
-    if config.controls and config.model.model in models.CLASSICAL:
+    if config.controls and not models.has_circuit(config.model):
         step = "Set controls=() for a model without a circuit."
         raise ValueError(checks.message("controls", "be left out", list(config.controls), step))
+    if models.kind(config.model.model) != data.kind(config.data.dataset):
+        rule = f"take {data.kind(config.data.dataset)}, as {config.data.dataset} has them"
+        fitting = [name for name in models.MODELS if models.kind(name) == data.kind(config.data.dataset)]
+        raise ValueError(checks.message("model", rule, config.model.model, f"Use {', '.join(fitting)}."))
+    if config.model.adapter and models.kind(config.model.model) != "tokens":
+        step = "Only language models are adapted."
+        raise ValueError(checks.message("adapter", "be left out", config.model.adapter, step))
+    known = OF_ADAPTERS if config.model.adapter else OF_NETS
+    for name in config.controls:
+        checks.choice("control", name, known)
     for name in config.trackers:
         checks.choice("tracker", name, TRACKERS)
     usual = DataConfig()

@@ -9,13 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from qnnkit import checks, data, device, gradients, layers, measure, models, tasks, train, workspace
+from qnnkit import (
+    checks,
+    data,
+    device,
+    gradients,
+    layers,
+    measure,
+    models,
+    retrieval,
+    tasks,
+    train,
+    workspace,
+)
 from qnnkit.checkpoint import Store, weights
-from qnnkit.config import MAIN_NETS, RunConfig, TrainingConfig
+from qnnkit.config import MAIN_NETS, ModelConfig, RunConfig, TrainingConfig
 from qnnkit.data import ImageSplits, Splits, augment
 from qnnkit.models import features
+from qnnkit.models.blocks import seeded
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
@@ -39,6 +52,8 @@ def build(run: Run, net: str, seed: int) -> nn.Module:
 def made(config: RunConfig, splits: Splits, net: str, seed: int) -> nn.Module:
     """As `build`, from settings and data alone."""
     hybrid = models.build(config.model, **splits.sizes, seed=seed, backend=config.backend)
+    if config.model.adapter:
+        return adapted(hybrid, config.model, net, seed)
     if net in MAIN_NETS:
         return hybrid
     with torch.no_grad():
@@ -51,6 +66,30 @@ def made(config: RunConfig, splits: Splits, net: str, seed: int) -> nn.Module:
     return found[net]
 
 
+def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Module:
+    """A language model with the adapter that a run asks for, or one of its controls, of as many weights.
+
+    Args:
+        base: Frozen from here on, and changed in place.
+        config: Method, number of weights, layers.
+        net: The run's own, or a control.
+        seed: Fixes the adapter's first weights.
+    """
+    from peft import get_peft_model
+
+    from qnnkit import adapters
+
+    known: dict[str, dict[str, Any]] = {
+        "no_entanglement": {"entangled": False},
+        "frozen_random": {"train_circuit": False},
+    }
+    method = net if net in ("lora", "vera") else str(config.adapter)
+    sized = {} if config.adapter_weights is None else {"n_weights": config.adapter_weights, "model": base}
+    chosen = adapters.config(method, targets=config.targets, **sized, **known.get(net, {}))
+    with seeded(seed):
+        return get_peft_model(base, chosen)  # type: ignore[arg-type]
+
+
 def task_of(config: TrainingConfig, kind: str = "images") -> tasks.Task:
     """What a net is trained for.
 
@@ -59,7 +98,9 @@ def task_of(config: TrainingConfig, kind: str = "images") -> tasks.Task:
         kind: Of the data, see `data.kind`.
     """
     if kind == "tokens":
-        return tasks.OwnLoss()
+        return tasks.Language()
+    if kind == "captions":
+        return tasks.Contrastive(config.chunk)
     changes = {"none": None, "affine": augment.affine}
     return tasks.Classification(config.label_smoothing, augment=changes[config.augmentation])
 
@@ -280,16 +321,15 @@ def _train(
             on_update=on_update,
             tell=tell,
         )
-        test = _test(model, task, loaders["test"], splits.test, place, progress.at_once)
+        test = _test(model, task, loaders["test"], splits, place, progress.at_once)
+    score = task.score
     final = {
         "event": "test",
         "net": net,
         "seed": seed,
         "epochs": config.epochs,
         "best_epoch": progress.best_epoch,
-        f"validation_{task.score.name}": progress.best_score[0]
-        if task.score.larger
-        else -progress.best_score[0],
+        f"validation_{score.on_validation}": (1 if score.larger else -1) * progress.best_score[0],
         **{f"test_{name}": value for name, value in test.items()},
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
@@ -322,23 +362,22 @@ def _test(
     model: nn.Module,
     task: tasks.Task,
     loader: Any,
-    part: Any,
+    splits: Splits,
     place: torch.device,
     at_once: int | None,
 ) -> dict[str, float]:
     """The task's numbers on the test split; what needs all outputs at once is judged after the same pass."""
-    if not task.judges:
-        return train.evaluate(model, task, loader, place, at_once=at_once)
-    from accelerate.utils import concatenate, send_to_device
-
-    seen: list[Any] = []
-
-    def keep(module: nn.Module, given: Any, outputs: Any) -> None:
-        seen.append(send_to_device(outputs, "cpu"))
-
-    with model.register_forward_hook(keep):
-        means = train.evaluate(model, task, loader, place, at_once=at_once)
-    return task.judge(concatenate(seen), part) | means
+    if isinstance(task, tasks.Classification):
+        seen: list[Tensor] = []
+        with model.register_forward_hook(lambda module, images, logits: seen.append(logits.detach().cpu())):
+            means = train.evaluate(model, task, loader, place, at_once=at_once)
+        return task.judge(torch.cat(seen), splits.test.labels) | means
+    means = train.evaluate(model, task, loader, place, at_once=at_once)
+    if isinstance(task, tasks.Contrastive):
+        found = task.judge(retrieval.embed(model, splits, "test", device=place))  # type: ignore[arg-type]
+        both = found["image_to_text_recall_1"], found["text_to_image_recall_1"]
+        return means | found | {"recall_1": sum(both) / 2}
+    return means | {"perplexity": tasks.perplexity(means["loss"])}
 
 
 def _is_epoch_of(row: dict[str, Any], net: str, seed: int) -> bool:
