@@ -8,6 +8,7 @@ import torch
 
 from qnnkit.adapters import circuit
 from qnnkit.circuits import make_device
+from qnnkit.models.blocks import seeded
 
 EXACT = 1e-10  # float64
 
@@ -62,9 +63,20 @@ def test_fewer_columns_are_the_first_of_more():
     assert torch.equal(circuit.columns(angles, 64)[..., :3], circuit.columns(angles, 3))
 
 
-def test_gradients_are_exact():
-    angles = angles_of(2, 3, 3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda given: circuit.columns(given, 2), angles)
+@pytest.mark.parametrize("entangled", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+def test_gradients_are_exact(n, entangled):
+    angles = angles_of(2, 3, n).requires_grad_()
+
+    def columns(given):
+        return circuit.columns(given, 2, entangled=entangled)
+
+    assert torch.autograd.gradcheck(columns, angles)
+    with seeded(0):
+        assert torch.autograd.gradgradcheck(columns, angles)
+    by_torch = torch.func.jacrev(columns)(angles)
+    by_hand = torch.autograd.functional.jacobian(columns, angles)
+    assert (by_torch - by_hand).abs().max() < EXACT
 
 
 def test_entanglers_make_a_difference_and_no_two_circuits_share_angles():

@@ -1,4 +1,4 @@
-"""Orthogonal matrices from a circuit of RY rotations and CZ gates, many at once, in real arithmetic."""
+"""Orthogonal matrices from circuits of RY rotations and CZ gates, many at once, in real arithmetic."""
 
 # pyright: reportAttributeAccessIssue=false
 
@@ -60,20 +60,76 @@ def columns(angles: Tensor, n_columns: int, *, entangled: bool = True) -> Tensor
         >>> torch.allclose(matrix.T @ matrix, torch.eye(4, dtype=torch.float64))
         True
     """
-    batch, n_rounds, n = angles.shape
-    half = (n + 1) // 2
-    first = _rotations(angles[..., :half])  # (batch, n_rounds, rows, rows)
-    second = _rotations(angles[..., half:]).mT  # (batch, n_rounds, cols, cols)
-    start, signs = _constants(n, n_columns, angles.device, angles.dtype)
-    rows, _, cols = start.shape
-    state = start.expand(batch, -1, -1, -1)  # (batch, rows, n_columns, cols)
-    for layer in range(n_rounds):
+    by_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    run = _states if by_autograd or not (torch.is_grad_enabled() and angles.requires_grad) else _Columns.apply
+    state = run(angles, n_columns, entangled)  # (batch, rows, n_columns, cols)
+    return state.transpose(2, 3).reshape(len(angles), -1, n_columns)
+
+
+def _states(angles: Tensor, n_columns: int, entangled: bool, tape: list[Tensor] | None = None) -> Tensor:
+    """The columns, of shape (batch, rows, n_columns, cols); those after each layer go on the tape."""
+    half = (angles.shape[-1] + 1) // 2
+    first, second = _rotations(angles[..., :half]), _rotations(angles[..., half:]).mT
+    start, signs = _constants(angles.shape[-1], n_columns, angles.device, angles.dtype)
+    state = start.expand(len(angles), -1, -1, -1)
+    for layer in range(angles.shape[1]):
         if layer and entangled:
             state = state * signs
-        state = first[:, layer] @ state.reshape(batch, rows, -1)
-        state = state.reshape(batch, rows * n_columns, cols) @ second[:, layer]
-        state = state.view(batch, rows, n_columns, cols)
-    return state.transpose(2, 3).reshape(batch, rows * cols, n_columns)
+        state = _turned(state, first[:, layer], second[:, layer])
+        if tape is not None:
+            tape.append(state)
+    if tape is not None:
+        tape += [first, second]
+    return state
+
+
+def _turned(state: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """first @ state @ second, over rows and columns of basis states: all rotations of a layer."""
+    batch, rows, n_columns, cols = state.shape
+    state = torch.bmm(first, state.reshape(batch, rows, -1))
+    return torch.bmm(state.view(batch, rows * n_columns, cols), second).view(batch, rows, n_columns, cols)
+
+
+class _Columns(torch.autograd.Function):
+    """`_states` with gradients by hand, in half of autograd's time: no gradient of a matrix is needed.
+
+    With psi the state after the rotations of a layer and g its gradient, that of an angle of wire w is
+    <g, (-i Y_w) psi> / 2, since RY(t) = exp(-i t Y / 2). For all wires of a half it is read off g psi^T.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, angles: Tensor, n_columns: int, entangled: bool) -> Tensor:
+        tape: list[Tensor] = []
+        state = _states(angles, n_columns, entangled, tape)
+        ctx.save_for_backward(angles, *tape)
+        ctx.given = n_columns, entangled
+        return state
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        with torch.autocast(gradient.device.type, enabled=False):  # it may still hold around backward()
+            angles, *states, first, second = ctx.saved_tensors
+            n_columns, entangled = ctx.given
+            if torch.is_grad_enabled():  # to be differentiated again: by autograd, through plain torch
+                values = _states(angles, n_columns, entangled)
+                [found] = torch.autograd.grad(values, angles, gradient, create_graph=True)
+                return found, None, None
+            _, signs = _constants(angles.shape[-1], n_columns, angles.device, angles.dtype)
+            gradients = [gradient]
+            for layer in range(len(states) - 1, 0, -1):
+                gradient = _turned(gradient, first[:, layer].mT, second[:, layer].mT)
+                gradients.append(gradient := gradient * signs if entangled else gradient)
+            g, psi = (
+                torch.stack(gradients[::-1], 1),
+                torch.stack(states, 1),
+            )  # (batch, n_rounds, rows, ., cols)
+            of_rows = g.flatten(-2) @ psi.flatten(-2).mT  # (batch, n_rounds, rows, rows)
+            of_cols = g.flatten(2, 3).mT @ psi.flatten(2, 3)
+            found = [
+                square.flatten(-2) @ _turns(square.shape[-1], square.device, square.dtype)
+                for square in (of_rows, of_cols)
+            ]
+            return torch.cat(found, dim=-1), None, None
 
 
 def _rotations(angles: Tensor) -> Tensor:
@@ -101,3 +157,16 @@ def _constants(n: int, n_columns: int, device: torch.device, dtype: torch.dtype)
         signs = (1 - 2 * torch.as_tensor(odd)).reshape(rows, 1, cols)
         start = torch.eye(2**n, n_columns).reshape(rows, cols, n_columns).transpose(1, 2).contiguous()
         return start.to(device, dtype), signs.to(device, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _turns(dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """-i Y / 2 of each wire of a half, as a matrix of the half: of shape (dim * dim, wires)."""
+    k = dim.bit_length() - 1
+    with torch.inference_mode(False), torch.no_grad():
+        states = torch.arange(dim)
+        found = torch.zeros(dim, dim, k)
+        for wire in range(k):
+            bit = 1 << (k - 1 - wire)  # <1| -i Y |0> = 1, <0| -i Y |1> = -1
+            found[states, states ^ bit, wire] = torch.where(states & bit > 0, 0.5, -0.5)
+        return found.flatten(0, 1).to(device, dtype)
