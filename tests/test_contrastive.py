@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from dataclasses import replace
@@ -133,7 +134,9 @@ def batch_of(n: int = 20) -> dict[str, torch.Tensor]:
     return next(iter(SPLITS.batches("train", n, shuffle=True)))
 
 
-def gradients(model: nn.Module, task: Contrastive, batch, around=own_generators) -> dict[str, torch.Tensor]:
+def gradients(
+    model: nn.Module, task: Contrastive, batch, around=contextlib.nullcontext
+) -> dict[str, torch.Tensor]:
     model.zero_grad()
     with own_generators():
         torch.default_generator.manual_seed(7)
@@ -190,6 +193,7 @@ def test_what_is_drawn_next_is_the_same():
         with own_generators():
             torch.default_generator.manual_seed(7)
             loss = Contrastive(chunk=chunk)(clip, batch).loss
+            torch.rand(3)  # whoever else draws before the way back
             before = torch.get_rng_state()
             loss.backward()
             drawn.append(torch.equal(before, torch.get_rng_state()))
@@ -222,17 +226,20 @@ def test_one_chunk_is_in_memory_at_once():
 
 def test_autocast_holds_on_the_way_back():
     clip, batch = clip_of(), batch_of()
+    seen = []
 
     def half():
         return torch.autocast("cpu", torch.bfloat16)
 
     whole = gradients(clip, Contrastive(), batch, half)
-    chunks = gradients(clip, Contrastive(chunk=7), batch, half)
+    with clip.net.vision_model.encoder.layers[0].mlp.fc1.register_forward_hook(
+        lambda module, given, outputs: seen.append((outputs.dtype, torch.is_grad_enabled()))
+    ):
+        chunks = gradients(clip, Contrastive(chunk=10), batch, half)
+    assert seen == [(torch.bfloat16, False)] * 2 + [(torch.bfloat16, True)] * 2
     exact = gradients(clip, Contrastive(), batch)
     name = "net.vision_model.encoder.layers.0.mlp.fc1.weight"
-    rounding = float((whole[name] - exact[name]).norm())
-    assert float((chunks[name] - whole[name]).norm()) < rounding, "computed again in another precision"
-    assert float(chunks["loss"]) != float(exact["loss"])
+    assert float((chunks[name] - whole[name]).norm()) < 2 * float((whole[name] - exact[name]).norm())
 
 
 def test_without_gradients_chunks_are_plain():
