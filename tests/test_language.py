@@ -34,7 +34,7 @@ def splits(tmp_path_factory):
     return text(path, sequence_length=24, vocabulary=300)
 
 
-def small(seed: int = 0, n_layers: int = 2, hidden: int = 16, positions: int = 32):
+def small(seed: int = 0, n_layers: int = 2, hidden: int = 16, positions: int = 32, **changes):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -45,6 +45,7 @@ def small(seed: int = 0, n_layers: int = 2, hidden: int = 16, positions: int = 3
         intermediate_size=24,
         max_position_embeddings=positions,
         initializer_range=0.5,  # so that weights matter
+        **changes,
     )
     with seeded(seed):
         return LlamaForCausalLM(config)
@@ -355,6 +356,32 @@ def test_merging_leaves_the_model_as_it_was(splits):
     assert torch.equal(logits(model, ids), before) and hasattr(model, "disable_adapter")
     torch.testing.assert_close(logits(merged, ids), before, atol=LOGITS, rtol=0)
     assert type(merged) is type(small()) and merged.state_dict().keys() == small().state_dict().keys()
+
+
+def test_the_architecture_of_llama_3_2_goes_the_same_way(splits, tmp_path):
+    """Fewer key-value heads than heads, and one matrix for tokens in and out, in 16 bits."""
+    config = {"num_key_value_heads": 1, "tie_word_embeddings": True}
+    language.save_model(small(**config), splits.tokenizer, tmp_path / "base")
+    model = adapted(causal_lm(tmp_path / "base", dtype="bfloat16"), "lora", r=4)
+    loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
+    settings = {
+        **language.PRESETS["a100"],
+        "epochs": 1,
+        "learning_rate": 0.01,
+        "gradient_checkpointing": True,
+    }
+    rows: list[dict] = []
+    before = language.evaluate(model, splits)["loss"]
+    train.fit(model, Language(), loaders, TrainingConfig(**settings), log=rows.append)
+    assert rows[-1]["validation_loss"] < before
+    assert language.evaluate(model, splits)["loss"] == pytest.approx(rows[-1]["validation_loss"], abs=0.02)
+    folder = language.save_model(language.merge(model), splits.tokenizer, tmp_path / "merged")
+    ids = torch.tensor([splits.tokenizer.encode("The quick")])
+    merged = causal_lm(folder, dtype="bfloat16")
+    assert merged.get_input_embeddings().weight is merged.get_output_embeddings().weight
+    expected, base = logits(model, ids), logits(causal_lm(tmp_path / "base", dtype="bfloat16"), ids)
+    assert (expected - base).abs().max() > 0.5
+    torch.testing.assert_close(logits(merged, ids), expected, atol=0.15, rtol=0)  # of up to 7, in bfloat16
 
 
 def test_what_cannot_be_merged(splits):

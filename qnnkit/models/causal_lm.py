@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -90,7 +90,8 @@ def causal_lm(
 
     config = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
     with seeded(seed):
-        return LlamaForCausalLM(config).to(kind)
+        model: Any = LlamaForCausalLM(config)
+    return model.to(kind)
 
 
 def four_bit(
@@ -177,18 +178,16 @@ def adapted(
         step = "Merge it first, or build the model anew."
         raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
     fields = {field.name for field in dataclasses.fields(kind) if field.init}
-    scale = next((name for name in ("lora_alpha", "alpha") if name in fields), None)
+    scale = "lora_alpha" if "lora_alpha" in fields else "alpha"
     given = dict(options)
-    for name, value, field in (
-        ("r", r, "r"),
-        ("alpha", alpha, scale),
-        ("targets", targets, "target_modules"),
-    ):
-        if value is not None and (field is None or field not in fields):
+    layers: Any = targets if targets is None or isinstance(targets, str) else list(targets)
+    for name, value, field in (("r", r, "r"), ("alpha", alpha, scale), ("targets", layers, "target_modules")):
+        if value is None:
+            continue
+        if field not in fields:
             step = f"It takes {', '.join(sorted(fields))}."
             raise ValueError(checks.message(name, f"be left out for {method!r}, which has none", value, step))
-        if value is not None:
-            given[field] = list(value) if name == "targets" and not isinstance(value, str) else value
+        given[field] = value
     for name in options:
         checks.choice("option", name, sorted(fields))
     if issubclass(kind, LoraConfig) and "lora_alpha" not in given:
@@ -244,7 +243,7 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
     """A causal language model's weights, every one of them, from a folder or the Hub."""
     from transformers import AutoModelForCausalLM
 
-    folder = Path(name).expanduser()
+    folder, kind = Path(name).expanduser(), cast(Any, AutoModelForCausalLM)
     step = (
         f"Give a local folder with config.json and model.safetensors, or one of the sizes {', '.join(LLAMA)}."
     )
@@ -267,11 +266,11 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
     try:
         with seeded(0):  # what is missing would be drawn
             try:  # what was fetched before is not asked for again
-                model, told = AutoModelForCausalLM.from_pretrained(place, local_files_only=True, **options)
+                model, told = kind.from_pretrained(place, local_files_only=True, **options)
             except OSError:
                 if is_here or folder.is_absolute():
                     raise
-                model, told = AutoModelForCausalLM.from_pretrained(place, **options)
+                model, told = kind.from_pretrained(place, **options)
     except Exception as error:  # a damaged file makes the reader raise almost anything
         reason = str(error).strip().split("\n")[0].rstrip(".!:") or type(error).__name__
         if "gated" in str(error).lower():
