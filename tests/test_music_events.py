@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -167,13 +168,9 @@ def test_events_that_are_no_music(ids):
 
 def test_the_grammar_always_goes_on_and_time_passes():
     """Whatever is drawn, something may follow and all is decoded; the worst draws end each step, too."""
-    chance = random.Random(0)
-    for choose in (
-        chance.choice,
-        max,
-        min,
-        lambda tokens: max(t for t in tokens if t < PITCH or t == max(tokens)),
-    ):
+    longest = DURATION + LONGEST - 1
+    worst = [lambda tokens: longest if longest in tokens else max(tokens), max, min]
+    for choose in (random.Random(0).choice, *worst):
         grammar, ids = Grammar(), [START]
         grammar.read(START)
         for _ in range(3000):
@@ -181,10 +178,11 @@ def test_the_grammar_always_goes_on_and_time_passes():
             assert allowed and not set(allowed) & {0, START, END}
             ids.append(choose(allowed))
             grammar.read(ids[-1])
-        piece = TOKENIZER.decode(ids)
-        assert len(piece) == grammar.steps > 0
-        if choose is max:  # the fewest steps a token: durations of 16 bars, then the lowest pitch ends it
-            assert all(note.duration <= 256 for note in piece.notes())
+        piece = TOKENIZER.decode([*ids, TIME + LONGEST - 1])
+        assert len(piece) == grammar.steps + LONGEST
+        runs = [len(list(run)) for token, run in itertools.groupby(ids) if token == longest]
+        assert max(runs, default=0) <= 16  # no note is told for ever
+        assert grammar.steps or choose is worst[0]  # that one takes 17 events for each of 128 pitches
 
 
 def test_the_grammar_bars_what_encode_never_writes():
@@ -222,6 +220,13 @@ def test_midi_and_back(piece, tmp_path):
     on = [message for message in track if message.type == "note_on" and message.velocity]
     assert len(on) == len(piece.notes()) and mido.tempo2bpm(track[1].tempo) == pytest.approx(73, rel=1e-4)
     assert [each.name for each in path.parent.iterdir()] == [path.name]  # no draft is left
+    sounding = set()
+    for message in track:  # what is struck again has ended before: players differ on what overlaps
+        if message.type == "note_on":
+            assert message.note not in sounding
+            sounding.add(message.note)
+        elif message.type == "note_off":
+            sounding.remove(message.note)
 
 
 def midi_of(*tracks, ticks=96, kind=1) -> bytes:

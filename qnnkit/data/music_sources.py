@@ -231,7 +231,7 @@ def _pitch(number: Any) -> Any:
 def _read_corpus(name: str, collection: Collection) -> None:
     """Adds what music21's corpus has of a composer; grace notes and chord symbols are left out."""
     try:
-        from music21 import corpus
+        from music21 import corpus  # pyright: ignore[reportMissingImports]
     except ImportError:
         rule, step = "be installed to read its corpus", "Run: pip install -e '.[music]'"
         raise ValueError(checks.message("music21", rule, "missing", step)) from None
