@@ -3,7 +3,7 @@
 from qnnkit.report.batch import write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
 from qnnkit.report.criteria import judge
-from qnnkit.report.inspection import keep_inspection
+from qnnkit.report.inspection import keep_inspection, look_inside
 from qnnkit.report.learning import gradient_table, keep_expressivity, keep_gates, keep_landscape, keep_plateau
 from qnnkit.report.mistakes import keep_mistakes
 from qnnkit.report.run import (
@@ -43,6 +43,7 @@ __all__ = [
     "keep_landscape",
     "keep_plateau",
     "keep_inspection",
+    "look_inside",
     "keep_maps",
     "keep_mistakes",
     "keep_robustness",

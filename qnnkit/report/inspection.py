@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from qnnkit.data import ImageSplits
 from qnnkit.inspector import Inspector
+from qnnkit.report.circuits import OF_IMAGES
 from qnnkit.runs import Run
 
 if TYPE_CHECKING:
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
 MOST_CIRCUITS = 4
 """Of one net, whose gates are drawn."""
 QUARTER_TURN = math.pi / 2
+
+
+def look_inside(run: Run) -> Inspector | None:
+    """The inspector of a run of labelled images; of others a printed sentence."""
+    if isinstance(run.splits, ImageSplits):
+        return Inspector(run)
+    print(OF_IMAGES, "the inspector presses images, and is left out.")
+    return None
 
 
 def keep_inspection(run: Run) -> list[Picture]:
@@ -27,6 +37,8 @@ def keep_inspection(run: Run) -> list[Picture]:
     from qnnkit import plots
     from qnnkit.inspector import views
 
+    if not isinstance(run.splits, ImageSplits):
+        return []
     inspector = Inspector(run)
     source, choice, kept = inspector.source, inspector.choice, []
     own = choice.net, choice.seed

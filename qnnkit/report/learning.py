@@ -41,20 +41,27 @@ def keep_gates(run: Run, model: nn.Module, batch: Any) -> Picture | None:
     """
     from qnnkit import plots
 
-    found = layers.first_circuit(model, batch[0][:1])
+    found = layers.first_circuit(model, run.splits.example())
     if found is None or not list(found[0].parameters()):
         print(NONE, "there are no gates to colour.")
         return None
     layer = found[0]
     name = next(name for name, module in model.named_modules() if module is layer)
     gates = gradients.gates(layer)
-    cannot = [one.index for one in gradients.dead(model, batch[0]) if one.layer == name]
+    cannot = [one.index for one in gradients.dead(model, _given(batch)) if one.layer == name]
     sizes = gradients.of_weights(layer, model, task_for(run), batch).abs().numpy()
     n_wires = len(layer.qnode.device.wires)
     label = "|gradient| on one batch (loss per radian)"
     figure = plots.coloured_circuit(gates, n_wires, sizes, label, dead=cannot)
     told = f"{name}, before training: colour is the size of the gate's gradient; hatched gates cannot learn."
     return run.keep(figure, "02_gates", "Which gates can learn", told)
+
+
+def _given(batch: Any) -> Any:
+    """What a net takes of a batch."""
+    if isinstance(batch, Mapping):
+        return {name: tensor for name, tensor in batch.items() if name != "labels"}
+    return batch[0]
 
 
 def keep_plateau(run: Run, most_qubits: int, n_starts: int) -> Picture | None:

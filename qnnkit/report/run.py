@@ -20,7 +20,7 @@ from qnnkit.device import machine
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
-from qnnkit.runs import Run, build, seen_by, trained
+from qnnkit.runs import Run, build, export, seen_by, trained
 from qnnkit.runs.lock import mirrored
 
 if TYPE_CHECKING:
@@ -242,6 +242,8 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
     before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
     if not before:
         run.note_provenance(**_spent(run))
+    if not before:
+        export(run)
     result = {
         "recipe": run.config.recipe,
         "seeds": list(run.seeds),

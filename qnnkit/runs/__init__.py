@@ -1,10 +1,21 @@
 """Run folders, the nets trained in them, and the strict launch of notebooks."""
 
 from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
+from qnnkit.runs.export import export
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
-from qnnkit.runs.nets import best, build, parameter_groups, seen_by, task_for, task_of, train_all, trained
+from qnnkit.runs.nets import (
+    best,
+    build,
+    first_batch,
+    parameter_groups,
+    seen_by,
+    task_for,
+    task_of,
+    train_all,
+    trained,
+)
 from qnnkit.runs.placing import placed
 from qnnkit.runs.status import Status
 from qnnkit.runs.watching import watch
@@ -19,7 +30,9 @@ __all__ = [
     "check_parameters",
     "declared",
     "epoch_line",
+    "export",
     "finished",
+    "first_batch",
     "fork",
     "launch",
     "open_run",

@@ -86,7 +86,7 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
     method = net if net in ("lora", "vera") else str(config.adapter)
     sized = {} if config.adapter_weights is None else {"n_weights": config.adapter_weights, "model": base}
     chosen = adapters.config(method, targets=config.targets, **sized, **known.get(net, {}))
-    with seeded(seed):
+    with seeded(seed), warnings.catch_warnings(action="ignore"):  # of transformers' own names
         return get_peft_model(base, chosen)  # type: ignore[arg-type]
 
 
@@ -124,6 +124,15 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[train.Gro
         train.Group(name, exchanged, rate, config.quantum_clip_norm),
         train.Group("classical", classical, config.learning_rate, config.clip_norm, config.weight_decay),
     ]
+
+
+def first_batch(run: Run, place: torch.device | str = "cpu") -> Any:
+    """The first training samples in a batch, as the task takes it, on a device."""
+    from accelerate.utils import send_to_device
+
+    return send_to_device(
+        next(iter(run.splits.batches("train", run.config.training.batch_size, shuffle=False))), place
+    )
 
 
 def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
