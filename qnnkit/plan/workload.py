@@ -10,14 +10,19 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from qnnkit import checks, gradients, layers, models
+from qnnkit import checks, data, gradients, layers, models
 from qnnkit.config import RunConfig, TrainingConfig
-from qnnkit.data import ImageSplits
+from qnnkit.data import ImageSplits, Splits
+from qnnkit.data.batches import DictBatches
 from qnnkit.data.sample import Batches
+from qnnkit.data.splits import SPLITS
 from qnnkit.models import features
-from qnnkit.runs.nets import parameter_groups, task_of
+from qnnkit.placement.race import take
+from qnnkit.runs.nets import made, parameter_groups, task_of
 from qnnkit.tasks import Task
 from qnnkit.train import Group, Observer
+
+OTHER_BACKEND = "Memory is that of the fused program, not of {}."
 
 
 @dataclass(frozen=True)
@@ -73,21 +78,23 @@ class Workload:
         return replace(self, n_samples=n, data_bytes=round(self.data_bytes * n / self.n_samples))
 
 
-def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
-    """The net of a run on its own images, as `qnnkit run` trains it.
+def of_recipe(config: RunConfig, splits: Splits) -> Workload:
+    """The net of a run on its own data, as `qnnkit run` trains it.
 
     A frozen part whose values are computed once, before the first epoch, is left out of the steps, as it is
     in training; the images that it reads stay in RAM with its values.
 
     Args:
         config: Settings of the run.
-        splits: Its images.
+        splits: Its data.
     """
+    if not isinstance(splits, ImageSplits):
+        return _of_dictionaries(config, splits)
     sizes = {"channels": splits.channels, "image_size": splits.image_size, "n_classes": splits.n_classes}
     images, labels = splits.train.images, splits.train.labels
     notes = []
     if config.backend not in ("auto", "batched"):
-        notes.append(f"Memory is that of the fused program, not of {config.backend}.")
+        notes.append(OTHER_BACKEND.format(config.backend))
 
     def build(workload: Workload, traced: bool) -> nn.Module:
         backend = (
@@ -110,9 +117,6 @@ def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
         n = min(n_batches * size, workload.n_samples)
         return Batches(*samples(workload, n), size, shuffle=True)
 
-    def watch(model: nn.Module, groups: Sequence[Group] | None, n: int) -> Observer | None:
-        return gradients.Watch(model, groups, per_epoch=n) if groups and n else None
-
     width = _computed_once(config, splits)
     parts = (splits.train, splits.validation, splits.test)
     data_bytes = loaded_bytes = sum(part.images.nbytes for part in parts)
@@ -130,12 +134,60 @@ def of_recipe(config: RunConfig, splits: ImageSplits) -> Workload:
         loader=loader,
         task=task_of(config.training),
         groups=parameter_groups,
-        watch=watch,
+        watch=_watch,
         prepare=prepare,
         data_bytes=data_bytes,
         loaded_bytes=loaded_bytes,
         notes=tuple(notes),
     )
+
+
+def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
+    """As `of_recipe`, of captions, text and music: batches are dictionaries."""
+    kind = data.kind(config.data.dataset)
+    main = "hybrid" if models.has_circuit(config.model) else "reference"
+    notes = () if config.backend in ("auto", "batched") else (OTHER_BACKEND.format(config.backend),)
+
+    def build(workload: Workload, traced: bool) -> nn.Module:
+        backend = "batched" if traced else config.backend
+        return made(config.model_copy(update={"backend": backend}), splits, main, config.seed)
+
+    def prepare(model: nn.Module) -> None:
+        with layers.evaluating(model):
+            layers.called(model, splits.example())
+
+    def samples(workload: Workload, n: int) -> dict[str, torch.Tensor]:
+        whole = next(iter(splits.batches("train", min(n, len(splits.train)), shuffle=False)))
+        return take(whole, n)
+
+    def loader(workload: Workload, n_batches: int) -> DataLoader:
+        size = workload.training.batch_size
+        n = min(n_batches * size, workload.n_samples)
+        return DictBatches(lambda epoch: samples(workload, n), size, shuffle=True)
+
+    held = 0
+    for name in SPLITS:
+        tensors = vars(splits.split(name)).values()
+        held += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+    return Workload(
+        name=config.recipe,
+        training=config.training,
+        n_samples=len(splits.train),
+        build=build,
+        batch=samples,
+        loader=loader,
+        task=task_of(config.training, kind),
+        groups=parameter_groups,
+        watch=_watch,
+        prepare=prepare,
+        data_bytes=held,
+        loaded_bytes=held,
+        notes=notes,
+    )
+
+
+def _watch(model: nn.Module, groups: Sequence[Group] | None, n: int) -> Observer | None:
+    return gradients.Watch(model, groups, per_epoch=n) if groups and n else None
 
 
 def _computed_once(config: RunConfig, splits: ImageSplits) -> torch.Size | None:
