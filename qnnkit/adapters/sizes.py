@@ -60,7 +60,7 @@ def config(
     register()
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as KNOWN
 
-    known = {str(kind.value).lower(): cls for kind, cls in KNOWN.items()}
+    known: dict[str, Any] = {str(kind.value).lower(): cls for kind, cls in KNOWN.items()}
     checks.choice("name", name, sorted(known))
     fields = {field.name for field in dataclasses.fields(known[name])}
     if "target_modules" not in fields:
@@ -170,9 +170,9 @@ def _nearest(n_weights: int, candidates: Iterable[Candidate]) -> dict[str, int]:
     return min(candidates, key=rank)[2]
 
 
-def _fixed(options: Mapping[str, Any], cls: type) -> dict[str, int]:
+def _fixed(options: Mapping[str, Any], cls: Any) -> dict[str, int]:
     """Settings that decide the size, as far as they are given."""
-    return {name: options[name] for name in (*cls.counts, "n_qubits") if name in options}  # pyright: ignore
+    return {name: options[name] for name in (*cls.counts, "n_qubits") if name in options}
 
 
 def _either(fixed: Mapping[str, int], name: str, values: Iterable[int]) -> Iterable[int]:
@@ -221,7 +221,7 @@ def _quantum_token(n_weights: int, sizes: Sizes, fixed: Mapping[str, int]) -> It
 _CANDIDATES = {"quantum_peft": _quantum_peft, "qpa": _qpa, "quantum_token": _quantum_token}
 
 
-def _rank(cls: type, options: Mapping[str, Any], model: nn.Module, n_weights: int) -> int:
+def _rank(cls: Any, options: Mapping[str, Any], model: nn.Module, n_weights: int) -> int:
     """The rank of a classical method: its count is linear in it, so that two tell all."""
     one, two = (count(on_skeleton(model, cls(**options, r=r)))["weights"] for r in (1, 2))
     return max(1, round(1 + (n_weights - one) / (two - one))) if two > one else 1

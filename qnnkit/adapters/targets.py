@@ -21,7 +21,7 @@ def sizes_of(layer: nn.Module) -> tuple[int, int] | None:
 
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
-    return tuple(layer.weight.shape) if isinstance(layer, Conv1D) else None
+    return (layer.nx, layer.nf) if isinstance(layer, Conv1D) else None
 
 
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
@@ -79,7 +79,7 @@ def matched_by(model: nn.Module, config: PeftConfig) -> dict[str, tuple[int, int
     wanted, there = asked.target_modules, linear_layers(model)
     if wanted is None:
         kind = getattr(getattr(model, "config", None), "model_type", None)
-        asked.target_modules = set(USUAL.get(kind, ()))
+        asked.target_modules = set(USUAL.get(str(kind), ()))
     elif isinstance(wanted, str) and wanted.lower() == "all-linear":
         asked = _maybe_include_all_linear_layers(asked, model)
     found = {name: sizes for name, sizes in there.items() if check_target_module_exists(asked, name)}

@@ -148,7 +148,7 @@ class GeneratedLayer(AdapterLayer):
         """
         for name in check_adapters_to_merge(self, adapter_names):
             if name in self.settings:
-                weight = self.get_base_layer().weight
+                weight: Any = self.get_base_layer().weight
                 with torch.no_grad():
                     merged = (weight + self.get_delta_weight(name)).to(weight.dtype)
                 if safe_merge and not torch.isfinite(merged).all():
@@ -162,7 +162,7 @@ class GeneratedLayer(AdapterLayer):
             warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
         while self.merged_adapters:
             name = self.merged_adapters.pop()
-            weight = self.get_base_layer().weight
+            weight: Any = self.get_base_layer().weight
             with torch.no_grad():
                 weight.data = (weight - self.get_delta_weight(name)).to(weight.dtype)
 

@@ -101,7 +101,7 @@ class QPALinear(GeneratedLayer):
     def numbers(self, name: str, n_numbers: int) -> Tensor:
         """The numbers of all A and B, of shape (n_numbers,) and order 1."""
         config = self.settings[name]
-        angles = (self.qpa_angles if config.train_circuit else self.qpa_fixed)[name]
+        angles: Any = (self.qpa_angles if config.train_circuit else self.qpa_fixed)[name]
         angles = angles.to(torch.promote_types(angles.dtype, torch.float32))
         n_chunks, n = chunks_and_wires(n_numbers, config.chunk)
         states = torch.arange(n_chunks, device=angles.device)

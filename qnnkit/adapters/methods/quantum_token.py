@@ -49,9 +49,9 @@ class QuantumTokenLinear(AdapterLayer):
 
         self.settings[name] = config
         n, generator = config.n_qubits, seeded(config.seed, key, "token")
-        qnode, shapes = circuits.build(config.ansatz, n_qubits=n, n_layers=config.n_layers, seed=config.seed)
-        if not config.entangled:
-            qnode = circuits.drop_entanglement(qnode)
+        made = circuits.build(config.ansatz, n_qubits=n, n_layers=config.n_layers, seed=config.seed)
+        qnode: Any = made[0] if config.entangled else circuits.drop_entanglement(made[0])
+        shapes = made[1]
         [(argument, shape)] = shapes.items()
         angles = (2 * math.pi * torch.rand(shape, generator=generator)).to(**self.place)
         circuit = QuantumLayer(qnode, shapes, {argument: angles}, backend=config.backend)
@@ -79,7 +79,7 @@ class QuantumTokenLinear(AdapterLayer):
             if name in self.settings:
                 config = self.settings[name]
                 held = self.quantum_token_circuit if config.train_circuit else self.quantum_token_fixed
-                down = self.quantum_token_down[name]
+                down: Any = self.quantum_token_down[name]
                 with torch.autocast(x.device.type, enabled=False):  # what becomes angles wants all digits
                     angles = down(x.to(down.weight.dtype))
                 values = held[name](math.pi * torch.tanh(angles))  # (..., n_qubits)
@@ -106,6 +106,6 @@ def cannot_merge() -> NotImplementedError:
 
 def _linear(weight: Tensor) -> nn.Linear:
     """A linear layer of this weight, without a bias; nothing is drawn from torch's generator."""
-    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=False)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight)
     return layer
