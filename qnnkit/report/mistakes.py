@@ -78,7 +78,7 @@ def _retrieved(run: Run, splits: CaptionSplits) -> list[Picture | pd.DataFrame]:
     right = torch.zeros(len(images), len(texts), dtype=torch.bool)
     right[found.pairs[:, 0], found.pairs[:, 1]] = True
     order = torch.linspace(0, len(texts) - 1, min(QUERIES, len(texts))).long()
-    cosines, rows = retrieval.nearest(found.texts[order], found.images, FOUND)
+    rows, cosines = retrieval.nearest(found.texts[order], found.images, FOUND)
     figure = plots.images_found(
         [texts[row] for row in order],
         images[rows.numpy()],
@@ -89,7 +89,7 @@ def _retrieved(run: Run, splits: CaptionSplits) -> list[Picture | pd.DataFrame]:
         run.keep(figure, "05_images_found", "What is found for a caption", "Test images; right ones framed.")
     ]
     order = torch.linspace(0, len(images) - 1, min(QUERIES, len(images))).long()
-    cosines, rows = retrieval.nearest(found.images[order], found.texts, FOUND)
+    rows, cosines = retrieval.nearest(found.images[order], found.texts, FOUND)
     figure = plots.captions_found(
         images[order.numpy()],
         [[texts[column] for column in each] for each in rows.tolist()],

@@ -88,6 +88,8 @@ def summary(run: Run) -> list[dict[str, Any]]:
         raise FileNotFoundError(
             f"Run `{run.folder}` must have trained a net, but has not: run 03_train first."
         )
+    # Only of labelled images the loss is a likelihood of each.
+    left_out = (run.score.name,) if isinstance(run.splits, ImageSplits) else (run.score.name, "loss")
     for net in run.nets:
         of_net = finals[finals["net"] == net].set_index("seed").sort_index()
         if not len(of_net):
@@ -107,7 +109,7 @@ def summary(run: Run) -> list[dict[str, Any]]:
                 "classical": int(first["classical"]),
                 "frozen": int(first["frozen"]),
                 "seconds_per_epoch": float(np.median(of_net["seconds_per_epoch"].to_list())),
-                **{name: _mean(of_net, name) for name in SCORES if name != run.score.name},
+                **{name: _mean(of_net, name) for name in SCORES if name not in left_out},
             }
         )
     return rows
