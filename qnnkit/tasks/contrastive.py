@@ -33,7 +33,7 @@ class Contrastive:
     """
 
     chunk: int | None = None
-    """Samples whose graph is in memory at once, for batches that would not fit (`tasks.cached`); None: all."""
+    """Samples whose graph is in memory at once, for batches that do not fit (`tasks.cached`); None: all."""
     monitor: str = "accuracy"
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
