@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from qnnkit import checks
 from qnnkit.config import CriteriaConfig, DataConfig, ModelConfig, RunConfig, TrainingConfig
+from qnnkit.language.presets import PRESETS
 
 ALL_CONTROLS = ("classical", "no_entanglement", "frozen_random", "no_quantum")
 # A frozen circuit at random angles has nothing to learn from another one, but much from a layer that trains.
 OF_FROZEN = ("classical", "classical_trained", "no_entanglement", "no_quantum")
+
+OF_ADAPTER = ("lora", "vera", "no_entanglement", "frozen_random")
 
 # Letters turned, shifted and scaled a little; found on the validation images of AHCD.
 LETTERS = TrainingConfig(
@@ -152,6 +155,47 @@ RECIPES: dict[str, RunConfig] = {
         ),
         n_seeds=3,
         controls=ALL_CONTROLS,
+    ),
+    # A small Llama from scratch on text of yours: data_dir is a file, or a folder of .txt, .md or .jsonl.
+    "text_llama": RunConfig(
+        recipe="text_llama",
+        data=DataConfig(dataset="text", sequence_length=128, validation_fraction=0.1, test_fraction=0.1),
+        model=ModelConfig(model="causal_lm", size="tiny"),
+        training=TrainingConfig(
+            epochs=3,
+            batch_size=16,
+            learning_rate=4e-3,
+            optimizer="adamw",
+            weight_decay=0.01,
+            warmup_epochs=0.2,
+            clip_norm=1.0,
+        ),
+        controls=(),
+    ),
+    # A quantum adapter on a frozen language model (pretrained=FOLDER), beside adapters of as many weights.
+    "text_adapter": RunConfig(
+        recipe="text_adapter",
+        data=DataConfig(dataset="text", sequence_length=128, validation_fraction=0.1, test_fraction=0.1),
+        model=ModelConfig(model="causal_lm", adapter="quantum_peft", adapter_weights=4000),
+        training=TrainingConfig(
+            epochs=4,
+            batch_size=8,
+            learning_rate=1e-2,
+            quantum_learning_rate=3e-2,
+            optimizer="adamw",
+            warmup_epochs=0.1,
+            clip_norm=1.0,
+        ),
+        n_seeds=3,
+        controls=OF_ADAPTER,
+    ),
+    # LoRA on some billion weights on an Apple laptop, such as pretrained=meta-llama/Llama-3.2-3B.
+    "llama_mac": RunConfig(
+        recipe="llama_mac",
+        data=DataConfig(dataset="text", sequence_length=512, validation_fraction=0.1, test_fraction=0.1),
+        model=ModelConfig(model="causal_lm", adapter="lora"),
+        training=TrainingConfig(**PRESETS["mac"]),
+        controls=(),
     ),
 }
 

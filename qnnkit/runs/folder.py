@@ -107,6 +107,8 @@ class Run:
 
         chosen = self.config.data.model_dump(exclude={"dataset"})
         options = {"root": chosen.pop("data_dir"), **chosen}
+        if options["tokenizer"] is None and data.takes(self.config.data.dataset, "tokenizer"):
+            options["tokenizer"] = self.config.model.pretrained  # whose tokens its model knows
         usual = DataConfig()
         for name in [*options]:
             unasked = options[name] == getattr(usual, name, None)
@@ -199,6 +201,9 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
     given = {name: value for name, value in settings.items() if value is not None}
     if isinstance(given.get("data_dir"), str):
         given["data_dir"] = workspace.data_place(str(given["data_dir"]))
+    for name in ("pretrained", "tokenizer"):
+        if isinstance(given.get(name), str) and (found := workspace.place(str(given[name]))).is_dir():
+            given[name] = str(found)  # else a name on the Hub
     path = folder / "config.json"
     begun = read_config(path)
     if begun is None:

@@ -34,7 +34,7 @@ class Contrastive:
     """
 
     chunk: int | None = None
-    """Samples whose graph is in memory at once, for batches that would not fit (see `cached`); None: all."""
+    """Samples whose graph is in memory at once, for batches that do not fit (`tasks.cached`); None: all."""
     monitor: str = "accuracy"
     score: ClassVar[Score] = RECALL
 
