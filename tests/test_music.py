@@ -260,6 +260,12 @@ def test_an_adapter_is_put_back_after_an_error():
         assert model.active_adapter == "bach"
         trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
         assert trained and all(".bach." in name for name in trained)
+    for weight in model.parameters():
+        weight.requires_grad_(False)  # as loaded to be used only
+    for name in ("bach", "mozart", "base"):
+        with using_adapter(model, name):
+            pass
+        assert not any(weight.requires_grad for weight in model.parameters())
     with pytest.raises(ValueError, match=r"Argument `adapter` must be a known name.*bach, mozart, base"):
         continue_piece(model, TOKENIZER, PROMPT, 4, adapter="mozar")
 

@@ -96,7 +96,7 @@ def loss_matrix(
     width = max(1.0, 0.4 * upright) * len(composers) + names + 2.2
     figure = picture(width, max(2.6, 0.5 * len(adapters) + upright + 1.0))
     axis = figure.subplots()
-    most = max(float(np.nanmax(above)), 1e-6)
+    most = float(np.nanmax(above)) or 0.1
     image = axis.imshow(above, cmap="Blues", vmin=0, vmax=most, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         colour = "white" if above[row, column] > 0.55 * most else "black"
