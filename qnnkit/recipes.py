@@ -24,6 +24,26 @@ LETTERS = TrainingConfig(
     label_smoothing=0.1,
     augmentation="affine",
 )
+# Unclipped, or with larger steps, contrastive nets this small stay at chance.
+CLIP = TrainingConfig(
+    epochs=15,
+    batch_size=64,
+    learning_rate=1e-3,
+    quantum_learning_rate=1e-2,
+    optimizer="adamw",
+    weight_decay=0.05,
+    warmup_epochs=2,
+    clip_norm=1.0,
+)
+MUSIC = TrainingConfig(
+    epochs=2,
+    batch_size=8,
+    learning_rate=2e-3,
+    optimizer="adamw",
+    weight_decay=0.01,
+    warmup_epochs=0.1,
+    clip_norm=1.0,
+)
 AHCD = DataConfig(dataset="ahcd", validation_fraction=0.1)
 MNIST = DataConfig(dataset="mnist", validation_fraction=0.1)
 
@@ -156,6 +176,36 @@ RECIPES: dict[str, RunConfig] = {
         n_seeds=3,
         controls=ALL_CONTROLS,
     ),
+    # CLIP from scratch on digits with captions ("a photo of the digit three"), a circuit in each tower.
+    "digits_clip": RunConfig(
+        recipe="digits_clip",
+        data=DataConfig(dataset="digit_captions"),
+        model=ModelConfig(model="clip", patch_size=4, n_qubits=6),
+        training=CLIP,
+        n_seeds=3,
+        controls=ALL_CONTROLS,
+        threads=1,
+    ),
+    # The same with the projections of the original: a reference without a circuit.
+    "digits_clip_full": RunConfig(
+        recipe="digits_clip_full",
+        data=DataConfig(dataset="digit_captions"),
+        model=ModelConfig(model="clip", patch_size=4, head="full"),
+        training=CLIP,
+        n_seeds=3,
+        controls=(),
+        threads=1,
+    ),
+    # Your own images with captions: a folder with captions.json, .csv or .tsv.
+    "captions_clip": RunConfig(
+        recipe="captions_clip",
+        data=DataConfig(dataset="captions", image_size=32),
+        model=ModelConfig(model="clip", patch_size=8, n_qubits=6),
+        training=CLIP.model_copy(update={"epochs": 60}),
+        n_seeds=3,
+        controls=ALL_CONTROLS,
+        threads=1,
+    ),
     # A small Llama from scratch on text of yours: data_dir is a file, or a folder of .txt, .md or .jsonl.
     "text_llama": RunConfig(
         recipe="text_llama",
@@ -186,6 +236,23 @@ RECIPES: dict[str, RunConfig] = {
             warmup_epochs=0.1,
             clip_norm=1.0,
         ),
+        n_seeds=3,
+        controls=OF_ADAPTER,
+    ),
+    # A small Llama from scratch on music: data_dir is a folder of MIDI by composer, or of 16th-grid JSON.
+    "music_llama": RunConfig(
+        recipe="music_llama",
+        data=DataConfig(dataset="music", sequence_length=256, validation_fraction=0.1, test_fraction=0.1),
+        model=ModelConfig(model="causal_lm", size="tiny"),
+        training=MUSIC,
+        controls=(),
+    ),
+    # One composer (composers=["mozart-16th"]) on that model (pretrained=FOLDER).
+    "music_adapter": RunConfig(
+        recipe="music_adapter",
+        data=DataConfig(dataset="music", sequence_length=256, validation_fraction=0.1, test_fraction=0.1),
+        model=ModelConfig(model="causal_lm", adapter="quantum_peft", adapter_weights=4000),
+        training=MUSIC.model_copy(update={"epochs": 2, "learning_rate": 1e-2, "quantum_learning_rate": 3e-2}),
         n_seeds=3,
         controls=OF_ADAPTER,
     ),

@@ -13,16 +13,17 @@ from qnnkit import MODELS, controls
 from qnnkit.circuits import ANSAETZE
 from qnnkit.config import ModelConfig
 from qnnkit.layers import QuantumLayer, count_parameters, quantum_parameters
-from qnnkit.models import CLASSICAL, build, table
+from qnnkit.models import CLASSICAL, build, kind, table
 
 FLOAT32 = 1e-5
 SIZES = {"channels": 3, "image_size": (12, 10), "n_classes": 4}
 SMALL = {"width": 8, "hidden": 6}
 IMAGES = torch.randint(256, (5, 3, 12, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-HYBRID = [name for name in MODELS if name not in CLASSICAL]
+OF_IMAGES = [name for name in MODELS if kind(name) == "images"]
+HYBRID = [name for name in OF_IMAGES if name not in CLASSICAL]
 SLIDING = [name for name in HYBRID if name != "resnet_circuit"]
 
-each = pytest.mark.parametrize("name", MODELS)
+each = pytest.mark.parametrize("name", OF_IMAGES)
 each_hybrid = pytest.mark.parametrize("name", HYBRID)
 
 
@@ -114,7 +115,7 @@ def test_the_hyperparameters_of_the_others_arrive():
         assert classical(name) < classical(name, hidden=7)
     assert classical("residual_quanv", blocks=2) - classical("residual_quanv") == 2 * (8 * 8 * 9 + 2 * 8)
     assert model_of("residual_quanv", maps=2).middle.quanv.in_channels == 2
-    for name in MODELS:
+    for name in OF_IMAGES:
         [dropout] = [m for m in model_of(name, dropout=0.3).modules() if isinstance(m, torch.nn.Dropout)]
         assert dropout.p == 0.3
 

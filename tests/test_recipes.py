@@ -13,7 +13,7 @@ from PIL import Image
 from qnnkit import RECIPES, layers, recipes, runs
 from qnnkit.circuits import ANSAETZE, EMBEDDINGS
 from qnnkit.config import validate
-from qnnkit.data import DATASETS
+from qnnkit.data import DATASETS, kind
 from qnnkit.models import CLASSICAL, MODELS
 
 
@@ -58,7 +58,10 @@ def test_a_recipe_names_what_exists(name):
     assert validate(json.loads(recipe.model_dump_json())) == recipe
 
 
-@pytest.mark.parametrize("name", RECIPES)
+OF_IMAGES = [name for name in RECIPES if kind(RECIPES[name].data.dataset) == "images"]
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_a_recipe_can_say_something_of_the_quantum_part(name):
     """Every hybrid result stands beside its control of equal size, with an interval over seeds."""
     recipe = recipes.recipe(name)
@@ -66,7 +69,7 @@ def test_a_recipe_can_say_something_of_the_quantum_part(name):
     assert recipe.n_seeds >= 3
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_the_nets_of_a_recipe_differ_in_the_quantum_part_alone(name, pictures, tmp_path):
     settings = recipes.recipe(name)
     given = {"train_fraction": 0.1} if settings.data.dataset in PUBLIC else {}

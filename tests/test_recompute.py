@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from qnnkit import MODELS, circuits, layers, train
 from qnnkit.config import ModelConfig, TrainingConfig
 from qnnkit.data.sample import Batches
-from qnnkit.models import build
+from qnnkit.models import build, kind
 from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing
 
@@ -97,7 +97,11 @@ def on_default_qubit():
     return of_images(build(ModelConfig(model="resnet_circuit", hidden=6), **SIZES, backend="default.qubit"))
 
 
-CASES = {name: lambda name=name: of_images(model_of(name, dropout=0.3)) for name in MODELS}
+CASES = {
+    name: lambda name=name: of_images(model_of(name, dropout=0.3))
+    for name in MODELS
+    if kind(name) == "images"
+}
 CASES |= {
     "frozen circuits": lambda: of_images(model_of("residual_quanv", trainable=False)),
     "frozen backbone": lambda: of_images(model_of("resnet_circuit", frozen_backbone=True)),

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from qnnkit.adapters.methods.qpa import QPAConfig
     from qnnkit.adapters.methods.quantum_peft import QuantumPeftConfig
     from qnnkit.adapters.methods.quantum_token import QuantumTokenConfig
-    from qnnkit.adapters.sizes import config, count, table
+    from qnnkit.adapters.sizes import config, count, names, table
     from qnnkit.adapters.targets import linear_layers, matched
 
 __all__ = [
     "NAMES",
     "config",
     "count",
+    "names",
     "table",
     "load",
     "register",
@@ -46,6 +47,7 @@ __all__ = [
 _HOMES = {
     "config": "sizes",
     "count": "sizes",
+    "names": "sizes",
     "table": "sizes",
     "load": "loading",
     "linear_layers": "targets",

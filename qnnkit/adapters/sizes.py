@@ -57,10 +57,7 @@ def config(
         >>> found.r
         4
     """
-    register()
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as KNOWN
-
-    known: dict[str, Any] = {str(kind.value).lower(): cls for kind, cls in KNOWN.items()}
+    known = _known()
     checks.choice("name", name, sorted(known))
     fields = {field.name for field in dataclasses.fields(known[name])}
     if "target_modules" not in fields:
@@ -85,6 +82,19 @@ def config(
         step = "Leave n_weights out, and give the settings that decide the size."
         raise ValueError(checks.message("name", rule, name, step))
     return known[name](**options, r=_rank(known[name], options, model, n_weights))
+
+
+def names() -> list[str]:
+    """The adapters of layers that `config` knows."""
+    return sorted(name for name, cls in _known().items() if "target_modules" in cls.__dataclass_fields__)
+
+
+def _known() -> dict[str, Any]:
+    """Name -> class of its config, of every method that PEFT knows."""
+    register()
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as KNOWN
+
+    return {str(kind.value).lower(): cls for kind, cls in KNOWN.items()}
 
 
 def count(model: nn.Module) -> dict[str, int]:

@@ -62,6 +62,12 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     for option, value in options.items():
         if option not in _options(loader):
             raise ValueError(not_taken(name, option, value))
+    if inspect.signature(loader).parameters["root"].default is inspect.Parameter.empty and not options.get(
+        "root"
+    ):
+        raise ValueError(
+            checks.message("root", f"say where {name} lies", None, "Pass root='path/to/folder'.")
+        )
     return loader(**options).keep(train_fraction, options.get("split_seed", 0))
 
 

@@ -319,12 +319,14 @@ def _told(difference: dict[str, tuple[Any, Any]]) -> str:
 
 def check_names(config: RunConfig) -> None:
     """Refuses what only the registries can: unknown datasets, models, circuits."""
-    from qnnkit import circuits, data, models
+    from qnnkit import adapters, circuits, data, models
 
     checks.choice("dataset", config.data.dataset, data.DATASETS)
     checks.choice("model", config.model.model, models.MODELS)
     checks.choice("circuit", config.model.circuit, circuits.ANSAETZE)
     checks.choice("embedding", config.model.embedding, circuits.EMBEDDINGS)
+    if config.model.adapter:
+        checks.choice("adapter", config.model.adapter, adapters.names())
     if config.controls and not models.has_circuit(config.model):
         step = "Set controls=() for a model without a circuit."
         raise ValueError(checks.message("controls", "be left out", list(config.controls), step))

@@ -1,0 +1,239 @@
+"""Captions, text and music as runs: trained, compared, planned, shown and written as plain files."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from qnnkit import plan, report, runs
+from qnnkit.workspace import read_lines
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+CLIP = {"n_qubits": 2, "n_layers": 1, "patch_size": 8, "train_fraction": 0.1, "batch_size": 32, "n_seeds": 1}
+TEXT = {"sequence_length": 16, "vocabulary": 260, "train_fraction": 0.2, "batch_size": 8, "epochs": 1}
+SENTENCES = ("the cat sat on the mat", "a dog ran to the cat", "the mat is red", "no dog is on a mat")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder of two authors' texts, and one of two composers' pieces."""
+    root = tmp_path_factory.mktemp("kinds")
+    for author in ("ann", "bob"):
+        folder = root / "text" / author
+        folder.mkdir(parents=True)
+        for number in range(12):
+            words = [SENTENCES[(number + index) % 4] for index in range(12)]
+            (folder / f"{number}.txt").write_text(f"{author} says: {'. '.join(words)}.\n")
+    for composer, third in (("major", 4), ("minor", 3)):
+        pieces = {
+            f"{composer}{shift}": [[60 + shift % 5 + each] for each in (0, third, 7, 12) for _ in range(24)]
+            for shift in range(12)
+        }
+        (root / "music").mkdir(exist_ok=True)
+        (root / "music" / f"{composer}.json").write_text(json.dumps(pieces))
+    return root
+
+
+def trained(folder, recipe, **settings):
+    run = runs.open_run(folder, recipe, device="cpu", threads=1, **settings)
+    list(runs.train_all(run))
+    return run
+
+
+@pytest.fixture(scope="module")
+def base(home):
+    """A language model trained on text, with its report."""
+    run = trained(home / "base", "text_llama", data_dir=str(home / "text"), **TEXT)
+    report.finish(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def adapted(home, base):
+    """A quantum adapter on it, and its controls."""
+    run = trained(
+        home / "adapted",
+        "text_adapter",
+        data_dir=str(home / "text"),
+        part="ann/",
+        pretrained=str(base.folder / "model"),
+        adapter_weights=3000,
+        n_seeds=1,
+        **{name: value for name, value in TEXT.items() if name != "vocabulary"},
+    )
+    report.finish(run)
+    return run
+
+
+# --- captions ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clip") / "run"
+    return trained(folder, "digits_clip", **CLIP, epochs=2, controls=["classical", "no_quantum"])
+
+
+def test_clip_is_compared_by_recall(clip):
+    assert clip.nets == ("hybrid", "classical", "no_quantum") and clip.score.name == "recall_1"
+    rows = report.summary(clip)
+    table = report.table(rows, clip.score)
+    assert list(table.index) == list(clip.nets) and "test recall@1 (%)" in table
+    finals = clip.finals().set_index("net")
+    both = finals[["test_image_to_text_recall_1", "test_text_to_image_recall_1"]].mean(axis=1)
+    assert finals["test_recall_1"].tolist() == pytest.approx(both.tolist())
+    assert set(finals["test_zero_shot"].between(0, 1)) == {True}
+    counts = finals["quantum"] + finals["classical"]
+    assert counts["hybrid"] == counts["classical"] > counts["no_quantum"]
+    assert [*report.curves(clip)["hybrid"]] == ["loss", "accuracy"]
+    assert runs.epoch_line(clip, clip.epochs().iloc[0].to_dict()).count("validation accuracy") == 1
+
+
+def test_clip_is_drawn(clip):
+    report.keep_samples(clip)
+    assert report.keep_counts(clip).loc["train", "images"] == 108
+    report.keep_mistakes(clip, 3)
+    names = {path.stem for path in (clip.folder / "figures").iterdir()}
+    assert names >= {"01_captions", "05_images_found", "05_captions_found", "06_similarities"}
+    result = report.finish(clip)
+    assert result["score"] == "recall_1" and "images only" in result["lightning"]["sentence"]
+    assert "zero-shot accuracy (%)" in clip.report.read_text()
+
+
+def test_what_a_run_of_captions_cannot_do_is_said(clip, capsys):
+    model = runs.trained(clip)
+    assert report.robustness(clip, model, 8) == [] and report.keep_landscape(clip) == []
+    assert report.look_inside(clip) is None and report.keep_inspection(clip) == []
+    assert capsys.readouterr().out.count("The run has no labelled images:") == 3
+
+
+# --- text --------------------------------------------------------------------------------------------------
+
+
+def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
+    assert base.nets == ("reference",) and base.score.larger is False
+    first = torch.tensor(260.0).log()
+    [row] = report.summary(base)
+    assert row["score"] < 0.95 * first, "better than a guess among all tokens"
+    assert row["perplexity"] == pytest.approx(float(torch.tensor(row["score"]).exp()), rel=1e-4)
+    [table] = report.keep_mistakes(base, 2)
+    assert list(table) == ["given", "the net writes"] and len(table) == 2
+    begun = report.keep_samples(base)
+    assert begun["from"].str.contains("ann|bob").all()
+    assert report.keep_counts(base).loc["train", "tokens"] == len(base.splits.train) * 16
+
+
+def test_adapters_stand_beside_controls_of_as_many_weights(adapted):
+    assert adapted.nets == ("hybrid", "lora", "vera", "no_entanglement", "frozen_random")
+    finals = adapted.finals().set_index("net")
+    trains = finals["quantum"] + finals["classical"]
+    assert trains["hybrid"] == trains["no_entanglement"] > trains["frozen_random"]
+    assert trains.drop("frozen_random").between(2000, 4200).all()
+    assert finals["quantum"]["hybrid"] > 0 == finals["quantum"]["lora"]
+    assert len(report.verdicts(report.summary(adapted), adapted.score)) == 4
+    [table] = report.keep_mistakes(adapted, 1)
+    assert list(table) == ["given", "the base writes", "the net writes"]
+
+
+def test_a_checkpoint_holds_the_adapter_alone_and_is_gone_on_with(adapted, base):
+    [*files] = adapted.checkpoints("hybrid", 0).glob("step-*.safetensors")
+    assert (
+        max(path.stat().st_size for path in files)
+        < 0.2 * (base.folder / "model/model.safetensors").stat().st_size
+    )
+    ids = adapted.splits.test.input_ids[:2]
+    with torch.no_grad():
+        one, two = (runs.trained(adapted)(input_ids=ids).logits for _ in range(2))
+        fresh = runs.build(adapted, "hybrid", 0).eval()(input_ids=ids).logits
+    assert torch.equal(one, two) and not torch.allclose(one, fresh)
+
+
+def test_a_finished_folder_loads_with_plain_transformers_and_peft(adapted, base, tmp_path):
+    names = {path.name for path in (adapted.folder / "adapter").iterdir()}
+    assert names >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+        "training_config.json",
+    }
+    ids = adapted.splits.test.input_ids[:1]
+    with torch.no_grad():
+        expected = runs.trained(adapted)(input_ids=ids).logits
+    torch.save(ids, tmp_path / "ids.pt")
+    code = f"""
+import torch, warnings
+warnings.simplefilter("ignore")
+import qnnkit
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+base = AutoModelForCausalLM.from_pretrained({str(base.folder / "model")!r})
+model = PeftModel.from_pretrained(base, {str(adapted.folder / "adapter")!r}).eval()
+with torch.no_grad():
+    torch.save(model(input_ids=torch.load({str(tmp_path / "ids.pt")!r})).logits, {str(tmp_path / "out.pt")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(torch.load(tmp_path / "out.pt"), expected, rtol=0, atol=1e-5)
+
+
+def test_it_is_planned(adapted):
+    found = plan.plan(plan.of_run(adapted), seconds=0.1, largest=False)
+    assert found.prediction.n_trained < 0.05 * found.prediction.n_weights
+    assert found.prediction.memory["checkpoint"] < 0.2 * found.prediction.memory["weights"]
+    assert found.here.basis == "measured here" and found.nets == 5
+
+
+# --- music -------------------------------------------------------------------------------------------------
+
+
+def test_music_is_trained_written_and_drawn(home):
+    settings = {"data_dir": str(home / "music"), "sequence_length": 64, "epochs": 1, "batch_size": 8}
+    run = trained(home / "played", "music_llama", **settings)
+    assert report.summary(run)[0]["score"] < torch.tensor(163.0).log()
+    report.keep_samples(run)
+    report.keep_mistakes(run, 1)
+    assert {path.stem for path in (run.folder / "figures").iterdir()} >= {"01_rolls", "05_music"}
+    from qnnkit.music import read_midi
+
+    assert len(read_midi(run.folder / "music" / "1.mid")) > 0
+    report.finish(run)
+    assert (run.folder / "model" / "model.safetensors").exists()
+
+
+# --- refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "told"),
+    [
+        ("digits_clip", {"model": "quanv"}, "`model` must take captions, as digit_captions has them"),
+        ("digits_quanv", {"model": "clip", "controls": []}, "`model` must take images, as digits has them"),
+        ("digits_quanv", {"sequence_length": 8}, "`sequence_length` must be left out for 'digits'"),
+        ("digits_quanv", {"adapter": "lora"}, "Only language models are adapted."),
+        ("digits_quanv", {"controls": ["lora"]}, "Argument `control` must be a known name, but is 'lora'"),
+        ("text_adapter", {"controls": ["classical"]}, "Argument `control` must be a known name"),
+        ("text_adapter", {"adapter": "qpaa"}, "Did you mean 'qpa'?"),
+        ("text_adapter", {"targets": ["queries"]}, "queries"),
+        ("text_llama", {"controls": ["lora"]}, "Set controls=() for a model without a circuit."),
+        ("text_llama", {"part": "nobody"}, "nobody"),
+        ("text_llama", {"pretrained": "nobody/nothing"}, "nobody/nothing"),
+        ("text_llama", {"data_dir": None}, "`data_dir` must"),
+        ("captions_clip", {"data_dir": None}, "`data_dir` must"),
+        ("music_llama", {"data_dir": None}, "`data_dir` must"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_a_sentence(home, tmp_path, recipe, settings, told):
+    usual = {"data_dir": str(home / "text")} if recipe.startswith("text") else {}
+    given = {**usual, **settings}
+    with pytest.raises((ValueError, OSError)) as caught:
+        runs.open_run(tmp_path / "run", recipe, **given)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_nothing_is_lost_of_what_is_logged(adapted):
+    rows = read_lines(adapted.folder / "metrics.jsonl")
+    assert {row["net"] for row in rows if row["event"] == "epoch"} == set(adapted.nets)
