@@ -349,7 +349,9 @@ def test_epochs_are_told_while_a_notebook_writes_them(tiny):
         run.log("metrics", row | {"epoch": 2, "validation_accuracy": 0.75})
         assert heard.wait(10)
         run.log("metrics", {"event": "test", "net": "hybrid", "seed": 0})
-    assert len(told) == 1 and re.search(r"hybrid +seed 0 +epoch +2/2 +loss 0.500 +validation 75.0 %", told[0])
+    assert len(told) == 1 and re.search(
+        r"hybrid +seed 0 +epoch +2/2 +loss 0.500 +validation accuracy 75.0 %", told[0]
+    )
 
 
 def test_what_the_machine_says_is_told_too(tiny):

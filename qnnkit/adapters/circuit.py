@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def n_wires(dim: int) -> int:
@@ -145,12 +147,19 @@ def _rotations(angles: Tensor) -> Tensor:
     return whole
 
 
+@contextlib.contextmanager
+def _plain() -> Iterator[None]:
+    """Tensors made inside outlive the caller's modes: no graph, no inference mode, and none without data."""
+    with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+        yield
+
+
 @functools.lru_cache(maxsize=64)
 def _constants(n: int, n_columns: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The first basis states, of shape (rows, n_columns, cols), and the signs of CZ on all neighbours."""
     cols = 2 ** (n // 2)
     rows = 2**n // cols
-    with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode
+    with _plain():
         states = torch.arange(2**n)
         pairs = states & (states >> 1)  # a set bit for every pair of neighbouring ones
         odd = sum((pairs >> bit) & 1 for bit in range(n)) % 2
@@ -163,7 +172,7 @@ def _constants(n: int, n_columns: int, device: torch.device, dtype: torch.dtype)
 def _turns(dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """-i Y / 2 of each wire of a half, as a matrix of the half: of shape (dim * dim, wires)."""
     k = dim.bit_length() - 1
-    with torch.inference_mode(False), torch.no_grad():
+    with _plain():
         states = torch.arange(dim)
         found = torch.zeros(dim, dim, k)
         for wire in range(k):
