@@ -18,6 +18,7 @@ from torch import nn
 
 from qnnkit import checks
 from qnnkit.models.blocks import seeded
+from qnnkit.models.pretrained import without_bars
 
 # hidden size, layers, heads, key-value heads, inner size, vocabulary
 LLAMA = {
@@ -264,7 +265,7 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
     place = str(folder.absolute()) if is_here else name
     options |= {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
     try:
-        with seeded(0):  # what is missing would be drawn
+        with seeded(0), without_bars():  # what is missing would be drawn
             try:  # what was fetched before is not asked for again
                 model, told = kind.from_pretrained(place, local_files_only=True, **options)
             except OSError:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bar of transformers inside: a net is built many times, and each time is short."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def load(kind: Any, name: str, *, what: str, model_type: str) -> Any:
@@ -29,12 +45,13 @@ def load(kind: Any, name: str, *, what: str, model_type: str) -> Any:
         return ValueError(checks.message("pretrained", rule, value, f"{reason} {step}"))
 
     try:
-        try:  # what was fetched before is not asked for again
-            net, told = kind.from_pretrained(place, local_files_only=True, **options)
-        except OSError:
-            if from_disk:
-                raise
-            net, told = kind.from_pretrained(place, **options)
+        with without_bars():
+            try:  # what was fetched before is not asked for again
+                net, told = kind.from_pretrained(place, local_files_only=True, **options)
+            except OSError:
+                if from_disk:
+                    raise
+                net, told = kind.from_pretrained(place, **options)
     except Exception as error:  # a damaged file makes the reader raise almost anything
         reason = str(error).strip().split("\n")[0].rstrip(".!") or type(error).__name__
         raise refuse(f"be a {what} that can be read here", name, f"It was not read: {reason}.") from None
