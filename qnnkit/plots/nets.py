@@ -41,7 +41,7 @@ def gradient_errors(methods: Sequence[str], errors: Sequence[float], tolerance: 
 
 def gradient_sizes(names: Sequence[str], kinds: Sequence[str], means: Sequence[float]) -> Picture:
     """Mean absolute gradient of each parameter, quantum and classical told apart."""
-    figure = picture(7, 0.4 * len(names) + 1.3)
+    figure = picture(max(7, 5 + inches(names)), 0.4 * len(names) + 1.3)
     axis = figure.subplots()
     for kind, colour in SIZES.items():
         rows = [i for i, which in enumerate(kinds) if which == kind]

@@ -4,7 +4,14 @@ from qnnkit.report.batch import write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
 from qnnkit.report.criteria import judge
 from qnnkit.report.inspection import keep_inspection, look_inside
-from qnnkit.report.learning import gradient_table, keep_expressivity, keep_gates, keep_landscape, keep_plateau
+from qnnkit.report.learning import (
+    gradient_table,
+    keep_expressivity,
+    keep_gates,
+    keep_landscape,
+    keep_plateau,
+    keep_sizes,
+)
 from qnnkit.report.mistakes import keep_mistakes
 from qnnkit.report.run import (
     Predictions,
@@ -49,6 +56,7 @@ __all__ = [
     "keep_robustness",
     "keep_sample",
     "keep_samples",
+    "keep_sizes",
     "predict",
     "read_study",
     "render",

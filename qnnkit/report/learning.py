@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from qnnkit import circuits, expressivity, gradients, layers
+from qnnkit import circuits, expressivity, gradients, layers, models
 from qnnkit.data import ImageSplits
 from qnnkit.gradients import plateau
 from qnnkit.inspector.source import Source
@@ -27,6 +27,8 @@ MOST_WIRES = 8
 """Of the random states that are compared with Haar's; of a wider circuit, one with so many wires."""
 PAIRS = 2000
 """Of random states: enough to tell circuits apart within a second or two."""
+MOST_SIZES = 24
+"""Bars of a figure that can still be read."""
 MOST_CIRCUITS, FEWEST_IMAGES, MOST_IMAGES = 4096, 8, 64
 """The loss around a net is that of as many images as take so many circuits."""
 
@@ -64,6 +66,28 @@ def _given(batch: Any) -> Any:
     return batch[0]
 
 
+def keep_sizes(run: Run, sizes: Sequence[gradients.Size]) -> Picture:
+    """Draws and keeps the mean size of the gradient of each weight; of very many, of the smallest.
+
+    Args:
+        run: The run that keeps it.
+        sizes: As `gradients.sizes` gives them.
+    """
+    from qnnkit import plots
+
+    told = "Mean absolute value, on one batch before training."
+    if len(sizes) > MOST_SIZES:
+        told += f" The {MOST_SIZES} smallest of {len(sizes)}."
+        smallest = sorted(sizes, key=lambda size: size.mean)[:MOST_SIZES]
+        sizes = [size for size in sizes if size in smallest]
+    figure = plots.gradient_sizes(
+        [size.parameter.removeprefix("base_model.model.model.") for size in sizes],
+        [size.kind for size in sizes],
+        [size.mean for size in sizes],
+    )
+    return run.keep(figure, "02_sizes", "Gradient sizes", told)
+
+
 def keep_plateau(run: Run, most_qubits: int, n_starts: int) -> Picture | None:
     """Scans, draws and keeps how the gradient of the run's kind of circuit falls with qubits and depth.
 
@@ -78,6 +102,9 @@ def keep_plateau(run: Run, most_qubits: int, n_starts: int) -> Picture | None:
     from qnnkit import plots
 
     settings = run.config.model
+    if models.kind(settings.model) == "tokens":
+        print("A language model has no circuit of this kind: the scan is left out.")
+        return None
     if most_qubits < 4:
         print("plateau_qubits is below 4: the scan is left out.")
         return None

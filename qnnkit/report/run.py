@@ -311,6 +311,8 @@ def _of_gradients(run: Run) -> list[str]:
     except (FileNotFoundError, ValueError):
         return ["No gradients were recorded: this run was trained by an earlier version."]
     if not any(training.quantum_layers for training in found.trainings.values()):
+        if run.config.model.adapter:
+            return ["An adapter's gradients were recorded by group; 04_analyze has the table."]
         return ["No net of this run has a circuit that trains."]
     damaged = [f"{found.damaged} damaged lines of gradients.jsonl were left out."] if found.damaged else []
     return [*(found.warnings or ["No circuit's gradient vanished, exploded or drowned in noise."]), *damaged]
