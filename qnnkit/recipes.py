@@ -256,14 +256,17 @@ RECIPES: dict[str, RunConfig] = {
         n_seeds=3,
         controls=OF_ADAPTER,
     ),
-    # LoRA on some billion weights on an Apple laptop, such as pretrained=meta-llama/Llama-3.2-3B.
-    "llama_mac": RunConfig(
-        recipe="llama_mac",
-        data=DataConfig(dataset="text", sequence_length=512, validation_fraction=0.1, test_fraction=0.1),
-        model=ModelConfig(model="causal_lm", adapter="lora"),
-        training=TrainingConfig(**PRESETS["mac"]),
-        controls=(),
-    ),
+    # LoRA on some billion weights (pretrained=meta-llama/Llama-3.2-3B) on an Apple laptop, a T4 or an A100.
+    **{
+        f"llama_{machine}": RunConfig(
+            recipe=f"llama_{machine}",
+            data=DataConfig(dataset="text", sequence_length=512, validation_fraction=0.1, test_fraction=0.1),
+            model=ModelConfig(model="causal_lm", adapter="lora"),
+            training=TrainingConfig(**settings),
+            controls=(),
+        )
+        for machine, settings in PRESETS.items()
+    },
 }
 
 

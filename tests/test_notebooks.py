@@ -296,6 +296,45 @@ runs.open_run({folder!r}, "digits_quanv", model="plain", controls=(), epochs=1, 
 """
 
 
+CLIP = """
+from qnnkit import runs
+
+tiny = {{"n_qubits": 2, "n_layers": 1, "patch_size": 8, "train_fraction": 0.1, "batch_size": 32}}
+runs.open_run({folder!r}, "digits_clip", **tiny, controls=["classical"], epochs=1, n_seeds=1, threads=1)
+"""
+ADAPTER = """
+from pathlib import Path
+from qnnkit import runs
+
+texts = Path({folder!r}).parent / "texts"
+texts.mkdir()
+for number in range(12):
+    (texts / f"{{number}}.txt").write_text("the cat on the mat looked at dog number %d. " % number * 12)
+tiny = {{"data_dir": str(texts), "sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000}}
+runs.open_run({folder!r}, "text_adapter", **tiny, controls=["lora"], epochs=1, n_seeds=1, threads=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("prelude", "kept", "told"),
+    [
+        (CLIP, {"01_captions", "02_errors", "05_images_found", "06_similarities"}, "zero-shot accuracy"),
+        (ADAPTER, {"02_sizes", "03_comparison", "04_curves"}, "perplexity"),
+    ],
+)
+def test_other_data_go_through_every_notebook(prelude: str, kept: set, told: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in runs.NOTEBOOKS]
+    prelude = prelude.format(folder=str(folder))
+    given = {"recipe": None, "run_dir": str(folder), "plateau_qubits": 2, "n_worst": 1}
+    done = run_cells(*paths, prelude=prelude, **given)
+    assert done.returncode == 0, done.stderr
+    assert kept <= {path.stem for path in (folder / "figures").glob("*.png")}
+    assert told in (folder / "report.html").read_text()
+    assert "The run has no labelled images:" in done.stdout
+    assert json.loads((folder / "result.json").read_text())["score"] in ("recall_1", "loss")
+
+
 def of_another_machine() -> dict:
     """What a survey finds, without a net."""
     found = survey.platform.measured(0.0, quick=True)

@@ -738,6 +738,7 @@ def test_compare_prints_and_draws(command, machines, tmp_path):
         (["--samples", "-3"], "`--samples` must be above 0"),
         (["--recipe", "digit_quanv"], "Did you mean 'digits_quanv'?"),
         (["--recipe", "folder_quanv"], "`data_dir` must"),
+        (["--recipe", "digits_clip"], "`recipe` must have labelled images, but is 'digits_clip'"),
         (["--run-dir", "none"], "must hold a run"),
         (["--set", "epocs=2"], "Did you mean 'epochs'?"),
     ],

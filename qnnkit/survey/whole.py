@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from qnnkit import __version__, measure
+from qnnkit import __version__, checks, measure
 from qnnkit.config import RunConfig
 from qnnkit.data import ImageSplits
 from qnnkit.survey import circuits, net, platform
@@ -44,7 +44,13 @@ def take(
         n_samples: Images of an epoch; those of the training split without it.
         price_per_hour: Of the machine, in any currency; 0 where it costs nothing.
         echo: Told what comes next, and at once where the machine is busy.
+
+    Raises:
+        ValueError: The recipe's data are no labelled images.
     """
+    if not isinstance(splits, ImageSplits):
+        step = "Measure with a recipe of images; qnnkit plan tells what this one takes."
+        raise ValueError(checks.message("recipe", "have labelled images", config.recipe, step))
     whole = Budget(seconds or (QUICK if quick else SECONDS))
     echo = echo or (lambda sentence: None)
     loads = [measure.load()]
