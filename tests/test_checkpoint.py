@@ -220,7 +220,8 @@ def adapted(seed=0):
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        base = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 3))
+        base = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+        base[2].weight = base[1].weight  # tied
         return get_peft_model(base, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
 
 

@@ -60,7 +60,8 @@ def _left_out(model: nn.Module) -> dict[str, Tensor]:
     """The frozen weights that a checkpoint does without, by name."""
     if not any(hasattr(module, "peft_config") for module in model.modules()):
         return {}
-    return {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
+    every = model.named_parameters(remove_duplicate=False)  # tied ones stand in the state under each name
+    return {name: weight for name, weight in every if not weight.requires_grad}
 
 
 def _digest(weights: dict[str, Tensor]) -> Tensor:
