@@ -19,7 +19,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from PIL import Image
 
-from qnnkit.data import DATASETS, ImageSet, ImageSplits, folders, load, write_sample
+from qnnkit.data import DATASETS, ImageSet, ImageSplits, folders, kind, load, write_sample
 from qnnkit.data.images import read
 from qnnkit.data.places import natural
 from qnnkit.data.sample import _Rows
@@ -106,7 +106,7 @@ OWN_TEST = ("mnist", "fashion_mnist", "kmnist", "emnist", "ahcd")
 """Datasets that bring their own test part."""
 
 
-@pytest.fixture(params=sorted(DATASETS))
+@pytest.fixture(params=sorted(name for name in DATASETS if kind(name) == "images"))
 def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict]:
     return request.param, small(request.param, tmp_path / "images")
 
