@@ -497,7 +497,9 @@ def narrow_tasks(monkeypatch, most):
                 )
             return super().__call__(model, batch)
 
-    monkeypatch.setattr(runs.nets, "task_of", lambda config: Refusing(real(config).label_smoothing))
+    monkeypatch.setattr(
+        runs.nets, "task_of", lambda config, kind: Refusing(real(config, kind).label_smoothing)
+    )
 
 
 def test_a_run_says_it_remembers_it_and_tests_in_parts(tmp_path, monkeypatch):
