@@ -222,7 +222,7 @@ def test_music_is_trained_written_and_drawn(home):
         ("text_adapter", {"targets": ["queries"]}, "queries"),
         ("text_llama", {"controls": ["lora"]}, "Set controls=() for a model without a circuit."),
         ("text_llama", {"part": "nobody"}, "nobody"),
-        ("text_llama", {"pretrained": "nobody/nothing"}, "nobody/nothing"),
+        ("text_llama", {"pretrained": "/nowhere/model"}, "`tokenizer` must be a folder or hub name"),
         ("text_llama", {"data_dir": None}, "`data_dir` must"),
         ("captions_clip", {"data_dir": None}, "`data_dir` must"),
         ("music_llama", {"data_dir": None}, "`data_dir` must"),
