@@ -13,6 +13,9 @@ from qnnkit import checks
 from qnnkit.checkpoint import own_generators, seed_all
 from qnnkit.language.evaluation import evaluating, without_adapter
 
+QUIET: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+"""As transformers has them where nothing is drawn; others would be warned of."""
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -77,7 +80,8 @@ def generate(
     end = tokenizer.eos_token_id
     known = _encoded(tokenizer, prompt) or [end]
     context = getattr(model.config, "max_position_embeddings", None)
-    drawn = {"temperature": float(temperature), "top_k": top_k or 0} if temperature else {}
+    # All that a published model brings along is said anew, or it would have its way (Llama's top_p is 0.9).
+    shape = {"temperature": float(temperature), "top_k": top_k or 0, "top_p": 1.0} if temperature else QUIET
     written: list[int] = []
     start = time.perf_counter()
     with torch.no_grad(), evaluating(model), own_generators():
@@ -92,7 +96,7 @@ def generate(
                 do_sample=bool(temperature),
                 eos_token_id=end,
                 pad_token_id=end,
-                **drawn,
+                **shape,
             )
             ids = torch.tensor([seen], device=next(model.parameters()).device)
             found = model.generate(
