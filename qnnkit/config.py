@@ -168,7 +168,7 @@ class TrainingConfig(Settings):
     quantum_clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of the circuit's gradient; None does not clip."""
     accumulation: int = Field(default=1, ge=1)
-    """Batches whose gradients are averaged before one update."""
+    """Batches that make one update together: its gradient is the mean over all their samples, or tokens."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the classical layers; circuits always compute in float32."""
     gradient_checkpointing: bool = False

@@ -120,6 +120,25 @@ def test_means_are_over_tokens_however_blocks_are_batched():
     assert sum(weighted) / count == pytest.approx(total / count, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 2, "accumulation": 4}, {"batch_size": 1, "accumulation": 8}]
+)
+def test_an_update_is_that_of_the_mean_over_its_tokens_however_it_is_cut(settings):
+    """Blocks of 11 to 2 predicted tokens, eight to an update: in one batch, or in several that are added."""
+    batch = half_masked()
+    one, other = small(), small()
+    for model, given in ((one, {"batch_size": 8}), (other, settings)):
+        config = TrainingConfig(epochs=1, optimizer="sgd", learning_rate=0.1, schedule="constant", **given)
+        splits = splits_of(batch)
+        loaders = {
+            split: splits.batches(split, config.batch_size, shuffle=False)
+            for split in ("train", "validation")
+        }
+        train.fit(model, Language(), loaders, config)
+    for name, weight in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], weight, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_loss_is_computed_in_float32(dtype):
     logits = (20 * torch.randn(2, LENGTH, VOCABULARY, generator=torch.Generator().manual_seed(0))).to(dtype)
