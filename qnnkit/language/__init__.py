@@ -3,7 +3,7 @@
 from qnnkit.language.evaluation import evaluate, without_adapter
 from qnnkit.language.generation import Generated, Sample, generate, samples_before_after
 from qnnkit.language.presets import FOUR_BIT, PRESETS
-from qnnkit.language.saving import load_adapter, merge, save_adapter, save_model
+from qnnkit.language.saving import merge, save_adapter, save_model
 
 __all__ = [
     "FOUR_BIT",
@@ -12,7 +12,6 @@ __all__ = [
     "Sample",
     "evaluate",
     "generate",
-    "load_adapter",
     "merge",
     "samples_before_after",
     "save_adapter",

@@ -1,20 +1,12 @@
-"""Causal language models: a Llama of a named size from scratch, or any that transformers loads from a folder.
-
-And what PEFT trains of one in place of all its weights, by the name of the method.
-"""
+"""Causal language models: a Llama of a named size from scratch, or any that transformers loads."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import re
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from qnnkit import checks
 from qnnkit.models.blocks import seeded
@@ -27,8 +19,6 @@ LLAMA = {
     "medium": (768, 12, 12, 12, 2048, 16384),
     "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
 }
-LORA_TARGETS: tuple[str, ...] = ("q_proj", "v_proj")
-"""What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -140,106 +130,6 @@ def four_bit(
     return model, f"Weights are in 4 bits (NF4), products in {str(computes).removeprefix('torch.')}."
 
 
-def adapted(
-    model: Any,
-    method: str = "lora",
-    *,
-    r: int | None = None,
-    alpha: float | None = None,
-    targets: Sequence[str] | str | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> Any:
-    """`model`, changed in place, with the few weights of a PEFT method to train; its own are frozen.
-
-    Args:
-        model: A causal language model without an adapter.
-        method: Any name that PEFT knows or that has been registered with it: "lora", "vera", ...
-        r: Rank; None takes the method's own (8 for LoRA, 256 for VeRA).
-        alpha: Scale of the update, which counts alpha / r; None takes 2 r for LoRA.
-        targets: Names of the layers to adapt, such as ["q_proj", "v_proj"]; a text is a regular expression
-            over whole names, or "all-linear". None takes what PEFT knows to be usual for the method and the
-            model (for LoRA on a Llama, the query and value projections), else these two.
-        seed: Fixes initial weights; the caller's generators are left alone.
-        options: What else the method's configuration has.
-
-    Returns:
-        A `PeftModel` around `model`, with `save_pretrained`, `merge_and_unload` and so on.
-
-    Raises:
-        ValueError: The method or an option is unknown, a target fits no layer, or there is an adapter.
-    """
-    from peft import LoraConfig, get_peft_model
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    methods = {str(getattr(key, "value", key)).lower(): key for key in PEFT_TYPE_TO_CONFIG_MAPPING}
-    kind = PEFT_TYPE_TO_CONFIG_MAPPING[methods[checks.choice("method", method.lower(), sorted(methods))]]
-    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
-        step = "Merge it first, or build the model anew."
-        raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
-    fields = {field.name for field in dataclasses.fields(kind) if field.init}
-    scale = "lora_alpha" if "lora_alpha" in fields else "alpha"
-    given = dict(options)
-    layers: Any = targets if targets is None or isinstance(targets, str) else list(targets)
-    for name, value, field in (("r", r, "r"), ("alpha", alpha, scale), ("targets", layers, "target_modules")):
-        if value is None:
-            continue
-        if field not in fields:
-            step = f"It takes {', '.join(sorted(fields))}."
-            raise ValueError(checks.message(name, f"be left out for {method!r}, which has none", value, step))
-        given[field] = value
-    for name in options:
-        checks.choice("option", name, sorted(fields))
-    if issubclass(kind, LoraConfig) and "lora_alpha" not in given:
-        given["lora_alpha"] = 2 * (r or 8)
-    if given.get("target_modules"):
-        _require_targets(model, given["target_modules"])
-    if "task_type" in fields:
-        given.setdefault("task_type", "CAUSAL_LM")
-
-    def build(given: dict[str, Any]) -> Any:
-        with warnings.catch_warnings(action="ignore"), seeded(seed):  # PEFT warns of what it then does right
-            return get_peft_model(model, kind(**given))  # type: ignore[arg-type]
-
-    found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    try:
-        try:
-            return build(given)
-        except (ValueError, AttributeError) as error:
-            if (
-                given.get("target_modules")
-                or "target_module" not in str(error)
-                or not found >= set(LORA_TARGETS)
-            ):
-                raise
-            return build({**given, "target_modules": list(LORA_TARGETS)})
-    except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
-        told = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        rule, step = "be one that PEFT can build here", f"PEFT says: {told}."
-        raise ValueError(checks.message("method", rule, method, step)) from None
-
-
-def _require_targets(model: nn.Module, targets: Sequence[str] | str) -> None:
-    """Refuses targets of which one fits no layer."""
-    if targets == "all-linear":
-        return
-    names = [name for name, module in model.named_modules() if next(module.children(), None) is None]
-    if isinstance(targets, str):
-        lost = [] if any(re.fullmatch(targets, name) for name in names) else [targets]
-    else:
-        lost = [each for each in targets if not any(f".{name}".endswith(f".{each}") for name in names)]
-    if lost:
-        matrices = [
-            name
-            for name in names
-            if getattr(getattr(model.get_submodule(name), "weight", None), "ndim", 0) == 2
-        ]
-        layers = {name.rsplit(".", 1)[-1] for name in matrices}
-        step = f"The layers are called {', '.join(sorted(layers))}."
-        raise ValueError(checks.message("targets", "name layers of the model", lost[0], step))
-
-
 def _loaded(name: str, vocabulary: int | None, length: int | None, **options: Any) -> Any:
     """A causal language model's weights, every one of them, from a folder or the Hub."""
     from transformers import AutoModelForCausalLM
@@ -258,7 +148,7 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
         raise refuse(
             "be the folder of a whole model",
             name,
-            "It holds an adapter alone: load its base, and put it on by load_adapter."
+            "It holds an adapter alone: load its base, and put it on by adapters.load."
             if adapter
             else "It has no config.json.",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from qnnkit import checks
+from qnnkit import adapters, checks
 from qnnkit.config import TrainingConfig
 from qnnkit.models import clip
 from qnnkit.models.blocks import seeded
-from qnnkit.models.causal_lm import LLAMA, LORA_TARGETS, llama_config
+from qnnkit.models.causal_lm import LLAMA, llama_config
 from qnnkit.plan.workload import Workload
 from qnnkit.tasks import OwnLoss
 
@@ -62,7 +61,7 @@ def of_transformer(
 
         with seeded(0):
             model: Any = CLIPModel(config) if kind == "clip" else AutoModelForCausalLM.from_config(config)
-            return _adapted(model, workload.lora_rank) if workload.lora_rank else model
+            return adapters.adapt(model, r=workload.lora_rank) if workload.lora_rank else model
 
     def samples(workload: Workload, n: int) -> dict[str, torch.Tensor]:
         assert workload.sequence_length
@@ -122,17 +121,6 @@ def _config(kind: str, size: str) -> Any:
 
 def _vocabulary(config: Any) -> int:
     return int(getattr(config, "text_config", config).vocab_size)
-
-
-def _adapted(model: nn.Module, rank: int) -> nn.Module:
-    from peft import LoraConfig, get_peft_model
-
-    found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    # Of another architecture, PEFT itself knows what is usually adapted.
-    targets: list[str] | None = list(LORA_TARGETS) if found >= set(LORA_TARGETS) else None
-    wanted: Any = LoraConfig(r=rank, target_modules=targets)
-    with warnings.catch_warnings(action="ignore"):  # of transformers' names, and of what it mends
-        return get_peft_model(model, wanted)  # type: ignore[arg-type]
 
 
 class _Rows(Dataset):

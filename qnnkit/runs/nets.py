@@ -28,7 +28,6 @@ from qnnkit.checkpoint import Store, weights
 from qnnkit.config import MAIN_NETS, ModelConfig, RunConfig, TrainingConfig
 from qnnkit.data import ImageSplits, Splits, augment
 from qnnkit.models import features
-from qnnkit.models.blocks import seeded
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
@@ -75,8 +74,6 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
         net: The run's own, or a control.
         seed: Fixes the adapter's first weights.
     """
-    from peft import get_peft_model
-
     from qnnkit import adapters
 
     known: dict[str, dict[str, Any]] = {
@@ -84,10 +81,8 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
         "frozen_random": {"train_circuit": False},
     }
     method = net if net in ("lora", "vera") else str(config.adapter)
-    sized = {} if config.adapter_weights is None else {"n_weights": config.adapter_weights, "model": base}
-    chosen = adapters.config(method, targets=config.targets, **sized, **known.get(net, {}))
-    with seeded(seed), warnings.catch_warnings(action="ignore"):  # of transformers' own names
-        return get_peft_model(base, chosen)  # type: ignore[arg-type]
+    sized = {"n_weights": config.adapter_weights, "targets": config.targets}
+    return adapters.adapt(base, method, seed=seed, **sized, **known.get(net, {}))
 
 
 def task_of(config: TrainingConfig, kind: str = "images") -> tasks.Task:
