@@ -119,7 +119,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
 ) -> None:
-    """Look on while a run trains, from another terminal: step, loss, samples/s, time left, memory, load.
+    """Look on while a run trains, from another terminal: step, loss, speed, time left, memory, load.
 
     It ends when the training has, or after a minute in which none began; Ctrl-C ends the watching alone.
     """

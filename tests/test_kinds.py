@@ -9,6 +9,7 @@ import torch
 
 from qnnkit import plan, report, runs
 from qnnkit.adapters import circuit
+from qnnkit.runs import status
 from qnnkit.workspace import read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -122,6 +123,11 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
     assert row["perplexity"] == pytest.approx(float(torch.tensor(row["score"]).exp()), rel=1e-4)
     [table] = report.keep_mistakes(base, 2)
     assert list(table) == ["given", "the net writes"] and len(table) == 2
+    [final], predicted = base.finals().to_dict("records"), base.splits.train.n_predicted
+    assert final["tokens_per_second"] == pytest.approx(predicted / final["seconds_per_epoch"])
+    epoch = base.epochs().iloc[0].to_dict()
+    assert f", {predicted / epoch['seconds']:,.0f} tokens/s" in runs.epoch_line(base, epoch)
+    assert status.read(base.folder).counted == "tokens"
     begun = report.keep_samples(base)
     assert begun["from"].str.contains("ann|bob").all()
     assert report.keep_counts(base).loc["train", "tokens"] == len(base.splits.train) * 16

@@ -27,6 +27,7 @@ from qnnkit import (
 from qnnkit.checkpoint import Store, weights
 from qnnkit.config import MAIN_NETS, ModelConfig, RunConfig, TrainingConfig
 from qnnkit.data import ImageSplits, Splits, augment
+from qnnkit.data.tokens import TokenSplits
 from qnnkit.models import features
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
@@ -179,7 +180,8 @@ def train_all(
         config = run.config
         trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
         work.enter_context(trackers)
-        reporter = work.enter_context(Reporter(run, finished)) if is_main() else None
+        counted = "tokens" if isinstance(run.splits, TokenSplits) else "samples"
+        reporter = work.enter_context(Reporter(run, finished, counted)) if is_main() else None
 
         def note(row: dict[str, Any]) -> None:
             run.log("metrics", row)
@@ -265,7 +267,7 @@ def _train(
         weights.load(folder, model, begun["model"])  # frozen weights count from here on
 
     def log(row: dict[str, Any]) -> None:
-        on_epoch({"event": "epoch", "net": net, "seed": seed, **row})
+        on_epoch({"event": "epoch", "net": net, "seed": seed, **row, **_speed(run, row["seconds"])})
 
     warned: set[str] = set()
 
@@ -338,6 +340,7 @@ def _train(
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
         "seconds_per_epoch": progress.seconds_per_epoch,
+        **_speed(run, progress.seconds_per_epoch),
         "peak_memory": max(reporter.peak if reporter else 0, measure.peak_on(place)),
         "peak_ram": measure.peak(),
     }
@@ -347,11 +350,19 @@ def _train(
         there = {row["epoch"] for row in run.rows("metrics") if _is_epoch_of(row, net, seed)}
         for row in progress.rows:  # a row that the file has lost is still in the checkpoint
             if row["epoch"] not in there:
-                run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row})
+                speed = _speed(run, row["seconds"])
+                run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row, **speed})
         run.log("metrics", final)
     if reporter:
         reporter.end(final)
     return final
+
+
+def _speed(run: Run, seconds: float) -> dict[str, float]:
+    """Tokens of an epoch that are learnt from per second, where the data are tokens."""
+    if not isinstance(run.splits, TokenSplits):
+        return {}
+    return {"tokens_per_second": run.splits.train.n_predicted / seconds}
 
 
 def _remedy(config: TrainingConfig) -> str:
