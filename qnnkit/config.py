@@ -82,7 +82,7 @@ class DataConfig(Settings):
     download: bool = False
     """Fetch a public dataset that is missing, and check it. May differ later."""
     sequence_length: int | None = Field(default=None, ge=2)
-    """Tokens of a block, for text and music; None takes the dataset's own (256, 512)."""
+    """Tokens of a block of text or music, or most tokens of a caption; None takes the dataset's own."""
     vocabulary: int | None = Field(default=None, ge=2)
     """Tokens that a tokenizer learns from the training text; None takes the dataset's own."""
     tokenizer: str | None = None

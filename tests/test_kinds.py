@@ -94,6 +94,13 @@ def test_clip_is_compared_by_recall(clip):
     assert runs.epoch_line(clip, clip.epochs().iloc[0].to_dict()).count("validation accuracy") == 1
 
 
+def test_captions_are_as_long_as_is_asked(tmp_path):
+    run = runs.open_run(tmp_path / "run", "digits_clip", **CLIP, sequence_length=5)
+    assert run.splits.tokenizer.sequence_length == run.splits.example()["input_ids"].shape[1] == 5
+    assert any("captions to 3 tokens (sequence_length)" in note for note in run.splits.notes)
+    assert runs.build(run, "hybrid", 0).net.config.text_config.max_position_embeddings == 5
+
+
 def test_clip_is_drawn(clip):
     report.keep_samples(clip)
     assert report.keep_counts(clip).loc["train", "images"] == 108
