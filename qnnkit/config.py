@@ -142,6 +142,8 @@ class ModelConfig(Settings):
     """About how many weights an adapter has; None leaves its rank as PEFT has it."""
     targets: tuple[str, ...] | None = None
     """Names of the layers that an adapter changes; None takes the query and value projections."""
+    four_bit: bool = False
+    """Whether an adapter's frozen base is kept in 4 bits (QLoRA) where CUDA and bitsandbytes allow it."""
     frozen_backbone: bool = False
     """Whether a ResNet's own weights stay as they are; what it makes of the images is then kept."""
 

@@ -10,13 +10,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 from torch import nn
 
 from qnnkit import train
 from qnnkit.adapters import adapt
+from qnnkit.adapters.skeleton import on_skeleton
 from qnnkit.config import TrainingConfig
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
-from qnnkit.models.causal_lm import LLAMA, causal_lm, four_bit, llama_config
+from qnnkit.models.causal_lm import LLAMA, causal_lm, four_bit, in_four_bits, llama_config, without_weights
 from qnnkit.tasks import Language, perplexity
 
 VOCABULARY, LENGTH = 50, 12
@@ -269,23 +271,45 @@ def test_names_that_are_not_known():
 # --- four bits ---------------------------------------------------------------------------------------------
 
 
-def test_four_bits_need_cuda(tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_four_bits_need_cuda(tmp_path, device):
     small().save_pretrained(tmp_path / "base")
-    for device in ("cpu", "mps"):
-        model, told = four_bit(tmp_path / "base", device=device, dtype="bfloat16")
-        assert next(model.parameters()).dtype == torch.bfloat16
-        assert (
-            told == f"Weights are in bfloat16, not in 4 bits: they need a CUDA device, and this is {device}."
-        )
+    model = four_bit(tmp_path / "base", device=device, dtype="bfloat16")
+    assert next(model.parameters()).dtype == torch.bfloat16
+    computes, told = in_four_bits(tmp_path / "base", device)
+    assert computes is None
+    assert told == f"Weights are in float32, not in 4 bits: they need a CUDA device, and this is {device}."
 
 
-def test_four_bits_need_bitsandbytes(tmp_path, monkeypatch):
-    small().save_pretrained(tmp_path / "base")
+def test_four_bits_need_bitsandbytes(monkeypatch):
     found = importlib.util.find_spec
     absent = lambda name: None if name == "bitsandbytes" else found(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", absent)
-    _, told = four_bit(tmp_path / "base", device="cuda")
-    assert "bitsandbytes is not installed" in told
+    computes, told = in_four_bits("base", "cuda")
+    assert computes is None and "bitsandbytes is not installed" in told
+    present = lambda name: name == "bitsandbytes" or found(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", present)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    computes, told = in_four_bits("base", "cuda")
+    assert computes == torch.float16 and told == "Weights are in 4 bits (NF4), products in float16."
+    assert in_four_bits("tiny", "cuda")[0] is None
+
+
+def test_how_a_weight_is_kept_is_known_of_a_skeleton():
+    """PEFT asks weights in 4 bits for it when it puts an adapter beside them."""
+    base = small()
+    base.lm_head.weight.quant_type = "nf4"
+    found = on_skeleton(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
+    assert found.is_meta and found.quant_type == "nf4" and not base.lm_head.weight.is_meta
+
+
+def test_a_model_without_weights_is_that_of_the_folder(tmp_path):
+    small().to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    bare, whole = without_weights(tmp_path / "base"), causal_lm(tmp_path / "base")
+    assert all(weight.is_meta and weight.dtype == torch.float32 for weight in bare.parameters())
+    shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (bare, whole)]
+    assert shapes[0] == shapes[1]
+    assert "config.json" in refusal(ValueError, without_weights, tmp_path)
 
 
 # --- adapters ----------------------------------------------------------------------------------------------

@@ -202,6 +202,44 @@ def test_it_is_planned(adapted):
     assert found.here.basis == "measured here" and found.nets == 5
 
 
+def test_four_bits_where_there_is_no_cuda_are_told_and_done_without(home, base, tmp_path):
+    settings = {"data_dir": str(home / "text"), "pretrained": str(base.folder / "model"), "four_bit": True}
+    settings |= {name: value for name, value in TEXT.items() if name != "vocabulary"}
+    run = runs.open_run(
+        tmp_path / "run", "llama_mac", device="cpu", threads=1, gradient_checkpointing=False, **settings
+    )
+    told: list[str] = []
+    list(runs.train_all(run, on_warning=told.append))
+    sentence = "Weights are in float32, not in 4 bits: they need a CUDA device, and this is cpu."
+    assert told.count(sentence) == 1 and run.provenance["notes"].count(sentence) == 1
+    report.finish(run)
+    assert f'<p class="small">{sentence}</p>' in run.report.read_text()
+
+
+def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, base, monkeypatch):
+    settings = {
+        "data_dir": str(home / "text"),
+        "pretrained": str(base.folder / "model"),
+        "sequence_length": 16,
+    }
+
+    def planned(**more):
+        asked = plan.asked("llama_t4", settings={**settings, **more}, measure=False)
+        return plan.predict(asked.workload, measured=False)
+
+    whole = planned(four_bit=False)
+    reader = sys.modules["qnnkit.models.causal_lm"]
+    monkeypatch.setattr(reader, "_loaded", None)  # would fail if it were called
+    four = planned()
+    # tiny: four layers of four 128 x 128 matrices and three 128 x 344; embedding, norms and head stay
+    linear = 4 * (4 * 128 * 128 + 3 * 128 * 344)
+    saved = round(linear * (4 - 0.516))
+    assert four.less_on_cuda == saved and whole.less_on_cuda == 0
+    assert whole.on_accelerator - four.on_accelerator == saved
+    assert whole.memory["weights"] == four.memory["weights"]
+    assert any(f"{linear:,} frozen weights are counted in 4 bits" in note for note in four.notes)
+
+
 # --- music -------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +271,12 @@ def test_music_is_trained_written_and_drawn(home):
         ("text_adapter", {"controls": ["classical"]}, "Argument `control` must be a known name"),
         ("text_adapter", {"adapter": "qpaa"}, "Did you mean 'qpa'?"),
         ("text_adapter", {"targets": ["queries"]}, "queries"),
+        ("text_adapter", {"four_bit": True}, "`four_bit` must be left out without an adapter on published"),
+        (
+            "text_llama",
+            {"four_bit": True, "pretrained": "x"},
+            "`four_bit` must be left out without an adapter",
+        ),
         ("text_llama", {"controls": ["lora"]}, "Set controls=() for a model without a circuit."),
         ("text_llama", {"part": "nobody"}, "nobody"),
         ("text_llama", {"pretrained": "/nowhere/model"}, "`tokenizer` must be a folder or hub name"),

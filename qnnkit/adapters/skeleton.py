@@ -32,8 +32,10 @@ def on_skeleton(model: nn.Module, chosen: PeftConfig, name: str = "default") -> 
     bare: dict[int, Any] = {}
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         empty: Tensor = torch.empty_like(tensor.data, device="meta")
-        trained = tensor.requires_grad
-        bare[id(tensor)] = nn.Parameter(empty, trained) if isinstance(tensor, nn.Parameter) else empty
+        if isinstance(tensor, nn.Parameter):
+            empty = nn.Parameter(empty, tensor.requires_grad)
+            vars(empty).update(vars(tensor))  # of weights in 4 bits, how they are kept: PEFT asks for it
+        bare[id(tensor)] = empty
     skeleton, asked = copy.deepcopy(model, bare), copy.deepcopy(chosen)
     with torch.device("meta"), seeded(0), warnings.catch_warnings(action="ignore"):
         if not isinstance(skeleton, PeftModel):

@@ -85,27 +85,15 @@ def causal_lm(
     return model.to(kind)
 
 
-def four_bit(
-    folder: str | Path,
-    *,
-    device: torch.device | str,
-    vocabulary: int | None = None,
-    length: int | None = None,
-    dtype: str = "float32",
-) -> tuple[Any, str]:
-    """A model with its weights in 4 bits, as QLoRA trains on; where that cannot be had, in `dtype`.
+def in_four_bits(
+    folder: str | Path, device: torch.device | str, dtype: str = "float32"
+) -> tuple[torch.dtype | None, str]:
+    """Whether a model's weights can be kept in 4 bits: the dtype of products then, else None; and a sentence.
 
-    4 bits need CUDA and bitsandbytes. They are NF4 with double quantisation; products are computed in
-    bfloat16 where the GPU has it, else in float16.
-
-    Returns:
-        The model, on `device` if it is in 4 bits, and a sentence that says which it is and why.
-
-    Reference:
-        Dettmers et al. 2023, arXiv:2305.14314.
+    4 bits need CUDA and bitsandbytes. Products are computed in bfloat16 where the GPU has it, else in
+    float16. The sentence says which it is, and why weights are in `dtype` where they are.
     """
-    device = torch.device(device)
-    missing = None
+    device, missing = torch.device(device), None
     if device.type != "cuda":
         missing = f"they need a CUDA device, and this is {device.type}"
     elif importlib.util.find_spec("bitsandbytes") is None:
@@ -113,21 +101,65 @@ def four_bit(
     elif str(folder) in LLAMA:
         missing = "a model from scratch has no weights to keep in few bits"
     if missing:
-        model = causal_lm(folder, vocabulary=vocabulary, length=length, dtype=dtype)
-        return model, f"Weights are in {dtype}, not in 4 bits: {missing}."
+        return None, f"Weights are in {dtype}, not in 4 bits: {missing}."
+    computes = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return computes, f"Weights are in 4 bits (NF4), products in {str(computes).removeprefix('torch.')}."
+
+
+def four_bit(
+    folder: str | Path,
+    *,
+    device: torch.device | str,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    dtype: str = "float32",
+) -> Any:
+    """A model with its weights in 4 bits, as QLoRA trains on; in `dtype` where `in_four_bits` says no.
+
+    They are NF4 with double quantisation. Embedding, norms and head stay in float32. A model in 4 bits is on
+    `device`, any other on the CPU.
+
+    Reference:
+        Dettmers et al. 2023, arXiv:2305.14314.
+    """
+    computes, _ = in_four_bits(folder, device)
+    if computes is None:
+        return causal_lm(folder, vocabulary=vocabulary, length=length, dtype=dtype)
     from peft import prepare_model_for_kbit_training
     from transformers import BitsAndBytesConfig
 
-    computes = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=computes,
     )
-    model = _loaded(str(folder), vocabulary, length, quantization_config=config, device_map={"": device})
-    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return model, f"Weights are in 4 bits (NF4), products in {str(computes).removeprefix('torch.')}."
+    place = {"": torch.device(device)}
+    model = _loaded(str(folder), vocabulary, length, quantization_config=config, device_map=place)
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+def without_weights(
+    size_or_folder: str | Path, *, vocabulary: int | None = None, length: int | None = None
+) -> Any:
+    """As `causal_lm`, of which nothing but the configuration is read: its weights are on the meta device.
+
+    Raises:
+        ValueError: The configuration cannot be read.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if str(size_or_folder) in LLAMA:
+        config: Any = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
+    else:
+        try:
+            config = AutoConfig.from_pretrained(str(Path(size_or_folder).expanduser()))
+        except (OSError, ValueError) as error:
+            rule, told = "hold the config.json of a model that transformers knows", str(error).split("\n")[0]
+            raise ValueError(checks.message("model", rule, str(size_or_folder), told)) from None
+    config.use_cache = False  # as training asks for
+    with torch.device("meta"), seeded(0):
+        return AutoModelForCausalLM.from_config(config).float()
 
 
 def _loaded(name: str, vocabulary: int | None, length: int | None, **options: Any) -> Any:

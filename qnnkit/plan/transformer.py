@@ -30,6 +30,7 @@ def of_transformer(
     n_samples: int = 1000,
     sequence_length: int | None = None,
     lora_rank: int | None = None,
+    four_bit: bool = False,
 ) -> Workload:
     """A transformers model trained on sequences of tokens, and images beside them for CLIP.
 
@@ -41,13 +42,16 @@ def of_transformer(
         n_samples: Sequences (or pairs) in an epoch.
         sequence_length: Tokens of each; 256 by default for language models, CLIP's own otherwise.
         lora_rank: Trains low-rank updates of this rank in place of the weights.
+        four_bit: Whether the weights are then kept in 4 bits where there is CUDA (QLoRA).
 
     Raises:
         ValueError: The kind or size is unknown, the folder holds no such model, or a sequence is longer than
-            the model can take.
+            the model can take; or 4 bits are asked for weights that train.
     """
     checks.choice("model", kind, SIZES)
     checks.positive("n_samples", n_samples)
+    if four_bit and not lora_rank:
+        raise ValueError(checks.message("four_bit", "come with a lora_rank", True, "Add --lora-rank 8."))
     config = _config(kind, size)
     text = config.text_config if kind == "clip" else config
     longest = getattr(text, "max_position_embeddings", None)  # some models have no such limit
@@ -89,6 +93,7 @@ def of_transformer(
         task=OwnLoss(together=kind == "clip"),
         sequence_length=length,
         lora_rank=lora_rank,
+        four_bit=four_bit,
     )
 
 

@@ -296,7 +296,7 @@ def render(run: Run, result: dict[str, Any]) -> str:
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,
-        notes=[*run.splits.notes, *_starts(run), *_placed(run)],
+        notes=[*(run.provenance.get("notes") or run.splits.notes), *_starts(run), *_placed(run)],
         gradients=_of_gradients(run),
         machine=[f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in run.rows("warnings")],
     )

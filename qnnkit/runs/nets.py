@@ -29,6 +29,7 @@ from qnnkit.config import MAIN_NETS, ModelConfig, RunConfig, TrainingConfig
 from qnnkit.data import ImageSplits, Splits, augment
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.models import features
+from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
@@ -51,7 +52,8 @@ def build(run: Run, net: str, seed: int) -> nn.Module:
 
 def made(config: RunConfig, splits: Splits, net: str, seed: int) -> nn.Module:
     """As `build`, from settings and data alone."""
-    hybrid = models.build(config.model, **splits.sizes, seed=seed, backend=config.backend)
+    where = {"device": device.choose(config.device)} if config.model.four_bit else {}
+    hybrid = models.build(config.model, **splits.sizes, seed=seed, backend=config.backend, **where)
     if config.model.adapter:
         return adapted(hybrid, config.model, net, seed)
     if net in MAIN_NETS:
@@ -171,9 +173,14 @@ def train_all(
         if is_main():
             facts = {name: getattr(place, name) for name in ("device", "backend", "threads", "sentence")}
             facts |= {"processes": n_processes(), "precision": run.config.training.precision}
+            notes = list(run.splits.notes)
+            if run.config.model.four_bit:
+                notes.append(in_four_bits(str(run.config.model.pretrained), place.device)[1])
+                if on_warning:
+                    on_warning(notes[-1])
             run.note_provenance(
                 data=run.splits.fingerprint(),
-                notes=list(run.splits.notes),
+                notes=notes,
                 device=place.device,
                 placement=facts,
             )
