@@ -352,6 +352,19 @@ def report(
     raise typer.Exit(int(any(finding.ok is False for finding in findings)))
 
 
+@app.command()
+def merge(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with an adapter.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Where the model goes; relative to the workspace.")
+    ],
+) -> None:
+    """Write a language model with its adapter worked in, for plain transformers."""
+    from qnnkit import runs
+
+    typer.echo(f"The whole model is in {runs.merge(runs.open_run(run_dir), workspace.place(out))}.")
+
+
 @contextlib.contextmanager
 def _ending_cleanly(error: type[BaseException] | None = None) -> Iterator[None]:
     """SIGTERM ends the command as Ctrl-C does, so that no kernel or run is left behind.

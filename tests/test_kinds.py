@@ -1,5 +1,6 @@
 """Captions, text and music as runs: trained, compared, planned, shown and written as plain files."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from qnnkit import plan, report, runs
+from qnnkit import cli, language, plan, report, runs
 from qnnkit.adapters import circuit
 from qnnkit.runs import status
 from qnnkit.workspace import read_lines
@@ -150,6 +151,47 @@ def test_adapters_stand_beside_controls_of_as_many_weights(adapted):
     assert len(report.verdicts(report.summary(adapted), adapted.score)) == 4
     [table] = report.keep_mistakes(adapted, 1)
     assert list(table) == ["given", "the base writes", "the net writes"]
+
+
+def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted, base):
+    found = adapted.result["adapter"]
+    test = adapted.finals().set_index("net").loc["hybrid", "test_loss"]
+    whole = runs.trained(base).eval()
+    expected = language.evaluate(whole, adapted.splits, "test")["loss"]
+    assert found["loss"] == {"before": pytest.approx(expected, abs=1e-5), "after": test}
+    assert min(found["tokens_per_second"].values()) > 0
+    page = adapted.report.read_text()
+    assert found["sentence"].split("perplexity")[0] in page
+    table = report.scores(report.summary(adapted))
+    assert table["tokens / s in training"].str.replace(",", "").astype(float).gt(0).all()
+    validation = adapted.finals().set_index("net")["validation_loss"]
+    told = "validation loss (nats / token)"
+    assert table[told].tolist() == [f"{validation[net]:.3f}" for net in adapted.nets]
+    rows = [{"net": "a", "validation_loss": [1.0, 2.0, 3.0]}, {"net": "b"}]
+    assert report.scores(rows)[told].tolist() == ["2.000 ± 2.484", ""]
+    assert base.result["adapter"] is None and "validation loss" in page
+
+
+def test_an_adapter_is_merged_by_a_command(adapted, base, tmp_path, monkeypatch, capsys):
+    from transformers import AutoModelForCausalLM
+
+    def merges(run):
+        monkeypatch.setattr(sys, "argv", ["qnnkit", "merge", str(run.folder), str(tmp_path / "whole")])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, capsys.readouterr()
+
+    assert merges(adapted)[0] == 0
+    whole, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "whole"), adapted.splits.test.input_ids[:1]
+    with torch.no_grad():
+        expected = runs.trained(adapted)(input_ids=ids).logits
+        torch.testing.assert_close(whole(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+    four = dataclasses.replace(adapted, config=adapted.config.override(four_bit=True))
+    runs.merge(four, tmp_path / "four")  # onto the base in float32
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "four")(input_ids=ids).logits
+    torch.testing.assert_close(again, expected, rtol=0, atol=1e-5)
+    code, told = merges(base)
+    assert code == 2 and "must hold a run with an adapter" in told.err
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_is_gone_on_with(adapted, base):
