@@ -119,7 +119,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
 ) -> None:
-    """Look on while a run trains, from another terminal: step, loss, samples/s, time left, memory, load.
+    """Look on while a run trains, from another terminal: step, loss, speed, time left, memory, load.
 
     It ends when the training has, or after a minute in which none began; Ctrl-C ends the watching alone.
     """
@@ -350,6 +350,19 @@ def report(
     for finding in findings:
         typer.echo({True: "ok    ", False: "WRONG ", None: "      "}[finding.ok] + finding.sentence)
     raise typer.Exit(int(any(finding.ok is False for finding in findings)))
+
+
+@app.command()
+def merge(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with an adapter.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Where the model goes; relative to the workspace.")
+    ],
+) -> None:
+    """Write a language model with its adapter worked in, for plain transformers."""
+    from qnnkit import runs
+
+    typer.echo(f"The whole model is in {runs.merge(runs.open_run(run_dir), workspace.place(out))}.")
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ class DataConfig(Settings):
     download: bool = False
     """Fetch a public dataset that is missing, and check it. May differ later."""
     sequence_length: int | None = Field(default=None, ge=2)
-    """Tokens of a block, for text and music; None takes the dataset's own (256, 512)."""
+    """Tokens of a block of text or music, or most tokens of a caption; None takes the dataset's own."""
     vocabulary: int | None = Field(default=None, ge=2)
     """Tokens that a tokenizer learns from the training text; None takes the dataset's own."""
     tokenizer: str | None = None
@@ -142,6 +142,8 @@ class ModelConfig(Settings):
     """About how many weights an adapter has; None leaves its rank as PEFT has it."""
     targets: tuple[str, ...] | None = None
     """Names of the layers that an adapter changes; None takes the query and value projections."""
+    four_bit: bool = False
+    """Whether an adapter's frozen base is kept in 4 bits (QLoRA) where CUDA and bitsandbytes allow it."""
     frozen_backbone: bool = False
     """Whether a ResNet's own weights stay as they are; what it makes of the images is then kept."""
 
@@ -168,7 +170,7 @@ class TrainingConfig(Settings):
     quantum_clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of the circuit's gradient; None does not clip."""
     accumulation: int = Field(default=1, ge=1)
-    """Batches whose gradients are averaged before one update."""
+    """Batches that make one update together: its gradient is the mean over all their samples, or tokens."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the classical layers; circuits always compute in float32."""
     gradient_checkpointing: bool = False

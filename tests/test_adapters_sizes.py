@@ -10,7 +10,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from qnnkit import adapters
-from qnnkit.adapters import loading, sizes
+from qnnkit.adapters import attach
+from qnnkit.adapters.skeleton import on_skeleton
 from qnnkit.models.blocks import seeded
 
 # PEFT asks transformers by a name that is going to be changed.
@@ -42,7 +43,7 @@ def base():
 @pytest.mark.parametrize("name", ["quantum_peft", "qpa"])
 def test_quantum_adapters_come_near_to_what_was_asked(base, name, n_weights):
     chosen = adapters.config(name, n_weights=n_weights, model=base, targets=TARGETS)
-    found = adapters.count(sizes.on_skeleton(base, chosen))
+    found = adapters.count(on_skeleton(base, chosen))
     assert abs(found["weights"] / n_weights - 1) < 0.05 and found["angles"] > 0
     assert adapters.count(get_peft_model(llama(), chosen)) == found
 
@@ -50,7 +51,7 @@ def test_quantum_adapters_come_near_to_what_was_asked(base, name, n_weights):
 @pytest.mark.parametrize(("name", "each"), [("lora", 2048), ("vera", 8)])
 def test_classical_ones_as_near_as_a_rank_allows(base, name, each):
     chosen = adapters.config(name, n_weights=16000, model=base, targets=TARGETS)
-    found = adapters.count(sizes.on_skeleton(base, chosen))["weights"]
+    found = adapters.count(on_skeleton(base, chosen))["weights"]
     assert abs(found - 16000) <= each / 2
     with seeded(0):
         assert adapters.count(get_peft_model(llama(), chosen))["weights"] == found
@@ -116,7 +117,7 @@ def test_a_model_without_linear_layers_is_told_so():
     ("name", "given", "rule"),
     [
         ("lorra", {}, "`name` must be a known name.*Did you mean 'lora'"),
-        ("prompt_tuning", {}, "`name` must be a method that adapts linear layers"),
+        ("prompt_tuning", {}, "`name` must be a method that adapts linear layers, to have targets"),
         ("lora", {"rank": 4}, "`options` must be a known name, but is 'rank'"),
         ("lora", {"n_weights": 1000}, "`model` must be given with n_weights"),
         ("lora", {"n_weights": -1, "model": True}, "`n_weights` must be above 0"),
@@ -180,19 +181,21 @@ def test_an_adapter_of_another_model_is_refused_before_anything_is_changed(tmp_p
     saved(tmp_path, name, **({} if name != "qpa" else {"chunk": 8}))
     other = llama(hidden, n_layers)
     keys = set(other.state_dict())
+    trained = [weight.requires_grad for weight in other.parameters()]
     with pytest.raises(ValueError, match="`folder` must hold an adapter of this LlamaForCausalLM"):
         adapters.load(other, tmp_path)
     assert set(other.state_dict()) == keys and not other._forward_pre_hooks
+    assert [weight.requires_grad for weight in other.parameters()] == trained
 
 
 def test_the_model_it_was_made_for_is_named(tmp_path):
     saved(tmp_path, "quantum_peft")
-    config = json.loads((tmp_path / loading.CONFIG).read_text())
+    config = json.loads((tmp_path / attach.CONFIG).read_text())
     config["base_model_name_or_path"] = "meta-llama/Llama-3.2-3B"
-    (tmp_path / loading.CONFIG).write_text(json.dumps(config))
+    (tmp_path / attach.CONFIG).write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"Load meta-llama/Llama-3\.2-3B"):
         adapters.load(llama(64, 2), tmp_path)
-    with pytest.raises(ValueError, match="whose layers are not in this model"):
+    with pytest.raises(ValueError, match="which cannot be put on it"):
         adapters.load(nn.Sequential(nn.Linear(32, 32, device="meta")), tmp_path)
     same = llama(32, 2)
     same.name_or_path = "somewhere/else"
@@ -207,7 +210,7 @@ def test_folders_that_hold_no_adapter(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`folder` must hold adapter_config\.json"):
         adapters.load(base, tmp_path)
     saved(tmp_path, "lora")
-    (tmp_path / loading.WEIGHTS).write_bytes(b"damaged")
+    (tmp_path / attach.WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors is damaged"):
         adapters.load(base, tmp_path)
     for text, rule in (
@@ -215,7 +218,7 @@ def test_folders_that_hold_no_adapter(tmp_path):
         ("[]", "hold a readable"),
         ('{"peft_type": "LORRA"}', "LORA"),
     ):
-        (tmp_path / loading.CONFIG).write_text(text)
+        (tmp_path / attach.CONFIG).write_text(text)
         with pytest.raises(ValueError, match=rule):
             adapters.load(base, tmp_path)
 

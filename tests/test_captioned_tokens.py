@@ -12,7 +12,7 @@ TEXTS = ["A dog runs, fast.", "a dog sleeps", "The cat and the dog"]
 
 @pytest.fixture(params=["words", "bpe"])
 def tokenizer(request):
-    return CaptionTokenizer.train(TEXTS, kind=request.param, max_length=12, vocabulary=400)
+    return CaptionTokenizer.train(TEXTS, kind=request.param, sequence_length=12, vocabulary=400)
 
 
 def test_texts_come_back(tokenizer):
@@ -28,7 +28,7 @@ def test_texts_come_back(tokenizer):
 def test_a_long_text_keeps_its_end(tokenizer):
     [row], [counts] = tokenizer.encode([" ".join(["dog"] * 40)])
     assert counts.all() and row[-1] == tokenizer.eos_id
-    assert "to 10 tokens (max_length)" in tokenizer.told([" ".join(["dog"] * 40), "a dog"])[0]
+    assert "to 10 tokens (sequence_length)" in tokenizer.told([" ".join(["dog"] * 40), "a dog"])[0]
     assert tokenizer.told([" ".join(["dog"] * 40), "a dog"])[0].startswith("Cut 1 of 2 captions")
     assert tokenizer.told(["a dog sleeps"]) == []
 
@@ -45,7 +45,7 @@ def test_the_end_is_where_transformers_looks_for_it(tokenizer):
 
 def test_training_is_the_same_each_time(tokenizer):
     kind = "bpe" if len(tokenizer) > 100 else "words"
-    again = CaptionTokenizer.train(TEXTS, kind=kind, max_length=12, vocabulary=400)
+    again = CaptionTokenizer.train(TEXTS, kind=kind, sequence_length=12, vocabulary=400)
     assert again.inner.get_vocab() == tokenizer.inner.get_vocab()
 
 
@@ -55,22 +55,22 @@ def test_it_comes_back_from_a_folder(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     texts = [*TEXTS, "a zebra!"]
     loaded = CaptionTokenizer.load(tmp_path)
-    assert loaded.max_length == 12 and len(loaded) == len(tokenizer)
+    assert loaded.sequence_length == 12 and len(loaded) == len(tokenizer)
     for one, other in zip(loaded.encode(texts), tokenizer.encode(texts), strict=True):
         assert torch.equal(one, other)
     plain = AutoTokenizer.from_pretrained(str(tmp_path))
     assert plain(texts[0])["input_ids"] == tokenizer.inner(texts[0])["input_ids"]
-    assert CaptionTokenizer.load(tmp_path, max_length=5).encode(texts)[0].shape == (4, 5)
+    assert CaptionTokenizer.load(tmp_path, sequence_length=5).encode(texts)[0].shape == (4, 5)
 
 
 def test_words_that_it_has_not_seen():
-    words = CaptionTokenizer.train(TEXTS, max_length=12)
+    words = CaptionTokenizer.train(TEXTS, sequence_length=12)
     ids, _ = words.encode(["a zebra sleeps"])
     assert ids[0].tolist().count(words.inner.unk_token_id) == 1
     assert words.told(["a zebra sleeps", "dog"]) == [
         "Tokenizer: 25.0 % of the words of all captions are none that it knows."
     ]
-    pieces = CaptionTokenizer.train(TEXTS, kind="bpe", max_length=24)
+    pieces = CaptionTokenizer.train(TEXTS, kind="bpe", sequence_length=24)
     assert pieces.decode(pieces.encode(["a zebra: ßé!"])[0][0]) == "a zebra: ßé!"
     assert pieces.told(["a zebra: ßé!"]) == []
 
@@ -98,7 +98,7 @@ def endless():
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
-        (lambda folder: CaptionTokenizer.train(TEXTS, max_length=2), "max_length"),
+        (lambda folder: CaptionTokenizer.train(TEXTS, sequence_length=2), "sequence_length"),
         (lambda folder: CaptionTokenizer.train(TEXTS, kind="letters"), "tokenizer"),
         (lambda folder: CaptionTokenizer.train(TEXTS, vocabulary=4), "vocabulary"),
         (lambda folder: CaptionTokenizer.train(TEXTS, kind="bpe", vocabulary=100), "vocabulary"),

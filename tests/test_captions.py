@@ -217,7 +217,7 @@ def test_what_is_wrong_gets_one_sentence(tmp_path, case):
         ({"validation_fraction": 0.0}, "test_fraction", ValueError),
         ({"image_size": 0}, "image_size", ValueError),
         ({"tokenizer": "wrods"}, "tokenizer", ValueError),
-        ({"max_length": 2}, "max_length", ValueError),
+        ({"sequence_length": 2}, "sequence_length", ValueError),
     ],
 )
 def test_wrong_options(tmp_path, monkeypatch, options, argument, error):
@@ -265,7 +265,7 @@ def small() -> CaptionSplits:
 
     parts = [part(40, "a"), part(8, "b"), part(8, "c")]
     words = [text for each in parts for texts in each.captions for text in texts]
-    return CaptionSplits("small", *parts, CaptionTokenizer.train(words, max_length=6))
+    return CaptionSplits("small", *parts, CaptionTokenizer.train(words, sequence_length=6))
 
 
 def drawn(loader, splits) -> list[tuple[int, str]]:
@@ -340,7 +340,7 @@ def test_digits_are_those_of_the_dataset_in_words():
         ({"names": ["one"]}, "names"),
         ({"templates": ["a digit"]}, "templates"),
         ({"templates": []}, "templates"),
-        ({"max_length": 1}, "max_length"),
+        ({"sequence_length": 1}, "sequence_length"),
     ],
 )
 def test_wrong_words_for_classes(options, argument):

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 from torch import nn
 
 from qnnkit import train
+from qnnkit.adapters import adapt
+from qnnkit.adapters.skeleton import on_skeleton
 from qnnkit.config import TrainingConfig
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
-from qnnkit.models.causal_lm import LLAMA, adapted, causal_lm, four_bit, llama_config
+from qnnkit.models.causal_lm import LLAMA, causal_lm, four_bit, in_four_bits, llama_config, without_weights
 from qnnkit.tasks import Language, perplexity
 
 VOCABULARY, LENGTH = 50, 12
@@ -120,6 +123,25 @@ def test_means_are_over_tokens_however_blocks_are_batched():
     assert sum(weighted) / count == pytest.approx(total / count, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 2, "accumulation": 4}, {"batch_size": 1, "accumulation": 8}]
+)
+def test_an_update_is_that_of_the_mean_over_its_tokens_however_it_is_cut(settings):
+    """Blocks of 11 to 2 predicted tokens, eight to an update: in one batch, or in several that are added."""
+    batch = half_masked()
+    one, other = small(), small()
+    for model, given in ((one, {"batch_size": 8}), (other, settings)):
+        config = TrainingConfig(epochs=1, optimizer="sgd", learning_rate=0.1, schedule="constant", **given)
+        splits = splits_of(batch)
+        loaders = {
+            split: splits.batches(split, config.batch_size, shuffle=False)
+            for split in ("train", "validation")
+        }
+        train.fit(model, Language(), loaders, config)
+    for name, weight in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], weight, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_loss_is_computed_in_float32(dtype):
     logits = (20 * torch.randn(2, LENGTH, VOCABULARY, generator=torch.Generator().manual_seed(0))).to(dtype)
@@ -145,7 +167,7 @@ def test_perplexity_of_nothing_known():
 
 @pytest.mark.parametrize(("method", "rate"), [(None, 0.03), ("lora", 0.03), ("vera", 0.3)])
 def test_the_loop_trains_it(method, rate):
-    model = adapted(small(), method, r=4) if method else small()
+    model = adapt(small(), method, r=4) if method else small()
     ids = tokens(1).repeat(24, 1)  # one sentence, which can be learnt
     splits = splits_of({"input_ids": ids, "labels": ids})
     loaders = {name: splits.batches(name, 4, shuffle=name == "train") for name in ("train", "validation")}
@@ -202,7 +224,7 @@ def test_folders_that_hold_no_whole_model(tmp_path):
     model.save_pretrained(tmp_path / "base")
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal(ValueError, causal_lm, tmp_path / "empty")
-    adapted(model).save_pretrained(tmp_path / "adapter")
+    adapt(model).save_pretrained(tmp_path / "adapter")
     assert "an adapter alone" in refusal(ValueError, causal_lm, tmp_path / "adapter")
     weights = tmp_path / "base" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -249,23 +271,45 @@ def test_names_that_are_not_known():
 # --- four bits ---------------------------------------------------------------------------------------------
 
 
-def test_four_bits_need_cuda(tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_four_bits_need_cuda(tmp_path, device):
     small().save_pretrained(tmp_path / "base")
-    for device in ("cpu", "mps"):
-        model, told = four_bit(tmp_path / "base", device=device, dtype="bfloat16")
-        assert next(model.parameters()).dtype == torch.bfloat16
-        assert (
-            told == f"Weights are in bfloat16, not in 4 bits: they need a CUDA device, and this is {device}."
-        )
+    model = four_bit(tmp_path / "base", device=device, dtype="bfloat16")
+    assert next(model.parameters()).dtype == torch.bfloat16
+    computes, told = in_four_bits(tmp_path / "base", device)
+    assert computes is None
+    assert told == f"Weights are in float32, not in 4 bits: they need a CUDA device, and this is {device}."
 
 
-def test_four_bits_need_bitsandbytes(tmp_path, monkeypatch):
-    small().save_pretrained(tmp_path / "base")
+def test_four_bits_need_bitsandbytes(monkeypatch):
     found = importlib.util.find_spec
     absent = lambda name: None if name == "bitsandbytes" else found(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", absent)
-    _, told = four_bit(tmp_path / "base", device="cuda")
-    assert "bitsandbytes is not installed" in told
+    computes, told = in_four_bits("base", "cuda")
+    assert computes is None and "bitsandbytes is not installed" in told
+    present = lambda name: name == "bitsandbytes" or found(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", present)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    computes, told = in_four_bits("base", "cuda")
+    assert computes == torch.float16 and told == "Weights are in 4 bits (NF4), products in float16."
+    assert in_four_bits("tiny", "cuda")[0] is None
+
+
+def test_how_a_weight_is_kept_is_known_of_a_skeleton():
+    """PEFT asks weights in 4 bits for it when it puts an adapter beside them."""
+    base = small()
+    base.lm_head.weight.quant_type = "nf4"
+    found = on_skeleton(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
+    assert found.is_meta and found.quant_type == "nf4" and not base.lm_head.weight.is_meta
+
+
+def test_a_model_without_weights_is_that_of_the_folder(tmp_path):
+    small().to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    bare, whole = without_weights(tmp_path / "base"), causal_lm(tmp_path / "base")
+    assert all(weight.is_meta and weight.dtype == torch.float32 for weight in bare.parameters())
+    shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (bare, whole)]
+    assert shapes[0] == shapes[1]
+    assert "config.json" in refusal(ValueError, without_weights, tmp_path)
 
 
 # --- adapters ----------------------------------------------------------------------------------------------
@@ -276,18 +320,17 @@ def n_trained(model) -> int:
 
 
 def test_lora_by_name():
-    model = adapted(small(), "lora", r=3, alpha=12, targets=["q_proj", "down_proj"])
+    model = adapt(small(), "lora", r=3, lora_alpha=12, targets=["q_proj", "down_proj"])
     config = model.peft_config["default"]
     assert config.r == 3 and config.lora_alpha == 12 and config.task_type == "CAUSAL_LM"
     assert n_trained(model) == 2 * (3 * (16 + 16) + 3 * (24 + 16))
-    assert adapted(small()).peft_config["default"].lora_alpha == 16
-    assert set(adapted(small()).peft_config["default"].target_modules) == {"q_proj", "v_proj"}
+    assert set(adapt(small()).peft_config["default"].target_modules) == {"q_proj", "v_proj"}
 
 
 def test_an_adapter_starts_at_no_change_and_from_its_seed():
     base, ids = small(), tokens(2)
     expected = base(input_ids=ids).logits
-    models = [adapted(small(), seed=seed) for seed in (0, 0, 1)]
+    models = [adapt(small(), seed=seed) for seed in (0, 0, 1)]
     assert all(torch.allclose(model(input_ids=ids).logits, expected, atol=1e-6) for model in models)
     drawn = [next(p for n, p in model.named_parameters() if "lora_A" in n) for model in models]
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
@@ -304,7 +347,7 @@ def test_an_adapter_starts_at_no_change_and_from_its_seed():
     ],
 )
 def test_other_methods_by_name(method, options):
-    model = adapted(small(), method, **options).eval()  # LoHa draws in training
+    model = adapt(small(), method, **options).eval()  # LoHa draws in training
     assert 0 < n_trained(model) < 4000
     step = Language()(model, half_masked(2))
     step.loss.backward()
@@ -319,25 +362,28 @@ def test_a_method_that_was_registered_goes_the_same_way(monkeypatch):
         """A method of another name."""
 
     monkeypatch.setitem(peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING, "MINE", Mine)
-    assert type(adapted(small(), "mine", r=2).peft_config["default"]) is Mine
+    assert type(adapt(small(), "mine", r=2).peft_config["default"]) is Mine
 
 
 def test_targets_that_match_nothing():
-    told = refusal(ValueError, adapted, small(), targets=["query"])
-    layers = "down_proj, embed_tokens, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
-    assert told.startswith("Argument `targets` must name layers of the model, but is 'query'. ")
-    assert told.endswith(f"The layers are called {layers}.")
-    assert "'query'" in refusal(ValueError, adapted, small(), targets=["q_proj", "query"])
-    assert "'.*query'" in refusal(ValueError, adapted, small(), targets=".*query")
-    assert adapted(small(), targets=r".*\.1\..*q_proj").peft_config["default"].r == 8
-    assert n_trained(adapted(small(), targets="all-linear", r=1)) > n_trained(adapted(small(), r=1))
+    told = refusal(ValueError, adapt, small(), targets=["query"])
+    layers = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
+    assert told.startswith("Argument `target_modules` must name layers of the model, but is 'query'. ")
+    assert told.endswith(f"Its linear layers are called {layers}.")
+    assert "'query'" in refusal(ValueError, adapt, small(), targets=["q_proj", "query"])
+    assert "'.*query'" in refusal(ValueError, adapt, small(), targets=".*query")
+    assert adapt(small(), targets=r".*\.1\..*q_proj").peft_config["default"].r == 8
+    assert n_trained(adapt(small(), targets="all-linear", r=1)) > n_trained(adapt(small(), r=1))
 
 
 def test_what_a_method_does_not_take():
-    assert "Did you mean 'lora'?" in refusal(ValueError, adapted, small(), "lorra")
-    assert "`alpha` must be left out for 'vera'" in refusal(ValueError, adapted, small(), "vera", alpha=4)
-    told = refusal(ValueError, adapted, small(), "prompt_tuning", targets=["q_proj"])
-    assert "`targets` must be left out for 'prompt_tuning'" in told
-    assert "Did you mean 'lora_dropout'?" in refusal(ValueError, adapted, small(), lora_dropot=0.1)
-    assert "PEFT says" in refusal(ValueError, adapted, small(), r=-1)
-    assert "have no adapter yet" in refusal(ValueError, adapted, adapted(small()))
+    assert "Did you mean 'lora'?" in refusal(ValueError, adapt, small(), "lorra")
+    assert "but is 'lora_alpha'" in refusal(ValueError, adapt, small(), "vera", lora_alpha=4)
+    told = refusal(ValueError, adapt, small(), "prompt_tuning", targets=["q_proj"])
+    assert "adapts linear layers, to have targets or n_weights, but is 'prompt_tuning'" in told
+    assert "Did you mean 'lora_dropout'?" in refusal(ValueError, adapt, small(), lora_dropot=0.1)
+    base = small()
+    before = {name: weight.requires_grad for name, weight in base.named_parameters()}
+    assert "PEFT can build here" in refusal(ValueError, adapt, base, r=-1)
+    assert {name: weight.requires_grad for name, weight in base.named_parameters()} == before, "untouched"
+    assert "have no adapter yet" in refusal(ValueError, adapt, adapt(small()))

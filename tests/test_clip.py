@@ -16,7 +16,7 @@ from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, HEADS, LARGEST_LOGIT_S
 from qnnkit.models.pretrained import load
 
 TEXTS = ["a photo of a cat", "a dog", "two dogs and a cat on a mat"]
-TOKENIZER = CaptionTokenizer.train(TEXTS, max_length=10)
+TOKENIZER = CaptionTokenizer.train(TEXTS, sequence_length=10)
 SIDE = 16
 
 
@@ -247,7 +247,7 @@ def test_grey_images_are_shown_in_colour_to_published_weights(saved):
 
 
 def wider() -> CaptionTokenizer:
-    return CaptionTokenizer.train([" ".join(f"word{i}" for i in range(99))], max_length=10)
+    return CaptionTokenizer.train([" ".join(f"word{i}" for i in range(99))], sequence_length=10)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,11 @@ def test_wrong_options(monkeypatch, options, argument, told):
     [
         ({"image_size": (32, 32)}, "image_size", "image_size=16"),
         ({"tokenizer": wider}, "tokenizer", "Load the data with tokenizer="),
-        ({"tokenizer": lambda: CaptionTokenizer.train(TEXTS, max_length=40)}, "tokenizer", "40 in a text"),
+        (
+            {"tokenizer": lambda: CaptionTokenizer.train(TEXTS, sequence_length=40)},
+            "tokenizer",
+            "40 in a text",
+        ),
     ],
 )
 def test_data_that_published_weights_do_not_fit(saved, options, argument, told):

@@ -263,10 +263,13 @@ def test_no_such_chunk(chunk):
         Contrastive(chunk=chunk)(clip_of(), batch_of())
 
 
-def test_several_processes_are_refused():
+def test_several_processes_are_refused(monkeypatch):
     spread = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     with pytest.raises(NotImplementedError, match=r"^Argument `chunk` must be None on several processes"):
         cached.outputs(spread, batch_of(), 4)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(NotImplementedError, match="`processes` must be 1 for a contrastive loss, but is 2"):
+        Contrastive()(spread, batch_of())
 
 
 # --- in the loop -------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Captions, text and music as runs: trained, compared, planned, shown and written as plain files."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -7,8 +8,9 @@ import sys
 import pytest
 import torch
 
-from qnnkit import plan, report, runs
+from qnnkit import cli, language, plan, report, runs
 from qnnkit.adapters import circuit
+from qnnkit.runs import status
 from qnnkit.workspace import read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -93,6 +95,13 @@ def test_clip_is_compared_by_recall(clip):
     assert runs.epoch_line(clip, clip.epochs().iloc[0].to_dict()).count("validation accuracy") == 1
 
 
+def test_captions_are_as_long_as_is_asked(tmp_path):
+    run = runs.open_run(tmp_path / "run", "digits_clip", **CLIP, sequence_length=5)
+    assert run.splits.tokenizer.sequence_length == run.splits.example()["input_ids"].shape[1] == 5
+    assert any("captions to 3 tokens (sequence_length)" in note for note in run.splits.notes)
+    assert runs.build(run, "hybrid", 0).net.config.text_config.max_position_embeddings == 5
+
+
 def test_clip_is_drawn(clip):
     report.keep_samples(clip)
     assert report.keep_counts(clip).loc["train", "images"] == 108
@@ -122,6 +131,11 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
     assert row["perplexity"] == pytest.approx(float(torch.tensor(row["score"]).exp()), rel=1e-4)
     [table] = report.keep_mistakes(base, 2)
     assert list(table) == ["given", "the net writes"] and len(table) == 2
+    [final], predicted = base.finals().to_dict("records"), base.splits.train.n_predicted
+    assert final["tokens_per_second"] == pytest.approx(predicted / final["seconds_per_epoch"])
+    epoch = base.epochs().iloc[0].to_dict()
+    assert f", {predicted / epoch['seconds']:,.0f} tokens/s" in runs.epoch_line(base, epoch)
+    assert status.read(base.folder).counted == "tokens"
     begun = report.keep_samples(base)
     assert begun["from"].str.contains("ann|bob").all()
     assert report.keep_counts(base).loc["train", "tokens"] == len(base.splits.train) * 16
@@ -137,6 +151,47 @@ def test_adapters_stand_beside_controls_of_as_many_weights(adapted):
     assert len(report.verdicts(report.summary(adapted), adapted.score)) == 4
     [table] = report.keep_mistakes(adapted, 1)
     assert list(table) == ["given", "the base writes", "the net writes"]
+
+
+def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted, base):
+    found = adapted.result["adapter"]
+    test = adapted.finals().set_index("net").loc["hybrid", "test_loss"]
+    whole = runs.trained(base).eval()
+    expected = language.evaluate(whole, adapted.splits, "test")["loss"]
+    assert found["loss"] == {"before": pytest.approx(expected, abs=1e-5), "after": test}
+    assert min(found["tokens_per_second"].values()) > 0
+    page = adapted.report.read_text()
+    assert found["sentence"].split("perplexity")[0] in page
+    table = report.scores(report.summary(adapted))
+    assert table["tokens / s in training"].str.replace(",", "").astype(float).gt(0).all()
+    validation = adapted.finals().set_index("net")["validation_loss"]
+    told = "validation loss (nats / token)"
+    assert table[told].tolist() == [f"{validation[net]:.3f}" for net in adapted.nets]
+    rows = [{"net": "a", "validation_loss": [1.0, 2.0, 3.0]}, {"net": "b"}]
+    assert report.scores(rows)[told].tolist() == ["2.000 ± 2.484", ""]
+    assert base.result["adapter"] is None and "validation loss" in page
+
+
+def test_an_adapter_is_merged_by_a_command(adapted, base, tmp_path, monkeypatch, capsys):
+    from transformers import AutoModelForCausalLM
+
+    def merges(run):
+        monkeypatch.setattr(sys, "argv", ["qnnkit", "merge", str(run.folder), str(tmp_path / "whole")])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, capsys.readouterr()
+
+    assert merges(adapted)[0] == 0
+    whole, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "whole"), adapted.splits.test.input_ids[:1]
+    with torch.no_grad():
+        expected = runs.trained(adapted)(input_ids=ids).logits
+        torch.testing.assert_close(whole(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+    four = dataclasses.replace(adapted, config=adapted.config.override(four_bit=True))
+    runs.merge(four, tmp_path / "four")  # onto the base in float32
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "four")(input_ids=ids).logits
+    torch.testing.assert_close(again, expected, rtol=0, atol=1e-5)
+    code, told = merges(base)
+    assert code == 2 and "must hold a run with an adapter" in told.err
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_is_gone_on_with(adapted, base):
@@ -189,6 +244,44 @@ def test_it_is_planned(adapted):
     assert found.here.basis == "measured here" and found.nets == 5
 
 
+def test_four_bits_where_there_is_no_cuda_are_told_and_done_without(home, base, tmp_path):
+    settings = {"data_dir": str(home / "text"), "pretrained": str(base.folder / "model"), "four_bit": True}
+    settings |= {name: value for name, value in TEXT.items() if name != "vocabulary"}
+    run = runs.open_run(
+        tmp_path / "run", "llama_mac", device="cpu", threads=1, gradient_checkpointing=False, **settings
+    )
+    told: list[str] = []
+    list(runs.train_all(run, on_warning=told.append))
+    sentence = "Weights are in float32, not in 4 bits: they need a CUDA device, and this is cpu."
+    assert told.count(sentence) == 1 and run.provenance["notes"].count(sentence) == 1
+    report.finish(run)
+    assert f'<p class="small">{sentence}</p>' in run.report.read_text()
+
+
+def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, base, monkeypatch):
+    settings = {
+        "data_dir": str(home / "text"),
+        "pretrained": str(base.folder / "model"),
+        "sequence_length": 16,
+    }
+
+    def planned(**more):
+        asked = plan.asked("llama_t4", settings={**settings, **more}, measure=False)
+        return plan.predict(asked.workload, measured=False)
+
+    whole = planned(four_bit=False)
+    reader = sys.modules["qnnkit.models.causal_lm"]
+    monkeypatch.setattr(reader, "_loaded", None)  # would fail if it were called
+    four = planned()
+    # tiny: four layers of four 128 x 128 matrices and three 128 x 344; embedding, norms and head stay
+    linear = 4 * (4 * 128 * 128 + 3 * 128 * 344)
+    saved = round(linear * (4 - 0.516))
+    assert four.less_on_cuda == saved and whole.less_on_cuda == 0
+    assert whole.on_accelerator - four.on_accelerator == saved
+    assert whole.memory["weights"] == four.memory["weights"]
+    assert any(f"{linear:,} frozen weights are counted in 4 bits" in note for note in four.notes)
+
+
 # --- music -------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +313,12 @@ def test_music_is_trained_written_and_drawn(home):
         ("text_adapter", {"controls": ["classical"]}, "Argument `control` must be a known name"),
         ("text_adapter", {"adapter": "qpaa"}, "Did you mean 'qpa'?"),
         ("text_adapter", {"targets": ["queries"]}, "queries"),
+        ("text_adapter", {"four_bit": True}, "`four_bit` must be left out without an adapter on published"),
+        (
+            "text_llama",
+            {"four_bit": True, "pretrained": "x"},
+            "`four_bit` must be left out without an adapter",
+        ),
         ("text_llama", {"controls": ["lora"]}, "Set controls=() for a model without a circuit."),
         ("text_llama", {"part": "nobody"}, "nobody"),
         ("text_llama", {"pretrained": "/nowhere/model"}, "`tokenizer` must be a folder or hub name"),

@@ -365,12 +365,11 @@ def test_parts_are_few_nearly_equal_and_together_everything(n, at_once):
     values = torch.arange(n)
     batch = {"pair": Pair(values[:, None].expand(n, 3), [values]), "nothing": None}
     found = portions.parts(batch, at_once)
-    lengths = [len(part["pair"].labels[0]) for part, _ in found]
+    lengths = [len(part["pair"].labels[0]) for part in found]
     assert len(found) == -(-n // at_once) and max(lengths) <= at_once and max(lengths) - min(lengths) <= 1
-    assert sum(share for _, share in found) == pytest.approx(1)
-    assert torch.equal(torch.cat([part["pair"].labels[0] for part, _ in found]), values)
-    assert torch.equal(torch.cat([part["pair"].images for part, _ in found]), batch["pair"].images)
-    assert all(type(part["pair"]) is Pair and part["nothing"] is None for part, _ in found)
+    assert torch.equal(torch.cat([part["pair"].labels[0] for part in found]), values)
+    assert torch.equal(torch.cat([part["pair"].images for part in found]), batch["pair"].images)
+    assert all(type(part["pair"]) is Pair and part["nothing"] is None for part in found)
 
 
 def test_a_tokenizer_s_batch_is_split():
@@ -378,8 +377,8 @@ def test_a_tokenizer_s_batch_is_split():
 
     batch = BatchEncoding({"input_ids": torch.arange(12).reshape(6, 2), "attention_mask": torch.ones(6, 2)})
     found = portions.parts(batch, 3)
-    assert [type(part) for part, _ in found] == [BatchEncoding] * 2
-    assert torch.equal(found[1][0]["input_ids"], torch.arange(6, 12).reshape(3, 2))
+    assert [type(part) for part in found] == [BatchEncoding] * 2
+    assert torch.equal(found[1]["input_ids"], torch.arange(6, 12).reshape(3, 2))
 
 
 @pytest.mark.parametrize(
@@ -387,7 +386,7 @@ def test_a_tokenizer_s_batch_is_split():
     [[torch.ones(3), torch.ones(2)], [torch.ones(3), "abc"], torch.tensor(3.0), [torch.ones(3), 3], [], None],
 )
 def test_what_cannot_be_split_stays_whole(batch):
-    assert portions.parts(batch, 1) == [(batch, 1.0)] and portions.halved(batch, None) is None
+    assert portions.parts(batch, 1) == [batch] and portions.halved(batch, None) is None
 
 
 def test_halving_ends_at_one():
@@ -397,10 +396,10 @@ def test_halving_ends_at_one():
     assert found == [6, 3, 2, 1]  # 11 samples in parts of 11, 6, 3 (four parts), 2, 1
 
 
-def test_steps_are_joined_by_their_shares():
+def test_steps_are_joined_by_what_they_count():
     steps = [
-        (Step(torch.tensor(2.0, requires_grad=True), {"loss": torch.tensor(2.0)}, 1), 0.25),
-        (Step(torch.tensor(4.0), {"loss": torch.tensor(12.0)}, 3), 0.75),
+        Step(torch.tensor(2.0, requires_grad=True), {"loss": torch.tensor(2.0)}, 1),
+        Step(torch.tensor(4.0), {"loss": torch.tensor(12.0)}, 3),
     ]
     joined = portions.joined(steps)
     assert joined.loss == 3.5 and joined.sums == {"loss": 14.0} and joined.count == 4

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -162,3 +163,54 @@ def test_a_run_in_a_notebook_on_two_processes_and_in_one(tmp_path):
     for name in ("train_loss", "validation_loss"):
         assert two.epochs()[name].tolist() == pytest.approx(one.epochs()[name].tolist(), abs=1e-4)
     assert Path(two.folder / "provenance.json").exists()
+
+
+LANGUAGE = """
+    # A tiny language model with an adapter: eight blocks an update, with unlike numbers of answers in each.
+    import sys
+    from pathlib import Path
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from qnnkit import adapters, train
+    from qnnkit.config import TrainingConfig
+    from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+    from qnnkit.tasks import Language
+    from qnnkit.train.processes import n_processes
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=40, max_position_embeddings=16, **sizes))
+    ids = torch.randint(1, 40, (21, 10))
+    labels = ids.masked_fill(torch.arange(10) < (torch.arange(21) % 8)[:, None], IGNORED)
+    part = TokenSet(ids, labels, ("",) * 21)
+    splits = TokenSplits("test", part, part, part, tokenizer=range(40))
+    for name in sys.argv[2:]:
+        model = adapters.adapt(base, name, seed=1)
+        loaders = {
+            split: splits.batches(split, 4 // n_processes(), shuffle=split == "train", seed=3)
+            for split in ("train", "validation")
+        }
+        config = TrainingConfig(epochs=2, learning_rate=0.05, accumulation=2)
+        progress = train.fit(model, Language(), loaders, config, seed=7)
+        rows = [{key: value for key, value in row.items() if key != "seconds"} for row in progress.rows]
+        weights = {key: value for key, value in model.state_dict().items() if "lora" in key or "peft" in key}
+        torch.save((weights, rows), Path(sys.argv[1]) / f"{name}.{n_processes()}.pt")
+        base = model.unload()
+"""
+
+
+def test_adapters_on_two_processes_are_those_of_one_with_twice_the_batch(tmp_path, monkeypatch):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(LANGUAGE))
+    names = ("lora", "quantum_peft")
+    launch(script, 2, str(tmp_path), *names)
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path), *names])
+    with torch.random.fork_rng(devices=[]):
+        runpy.run_path(str(script))  # here: another process would only import everything again
+    for name in names:
+        (weights, rows), (other, other_rows) = (
+            torch.load(tmp_path / f"{name}.{n}.pt", weights_only=True) for n in (1, 2)
+        )
+        assert weights and all(torch.allclose(weights[key], other[key], atol=TOLERANCE) for key in weights)
+        for row, other_row in zip(rows, other_rows, strict=True):
+            assert row == pytest.approx(other_row, abs=1e-4)

@@ -113,7 +113,7 @@ def test_time_left_and_speed(tmp_path, monkeypatch):
             clock.now += 0.5
         found = content(tmp_path)
         assert (found["epoch"], found["step"], found["updates"]) == (2, 1, 11)
-        assert found["samples_per_second"] == 64
+        assert found["per_second"] == 64
         assert found["seconds_left_net"] == pytest.approx(29 * 0.5)
         # hybrid of seed 1 as long as this one, classical of seed 1 as long as that of seed 0
         assert found["seconds_left_run"] == pytest.approx(29 * 0.5 + 40 * 0.5 + 12)
@@ -166,7 +166,7 @@ def test_several_processes_are_as_fast_as_all_of_them(tmp_path, monkeypatch):
         for updates in range(1, 12):
             reporter.update(moment(updates))
             clock.now += 0.5
-        assert content(tmp_path)["samples_per_second"] == 128
+        assert content(tmp_path)["per_second"] == 128
 
 
 # --- what is read ------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def planted(folder, **facts):
     process = psutil.Process()
     usual = {
         "net": "hybrid", "seed": 0, "number": 1, "of": 5, "epoch": 3, "epochs": 12, "step": 20, "steps": 34,
-        "loss": 0.5123, "samples_per_second": 1234.5, "seconds_left_net": 95.0, "seconds_left_run": 4000.0,
+        "loss": 0.5123, "per_second": 1234.5, "seconds_left_net": 95.0, "seconds_left_run": 4000.0,
         "memory": 610_000_000, "peak_memory": 700_000_000, "device": "cpu", "warnings": [],
         "pid": process.pid, "process_started": process.create_time(), "host": platform.node(),
         "time": time.time(),
@@ -267,6 +267,8 @@ def test_a_line_of_words(tmp_path):
         "1,234 samples/s  1 min 35 s, in all 1 h 6 min left  memory 0.61 GB (peak 0.70)  cpu 98 %"
     )
     assert watching.line(Status(tmp_path, "not begun"), "") == f"{tmp_path.name}  not begun"
+    of_text = read(planted(tmp_path, counted="tokens"))
+    assert "  1,234 tokens/s  " in watching.line(of_text, "") and of_text.counted == "tokens"
     old = read(planted(tmp_path, time=time.time() - 100))
     assert "running (last sign 1 min 40 s ago)" in watching.line(old, "")
 

@@ -4,11 +4,9 @@
 `quantum_token` every token passes a circuit. PEFT knows them as soon as qnnkit and peft are both imported, in
 either order: `get_peft_model`, `save_pretrained` and `PeftModel.from_pretrained` work as for its own methods.
 
-    >>> from peft import get_peft_model
     >>> from torch import nn
     >>> from qnnkit import adapters
-    >>> chosen = adapters.config("quantum_peft", targets=["0"])
-    >>> model = get_peft_model(nn.Sequential(nn.Linear(8, 8)), chosen)
+    >>> model = adapters.adapt(nn.Sequential(nn.Linear(8, 8)), "quantum_peft", targets=["0"])
     >>> adapters.count(model)
     {'weights': 34, 'angles': 30}
 """
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit.adapters.later import NAMES, register, register_later
 
 if TYPE_CHECKING:
-    from qnnkit.adapters.loading import load
+    from qnnkit.adapters.attach import adapt, load
     from qnnkit.adapters.methods.qpa import QPAConfig
     from qnnkit.adapters.methods.quantum_peft import QuantumPeftConfig
     from qnnkit.adapters.methods.quantum_token import QuantumTokenConfig
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAMES",
+    "adapt",
     "config",
     "count",
     "names",
@@ -45,11 +44,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "adapt": "attach",
     "config": "sizes",
     "count": "sizes",
     "names": "sizes",
     "table": "sizes",
-    "load": "loading",
+    "load": "attach",
     "linear_layers": "targets",
     "matched": "targets",
     "QuantumPeftConfig": "methods.quantum_peft",

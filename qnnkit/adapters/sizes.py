@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import math
@@ -14,6 +13,7 @@ from torch import nn
 from qnnkit import checks
 from qnnkit.adapters import circuit
 from qnnkit.adapters.later import NAMES, register
+from qnnkit.adapters.skeleton import on_skeleton
 from qnnkit.adapters.targets import matched_by
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ def config(
         options: Other settings of the config.
 
     Raises:
-        ValueError: The name is unknown, has no linear layers or no rank to choose, an option is none of its
-            settings, `targets` match nothing, or `n_weights` comes without `model`.
+        ValueError: The name is unknown, is given targets or a count but adapts no linear layers, or has no
+            rank to choose; an option is none of its settings, `targets` match nothing, or `n_weights` comes
+            without `model`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
@@ -60,13 +61,14 @@ def config(
     known = _known()
     checks.choice("name", name, sorted(known))
     fields = {field.name for field in dataclasses.fields(known[name])}
-    if "target_modules" not in fields:
-        rule = "be a method that adapts linear layers"
-        raise ValueError(checks.message("name", rule, name, "Choose lora, vera, quantum_peft or qpa."))
     for option in options:
         checks.choice("options", option, sorted(fields))
-    wanted = list(targets) if targets is not None and not isinstance(targets, str) else targets
-    options = {"target_modules": wanted, **options}
+    if "target_modules" in fields:
+        wanted = list(targets) if targets is not None and not isinstance(targets, str) else targets
+        options = {"target_modules": wanted, **options}
+    elif targets is not None or n_weights is not None:
+        rule = "be a method that adapts linear layers, to have targets or n_weights"
+        raise ValueError(checks.message("name", rule, name, "Choose lora, vera, quantum_peft or qpa."))
     if n_weights is None:
         return known[name](**options)
     if model is None:
@@ -94,7 +96,7 @@ def _known() -> dict[str, Any]:
     register()
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as KNOWN
 
-    return {str(kind.value).lower(): cls for kind, cls in KNOWN.items()}
+    return {str(getattr(kind, "value", kind)).lower(): cls for kind, cls in KNOWN.items()}
 
 
 def count(model: nn.Module) -> dict[str, int]:
@@ -135,36 +137,6 @@ def table(
         told = ", ".join(f"{key}={value}" for key, value in settings.items())
         rows.append({"adapter": name, "asked": asked, **count(on_skeleton(model, chosen)), "settings": told})
     return pd.DataFrame(rows)
-
-
-def on_skeleton(model: nn.Module, chosen: PeftConfig) -> nn.Module:
-    """The adapter on a model of the same linear layers, without their weights; nothing is drawn or moved."""
-    import torch
-    from peft import get_peft_model
-    from transformers.pytorch_utils import Conv1D
-
-    from qnnkit.models.blocks import seeded
-
-    asked: Any = copy.deepcopy(chosen)
-    sizes = matched_by(model, asked)
-    asked.target_modules, asked.task_type, asked.base_model_name_or_path = set(sizes), None, None
-    for name in ("layers_to_transform", "layers_pattern", "exclude_modules", "modules_to_save"):
-        if hasattr(asked, name):
-            setattr(asked, name, None)
-    with torch.device("meta"), seeded(0):
-        bare = nn.Module()
-        for name, (n_in, n_out) in sizes.items():
-            *path, last = name.split(".")
-            parent = bare
-            for part in path:
-                if part not in parent._modules:
-                    parent.add_module(part, nn.Module())
-                parent = parent.get_submodule(part)
-            layer = model.get_submodule(name)
-            of_conv = isinstance(getattr(layer, "base_layer", layer), Conv1D)
-            parent.add_module(last, Conv1D(n_out, n_in) if of_conv else nn.Linear(n_in, n_out, bias=False))
-    with seeded(0):
-        return get_peft_model(bare, asked)
 
 
 # --- what may be chosen ----------------------------------------------------------------------------

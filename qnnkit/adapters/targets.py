@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 
+LORA_TARGETS = ("q_proj", "v_proj")
+"""What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
+
+
 def sizes_of(layer: nn.Module) -> tuple[int, int] | None:
     """(in_features, out_features) of a linear layer or of transformers' Conv1D; None of anything else."""
     from transformers.pytorch_utils import Conv1D
@@ -73,13 +77,11 @@ def matched(
 def matched_by(model: nn.Module, config: PeftConfig) -> dict[str, tuple[int, int]]:
     """As `matched`, for the targets of a config, which is left as it was."""
     from peft.tuners.tuners_utils import _maybe_include_all_linear_layers, check_target_module_exists
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
     asked: Any = copy.copy(config)
     wanted, there = asked.target_modules, linear_layers(model)
     if wanted is None:
-        kind = getattr(getattr(model, "config", None), "model_type", None)
-        asked.target_modules = set(USUAL.get(str(kind), ()))
+        asked.target_modules = set(usual(model))
     elif isinstance(wanted, str) and wanted.lower() == "all-linear":
         asked = _maybe_include_all_linear_layers(asked, model)
     found = {name: sizes for name, sizes in there.items() if check_target_module_exists(asked, name)}
@@ -88,6 +90,33 @@ def matched_by(model: nn.Module, config: PeftConfig) -> dict[str, tuple[int, int
         rule = "name linear layers of the model"
         raise ValueError(checks.message("target_modules", rule, told, _choices(there)))
     return found
+
+
+def usual(model: nn.Module) -> list[str]:
+    """What LoRA adapts in models of this type, as PEFT has it, else LORA_TARGETS; nothing where none are."""
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+
+    known = USUAL.get(str(getattr(getattr(model, "config", None), "model_type", None)))
+    names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    return list(known or (LORA_TARGETS if names >= set(LORA_TARGETS) else ()))
+
+
+def require(model: nn.Module, targets: Iterable[str] | str | None) -> None:
+    """Refuses targets, as of `matched`, one of which names no layer; PEFT is content with one that does.
+
+    Raises:
+        ValueError: As said.
+    """
+    if targets is None or (isinstance(targets, str) and targets.lower() == "all-linear"):
+        return
+    names = [name for name, module in model.named_modules() if not any(module.children())]
+    if isinstance(targets, str):
+        lost = [] if any(re.fullmatch(targets, name) for name in names) else [targets]
+    else:
+        lost = sorted(each for each in targets if not any(f".{name}".endswith(f".{each}") for name in names))
+    if lost:
+        there = _choices(linear_layers(model))
+        raise ValueError(checks.message("target_modules", "name layers of the model", lost[0], there))
 
 
 def _choices(there: Iterable[str]) -> str:

@@ -28,25 +28,25 @@ class CaptionTokenizer:
 
     Args:
         inner: A tokenizer of transformers that has a begin, an end and a padding, and puts the first two.
-        max_length: Tokens of a text, begin and end among them.
+        sequence_length: Tokens of a text, begin and end among them.
 
     Raises:
-        ValueError: `max_length` leaves no room for a word, or the tokenizer puts no end.
+        ValueError: `sequence_length` leaves no room for a word, or the tokenizer puts no end.
 
     Example:
-        >>> tokenizer = CaptionTokenizer.train(["A photo of a cat.", "A dog"], max_length=6)
+        >>> tokenizer = CaptionTokenizer.train(["A photo of a cat.", "A dog"], sequence_length=6)
         >>> ids, mask = tokenizer.encode(["a dog", "a photo of a cat and of a dog"])
         >>> tokenizer.decode(ids[1]), mask[0].tolist()
         ('a photo of a', [1, 1, 1, 1, 0, 0])
     """
 
-    def __init__(self, inner: Any, max_length: int):
-        if max_length < 3:
+    def __init__(self, inner: Any, sequence_length: int):
+        if sequence_length < 3:
             step = "Use 32 for captions of a sentence."
-            raise ValueError(checks.message("max_length", "be 3 or more", max_length, step))
+            raise ValueError(checks.message("sequence_length", "be 3 or more", sequence_length, step))
         if inner.pad_token_id is None and inner.eos_token_id is not None:
             inner.pad_token = inner.eos_token
-        self.inner, self.max_length = inner, max_length
+        self.inner, self.sequence_length = inner, sequence_length
         ids = inner("a")["input_ids"]
         if inner.eos_token_id is None or ids[-1] != inner.eos_token_id:
             step = "Take one made for CLIP, or train one: tokenizer='words'."
@@ -59,7 +59,7 @@ class CaptionTokenizer:
         *,
         kind: str = "words",
         vocabulary: int = VOCABULARY,
-        max_length: int = MAX_LENGTH,
+        sequence_length: int = MAX_LENGTH,
     ) -> CaptionTokenizer:
         """One whose tokens are those of the captions, in small letters.
 
@@ -69,7 +69,7 @@ class CaptionTokenizer:
                 "bpe" for pieces of words, of which any text can be put together (Sennrich et al. 2015,
                 arXiv:1508.07909).
             vocabulary: Most tokens; the most frequent are kept.
-            max_length: Tokens of a text.
+            sequence_length: Tokens of a text.
         """
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
         from transformers import PreTrainedTokenizerFast
@@ -103,16 +103,16 @@ class CaptionTokenizer:
             single=f"{BEGIN} $A {END}", special_tokens=ends
         )
         names = {"pad_token": PAD, "unk_token": UNKNOWN, "bos_token": BEGIN, "eos_token": END}
-        inner = PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=max_length, **names)
-        return cls(inner, max_length)
+        inner = PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=sequence_length, **names)
+        return cls(inner, sequence_length)
 
     @classmethod
-    def load(cls, name: str | Path, *, max_length: int | None = None) -> CaptionTokenizer:
+    def load(cls, name: str | Path, *, sequence_length: int | None = None) -> CaptionTokenizer:
         """One from a local folder, or from the Hugging Face Hub by name.
 
         Args:
             name: Folder that `save_pretrained` has written, here or in transformers; or a name on the Hub.
-            max_length: Tokens of a text; the tokenizer's own by default.
+            sequence_length: Tokens of a text; the tokenizer's own by default.
 
         Raises:
             ValueError: It cannot be read, or is not made for whole texts.
@@ -134,14 +134,18 @@ class CaptionTokenizer:
             rule = "be a tokenizer that can be read here"
             raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
         own = inner.model_max_length
-        return cls(inner, max_length or (own if own < 10**6 else MAX_LENGTH))
+        return cls(inner, sequence_length or (own if own < 10**6 else MAX_LENGTH))
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Tokens and which of them count (1) or only fill up (0); both int64, (n, max_length)."""
+        """Tokens and which of them count (1) or only fill up (0); both int64, (n, sequence_length)."""
         if not texts:
-            none = torch.zeros(0, self.max_length, dtype=torch.int64)
+            none = torch.zeros(0, self.sequence_length, dtype=torch.int64)
             return none, none.clone()
-        shape: dict[str, Any] = {"padding": "max_length", "truncation": True, "max_length": self.max_length}
+        shape: dict[str, Any] = {
+            "padding": "max_length",
+            "truncation": True,
+            "max_length": self.sequence_length,
+        }
         found = self.inner(list(texts), return_tensors="pt", return_attention_mask=True, **shape)
         return found["input_ids"], found["attention_mask"]
 
@@ -154,9 +158,9 @@ class CaptionTokenizer:
         if not texts:
             return []
         found = self.inner(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        room, notes = self.max_length - 2, []
+        room, notes = self.sequence_length - 2, []
         if cut := sum(len(ids) > room for ids in found):
-            notes.append(f"Cut {cut:,} of {len(texts):,} captions to {room} tokens (max_length).")
+            notes.append(f"Cut {cut:,} of {len(texts):,} captions to {room} tokens (sequence_length).")
         unknown = sum(ids.count(self.inner.unk_token_id) for ids in found)
         if unknown and self.inner.unk_token_id != self.eos_id:
             share = 100 * unknown / sum(map(len, found))
@@ -183,17 +187,17 @@ class CaptionTokenizer:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes it to a folder, from which `load` and transformers' AutoTokenizer read it."""
-        self.inner.model_max_length = self.max_length
+        self.inner.model_max_length = self.sequence_length
         self.inner.save_pretrained(str(folder))
 
 
 def tokenizer_of(
-    wanted: str | Path | CaptionTokenizer | None, captions: Sequence[str], max_length: int | None
+    wanted: str | Path | CaptionTokenizer | None, captions: Sequence[str], sequence_length: int | None
 ) -> CaptionTokenizer:
     """What `captions` calls its tokenizer: one that is there, one of a kind to train, or one to load."""
     if isinstance(wanted, CaptionTokenizer):
         return wanted
     if wanted is None or wanted in KINDS:
-        kind, length = str(wanted or "words"), max_length or MAX_LENGTH
-        return CaptionTokenizer.train(captions, kind=kind, max_length=length)
-    return CaptionTokenizer.load(wanted, max_length=max_length)
+        kind, length = str(wanted or "words"), sequence_length or MAX_LENGTH
+        return CaptionTokenizer.train(captions, kind=kind, sequence_length=length)
+    return CaptionTokenizer.load(wanted, sequence_length=sequence_length)

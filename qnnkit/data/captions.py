@@ -171,7 +171,7 @@ def captions(
     validation_fraction: float = 0.2,
     test_fraction: float = 0.2,
     tokenizer: str | Path | CaptionTokenizer | None = None,
-    max_length: int | None = None,
+    sequence_length: int | None = None,
     cached: bool = True,
 ) -> CaptionSplits:
     """Your own images with captions: a folder with `captions.json`, `captions.csv` or `captions.tsv` in it.
@@ -191,8 +191,8 @@ def captions(
         test_fraction: Of all images.
         tokenizer: "words" (default) or "bpe" trains one on the training captions; a folder, or a name on the
             Hub, is read; or one that is there.
-        max_length: Tokens of a text, begin and end among them; 32 for one that is trained, its own for one
-            that is read.
+        sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
+            its own for one that is read.
         cached: Whether a file kept from before may stand for the images.
 
     Raises:
@@ -224,7 +224,7 @@ def captions(
     }
     repeated = duplicates.told(same, "images", "pixel for pixel")
     notes = (*found.notes, *stack.notes, *filter(None, [repeated]))
-    return _with_tokens("captions", sets, tokenizer, max_length, notes)
+    return _with_tokens("captions", sets, tokenizer, sequence_length, notes)
 
 
 def class_captions(
@@ -233,7 +233,7 @@ def class_captions(
     names: Sequence[str] | None = None,
     templates: Sequence[str] = ("a photo of {}",),
     tokenizer: str | Path | CaptionTokenizer | None = None,
-    max_length: int | None = None,
+    sequence_length: int | None = None,
 ) -> CaptionSplits:
     """A labelled dataset put into words, on the same splits: what each class may be called is its caption.
 
@@ -242,7 +242,7 @@ def class_captions(
         names: What each class is called in words; the names of the classes by default.
         templates: Sentences with {} for the name; each is a caption, and a prompt for zero-shot.
         tokenizer: As in `captions`.
-        max_length: As in `captions`; as long as the longest caption by default, where one is trained.
+        sequence_length: As in `captions`; as long as the longest caption by default, where one is trained.
 
     Raises:
         ValueError: There are not as many names as classes, or a template has no {}.
@@ -262,10 +262,10 @@ def class_captions(
         )
 
     sets = [worded(splits.split(name)) for name in SPLITS]
-    if max_length is None and tokenizer in (None, "words"):
+    if sequence_length is None and tokenizer in (None, "words"):
         trained = tokenizer_of("words", [text for texts in prompts for text in texts], None)
-        max_length = int(trained.encode([text for texts in prompts for text in texts])[1].sum(1).max())
-    made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, max_length, splits.notes)
+        sequence_length = int(trained.encode([text for texts in prompts for text in texts])[1].sum(1).max())
+    made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, sequence_length, splits.notes)
     return replace(made, classes=splits.classes, prompts=prompts)
 
 
@@ -275,7 +275,7 @@ def digit_captions(
     dataset: str = "digits",
     templates: Sequence[str] = TEMPLATES,
     tokenizer: str | Path | CaptionTokenizer | None = None,
-    max_length: int | None = None,
+    sequence_length: int | None = None,
     **options: Any,
 ) -> CaptionSplits:
     """Handwritten digits with captions such as "a photo of the digit three", on the splits of their dataset.
@@ -285,12 +285,12 @@ def digit_captions(
         dataset: "digits", which lie inside scikit-learn, or "mnist".
         templates: As in `class_captions`.
         tokenizer: As in `captions`.
-        max_length: As in `class_captions`.
+        sequence_length: As in `class_captions`.
         options: Those of the dataset: `image_size`, `split_seed`, `validation_fraction` and so on.
     """
     loaders: dict[str, Any] = {"digits": digits, "mnist": mnist}
     splits = loaders[checks.choice("dataset", dataset, loaders)](root, **options)
-    shape: dict[str, Any] = {"tokenizer": tokenizer, "max_length": max_length}
+    shape: dict[str, Any] = {"tokenizer": tokenizer, "sequence_length": sequence_length}
     return class_captions(splits, names=DIGITS, templates=templates, **shape)
 
 
@@ -298,11 +298,11 @@ def _with_tokens(
     name: str,
     sets: Sequence[CaptionSet],
     wanted: str | Path | CaptionTokenizer | None,
-    max_length: int | None,
+    sequence_length: int | None,
     notes: tuple[str, ...],
 ) -> CaptionSplits:
     texts = [part.texts()[0] for part in sets]
-    tokenizer = tokenizer_of(wanted, texts[0], max_length)
+    tokenizer = tokenizer_of(wanted, texts[0], sequence_length)
     told = tokenizer.told([text for part in texts for text in part])
     train, validation, test = sets
     return CaptionSplits(name, train, validation, test, tokenizer, (*notes, *told))

@@ -1,9 +1,9 @@
 """What is done with a trained language model: text from it, its loss on held-out text, files of it."""
 
 from qnnkit.language.evaluation import evaluate, without_adapter
-from qnnkit.language.generation import Generated, Sample, generate, samples_before_after
+from qnnkit.language.generation import Generated, Sample, generate, samples_before_after, speed
 from qnnkit.language.presets import FOUR_BIT, PRESETS
-from qnnkit.language.saving import load_adapter, merge, save_adapter, save_model
+from qnnkit.language.saving import merge, save_adapter, save_model
 
 __all__ = [
     "FOUR_BIT",
@@ -12,10 +12,10 @@ __all__ = [
     "Sample",
     "evaluate",
     "generate",
-    "load_adapter",
     "merge",
     "samples_before_after",
     "save_adapter",
     "save_model",
+    "speed",
     "without_adapter",
 ]

@@ -107,6 +107,32 @@ def generate(
     return Generated(tokenizer.decode(written, skip_special_tokens=True), len(written), seconds)
 
 
+def speed(model: Any, ids: torch.Tensor, n: int = 64) -> float:
+    """Tokens per second that a model writes after `ids`, the most likely ones, to no end.
+
+    Args:
+        model: As for `generate`.
+        ids: What it reads first, of shape (1, length).
+        n: Tokens that are written, fewer where the context ends before; four more come first, to warm up.
+    """
+    from transformers import GenerationConfig
+
+    context = getattr(model.config, "max_position_embeddings", None)
+    n = n if context is None else max(1, min(n, context - ids.shape[1]))
+    ids = ids.to(next(model.parameters()).device)
+    seconds = 0.0
+    with torch.no_grad(), evaluating(model):
+        for length in (min(4, n), n):
+            exactly = {"max_new_tokens": length, "min_new_tokens": length}
+            settings = GenerationConfig(**exactly, do_sample=False, pad_token_id=0)
+            start = time.perf_counter()
+            model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
+            ).tolist()  # waits for the device
+            seconds = time.perf_counter() - start
+    return n / seconds
+
+
 def samples_before_after(
     model: Any,
     tokenizer: Any,

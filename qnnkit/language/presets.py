@@ -54,4 +54,4 @@ FOUR_BIT = {
     "t4": True,  # 3 billion weights in float16 alone would take 6.4 of 15 GB
     "a100": False,  # they fit in bfloat16, which is faster than unpacking 4 bits
 }
-"""Whether the frozen weights are kept in 4 bits (QLoRA) on that machine: `models.causal_lm.four_bit`."""
+"""Whether the frozen weights are kept in 4 bits (QLoRA) on that machine: the setting `four_bit`."""

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, workspace
-from qnnkit.checkpoint import own_generators
 
 
 def save_adapter(model: Any, tokenizer: Any, folder: str | Path, training_config: Any = None) -> Path:
-    """Writes an adapter: what `PeftModel.from_pretrained(base, folder)` loads; whole, or not at all.
+    """Writes an adapter: what `adapters.load(base, folder)`, or PEFT, loads; whole, or not at all.
 
     The folder holds `adapter_config.json`, `adapter_model.safetensors`, the tokenizer's files and
     `training_config.json`. The weights of the base are not in it. An earlier save there is replaced.
@@ -57,58 +56,12 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path, training_config: 
     return path
 
 
-def load_adapter(model: Any, folder: str | Path, name: str = "default", *, trainable: bool = False) -> Any:
-    """Puts a saved adapter on its base model, beside those that it has already, and switches to it.
-
-    Args:
-        model: The base, changed in place, or what this function gave before. Of several adapters,
-            `set_adapter(name)` of the result says which one counts.
-        folder: Where `save_adapter` or PEFT wrote it.
-        name: What it is called in the model.
-        trainable: Whether to go on training it.
-
-    Returns:
-        A `PeftModel`.
-
-    Raises:
-        ValueError: There is no adapter, or it belongs to another base (build `model` anew).
-    """
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
-
-    path = Path(folder).expanduser()
-    weights = path / "adapter_model.safetensors"
-    if not (path / "adapter_config.json").is_file() or not weights.is_file():
-        rule = "be a folder with adapter_config.json and adapter_model.safetensors"
-        raise ValueError(checks.message("folder", rule, str(folder), "Give the folder of a saved adapter."))
-    try:
-        # Weights are drawn before they are read.
-        with warnings.catch_warnings(action="ignore"), own_generators():
-            if _is_adapted(model):
-                model.load_adapter(str(path), adapter_name=name, is_trainable=trainable)
-            else:
-                model = PeftModel.from_pretrained(model, str(path), name, is_trainable=trainable)
-            model.set_adapter(name)
-            if not trainable:
-                model.requires_grad_(False)
-            here = set(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
-        with safe_open(weights, framework="pt") as file:
-            there = set(file.keys()) - set(model.state_dict())  # embeddings may be saved beside
-        if unlike := sorted(here ^ there):
-            raise ValueError(f"{len(unlike)} weights are in one of them alone, {unlike[0]} first")
-    except Exception as error:  # PEFT has an error of its own for each way in which shapes and names differ
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
-        reason = next((line for line in lines if "size mismatch" in line), lines[0]).rstrip(".")
-        rule = "hold an adapter to this base model"
-        step = f"It does not fit ({reason}): load the base anew that its adapter_config.json names."
-        raise ValueError(checks.message("folder", rule, str(folder), step)) from None
-    return model
-
-
-def merge(model: Any) -> Any:
+def merge(model: Any, *, in_place: bool = False) -> Any:
     """The model with its adapter worked into its weights: a plain model of transformers, without PEFT.
 
-    It is a copy, which takes the memory of the model once more; `model` stays as it is.
+    Args:
+        model: Stays as it is: what is merged is a copy, which takes the memory of the model once more.
+        in_place: Uses `model` up, without a copy.
 
     Raises:
         ValueError: The model has no adapter.
@@ -124,7 +77,7 @@ def merge(model: Any) -> Any:
     with warnings.catch_warnings(action="ignore"):
         try:
             if not model.active_peft_config.is_prompt_learning:
-                return copy.deepcopy(model).merge_and_unload()
+                return (model if in_place else copy.deepcopy(model)).merge_and_unload()
             reason = "adds tokens to the input"
         except (AttributeError, NotImplementedError, ValueError) as error:
             reason = str(error).strip().split("\n")[0].rstrip(".") or reason

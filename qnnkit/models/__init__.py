@@ -9,7 +9,7 @@ from torch import nn
 
 from qnnkit import checks
 from qnnkit.config import QUANTUM_ADAPTERS, ModelConfig
-from qnnkit.models.causal_lm import causal_lm
+from qnnkit.models.causal_lm import causal_lm, four_bit
 from qnnkit.models.clip import Clip
 from qnnkit.models.cnn import SmallCNN
 from qnnkit.models.quanv import QuanvNet
@@ -36,7 +36,11 @@ def _clip(config: ModelConfig, *, seed: int = 0, backend: str = "auto", **sizes:
     )
 
 
-def _causal_lm(config: ModelConfig, *, seed: int = 0, backend: str = "auto", **sizes: Any) -> nn.Module:
+def _causal_lm(
+    config: ModelConfig, *, seed: int = 0, backend: str = "auto", device: Any = "cpu", **sizes: Any
+) -> nn.Module:
+    if config.four_bit:
+        return four_bit(str(config.pretrained), device=device, **sizes)
     return causal_lm(config.pretrained or config.size, seed=seed, **sizes)
 
 
@@ -74,7 +78,7 @@ def build(config: ModelConfig, **sizes: Any) -> nn.Module:
     Args:
         config: Its settings.
         sizes: What the data say of themselves (`splits.sizes`): of images `channels`, `image_size` and
-            `n_classes`; `seed` and `backend` beside them.
+            `n_classes`; `seed` and `backend` beside them, and `device` where `config.four_bit`.
 
     Raises:
         ValueError: No family has that name; the message lists them.

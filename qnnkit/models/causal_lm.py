@@ -1,20 +1,12 @@
-"""Causal language models: a Llama of a named size from scratch, or any that transformers loads from a folder.
-
-And what PEFT trains of one in place of all its weights, by the name of the method.
-"""
+"""Causal language models: a Llama of a named size from scratch, or any that transformers loads."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import re
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from qnnkit import checks
 from qnnkit.models.blocks import seeded
@@ -27,8 +19,6 @@ LLAMA = {
     "medium": (768, 12, 12, 12, 2048, 16384),
     "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
 }
-LORA_TARGETS: tuple[str, ...] = ("q_proj", "v_proj")
-"""What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -95,27 +85,15 @@ def causal_lm(
     return model.to(kind)
 
 
-def four_bit(
-    folder: str | Path,
-    *,
-    device: torch.device | str,
-    vocabulary: int | None = None,
-    length: int | None = None,
-    dtype: str = "float32",
-) -> tuple[Any, str]:
-    """A model with its weights in 4 bits, as QLoRA trains on; where that cannot be had, in `dtype`.
+def in_four_bits(
+    folder: str | Path, device: torch.device | str, dtype: str = "float32"
+) -> tuple[torch.dtype | None, str]:
+    """Whether a model's weights can be kept in 4 bits: the dtype of products then, else None; and a sentence.
 
-    4 bits need CUDA and bitsandbytes. They are NF4 with double quantisation; products are computed in
-    bfloat16 where the GPU has it, else in float16.
-
-    Returns:
-        The model, on `device` if it is in 4 bits, and a sentence that says which it is and why.
-
-    Reference:
-        Dettmers et al. 2023, arXiv:2305.14314.
+    4 bits need CUDA and bitsandbytes. Products are computed in bfloat16 where the GPU has it, else in
+    float16. The sentence says which it is, and why weights are in `dtype` where they are.
     """
-    device = torch.device(device)
-    missing = None
+    device, missing = torch.device(device), None
     if device.type != "cuda":
         missing = f"they need a CUDA device, and this is {device.type}"
     elif importlib.util.find_spec("bitsandbytes") is None:
@@ -123,121 +101,65 @@ def four_bit(
     elif str(folder) in LLAMA:
         missing = "a model from scratch has no weights to keep in few bits"
     if missing:
-        model = causal_lm(folder, vocabulary=vocabulary, length=length, dtype=dtype)
-        return model, f"Weights are in {dtype}, not in 4 bits: {missing}."
+        return None, f"Weights are in {dtype}, not in 4 bits: {missing}."
+    computes = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return computes, f"Weights are in 4 bits (NF4), products in {str(computes).removeprefix('torch.')}."
+
+
+def four_bit(
+    folder: str | Path,
+    *,
+    device: torch.device | str,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    dtype: str = "float32",
+) -> Any:
+    """A model with its weights in 4 bits, as QLoRA trains on; in `dtype` where `in_four_bits` says no.
+
+    They are NF4 with double quantisation. Embedding, norms and head stay in float32. A model in 4 bits is on
+    `device`, any other on the CPU.
+
+    Reference:
+        Dettmers et al. 2023, arXiv:2305.14314.
+    """
+    computes, _ = in_four_bits(folder, device)
+    if computes is None:
+        return causal_lm(folder, vocabulary=vocabulary, length=length, dtype=dtype)
     from peft import prepare_model_for_kbit_training
     from transformers import BitsAndBytesConfig
 
-    computes = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=computes,
     )
-    model = _loaded(str(folder), vocabulary, length, quantization_config=config, device_map={"": device})
-    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return model, f"Weights are in 4 bits (NF4), products in {str(computes).removeprefix('torch.')}."
+    place = {"": torch.device(device)}
+    model = _loaded(str(folder), vocabulary, length, quantization_config=config, device_map=place)
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def adapted(
-    model: Any,
-    method: str = "lora",
-    *,
-    r: int | None = None,
-    alpha: float | None = None,
-    targets: Sequence[str] | str | None = None,
-    seed: int = 0,
-    **options: Any,
+def without_weights(
+    size_or_folder: str | Path, *, vocabulary: int | None = None, length: int | None = None
 ) -> Any:
-    """`model`, changed in place, with the few weights of a PEFT method to train; its own are frozen.
-
-    Args:
-        model: A causal language model without an adapter.
-        method: Any name that PEFT knows or that has been registered with it: "lora", "vera", ...
-        r: Rank; None takes the method's own (8 for LoRA, 256 for VeRA).
-        alpha: Scale of the update, which counts alpha / r; None takes 2 r for LoRA.
-        targets: Names of the layers to adapt, such as ["q_proj", "v_proj"]; a text is a regular expression
-            over whole names, or "all-linear". None takes what PEFT knows to be usual for the method and the
-            model (for LoRA on a Llama, the query and value projections), else these two.
-        seed: Fixes initial weights; the caller's generators are left alone.
-        options: What else the method's configuration has.
-
-    Returns:
-        A `PeftModel` around `model`, with `save_pretrained`, `merge_and_unload` and so on.
+    """As `causal_lm`, of which nothing but the configuration is read: its weights are on the meta device.
 
     Raises:
-        ValueError: The method or an option is unknown, a target fits no layer, or there is an adapter.
+        ValueError: The configuration cannot be read.
     """
-    from peft import LoraConfig, get_peft_model
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    methods = {str(getattr(key, "value", key)).lower(): key for key in PEFT_TYPE_TO_CONFIG_MAPPING}
-    kind = PEFT_TYPE_TO_CONFIG_MAPPING[methods[checks.choice("method", method.lower(), sorted(methods))]]
-    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
-        step = "Merge it first, or build the model anew."
-        raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
-    fields = {field.name for field in dataclasses.fields(kind) if field.init}
-    scale = "lora_alpha" if "lora_alpha" in fields else "alpha"
-    given = dict(options)
-    layers: Any = targets if targets is None or isinstance(targets, str) else list(targets)
-    for name, value, field in (("r", r, "r"), ("alpha", alpha, scale), ("targets", layers, "target_modules")):
-        if value is None:
-            continue
-        if field not in fields:
-            step = f"It takes {', '.join(sorted(fields))}."
-            raise ValueError(checks.message(name, f"be left out for {method!r}, which has none", value, step))
-        given[field] = value
-    for name in options:
-        checks.choice("option", name, sorted(fields))
-    if issubclass(kind, LoraConfig) and "lora_alpha" not in given:
-        given["lora_alpha"] = 2 * (r or 8)
-    if given.get("target_modules"):
-        _require_targets(model, given["target_modules"])
-    if "task_type" in fields:
-        given.setdefault("task_type", "CAUSAL_LM")
-
-    def build(given: dict[str, Any]) -> Any:
-        with warnings.catch_warnings(action="ignore"), seeded(seed):  # PEFT warns of what it then does right
-            return get_peft_model(model, kind(**given))  # type: ignore[arg-type]
-
-    found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    try:
-        try:
-            return build(given)
-        except (ValueError, AttributeError) as error:
-            if (
-                given.get("target_modules")
-                or "target_module" not in str(error)
-                or not found >= set(LORA_TARGETS)
-            ):
-                raise
-            return build({**given, "target_modules": list(LORA_TARGETS)})
-    except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
-        told = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        rule, step = "be one that PEFT can build here", f"PEFT says: {told}."
-        raise ValueError(checks.message("method", rule, method, step)) from None
-
-
-def _require_targets(model: nn.Module, targets: Sequence[str] | str) -> None:
-    """Refuses targets of which one fits no layer."""
-    if targets == "all-linear":
-        return
-    names = [name for name, module in model.named_modules() if next(module.children(), None) is None]
-    if isinstance(targets, str):
-        lost = [] if any(re.fullmatch(targets, name) for name in names) else [targets]
+    if str(size_or_folder) in LLAMA:
+        config: Any = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
     else:
-        lost = [each for each in targets if not any(f".{name}".endswith(f".{each}") for name in names)]
-    if lost:
-        matrices = [
-            name
-            for name in names
-            if getattr(getattr(model.get_submodule(name), "weight", None), "ndim", 0) == 2
-        ]
-        layers = {name.rsplit(".", 1)[-1] for name in matrices}
-        step = f"The layers are called {', '.join(sorted(layers))}."
-        raise ValueError(checks.message("targets", "name layers of the model", lost[0], step))
+        try:
+            config = AutoConfig.from_pretrained(str(Path(size_or_folder).expanduser()))
+        except (OSError, ValueError) as error:
+            rule, told = "hold the config.json of a model that transformers knows", str(error).split("\n")[0]
+            raise ValueError(checks.message("model", rule, str(size_or_folder), told)) from None
+    config.use_cache = False  # as training asks for
+    with torch.device("meta"), seeded(0):
+        return AutoModelForCausalLM.from_config(config).float()
 
 
 def _loaded(name: str, vocabulary: int | None, length: int | None, **options: Any) -> Any:
@@ -258,7 +180,7 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
         raise refuse(
             "be the folder of a whole model",
             name,
-            "It holds an adapter alone: load its base, and put it on by load_adapter."
+            "It holds an adapter alone: load its base, and put it on by adapters.load."
             if adapter
             else "It has no config.json.",
         )

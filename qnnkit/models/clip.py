@@ -247,7 +247,7 @@ def _from_scratch(
     ):  # to transformers a mistake of the past: it would read texts at their largest number
         rule, step = "have another number than 2 for its end", "Train one: tokenizer='words'."
         raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_id, step))
-    length = tokenizer.max_length
+    length = tokenizer.sequence_length
     shape: dict[str, Any] = {"channels": channels, "image_size": side, "patch_size": patch_size}
     return CLIPModel(configuration(size, length=length, tokenizer=tokenizer, **shape))
 
@@ -264,10 +264,10 @@ def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int)
     if channels > vision.num_channels:
         step = "Load the images with grey=True."
         raise ValueError(checks.message("channels", f"be {vision.num_channels} for {name}", channels, step))
-    fits = len(tokenizer) <= text.vocab_size and tokenizer.max_length <= text.max_position_embeddings
+    fits = len(tokenizer) <= text.vocab_size and tokenizer.sequence_length <= text.max_position_embeddings
     if not fits or text.eos_token_id not in (2, tokenizer.eos_id):
         most = f"{text.vocab_size} tokens, {text.max_position_embeddings} in a text, end {text.eos_token_id}"
-        told = f"of {len(tokenizer)} tokens, {tokenizer.max_length} in a text, end {tokenizer.eos_id}"
+        told = f"of {len(tokenizer)} tokens, {tokenizer.sequence_length} in a text, end {tokenizer.eos_id}"
         step = f"Load the data with tokenizer={name!r}."
         raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", told, step))
     return net

@@ -10,14 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from qnnkit import checks, recipes, workspace
-from qnnkit.config import RunConfig, TrainingConfig, require_batch_size, validate
+from qnnkit.config import RunConfig, TrainingConfig, flat_names, require_batch_size, validate
 from qnnkit.plan.transformer import SIZES, of_transformer
-from qnnkit.plan.workload import Workload, of_recipe
+from qnnkit.plan.workload import OF_MODELS, Workload, of_recipe
 from qnnkit.runs.folder import Run, check_names
 from qnnkit.runs.placing import placed, settle_batch_size
-
-OF_MODELS = ("sequence_length", "lora_rank")
-"""What only language models and CLIP have."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def asked(
         model: "llama" or "clip", in its place.
         size: Of the model: a name in SIZES, or a local folder with a `config.json`.
         settings: Exchanged: of a recipe any setting, of a model those of the training, `sequence_length`,
-            `lora_rank` and `device`.
+            `lora_rank`, `four_bit` and `device`.
         samples: In an epoch; by default those of the recipe's data, or 1,000.
         measure: Whether what is "auto" in a recipe is measured; remembered in the workspace.
 
@@ -101,7 +98,8 @@ def asked(
 
 
 def _of_recipe(config: RunConfig, settings: dict[str, Any], size: str | None, measure: bool) -> Asked:
-    for name, value in {**{name: settings.get(name) for name in OF_MODELS}, "size": size}.items():
+    of_models = {name: settings.get(name) for name in OF_MODELS if name not in flat_names()}
+    for name, value in {**of_models, "size": size}.items():
         if value is not None:
             step = "It belongs to --model."
             raise ValueError(checks.message(name, f"be left out for the recipe {config.recipe}", value, step))
@@ -118,6 +116,8 @@ def _of_recipe(config: RunConfig, settings: dict[str, Any], size: str | None, me
 def _of_model(model: str, size: str, settings: dict[str, Any], samples: int) -> Asked:
     known = {"batch_size": 8, "learning_rate": 3e-4, "optimizer": "adamw"}
     own = {name: settings.pop(name) for name in OF_MODELS if name in settings}
+    if own.get("four_bit") is False:
+        del own["four_bit"]
     device = str(settings.pop("device", "auto"))
     for name in settings:
         checks.choice("setting", name, (*TrainingConfig.model_fields, *OF_MODELS, "device"))

@@ -16,6 +16,7 @@ from qnnkit import measure, train
 from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
 from qnnkit.models.blocks import seeded
+from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.plan.prediction import HOST, Prediction, Work
 from qnnkit.plan.trace import trace
 from qnnkit.plan.workload import Workload
@@ -26,6 +27,9 @@ SHARE = 0.5
 MOST_WORK = {"cpu": 1e12, "cuda": 1e14}
 """Floating point operations of an update, by kind of device: one of more, which takes about half a minute
 on a slow one, is timed with fewer samples."""
+FOUR_BITS = 0.516
+"""Bytes of a weight in 4 bits: the half, and what its blocks of 64 share (Dettmers et al. 2023,
+arXiv:2305.14314, section 3: 0.127 bits with double quantisation)."""
 LONGEST = 50
 """Updates that are timed, at most."""
 
@@ -71,6 +75,12 @@ def predict(
             framework = max(0, measure.resident() - workload.loaded_bytes)
         traced = trace(workload, foreach=device.type == "cuda")
         memory = {name: n for name, n in traced.memory.items() if n > 0}
+        at_update, less = traced.at_update, 0
+        if workload.four_bit:
+            less = round(traced.linear * (4 - FOUR_BITS))
+            notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
+            if in_four_bits(workload.name, device)[0] is not None:
+                memory["weights"], at_update, less = memory["weights"] - less, at_update - less, 0
         # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
         # first where gradients have just been, and are again at the end of the next backward pass.
         copied = traced.kept + memory.get("optimizer", 0)
@@ -96,7 +106,8 @@ def predict(
         n_trained=traced.n_trained,
         memory=memory,
         work=traced.work,
-        at_update=traced.at_update,
+        at_update=at_update,
+        less_on_cuda=less,
         device=str(device),
         seconds=spread,
         notes=tuple(notes),

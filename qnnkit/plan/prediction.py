@@ -59,6 +59,8 @@ class Prediction:
     at_update: int = 0
     """Bytes that a GPU would hold while it updates the weights: there the optimizer takes all at once, with
     one copy of each under SGD and two under Adam."""
+    less_on_cuda: int = 0
+    """Bytes of frozen weights that fall away on another machine with CUDA, where they are kept in 4 bits."""
     notes: tuple[str, ...] = ()
     """What a reader must know, in sentences."""
     scaled_from: int | None = None
@@ -73,7 +75,8 @@ class Prediction:
     def on_accelerator(self) -> int:
         """Bytes that a GPU would have to hold; what a CPU's libraries take says nothing of it."""
         elsewhere = (*HOST, "workspace") if self.device == "cpu" else HOST
-        return max(self.at_update, sum(n for part, n in self.memory.items() if part not in elsewhere))
+        at_peak = sum(n for part, n in self.memory.items() if part not in elsewhere)
+        return max(self.at_update, at_peak) - self.less_on_cuda
 
     @property
     def in_all(self) -> int:

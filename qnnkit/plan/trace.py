@@ -62,6 +62,8 @@ class Traced:
     n_trained: int
     kept: int
     """Bytes of weights that a checkpoint holds: of a model with an adapter not its frozen ones."""
+    linear: int
+    """Frozen numbers in linear layers, the one that gives the logits left out: what 4 bits would hold."""
     at_update: int
     """Bytes held in the update of a GPU, which takes all weights at once, with one copy of each trained
     weight under SGD and two under Adam."""
@@ -159,8 +161,15 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         n_weights=sum(weight.numel() for weight in weights),
         n_trained=n_trained,
         kept=sum(tensor.nbytes for tensor in left.values()),
+        linear=_linear(model),
         at_update=ledger.live["weights"] + ledger.live["optimizer"] + copies * trained,
     )
+
+
+def _linear(model: nn.Module) -> int:
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    layers = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
+    return sum(layer.weight.numel() for layer in layers if not layer.weight.requires_grad)
 
 
 def _bytes_of(workload: Workload) -> int:

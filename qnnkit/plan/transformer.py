@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from qnnkit import checks
+from qnnkit import adapters, checks
 from qnnkit.config import TrainingConfig
 from qnnkit.models import clip
 from qnnkit.models.blocks import seeded
-from qnnkit.models.causal_lm import LLAMA, LORA_TARGETS, llama_config
+from qnnkit.models.causal_lm import LLAMA, llama_config
 from qnnkit.plan.workload import Workload
 from qnnkit.tasks import OwnLoss
 
@@ -31,6 +30,7 @@ def of_transformer(
     n_samples: int = 1000,
     sequence_length: int | None = None,
     lora_rank: int | None = None,
+    four_bit: bool = False,
 ) -> Workload:
     """A transformers model trained on sequences of tokens, and images beside them for CLIP.
 
@@ -42,13 +42,16 @@ def of_transformer(
         n_samples: Sequences (or pairs) in an epoch.
         sequence_length: Tokens of each; 256 by default for language models, CLIP's own otherwise.
         lora_rank: Trains low-rank updates of this rank in place of the weights.
+        four_bit: Whether the weights are then kept in 4 bits where there is CUDA (QLoRA).
 
     Raises:
         ValueError: The kind or size is unknown, the folder holds no such model, or a sequence is longer than
-            the model can take.
+            the model can take; or 4 bits are asked for weights that train.
     """
     checks.choice("model", kind, SIZES)
     checks.positive("n_samples", n_samples)
+    if four_bit and not lora_rank:
+        raise ValueError(checks.message("four_bit", "come with a lora_rank", True, "Add --lora-rank 8."))
     config = _config(kind, size)
     text = config.text_config if kind == "clip" else config
     longest = getattr(text, "max_position_embeddings", None)  # some models have no such limit
@@ -62,7 +65,7 @@ def of_transformer(
 
         with seeded(0):
             model: Any = CLIPModel(config) if kind == "clip" else AutoModelForCausalLM.from_config(config)
-            return _adapted(model, workload.lora_rank) if workload.lora_rank else model
+            return adapters.adapt(model, r=workload.lora_rank) if workload.lora_rank else model
 
     def samples(workload: Workload, n: int) -> dict[str, torch.Tensor]:
         assert workload.sequence_length
@@ -90,6 +93,7 @@ def of_transformer(
         task=OwnLoss(together=kind == "clip"),
         sequence_length=length,
         lora_rank=lora_rank,
+        four_bit=four_bit,
     )
 
 
@@ -122,17 +126,6 @@ def _config(kind: str, size: str) -> Any:
 
 def _vocabulary(config: Any) -> int:
     return int(getattr(config, "text_config", config).vocab_size)
-
-
-def _adapted(model: nn.Module, rank: int) -> nn.Module:
-    from peft import LoraConfig, get_peft_model
-
-    found = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    # Of another architecture, PEFT itself knows what is usually adapted.
-    targets: list[str] | None = list(LORA_TARGETS) if found >= set(LORA_TARGETS) else None
-    wanted: Any = LoraConfig(r=rank, target_modules=targets)
-    with warnings.catch_warnings(action="ignore"):  # of transformers' names, and of what it mends
-        return get_peft_model(model, wanted)  # type: ignore[arg-type]
 
 
 class _Rows(Dataset):

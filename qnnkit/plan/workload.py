@@ -17,11 +17,14 @@ from qnnkit.data.batches import DictBatches
 from qnnkit.data.sample import Batches
 from qnnkit.data.splits import SPLITS
 from qnnkit.models import features
+from qnnkit.models.causal_lm import without_weights
 from qnnkit.placement.race import take
-from qnnkit.runs.nets import made, parameter_groups, task_of
+from qnnkit.runs.nets import adapted, made, parameter_groups, task_of
 from qnnkit.tasks import OwnLoss, Task
 from qnnkit.train import Group, Observer
 
+OF_MODELS = ("sequence_length", "lora_rank", "four_bit")
+"""What only language models and CLIP have."""
 SOME = 64
 """Samples that stand for all, over and over, where only shapes count."""
 OTHER_BACKEND = "Memory is that of the fused program, not of {}."
@@ -50,6 +53,8 @@ class Workload:
     where nothing is to be done: such a net is traced without ever having memory of its own."""
     sequence_length: int | None = None
     lora_rank: int | None = None
+    four_bit: bool = False
+    """Whether frozen weights are kept in 4 bits where there is CUDA; it is traced without."""
     data_bytes: int = 0
     """RAM that the samples take in training."""
     loaded_bytes: int = 0
@@ -63,7 +68,7 @@ class Workload:
         Raises:
             ValueError: The workload has no such setting, or the value breaks its rule.
         """
-        own = {name: settings.pop(name) for name in ("sequence_length", "lora_rank") if name in settings}
+        own = {name: settings.pop(name) for name in OF_MODELS if name in settings}
         for name, value in own.items():
             if self.sequence_length is None:
                 step = "Only language models and CLIP have it."
@@ -150,8 +155,14 @@ def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
     main = "hybrid" if models.has_circuit(config.model) else "reference"
     notes = () if config.backend in ("auto", "batched") else (OTHER_BACKEND.format(config.backend),)
 
+    # Of a language model without a circuit shapes are all: its weights, which may be many, are not read.
+    bare = kind == "tokens" and not models.has_circuit(config.model)
+
     def build(workload: Workload, traced: bool) -> nn.Module:
         backend = "batched" if traced else config.backend
+        if traced and bare:
+            base = without_weights(config.model.pretrained or config.model.size, **splits.sizes)
+            return adapted(base, config.model, main, config.seed) if config.model.adapter else base
         return made(config.model_copy(update={"backend": backend}), splits, main, config.seed)
 
     def prepare(model: nn.Module) -> None:
@@ -183,7 +194,8 @@ def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
         task=task,
         groups=parameter_groups,
         watch=_watch,
-        prepare=prepare,
+        prepare=None if bare else prepare,
+        four_bit=config.model.four_bit,
         data_bytes=held,
         loaded_bytes=held,
         notes=notes,

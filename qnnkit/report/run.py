@@ -17,6 +17,7 @@ from qnnkit import breakdown, gradients, stats, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.data import ImageSplits
 from qnnkit.device import machine
+from qnnkit.report.adapted import beside_base
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
@@ -78,7 +79,7 @@ def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
 
 
 def summary(run: Run) -> list[dict[str, Any]]:
-    """One row per net: its score over seeds with its 95 % interval, parameters, seconds per epoch.
+    """One row per net: its score over seeds with its 95 % interval, parameters, seconds per epoch and so on.
 
     Raises:
         FileNotFoundError: Nothing has been trained yet.
@@ -110,6 +111,7 @@ def summary(run: Run) -> list[dict[str, Any]]:
                 "frozen": int(first["frozen"]),
                 "seconds_per_epoch": float(np.median(of_net["seconds_per_epoch"].to_list())),
                 **{name: _mean(of_net, name) for name in SCORES if name not in left_out},
+                **{name: of_net[name].tolist() for name in SPREADS if name in of_net},
             }
         )
     return rows
@@ -123,6 +125,13 @@ SCORES = {
     "perplexity": "perplexity",
 }
 """What is told of each net beside its accuracy: means over seeds, on test images -> as people read it."""
+
+
+SPREADS = {
+    "validation_loss": ("validation loss (nats / token)", ".3f"),
+    "tokens_per_second": ("tokens / s in training", ",.0f"),
+}
+"""What is told of language models with an interval over seeds -> as people read it, and how it is written."""
 
 
 def _mean(of_net: pd.DataFrame, name: str) -> float | None:
@@ -177,7 +186,18 @@ def scores(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
     known = {name: head for name, head in SCORES.items() if any(row.get(name) is not None for row in rows)}
     columns = {head: [told(name, row.get(name)) for row in rows] for name, head in known.items()}
+    for name, (head, form) in SPREADS.items():
+        if any(name in row for row in rows):
+            columns[head] = [_spread(row.get(name, ()), form) for row in rows]
     return pd.DataFrame({"net": [row["net"] for row in rows], **columns}).set_index("net")
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values or not all(map(math.isfinite, values)):
+        return ""
+    interval = stats.mean_interval(values)
+    half = f" ± {interval.half_width:{form}}" if len(values) > 1 else ""
+    return f"{interval.mean:{form}}{half}"
 
 
 def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
@@ -255,6 +275,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
         "robustness": list(robustness) or before.get("robustness", []),
         "planned": before.get("planned") or beside_plan(run),
+        "adapter": before.get("adapter") or beside_base(run),
         "criteria": judge(run),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -296,7 +317,7 @@ def render(run: Run, result: dict[str, Any]) -> str:
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,
-        notes=[*run.splits.notes, *_starts(run), *_placed(run)],
+        notes=[*(run.provenance.get("notes") or run.splits.notes), *_starts(run), *_placed(run)],
         gradients=_of_gradients(run),
         machine=[f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in run.rows("warnings")],
     )

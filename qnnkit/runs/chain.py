@@ -73,9 +73,10 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
     epoch, score = f"{row['epoch']:>3}/{run.config.training.epochs}", run.score
     name = score.on_validation
     told = f"{name} {score.tell(row[f'validation_{name}'])}{' %' * (score.factor == 100)}"
+    speed = f", {row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""
     return (
         f"{row['net']:<17} seed {row['seed']}  epoch {epoch}  loss {row['train_loss']:.3f}  "
-        f"validation {told}  {row['seconds']:.2f} s"
+        f"validation {told}  {row['seconds']:.2f} s{speed}"
     )
 
 

@@ -337,6 +337,10 @@ def check_names(config: RunConfig) -> None:
     if config.model.adapter and models.kind(config.model.model) != "tokens":
         step = "Only language models are adapted."
         raise ValueError(checks.message("adapter", "be left out", config.model.adapter, step))
+    if config.model.four_bit and not (config.model.adapter and config.model.pretrained):
+        rule = "be left out without an adapter on published weights, which alone stay as they are"
+        step = "Give adapter=lora and pretrained=FOLDER (or a name on the Hub), or four_bit=false."
+        raise ValueError(checks.message("four_bit", rule, True, step))
     known = OF_ADAPTERS if config.model.adapter else OF_NETS
     for name in config.controls:
         checks.choice("control", name, known)

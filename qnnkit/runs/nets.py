@@ -27,8 +27,9 @@ from qnnkit import (
 from qnnkit.checkpoint import Store, weights
 from qnnkit.config import MAIN_NETS, ModelConfig, RunConfig, TrainingConfig
 from qnnkit.data import ImageSplits, Splits, augment
+from qnnkit.data.tokens import TokenSplits
 from qnnkit.models import features
-from qnnkit.models.blocks import seeded
+from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
@@ -51,7 +52,8 @@ def build(run: Run, net: str, seed: int) -> nn.Module:
 
 def made(config: RunConfig, splits: Splits, net: str, seed: int) -> nn.Module:
     """As `build`, from settings and data alone."""
-    hybrid = models.build(config.model, **splits.sizes, seed=seed, backend=config.backend)
+    where = {"device": device.choose(config.device)} if config.model.four_bit else {}
+    hybrid = models.build(config.model, **splits.sizes, seed=seed, backend=config.backend, **where)
     if config.model.adapter:
         return adapted(hybrid, config.model, net, seed)
     if net in MAIN_NETS:
@@ -75,8 +77,6 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
         net: The run's own, or a control.
         seed: Fixes the adapter's first weights.
     """
-    from peft import get_peft_model
-
     from qnnkit import adapters
 
     known: dict[str, dict[str, Any]] = {
@@ -84,10 +84,8 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
         "frozen_random": {"train_circuit": False},
     }
     method = net if net in ("lora", "vera") else str(config.adapter)
-    sized = {} if config.adapter_weights is None else {"n_weights": config.adapter_weights, "model": base}
-    chosen = adapters.config(method, targets=config.targets, **sized, **known.get(net, {}))
-    with seeded(seed), warnings.catch_warnings(action="ignore"):  # of transformers' own names
-        return get_peft_model(base, chosen)  # type: ignore[arg-type]
+    sized = {"n_weights": config.adapter_weights, "targets": config.targets}
+    return adapters.adapt(base, method, seed=seed, **sized, **known.get(net, {}))
 
 
 def task_of(config: TrainingConfig, kind: str = "images") -> tasks.Task:
@@ -175,16 +173,22 @@ def train_all(
         if is_main():
             facts = {name: getattr(place, name) for name in ("device", "backend", "threads", "sentence")}
             facts |= {"processes": n_processes(), "precision": run.config.training.precision}
+            notes = list(run.splits.notes)
+            if run.config.model.four_bit:
+                notes.append(in_four_bits(str(run.config.model.pretrained), place.device)[1])
+                if on_warning:
+                    on_warning(notes[-1])
             run.note_provenance(
                 data=run.splits.fingerprint(),
-                notes=list(run.splits.notes),
+                notes=notes,
                 device=place.device,
                 placement=facts,
             )
         config = run.config
         trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
         work.enter_context(trackers)
-        reporter = work.enter_context(Reporter(run, finished)) if is_main() else None
+        counted = "tokens" if isinstance(run.splits, TokenSplits) else "samples"
+        reporter = work.enter_context(Reporter(run, finished, counted)) if is_main() else None
 
         def note(row: dict[str, Any]) -> None:
             run.log("metrics", row)
@@ -270,7 +274,7 @@ def _train(
         weights.load(folder, model, begun["model"])  # frozen weights count from here on
 
     def log(row: dict[str, Any]) -> None:
-        on_epoch({"event": "epoch", "net": net, "seed": seed, **row})
+        on_epoch({"event": "epoch", "net": net, "seed": seed, **row, **_speed(run, row["seconds"])})
 
     warned: set[str] = set()
 
@@ -343,6 +347,7 @@ def _train(
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
         "seconds_per_epoch": progress.seconds_per_epoch,
+        **_speed(run, progress.seconds_per_epoch),
         "peak_memory": max(reporter.peak if reporter else 0, measure.peak_on(place)),
         "peak_ram": measure.peak(),
     }
@@ -352,11 +357,19 @@ def _train(
         there = {row["epoch"] for row in run.rows("metrics") if _is_epoch_of(row, net, seed)}
         for row in progress.rows:  # a row that the file has lost is still in the checkpoint
             if row["epoch"] not in there:
-                run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row})
+                speed = _speed(run, row["seconds"])
+                run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row, **speed})
         run.log("metrics", final)
     if reporter:
         reporter.end(final)
     return final
+
+
+def _speed(run: Run, seconds: float) -> dict[str, float]:
+    """Tokens of an epoch that are learnt from per second, where the data are tokens."""
+    if not isinstance(run.splits, TokenSplits):
+        return {}
+    return {"tokens_per_second": run.splits.train.n_predicted / seconds}
 
 
 def _remedy(config: TrainingConfig) -> str:

@@ -94,9 +94,10 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
 
 def _decide(run: Run) -> Placement:
     """Measures, and writes what was found to the run folder."""
-    from qnnkit import placement, recipes
+    from qnnkit import device, placement, recipes
     from qnnkit.data import ImageSplits
     from qnnkit.models import features
+    from qnnkit.models.causal_lm import in_four_bits
     from qnnkit.runs import nets
 
     config, splits = run.config, run.splits
@@ -112,13 +113,18 @@ def _decide(run: Run) -> Placement:
         n_images = len(splits.train) + len(splits.validation) + len(splits.test)
         return images if changing else features.made(model, images, n_images), splits.train.labels[:n]
 
+    where = config.device
+    if config.model.four_bit:
+        chosen = device.choose(where)
+        if in_four_bits(str(config.model.pretrained), chosen)[0] is not None:
+            where = str(chosen)  # such weights are where they were read to, and stay there
     about = config.model_dump(mode="json", include={"model", "backend"}, exclude_defaults=True)
     found = placement.place(
         model,
         nets.task_for(run),
         samples,
         training,
-        device=config.device,
+        device=where,
         threads=config.threads,
         groups=lambda net: nets.parameter_groups(net, training),
         n_samples=len(splits.train),

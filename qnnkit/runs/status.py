@@ -33,10 +33,13 @@ class Reporter:
     Args:
         run: The run; nothing is written before a training begins.
         finished: Rows of the nets and seeds that are trained already, see `Run.tested`.
+        counted: What its updates count: "samples" or "tokens".
     """
 
-    def __init__(self, run: Run, finished: Mapping[tuple[str, int], Mapping[str, Any]]):
-        self.run, self.path = run, run.folder / FILE
+    def __init__(
+        self, run: Run, finished: Mapping[tuple[str, int], Mapping[str, Any]], counted: str = "samples"
+    ):
+        self.run, self.path, self.counted = run, run.folder / FILE, counted
         self.order = [(net, seed) for seed in run.seeds for net in run.nets]
         self.took = {pair: seconds_of(row) for pair, row in finished.items()}
         self.process: dict[str, Any] = {}
@@ -108,9 +111,8 @@ class Reporter:
             "steps": moment.steps,
             "updates": moment.updates,
             "loss": moment.loss,
-            "samples_per_second": n_processes() * self.samples / max(now - self.since, 1e-9)
-            if done
-            else None,
+            "counted": self.counted,
+            "per_second": n_processes() * self.samples / max(now - self.since, 1e-9) if done else None,
             "seconds_left_net": for_net,
             "seconds_left_run": None if for_net is None else for_net + self._for_others(whole),
             "samples_at_once": moment.at_once,
@@ -194,7 +196,9 @@ class Status:
     step: int | None = None
     steps: int | None = None
     loss: float | None = None
-    samples_per_second: float | None = None
+    counted: str | None = None
+    """What is counted `per_second`: "samples" or "tokens"."""
+    per_second: float | None = None
     seconds_left_net: float | None = None
     """Until this net is trained, if nothing stops it early."""
     seconds_left_run: float | None = None
@@ -247,7 +251,7 @@ def read(run_dir: str | Path) -> Status:
 
 def _usable(name: str, value: Any) -> Any:
     """A value of the kind that it should be; None for any other."""
-    kinds = str if name in ("net", "device", "device_id", "host") else (int, float)
+    kinds = str if name in ("net", "counted", "device", "device_id", "host") else (int, float)
     if not isinstance(value, kinds) or isinstance(value, bool):
         return None
     return value if isinstance(value, str) or math.isfinite(value) else None

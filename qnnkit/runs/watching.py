@@ -18,7 +18,7 @@ from qnnkit.runs.status import Status, read
 
 PATIENCE = 60.0
 """Seconds that a run which has not begun to train is waited for while nobody works on it."""
-COLUMNS = ("run", "state", "training", "progress", "loss", "samples / s", "left", "memory", "device")
+COLUMNS = ("run", "state", "training", "progress", "loss", "speed", "left", "memory", "device")
 
 
 def watch(
@@ -150,14 +150,14 @@ def row(status: Status, load: str) -> tuple[str, ...]:
     memory = "" if status.memory is None else f"{status.memory / 1e9:.2f} GB"
     if status.peak_memory is not None:
         memory += f" (peak {status.peak_memory / 1e9:.2f})"
-    speed = status.samples_per_second
+    speed = status.per_second
     return (
         status.folder.name,
         _state(status),
         training,
         progress,
         "" if status.loss is None else f"{status.loss:.4f}",
-        "" if speed is None or status.state != "running" else f"{speed:,.0f}",
+        "" if speed is None or status.state != "running" else f"{speed:,.0f} {status.counted or 'samples'}/s",
         left,
         memory,
         load,
@@ -169,7 +169,6 @@ def line(status: Status, load: str) -> str:
     told = dict(zip(COLUMNS, row(status, load), strict=True))
     for name in ("loss", "memory"):
         told[name] = told[name] and f"{name} {told[name]}"
-    told["samples / s"] = told["samples / s"] and f"{told['samples / s']} samples/s"
     told["left"] = told["left"] and f"{told['left']} left"
     return "  ".join(filter(None, told.values()))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from qnnkit import retrieval
+from qnnkit import checks, retrieval
 from qnnkit.stats import RECALL, Score
 from qnnkit.tasks import cached
 from qnnkit.tasks.step import Step
@@ -26,8 +26,8 @@ class Contrastive:
 
     A batch is a dictionary of the model's arguments, `input_ids` among them; the model gives embeddings of
     images and of texts, each (batch, n_dimensions) and of length 1, and `scale()`. What stands in a batch
-    decides how hard the task is: compare numbers at equal batch sizes. On several processes each contrasts
-    its own.
+    decides how hard the task is: compare numbers at equal batch sizes. So it is for one process: several,
+    each with its own share of a batch, would train for another loss.
 
     Reference:
         Radford et al. 2021, arXiv:2103.00020, figure 3 (InfoNCE: van den Oord et al. 2018, arXiv:1807.03748).
@@ -40,8 +40,11 @@ class Contrastive:
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         ids, n = batch["input_ids"], len(batch["input_ids"])
-        bare = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        scale = bare.scale()  # pyright: ignore[reportCallIssue]  first: it may move its weight
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            step = "Use one process, with chunk=64 where a large batch does not fit."
+            value, rule = torch.distributed.get_world_size(), "be 1 for a contrastive loss"
+            raise NotImplementedError(checks.message("processes", rule, value, step))
+        scale = model.scale()  # pyright: ignore[reportCallIssue]  first: it may move its weight
         if self.chunk is None or n <= self.chunk:
             images, texts = model(**batch)
         else:

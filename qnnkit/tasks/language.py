@@ -22,8 +22,8 @@ class Language:
     that is IGNORED is not predicted, and neither is the first of a block. The model is one of transformers,
     with an adapter of PEFT or without: it gives `.logits` of shape (batch, length, vocabulary).
 
-    What a step counts are predicted tokens, not blocks, so that means are over tokens also where blocks have
-    different numbers of them. In an update of several batches each batch counts alike.
+    What a step counts are predicted tokens, not blocks, so that means and updates are over tokens also where
+    blocks have different numbers of them.
     """
 
     monitor: str = "minus_loss"

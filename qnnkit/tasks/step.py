@@ -15,11 +15,11 @@ class Step:
     """What one batch gives."""
 
     loss: Tensor
-    """Mean over the batch, to differentiate."""
+    """Mean over what the batch counts, to differentiate."""
     sums: dict[str, Tensor]
     """Numbers to report, summed over the batch, without a graph."""
     count: int
-    """Samples in the batch."""
+    """What the loss is a mean over, and the batch weighs by in updates and means: samples, or tokens."""
 
 
 class Task(Protocol):

@@ -43,7 +43,7 @@ def evaluate(
 
     def compute(batch: Any) -> Step:
         batch = send_to_device(batch, device)
-        return joined([(task(model, part), share) for part, share in parts(batch, at_once)])
+        return joined([task(model, part) for part in parts(batch, at_once)])
 
     with own_generators():  # a plain DataLoader draws a number per pass
         return totals_of(model, compute, loader).means()

@@ -31,7 +31,7 @@ from qnnkit.train.progress import Moment, Part, Progress
 from qnnkit.train.recompute import recomputing
 from qnnkit.train.schedule import step_size
 from qnnkit.train.stop import deferred
-from qnnkit.train.totals import Totals
+from qnnkit.train.totals import Counted, Totals
 
 
 def fit(
@@ -59,12 +59,15 @@ def fit(
     Under `accelerate launch` or `notebook_launcher`, n processes with batches of b samples train as one does
     with batches of n b; only the first writes. Their checkpoints serve any number of processes.
 
+    The gradient of an update is that of the mean over all that its batches count (`Step.count`: samples, or
+    tokens), on however many processes: a batch that counts half as many weighs half as much.
+
     Where memory runs out and the configuration says `on_oom="shrink"`, the update begins anew with each batch
     computed in 2, 4, 8, ... parts one after the other, and so does every batch from then on, in a training
-    that is gone on with too. Gradients are weighted by the parts' shares of the samples, so the update is the
-    same to rounding; only what looks at a batch as a whole (batch normalisation, a contrastive loss) sees the
-    parts, and random numbers (dropout, augmentation) are others. Attempts that failed leave no trace in them
-    nor in running statistics. Where there is batch normalisation to train, parts keep two samples at least.
+    that is gone on with too. The update is the same to rounding; only what looks at a batch as a whole (batch
+    normalisation, a contrastive loss) sees the parts, and random numbers (dropout, augmentation) are others.
+    Attempts that failed leave no trace in these and in running statistics. Where there is batch normalisation
+    to train, parts keep two samples at least.
 
     Args:
         model: Any module.
@@ -141,6 +144,7 @@ class _Loop:
         self.progress, self.part = Progress(), Part()
         self.best_weights: dict[str, torch.Tensor] = {}
         self.saved_at, self.owed = time.monotonic(), False
+        self.counted = Counted()
         self.on_update = on_update
         shrinks = config.on_oom == "shrink"
         self.portions = Portions(self.progress, shrinks, model, accelerator.device, tell)
@@ -259,6 +263,7 @@ class _Loop:
                 if not self.portions.shrink(error):
                     raise
             self.optimizer.zero_grad()
+            self.counted = Counted()
             done.clear()
             self.portions.back()
             todo, again = batches, True
@@ -267,13 +272,14 @@ class _Loop:
     def _gradient(self, index: int, batch: Any) -> tuple[Step, bool, bool, bool]:
         """What a batch gives, its gradient added; whether it counts here, whether to save and to stop."""
         steps, counts, due, stop = [], False, False, False
-        for part, share in self.portions.of(batch):
+        parts = self.portions.of(batch)
+        for part in parts:
             step = self._step(part)
             own = self.train_loader.own_count(index, step.count)
             together, due, stop = self._agree(own)
-            weight = share * own * self.accelerator.num_processes / together
-            self.accelerator.backward(step.loss * (weight / self._together(index)))
-            steps.append((joined([(step, 1.0)]), share))
+            weight = own * self.counted.weight(together, len(parts) * self._together(index))
+            self.accelerator.backward(step.loss * (weight * self.accelerator.num_processes))
+            steps.append(joined([step]))
             counts |= bool(own)
         return joined(steps), counts, due, stop
 
@@ -287,13 +293,10 @@ class _Loop:
         return min(self.config.accumulation, len(self.train_loader) - first)
 
     def _agree(self, own: int) -> tuple[float, bool, bool]:
-        """Over all processes: samples in this batch, whether to save after it, whether to stop."""
-        due, stop = self._is_due(), bool(self.stop)
-        if self.accelerator.num_processes == 1:
-            return own, due, stop
-        due = due and self.accelerator.is_main_process  # clocks differ: one decides
-        together, due_sum, stop_sum = summed(self.accelerator, [own, due, stop])
-        return together, bool(due_sum), bool(stop_sum)
+        """Over all processes: what this batch counts, whether to save after it, whether to stop."""
+        due = self._is_due() and self.accelerator.is_main_process  # clocks differ: one decides
+        together, due, stop = summed(self.accelerator, [own, due, bool(self.stop)])
+        return together, bool(due), bool(stop)
 
     def _is_due(self) -> bool:
         steps, minutes = self.config.save_every_steps, self.config.save_every_minutes
@@ -309,6 +312,7 @@ class _Loop:
         share = self.part.batch // self.config.accumulation / self.updates_per_epoch
         scale = step_size(self.config, self.progress.epoch + share, self.updates_per_epoch)
         self.accelerator.unscale_gradients()  # once for all groups: a gradient scaler refuses a second time
+        self.counted.mend(self.model.parameters())
         place = self.progress.epoch, self.part.batch // self.config.accumulation, self.updates_per_epoch
         watch = self.watch if self.watch and self.watch.wants(*place) else None
         if watch:

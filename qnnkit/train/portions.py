@@ -44,7 +44,7 @@ class Portions:
         """Notes what is being computed, for what is told where memory runs out."""
         self.where, self.batch = where, batch
 
-    def of(self, batch: Any) -> list[tuple[Any, float]]:
+    def of(self, batch: Any) -> list[Any]:
         return parts(batch, self.progress.at_once, self._fewest())
 
     def begin(self) -> None:
@@ -82,15 +82,15 @@ class Portions:
         """What a batch gives without gradients, in as few parts as fit."""
         while True:
             try:
-                return joined([(compute(part), share) for part, share in self.of(batch)])
+                return joined([compute(part) for part in self.of(batch)])
             except (RuntimeError, MemoryError) as error:
                 if not self.shrink(error):
                     raise
             memory.release(self.device)  # out of the error's reach, which holds what was computed
 
 
-def parts(batch: Any, at_once: int | None, fewest: int = 1) -> list[tuple[Any, float]]:
-    """A batch in the fewest parts of at most `at_once` samples, as equal as can be, each with its share.
+def parts(batch: Any, at_once: int | None, fewest: int = 1) -> list[Any]:
+    """A batch in the fewest parts of at most `at_once` samples, as equal as can be.
 
     Args:
         batch: Tensors of one length, alone or in tuples, lists and dictionaries (None may stand among them).
@@ -99,15 +99,15 @@ def parts(batch: Any, at_once: int | None, fewest: int = 1) -> list[tuple[Any, f
         fewest: Samples that a part of several needs; where both cannot be had, this one counts.
 
     Example:
-        >>> [(len(part), share) for part, share in parts(torch.zeros(10, 3), at_once=5)]
-        [(5, 0.5), (5, 0.5)]
+        >>> [len(part) for part in parts(torch.zeros(10, 3), at_once=4)]
+        [3, 3, 4]
     """
     n = samples(batch)
     if at_once is None or n is None or n <= at_once:
-        return [(batch, 1.0)]
+        return [batch]
     number = _number(n, at_once, fewest)
     borders = [index * n // number for index in range(number + 1)]
-    return [(_cut(batch, first, last), (last - first) / n) for first, last in itertools.pairwise(borders)]
+    return [_cut(batch, first, last) for first, last in itertools.pairwise(borders)]
 
 
 def halved(batch: Any, at_once: int | None, fewest: int = 1) -> int | None:
@@ -130,14 +130,15 @@ def samples(batch: Any) -> int | None:
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def joined(steps: Sequence[tuple[Step, float]]) -> Step:
-    """What a batch gives, from what its parts gave and their shares; no graph is kept."""
-    [(first, _), *others] = steps
+def joined(steps: Sequence[Step]) -> Step:
+    """What a batch gives, from what its parts gave: means over all that they count; no graph is kept."""
+    first, *others = steps
     if not others:
         return Step(first.loss.detach(), first.sums, first.count)
-    loss = torch.stack([step.loss.detach() * share for step, share in steps]).sum()
-    sums = {name: sum(step.sums[name] for step, _ in steps) for name in first.sums}
-    return Step(loss, sums, sum(step.count for step, _ in steps))  # pyright: ignore[reportArgumentType]
+    count = sum(step.count for step in steps)
+    loss = torch.stack([step.loss.detach() * (step.count / count) for step in steps]).sum()
+    sums = {name: sum(step.sums[name] for step in steps) for name in first.sums}
+    return Step(loss, sums, count)  # pyright: ignore[reportArgumentType]
 
 
 def _leaves(batch: Any) -> Iterator[Any]:

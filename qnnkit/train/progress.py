@@ -64,9 +64,9 @@ class Moment:
     updates: int
     """Updates in all."""
     samples: int
-    """Samples that it was made from, on this process."""
+    """Samples, or tokens, that it was made from, on this process (`Step.count`)."""
     loss: float
-    """Mean over these samples."""
+    """Mean over these."""
     seconds: float
     """What it took, loading included; validation and checkpoints are not."""
     at_once: int | None
