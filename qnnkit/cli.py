@@ -107,9 +107,9 @@ def train(
         ):
             if is_main():
                 score = begun.score
-                accuracy = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"
+                reached = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"
                 typer.echo(
-                    f"{final['net']}, seed {final['seed']}: {accuracy}, best epoch {final['best_epoch']}"
+                    f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}"
                 )
 
 
@@ -434,7 +434,7 @@ def _write_study(folder: Path) -> None:
     if study is not None:
         told = f"{study.finished} of {study.planned} runs" if study.left_out else f"{study.planned} runs"
         typer.echo(f"\nStudy of {told}:")
-        for sentence in reports.conclusions(reports.comparisons(study.frame)[0]):
+        for sentence in reports.conclusions(reports.comparisons(study.frame, study.score)[0], study.score):
             typer.echo(f"- {sentence}")
         for note in study.notes:
             typer.echo(f"Note: {note}")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -212,6 +213,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
         config = recipes.recipe(recipe).override(**given)
         check_names(config)
+        check_criteria(config, given)
         _check_placement(config)
         run = Run(folder, config)
         require_usable(run)
@@ -224,6 +226,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
                 workspace.write_json(path, config.model_dump(mode="json"))  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
+    check_criteria(begun, given)
     placement = _placement_of_chain(folder)
     placement |= {name: value for name, value in given.items() if name in PLACEMENT}
     asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
@@ -353,6 +356,16 @@ def check_names(config: RunConfig) -> None:
     if not Path(place).exists():
         step = "Give the folder, archive, file or URL that holds the dataset."
         raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
+
+
+def check_criteria(config: RunConfig, given: Mapping[str, FlatValue]) -> None:
+    """Refuses a bound, among the settings that somebody has given, on a score that the nets do not have."""
+    score = Run(Path(), config).score
+    for other in stats.SCORES.values():
+        if other.criterion in given and other != score:
+            rule = f"be left out where nets are compared by {score.word}"
+            step = f"Use {score.criterion}."
+            raise ValueError(checks.message(other.criterion, rule, given[other.criterion], step))
 
 
 def _check_placement(config: RunConfig) -> None:
