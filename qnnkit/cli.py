@@ -234,7 +234,7 @@ def measure(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
     recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its images.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its data.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
@@ -242,7 +242,7 @@ def measure(
     quick: Annotated[
         bool, typer.Option("--quick", help="Take seconds, not minutes; figures are rougher.")
     ] = False,
-    samples: Annotated[int | None, typer.Option(help="Images of an epoch, for other data of yours.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Of an epoch, for other data of yours.")] = None,
     price: Annotated[
         float | None, typer.Option(metavar="PER_HOUR", help="What an hour of this machine costs; 0 if free.")
     ] = None,

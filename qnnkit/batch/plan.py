@@ -325,12 +325,11 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         ValueError: A value breaks its rule.
         OSError: Its data_dir is no folder.
     """
-    from qnnkit.runs.folder import check_criteria, check_names  # load torch, for which workers have no use
+    # Loads torch, for which a worker has no use.
+    from qnnkit.runs.folder import check_criteria, check_names, in_workspace
 
-    given = {**config.settings, **varied}
+    given = in_workspace({**config.settings, **varied})
     name = given.pop("recipe", config.recipes[0])
-    if isinstance(given.get("data_dir"), str):
-        given["data_dir"] = workspace.data_place(given["data_dir"])
     run = recipes.recipe(name).override(**given)
     if run.training.batch_size == "auto":  # runs of one study could settle on different numbers
         step = "Name a number; qnnkit run --set batch_size=auto finds one."

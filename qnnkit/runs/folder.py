@@ -199,12 +199,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
 
     folder = workspace.run_folder(run_dir)
     bring(folder)
-    given = {name: value for name, value in settings.items() if value is not None}
-    if isinstance(given.get("data_dir"), str):
-        given["data_dir"] = workspace.data_place(str(given["data_dir"]))
-    for name in ("pretrained", "tokenizer"):
-        if isinstance(given.get(name), str) and (found := workspace.place(str(given[name]))).is_dir():
-            given[name] = str(found)  # else a name on the Hub
+    given = in_workspace({name: value for name, value in settings.items() if value is not None})
     path = folder / "config.json"
     begun = read_config(path)
     if begun is None:
@@ -250,6 +245,17 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         _check_placement(config)
     workspace.make_folder(folder)
     return settle_batch_size(Run(folder, config))
+
+
+def in_workspace(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with relative paths as they are meant: from the workspace."""
+    given = dict(settings)
+    if isinstance(given.get("data_dir"), str):
+        given["data_dir"] = workspace.data_place(given["data_dir"])
+    for name in ("pretrained", "tokenizer"):
+        if isinstance(given.get(name), str) and (found := workspace.place(given[name])).is_dir():
+            given[name] = str(found)  # else a name on the Hub
+    return given
 
 
 BEGIN = 120.0
