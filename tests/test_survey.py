@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from qnnkit import cli, data, measure, placement, recipes, runs, survey, train
+from qnnkit import cli, data, measure, placement, recipes, report, runs, survey, train
 from qnnkit.runs import nets
 from qnnkit.survey import apart, clock, form, operations, printed, samples, whole, words
 
@@ -505,6 +505,19 @@ def test_captions_and_tokens_are_measured_as_images_are(texts, tmp_path, recipe,
     assert f"{kept.n_samples:,} {noun} an epoch" in " ".join(text.split()) and f"{noun}/s" in text
     assert ("tokens/s" in text) == recipe.startswith("text")
     assert ("of them trained" in text) == (recipe == "text_adapter")
+
+
+def test_the_report_of_a_run_tells_which_device_was_faster(surveyed, tmp_path):
+    run = runs.Run(tmp_path, recipes.recipe("digits_clip"))
+    assert report.run._surveyed(run) == [], "nobody has measured"
+    found = copy.deepcopy(surveyed[0])
+    told = "An epoch takes 0.5 s on cuda:0 in float32; cpu in float32 3 times as long."
+    found["sections"]["net"]["sentences"] = [told]
+    found["machine"]["name"] = "Tesla T4"
+    survey.write(tmp_path / "machine.json", found)
+    assert report.run._surveyed(run) == [f"Measured on Tesla T4: {told}"]
+    (tmp_path / "machine.json").write_text("half")
+    assert report.run._surveyed(run) == []
 
 
 def test_which_device_takes_how_much_memory_is_said():
