@@ -201,7 +201,11 @@ class CriteriaConfig(Settings):
     max_epoch_seconds: float | None = Field(default=None, gt=0)
     """Success: the most seconds of an epoch: the median of a training, as a mean over seeds. May differ."""
     min_accuracy: float | None = Field(default=None, ge=0, le=1)
-    """Success: the least test accuracy, 0 to 1, as a mean over seeds. May differ later."""
+    """Success: the least test accuracy, 0 to 1, as a mean over seeds; of images. May differ later."""
+    min_recall: float | None = Field(default=None, ge=0, le=1)
+    """Success: the least test recall@1, 0 to 1, as a mean over seeds; of captions. May differ later."""
+    max_loss: float | None = Field(default=None, gt=0)
+    """Success: the most test loss, nats / token, as a mean over seeds; text and music. May differ later."""
 
 
 def require_batch_size(training: TrainingConfig) -> None:

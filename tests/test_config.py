@@ -35,7 +35,7 @@ def test_a_flat_name_means_one_setting():
 
 SAVING = ("save_every_steps", "save_every_minutes", "keep_checkpoints", "gradient_samples")
 MEMORY = ("gradient_checkpointing", "on_oom")
-CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy")
+CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
 # One other value per setting; a new setting asks for a line here.
 OTHERS = {
     "recipe": "mine", "seed": 7, "n_seeds": 5, "controls": ["frozen_random"], "device": "cpu",
@@ -57,6 +57,7 @@ OTHERS = {
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True, "chunk": 16,
     "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
+    "min_recall": 0.85, "max_loss": 2.5,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qnnkit import breakdown, gradients, stats, workspace
+from qnnkit import breakdown, gradients, stats, survey, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.data import ImageSplits
 from qnnkit.device import machine
@@ -317,7 +317,12 @@ def render(run: Run, result: dict[str, Any]) -> str:
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,
-        notes=[*(run.provenance.get("notes") or run.splits.notes), *_starts(run), *_placed(run)],
+        notes=[
+            *(run.provenance.get("notes") or run.splits.notes),
+            *_starts(run),
+            *_placed(run),
+            *_surveyed(run),
+        ],
         gradients=_of_gradients(run),
         machine=[f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in run.rows("warnings")],
     )
@@ -349,6 +354,16 @@ def _placed(run: Run) -> list[str]:
     """Where it was trained, and why there."""
     told = run.provenance.get("placement", {}).get("sentence")  # runs of earlier versions have none
     return [f"Trained on {told}"] if told else []
+
+
+def _surveyed(run: Run) -> list[str]:
+    """Which device and precision is faster, and the memory of each, where 05_benchmark has measured them."""
+    try:
+        found = survey.load(run.folder / "machine.json")
+    except (FileNotFoundError, ValueError):  # never measured, or by another version
+        return []
+    sentences = found["sections"]["net"]["sentences"] if "net" in found["sections"] else []
+    return [f"Measured on {found['machine']['name']}: {sentence}" for sentence in sentences]
 
 
 def _figure(path: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -198,12 +199,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
 
     folder = workspace.run_folder(run_dir)
     bring(folder)
-    given = {name: value for name, value in settings.items() if value is not None}
-    if isinstance(given.get("data_dir"), str):
-        given["data_dir"] = workspace.data_place(str(given["data_dir"]))
-    for name in ("pretrained", "tokenizer"):
-        if isinstance(given.get(name), str) and (found := workspace.place(str(given[name]))).is_dir():
-            given[name] = str(found)  # else a name on the Hub
+    given = in_workspace({name: value for name, value in settings.items() if value is not None})
     path = folder / "config.json"
     begun = read_config(path)
     if begun is None:
@@ -212,6 +208,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
         config = recipes.recipe(recipe).override(**given)
         check_names(config)
+        check_criteria(config, given)
         _check_placement(config)
         run = Run(folder, config)
         require_usable(run)
@@ -224,6 +221,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
                 workspace.write_json(path, config.model_dump(mode="json"))  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
+    check_criteria(begun, given)
     placement = _placement_of_chain(folder)
     placement |= {name: value for name, value in given.items() if name in PLACEMENT}
     asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
@@ -247,6 +245,17 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         _check_placement(config)
     workspace.make_folder(folder)
     return settle_batch_size(Run(folder, config))
+
+
+def in_workspace(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with relative paths as they are meant: from the workspace."""
+    given = dict(settings)
+    if isinstance(given.get("data_dir"), str):
+        given["data_dir"] = workspace.data_place(given["data_dir"])
+    for name in ("pretrained", "tokenizer"):
+        if isinstance(given.get(name), str) and (found := workspace.place(given[name])).is_dir():
+            given[name] = str(found)  # else a name on the Hub
+    return given
 
 
 BEGIN = 120.0
@@ -357,6 +366,16 @@ def check_names(config: RunConfig) -> None:
     if not Path(place).exists():
         step = "Give the folder, archive, file or URL that holds the dataset."
         raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
+
+
+def check_criteria(config: RunConfig, given: Mapping[str, FlatValue]) -> None:
+    """Refuses a bound, among the settings that somebody has given, on a score that the nets do not have."""
+    score = Run(Path(), config).score
+    for other in stats.SCORES.values():
+        if other.criterion in given and other != score:
+            rule = f"be left out where nets are compared by {score.word}"
+            step = f"Use {score.criterion}."
+            raise ValueError(checks.message(other.criterion, rule, given[other.criterion], step))
 
 
 def _check_placement(config: RunConfig) -> None:

@@ -142,6 +142,23 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Sp
     return features.of(model, run.splits, place)
 
 
+def given(model: nn.Module, batch: Any, config: TrainingConfig, n: int, place: Any = "cpu") -> Any:
+    """A batch as training hands it to a net: of images, maybe what its frozen part made of them before.
+
+    Args:
+        model: The net; moved to `place` where it makes something of the images.
+        batch: As the task takes it.
+        config: Says whether images are others in every epoch.
+        n: Samples of the whole dataset: too many features would not be kept.
+        place: Where to compute.
+    """
+    if isinstance(batch, dict) or config.augmentation != "none":
+        return batch
+    images, labels = batch
+    with layers.evaluating(model):
+        return features.made(model, images, n, place), labels
+
+
 def train_all(
     run: Run,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
