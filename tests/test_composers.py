@@ -10,6 +10,7 @@ import torch
 from qnnkit import music, report, runs, workspace
 from qnnkit.data.music_events import MusicTokenizer, Piece
 from qnnkit.report import composers
+from qnnkit.report.batch import write_batch_page
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -222,6 +223,25 @@ def test_runs_that_have_no_matrix(tmp_path, base):
         assert "\n" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match="`folders` must hold finished runs"):
         music.matrix_of_runs([tmp_path / "nobody"])
+
+
+def test_the_page_of_a_batch_shows_it(pair, tmp_path):
+    planned = [
+        {"id": name, "folder": str(run.folder), "settings": {"composers": [name], "n_layers": 2}}
+        for name, run in zip(("major", "minor"), pair, strict=True)
+    ]
+    waiting = {"id": "x", "folder": str(tmp_path / "x"), "settings": {"composers": ["scarce"], "n_layers": 2}}
+    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "x", "runs": [*planned, waiting]})
+    page = write_batch_page(tmp_path).read_text()
+    assert "<h2>Adapter by composer</h2>" in page and "<h3>n_layers 2</h3>" in page
+    for matrix in music.matrix_of_runs([run.folder for run in pair]).values():
+        assert f"<li>{matrix.sentence}</li>" in page
+    assert page.count("data:image/png;base64,") == 1
+    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "x", "runs": planned[:1]})
+    assert "Adapter by composer" not in write_batch_page(tmp_path).read_text()
+    twice = [planned[0], planned[0] | {"id": "again"}]
+    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "x", "runs": twice})
+    assert "There is no matrix: Argument `folders` must hold each" in write_batch_page(tmp_path).read_text()
 
 
 # --- switching ---------------------------------------------------------------------------------------------

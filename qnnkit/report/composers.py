@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import torch
 from torch import nn
 
 from qnnkit import device, measure, music, stats
+from qnnkit.batch import state
 from qnnkit.config import MAIN_NETS
 from qnnkit.data.music_events import MusicTokenizer
 from qnnkit.data.music_sources import composers_in
@@ -129,6 +133,41 @@ def matrices_picture(matrices: dict[str, RunsMatrix]) -> Picture:
         half_widths={kind: whole(each, each.half_widths()) for kind, each in matrices.items()},
         framed=[(rows.index(name), column) for column, name in enumerate(first.composers) if name in rows],
     )
+
+
+def batch_composers(folder: Path, planned: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the page of a batch over `composers` shows: sentences and a picture for every other setting.
+
+    Runs that are not finished are left out; nothing where the batch has no such setting.
+
+    Args:
+        folder: The batch's.
+        planned: The runs of its batch.json, each with `folder` and `settings`.
+    """
+    groups: dict[str, list[Path]] = {}
+    for run in planned:
+        settings = run.get("settings")
+        place = state.work(Path(os.path.normpath(folder / str(run["folder"]))))
+        if not (isinstance(settings, dict) and "composers" in settings):
+            continue
+        others = {name: value for name, value in settings.items() if name not in ("composers", "seed")}
+        told = ", ".join(f"{name} {value}" for name, value in others.items())
+        runs = groups.setdefault(told, [])
+        if (place / "result.json").is_file():
+            runs.append(place)
+    found = []
+    for told, runs in groups.items():
+        if len(runs) < 2:
+            continue
+        try:
+            matrices = music.matrix_of_runs(runs)
+        except (OSError, ValueError, KeyError, TypeError) as error:  # any folder may be damaged
+            found.append({"settings": told, "sentences": [f"There is no matrix: {error}"], "source": None})
+            continue
+        encoded = base64.b64encode(matrices_picture(matrices).png()).decode()
+        sentences = [matrix.sentence for matrix in matrices.values()]
+        found.append({"settings": told, "sentences": sentences, "source": f"data:image/png;base64,{encoded}"})
+    return found
 
 
 def _pieces(run: Run, most_blocks: int | None) -> tuple[dict[str, TokenSplits], set[str]]:
