@@ -61,7 +61,7 @@ def train(folder: Path, recipe: str, **settings: Any) -> runs.Run:
     return run
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--controls", default="lora", help="beside quantum_peft, such as lora,vera,no_entanglement"
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--only", choices=OF_ADAPTERS, help="train this one alone, and conclude nothing")
     parser.add_argument("--set", action="append", default=[], help="NAME=JSON of the settings, for all runs")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the results")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     folder = given.out.absolute() / "composers"
     common = {"data_dir": str(data(folder)), "device": "cpu", "threads": 1}
     common |= {name: json.loads(value) for name, _, value in (each.partition("=") for each in given.set)}

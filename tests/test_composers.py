@@ -1,5 +1,6 @@
 """Music as runs: a base, an adapter for each composer, what each is worth on whose music, and its sound."""
 
+import gzip
 import json
 import re
 
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import composers as benchmark
 from qnnkit import music, report, runs, workspace
+from qnnkit.data.music import by_composer
 from qnnkit.data.music_events import MusicTokenizer, Piece
 from qnnkit.report import composers
 from qnnkit.report.batch import write_batch_page
@@ -16,77 +19,74 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 TINY = {"sequence_length": 64, "batch_size": 8, "device": "cpu", "threads": 1, "gradient_samples": 0}
 SEEDS = 2
+THREE = ("bach", "mozart", "nottingham")
+THIRDS = {"bach": 4, "mozart": 3, "nottingham": 5}
+
+
+def written_music(path, third, n):
+    pieces = {
+        f"{third}-{shift}": [[60 + shift % 5 + each] for _ in range(12) for each in (0, third, 7, 12)]
+        for shift in range(n)
+    }
+    content = json.dumps(pieces).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A folder of two composers' pieces, and of one who has too few for three splits."""
-    root = tmp_path_factory.mktemp("composers") / "music"
-    root.mkdir()
-    for composer, third, n in (("major", 4, 12), ("minor", 3, 12), ("scarce", 5, 2)):
-        pieces = {
-            f"{composer}{shift}": [[60 + shift % 5 + each] for _ in range(12) for each in (0, third, 7, 12)]
-            for shift in range(n)
-        }
-        (root / f"{composer}.json").write_text(json.dumps(pieces))
-    return root
-
-
-def trained(folder, recipe, home, **settings):
-    run = runs.open_run(folder, recipe, data_dir=str(home), **(TINY | settings))
-    list(runs.train_all(run))
-    return run
+def out(tmp_path_factory):
+    """What the benchmark writes at toy size, of three composers; a fourth has too few pieces for splits."""
+    root = tmp_path_factory.mktemp("composers")
+    (root / "source" / "music").mkdir(parents=True)
+    for name, file in benchmark.FILES.items():
+        written_music(root / "source" / "music" / file, THIRDS[name], 12)
+    (root / "out" / "composers" / "data").mkdir(parents=True)
+    written_music(root / "out" / "composers" / "data" / "scarce.json", 6, 2)
+    settings = TINY | {"epochs": 1}
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QNNKIT_TEST_DATA", str(root / "source"))
+        benchmark.main([*words, "--seeds", str(SEEDS), "--out", str(root / "out")])
+    return root / "out"
 
 
 @pytest.fixture(scope="module")
-def base(home):
-    run = trained(home.parent / "base", "music_llama", home, composers=["major", "minor"], epochs=1)
-    report.finish(run)
-    return run
-
-
-def adapted(name, home, base, **settings):
-    """An adapter and LoRA beside it, on one composer."""
-    given = {"pretrained": str(base.folder / "model"), "controls": ["lora"], "n_seeds": SEEDS}
-    given |= {"adapter_weights": 3000, "composers": [name], "epochs": 2}
-    return trained(home.parent / f"on_{name}", "music_adapter", home, **(given | settings))
+def home(out):
+    return out / "composers" / "data"
 
 
 @pytest.fixture(scope="module")
-def pair(home, base):
-    """Finished runs of both composers, with their losses by composer."""
-    found = []
-    for name in ("major", "minor"):
-        run = adapted(name, home, base)
-        report.finish(run, (), report.losses_by_composer(run))
-        found.append(run)
-    return found
+def base(out):
+    return runs.open_run(out / "composers" / "base")
+
+
+@pytest.fixture(scope="module")
+def pair(out):
+    """Finished runs of both composers: a quantum adapter, and LoRA beside it."""
+    return [runs.open_run(out / "composers" / name) for name in ("bach", "mozart")]
 
 
 # --- a base, shown and heard -------------------------------------------------------------------------------
 
 
 def test_music_is_trained_written_drawn_and_heard(base):
-    assert report.summary(base)[0]["score"] < torch.tensor(163.0).log()
+    assert base.result["nets"][0]["score"] < torch.tensor(163.0).log()
     report.keep_samples(base)
     picture, *sounds = report.keep_mistakes(base, 1)
     assert {path.stem for path in (base.folder / "figures").iterdir()} >= {"01_rolls", "05_music"}
     assert len(music.read_midi(base.folder / "music" / "1.mid")) > 0
     assert (base.folder / "model" / "model.safetensors").exists() and picture is not None
     [html] = [sound.data for sound in sounds]
-    assert re.search(r"<p>m\w+ \S+: the last bar that was given, and 3 that the net writes</p>", html)
+    assert re.search(
+        r"<p>(bach|nottingham) \S+: the last bar that was given, and 3 that the net writes</p>", html
+    )
     assert 'src="data:audio/wav;base64,' in html
     seconds = 4 * 2.0 + 1  # bars at 120 quarters a minute, and the last tone's end
     assert len(html) == pytest.approx(seconds * 8000 * 2 * 4 / 3, rel=0.01)
 
 
-def test_blocks_overlap_as_a_run_asks(base, home, tmp_path):
+def test_blocks_overlap_as_a_run_asks(base, tmp_path):
     usual = base.splits
-    none, half = (
-        runs.open_run(tmp_path / str(n), "music_llama", data_dir=str(home), composers=["major", "minor"],
-                      overlap=n, **TINY).splits
-        for n in (0, 32)
-    )  # fmt: skip
+    none, half = (runs.Run(tmp_path, base.config.override(overlap=n)).load_data() for n in (0, 32))
     assert len(none.train) <= len(usual.train) < len(half.train)
     for split in ("validation", "test"):
         assert torch.equal(none.split(split).labels, half.split(split).labels)
@@ -100,45 +100,38 @@ def test_every_net_is_judged_on_every_composer(pair, base, capsys):
     run = pair[0]
     rows = run.result["composers"]
     assert [(row["net"], row["kind"], row["seed"], row["composer"]) for row in rows] == [
-        *(("base", "base", None, name) for name in ("major", "minor")),
+        *(("base", "base", None, name) for name in THREE),
         *(
             (net, kind, seed, name)
             for net, kind in (("hybrid", "quantum_peft"), ("lora", "lora"))
             for seed in range(SEEDS)
-            for name in ("major", "minor")
+            for name in THREE
         ),
     ]
-    assert {row["composer"] for row in rows if row["trained"]} == {"major"}
+    assert {row["composer"] for row in rows if row["trained"]} == {"bach"}
     of_base = {row["composer"]: row["nats_per_token"] for row in rows if row["net"] == "base"}
-    parts = music_by_composer(base)
-    plain = runs.trained(base)
-    for name, nats in of_base.items():
-        assert nats == pytest.approx(music.mean_nats(plain, parts[name], "test"), rel=1e-5)
+    plain, parts = runs.trained(base), by_composer(base.splits)
+    for name in ("bach", "nottingham"):
+        assert of_base[name] == pytest.approx(music.mean_nats(plain, parts[name], "test"), rel=1e-5)
     home = [row for row in rows if row["net"] == "lora" and row["trained"]]
     finals = run.finals().query("net == 'lora'").sort_values("seed")
     assert [row["nats_per_token"] for row in home] == pytest.approx(finals["test_loss"].tolist(), rel=1e-5)
     assert {row["tokens"] for row in home} == {run.splits.test.n_predicted}
     table, _ = report.keep_composers(run, rows)
-    assert list(table.index) == ["base", "hybrid", "lora"] and list(table) == ["major (trained)", "minor"]
-    assert table.loc["base", "minor"] == f"{of_base['minor']:.4f}" and " ± " in table.loc["lora", "minor"]
+    assert list(table.index) == ["base", "hybrid", "lora"] and list(table) == ["bach (trained)", *THREE[1:]]
+    assert table.loc["base", "mozart"] == f"{of_base['mozart']:.4f}" and " ± " in table.loc["lora", "mozart"]
     told = capsys.readouterr().out
-    assert "On major (trained on it) hybrid has" in told and "On minor (not trained on it)" in told
+    assert "On bach (trained on it) hybrid has" in told and "On mozart (not trained on it)" in told
     assert (run.folder / "figures" / "05_composers.png").exists()
     assert report.finish(run)["composers"] == rows, "a report that is written anew keeps them"
     assert "Loss on each composer&#39;s music" in run.report.read_text()
-
-
-def music_by_composer(run):
-    from qnnkit.data.music import by_composer
-
-    return by_composer(run.splits)
 
 
 def test_it_stays_cheap(pair, base, capsys, monkeypatch):
     monkeypatch.setattr(composers, "MOST_COMPOSERS", 2)
     one = report.losses_by_composer(base, most_blocks=1)
     told = capsys.readouterr().out
-    assert "2 of 3 composers are judged, those of the training first." in told
+    assert "2 of 4 composers are judged, those of the training first." in told
     assert "Of each composer at most 1 blocks are read, spread over its test pieces." in told
     whole = report.losses_by_composer(base)
     assert [row["tokens"] < all_["tokens"] for row, all_ in zip(one, whole, strict=True)] == [True, True]
@@ -147,7 +140,7 @@ def test_it_stays_cheap(pair, base, capsys, monkeypatch):
 
 def test_a_composer_that_cannot_be_read_is_left_out(pair, capsys):
     rows = report.losses_by_composer(pair[1], most_blocks=1)
-    assert {row["composer"] for row in rows} == {"major", "minor"}
+    assert {row["composer"] for row in rows} == set(THREE)
     assert "scarce is left out. Argument `data_dir` must hold enough pieces" in capsys.readouterr().out
 
 
@@ -164,15 +157,24 @@ def test_the_matrix_of_runs(pair):
     found = music.matrix_of_runs([run.folder for run in pair])
     assert list(found) == ["quantum_peft", "lora"]
     matrix = found["lora"]
-    assert matrix.rows == ("base", "major", "minor") and matrix.composers == ("major", "minor")
-    assert matrix.seeds == (0, 1) and matrix.means().shape == (3, 2)
+    assert matrix.rows == ("base", "bach", "mozart") and matrix.composers == THREE
+    assert matrix.seeds == (0, 1) and matrix.means().shape == (3, 3)
     mine = [
         row["nats_per_token"] for row in pair[1].result["composers"]
-        if (row["net"], row["composer"]) == ("lora", "major")
+        if (row["net"], row["composer"]) == ("lora", "bach")
     ]  # fmt: skip
     assert matrix.means()[2, 0] == pytest.approx(np.mean(mine))
     assert np.isnan(matrix.half_widths()[0]).all() and np.isfinite(matrix.half_widths()[1:]).all()
     assert report.matrices_picture(found).png()[:4] == b"\x89PNG"
+
+
+def test_the_benchmark_writes_what_it_found(out, pair):
+    written = json.loads((out / "composers.json").read_text())
+    assert written["rows"] == {run.folder.name: run.result["composers"] for run in pair}
+    matrices = music.matrix_of_runs([run.folder for run in pair])
+    assert written["sentences"] == [matrix.sentence for matrix in matrices.values()]
+    assert written["weights"]["hybrid"] == pytest.approx(written["weights"]["lora"], rel=0.05)
+    assert (out / "composers.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def written(folder, trained_on, seeds, nats, base=(1.0, 2.0)):
@@ -228,7 +230,7 @@ def test_runs_that_have_no_matrix(tmp_path, base):
 def test_the_page_of_a_batch_shows_it(pair, tmp_path):
     planned = [
         {"id": name, "folder": str(run.folder), "settings": {"composers": [name], "n_layers": 2}}
-        for name, run in zip(("major", "minor"), pair, strict=True)
+        for name, run in zip(("bach", "mozart"), pair, strict=True)
     ]
     waiting = {"id": "x", "folder": str(tmp_path / "x"), "settings": {"composers": ["scarce"], "n_layers": 2}}
     workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "x", "runs": [*planned, waiting]})
@@ -250,22 +252,24 @@ def test_the_page_of_a_batch_shows_it(pair, tmp_path):
 def test_adapters_of_several_runs_play_in_turn(pair, home, base, tmp_path):
     prompt = Piece("tune", ((60,), (64,), (67,)) * 4)
     one, other = (run.folder for run in pair)
-    model = music.load_adapters({"major": one, "minor": other / "adapter"})
+    model = music.load_adapters({"bach": one, "mozart": other / "adapter"})
     played = music.for_each_adapter(model, MusicTokenizer(), prompt, 24, seed=1)
-    assert list(played) == ["base", "major", "minor"]
-    for name, run in (("base", base), ("major", pair[0]), ("minor", pair[1])):
+    assert list(played) == ["base", "bach", "mozart"]
+    for name, run in (("base", base), ("bach", pair[0]), ("mozart", pair[1])):
         alone = music.continue_piece(runs.trained(run), MusicTokenizer(), prompt, 24, seed=1)
         assert played[name].piece.steps == alone.piece.steps, name
     assert len({each.piece.steps for each in played.values()}) == 3
     assert not any(weight.requires_grad for weight in model.parameters())
     settings = {"pretrained": str(base.folder / "model"), "adapter": "lora", "controls": [], "epochs": 1}
-    lora = trained(tmp_path / "lora", "music_adapter", home, composers=["minor"], n_seeds=1, **settings)
+    settings |= TINY | {"data_dir": str(home), "composers": ["mozart"], "n_seeds": 1}
+    lora = runs.open_run(tmp_path / "lora", "music_adapter", **settings)
+    list(runs.train_all(lora))
     report.finish(lora)
     with pytest.raises(ValueError, match="`folders` must hold adapters of one kind, but is") as caught:
-        music.load_adapters({"major": one, "minor": lora.folder})
-    assert "\n" not in str(caught.value) and "'minor': 'lora'" in str(caught.value)
-    second = music.load_adapters({"minor": lora.folder}, base.folder / "model")
-    assert list(music.for_each_adapter(second, MusicTokenizer(), prompt, 4)) == ["base", "minor"]
+        music.load_adapters({"bach": one, "mozart": lora.folder})
+    assert "\n" not in str(caught.value) and "'mozart': 'lora'" in str(caught.value)
+    second = music.load_adapters({"mozart": lora.folder}, base.folder / "model")
+    assert list(music.for_each_adapter(second, MusicTokenizer(), prompt, 4)) == ["base", "mozart"]
     with pytest.raises(FileNotFoundError, match="`folders` must hold adapters"):
         music.load_adapters({"x": home})
     with pytest.raises(ValueError, match="`folders` must name one adapter at least"):
