@@ -93,6 +93,8 @@ class DataConfig(Settings):
     """Whose pieces are used; None takes all. For the dataset music."""
     transpose: int | None = Field(default=None, ge=0)
     """Semitones up or down by which training pieces are moved, anew in every epoch; for music."""
+    overlap: int | None = Field(default=None, ge=0)
+    """Tokens that a training block of music shares with the one before; None takes a quarter of a block."""
 
 
 class ModelConfig(Settings):

@@ -53,7 +53,7 @@ OTHERS = {
     "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
     "initialisation": "gaussian", "gradient_checkpointing": True,
     "sequence_length": 32, "vocabulary": 300, "tokenizer": "folder", "part": "^ROMEO$", "composers": ["bach"],
-    "transpose": 2, "size": "small", "patch_size": 4, "head": "linear", "adapter": "qpa",
+    "transpose": 2, "overlap": 8, "size": "small", "patch_size": 4, "head": "linear", "adapter": "qpa",
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True, "chunk": 16,
     "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,

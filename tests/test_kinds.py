@@ -1,4 +1,4 @@
-"""Captions, text and music as runs: trained, compared, planned, shown and written as plain files."""
+"""Captions and text as runs: trained, compared, planned, shown and written as plain files."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ SENTENCES = ("the cat sat on the mat", "a dog ran to the cat", "the mat is red",
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder of two authors' texts, and one of two composers' pieces."""
+    """A folder of two authors' texts."""
     root = tmp_path_factory.mktemp("kinds")
     for author in ("ann", "bob"):
         folder = root / "text" / author
@@ -30,13 +30,6 @@ def home(tmp_path_factory):
         for number in range(12):
             words = [SENTENCES[(number + index) % 4] for index in range(12)]
             (folder / f"{number}.txt").write_text(f"{author} says: {'. '.join(words)}.\n")
-    for composer, third in (("major", 4), ("minor", 3)):
-        pieces = {
-            f"{composer}{shift}": [[60 + shift % 5 + each] for each in (0, third, 7, 12) for _ in range(24)]
-            for shift in range(12)
-        }
-        (root / "music").mkdir(exist_ok=True)
-        (root / "music" / f"{composer}.json").write_text(json.dumps(pieces))
     return root
 
 
@@ -282,23 +275,6 @@ def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, 
     assert any(f"{linear:,} frozen weights are counted in 4 bits" in note for note in four.notes)
 
 
-# --- music -------------------------------------------------------------------------------------------------
-
-
-def test_music_is_trained_written_and_drawn(home):
-    settings = {"data_dir": str(home / "music"), "sequence_length": 64, "epochs": 1, "batch_size": 8}
-    run = trained(home / "played", "music_llama", **settings)
-    assert report.summary(run)[0]["score"] < torch.tensor(163.0).log()
-    report.keep_samples(run)
-    report.keep_mistakes(run, 1)
-    assert {path.stem for path in (run.folder / "figures").iterdir()} >= {"01_rolls", "05_music"}
-    from qnnkit.music import read_midi
-
-    assert len(read_midi(run.folder / "music" / "1.mid")) > 0
-    report.finish(run)
-    assert (run.folder / "model" / "model.safetensors").exists()
-
-
 # --- refused -----------------------------------------------------------------------------------------------
 
 
@@ -325,6 +301,12 @@ def test_music_is_trained_written_and_drawn(home):
         ("text_llama", {"data_dir": None}, "`data_dir` must"),
         ("captions_clip", {"data_dir": None}, "`data_dir` must"),
         ("music_llama", {"data_dir": None}, "`data_dir` must"),
+        ("music_llama", {"overlap": 200}, "`overlap` must lie in 0..128, half a block of 256, but is 200."),
+        (
+            "text_llama",
+            {"overlap": 8},
+            "`overlap` must be left out for 'text', but is 8. Leave it out; it is",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told_in_a_sentence(home, tmp_path, recipe, settings, told):

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from qnnkit import checks, workspace
 from qnnkit.batch import state
 from qnnkit.config import MAIN_NETS
+from qnnkit.report.composers import batch_composers
 from qnnkit.stats import ACCURACY, Score
 
 POINTS = 200  # of a curve that the page keeps
@@ -70,6 +71,7 @@ def write_batch_page(folder: str | Path) -> Path:
     content = read_batch(folder)
     rows = [_row(folder, planned, content["score"]) for planned in content["runs"]]
     page = folder / "report.html"
+    content["composers"] = batch_composers(folder, content["runs"])
     workspace.write_bytes(page, _render(content, rows, _study(folder)).encode())
     return page
 
@@ -318,6 +320,7 @@ def _render(content: dict[str, Any], rows: list[Row], study: dict[str, Any] | No
         best=best(rows, score),
         data_notes=noted(Counter(note for row in rows for note in row.data_notes), len(rows)),
         study=study,
+        composers=content["composers"],
         choices=_choices(rows, settings),
         data={
             row.id: {"label": row.varied, "validation": row.validation, "curves": row.curves} for row in rows

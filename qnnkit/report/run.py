@@ -239,12 +239,15 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
     return found
 
 
-def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def finish(
+    run: Run, robustness: Sequence[dict[str, Any]] = (), composers: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """Writes report.html and, last, result.json; returns the result.
 
     Args:
         run: Whose nets are all trained.
         robustness: Rows of `robustness`, kept in the result; without any, those of an earlier result stay.
+        composers: Rows of `losses_by_composer`, likewise.
 
     Raises:
         FileNotFoundError: A net of the run is not trained yet.
@@ -257,10 +260,10 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
             "Run 03_train on it."
         )
     with mirrored(run.folder):
-        return _finish(run, rows, robustness)
+        return _finish(run, rows, {"robustness": list(robustness), "composers": list(composers)})
 
 
-def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
     if not before:
         run.note_provenance(**_spent(run))
@@ -273,7 +276,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
         "score": run.score.name,
         "verdicts": verdicts(rows, run.score),
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
-        "robustness": list(robustness) or before.get("robustness", []),
+        **{name: told or before.get(name, []) for name, told in found.items()},
         "planned": before.get("planned") or beside_plan(run),
         "adapter": before.get("adapter") or beside_base(run),
         "criteria": judge(run),
