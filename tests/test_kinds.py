@@ -1,7 +1,6 @@
 """Captions and text as runs: trained, compared, planned, shown and written as plain files."""
 
 import dataclasses
-import json
 import subprocess
 import sys
 
