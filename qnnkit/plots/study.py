@@ -30,8 +30,10 @@ NETS: dict[str, tuple[str, Any]] = {
     "no_entanglement": ("^", ":"),
     "frozen_random": ("v", "-."),
     "no_quantum": ("D", (0, (5, 1, 1, 1, 1, 1))),
+    "lora": ("s", "--"),
+    "vera": ("D", (0, (5, 1, 1, 1, 1, 1))),
 }
-"""Marker and line style of each net, the same in every figure."""
+"""Marker and line style of each net, the same everywhere; two that never stand together may share one."""
 OTHER = ("X", (0, (1, 2)))
 COSTS = {
     "weights": "trained weights",

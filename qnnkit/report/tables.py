@@ -85,7 +85,7 @@ def told_means(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.D
         "seeds": [str(seeds) for seeds in table["seeds"]],
     }
     for name, _, head, factor, digits in METRICS[score.name]:
-        if table[name].isna().all():
+        if not any(map(math.isfinite, table[name])):
             continue
         spreads = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
         columns[head] = [

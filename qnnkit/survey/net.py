@@ -59,6 +59,7 @@ def measured(
     rows: list[Any] = []
     size = config.training.batch_size
     sample = samples.of(splits, size, n_samples)
+    kind: Any = data.kind(config.data.dataset)
     question = {
         "config": config.model_dump(mode="json"),
         "seconds": 0.0 if quick else seconds / (5 * len(asked)),
@@ -76,7 +77,7 @@ def measured(
                 rows.append(row | {"why": "The time was up."})
     net = Net(
         recipe=config.recipe,
-        kind=data.kind(config.data.dataset),
+        kind=kind,
         digest=_digest(config, sample.sizes, sample.n_samples),
         batch_size=size,
         accumulation=config.training.accumulation,
@@ -162,7 +163,8 @@ def stepping(
         device: Where to compute.
     """
     main = "hybrid" if models.has_circuit(config.model) else "reference"
-    model = nets.made(config, sample, main, config.seed)
+    data_of: Any = sample  # in place of all of them
+    model = nets.made(config, data_of, main, config.seed)
     batch = nets.given(model, sample.batch, training, sample.n_all, device)
     task = runs.task_of(training, data.kind(config.data.dataset))
     return train.Stepper(model, task, training, runs.parameter_groups(model, training), device), batch

@@ -75,7 +75,8 @@ def of(splits: Splits, batch_size: int, n_samples: int | None = None) -> Sample:
 
 def write(sample: Sample, folder: Path) -> None:
     """Writes a sample as plain files, for `read` in another process."""
-    np.savez(folder / "batch.npz", **{name: tensor.numpy() for name, tensor in sample.tensors.items()})
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in sample.tensors.items()}
+    np.savez(folder / "batch.npz", **arrays)
     sizes = dict(sample.sizes)
     if tokenizer := sizes.pop("tokenizer", None):
         tokenizer.save_pretrained(folder / "tokenizer")
