@@ -141,9 +141,15 @@ class ModelConfig(Settings):
     adapter: str | None = None
     """PEFT method that adapts a frozen language model: lora, vera, quantum_peft, qpa; None trains all."""
     adapter_weights: int | None = Field(default=None, ge=1)
-    """About how many weights an adapter has; None leaves its rank as PEFT has it."""
+    """About how many weights an adapter has; None leaves that to its rank."""
+    rank: int | None = Field(default=None, ge=1)
+    """Rank r of an adapter's updates; None takes that of adapter_weights, or the method's own."""
+    alpha: float | None = Field(default=None, gt=0)
+    """LoRA's updates are scaled by alpha / r; None takes twice the rank."""
     targets: tuple[str, ...] | None = None
     """Names of the layers that an adapter changes; None takes the query and value projections."""
+    base_precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision in which an adapter's frozen base is kept; half of it for about half of the memory."""
     four_bit: bool = False
     """Whether an adapter's frozen base is kept in 4 bits (QLoRA) where CUDA and bitsandbytes allow it."""
     frozen_backbone: bool = False

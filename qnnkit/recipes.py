@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qnnkit import checks
 from qnnkit.config import CriteriaConfig, DataConfig, ModelConfig, RunConfig, TrainingConfig
-from qnnkit.language.presets import FOUR_BIT, PRESETS
+from qnnkit.language.presets import BASES, PRESETS
 
 ALL_CONTROLS = ("classical", "no_entanglement", "frozen_random", "no_quantum")
 # A frozen circuit at random angles has nothing to learn from another one, but much from a layer that trains.
@@ -261,7 +261,7 @@ RECIPES: dict[str, RunConfig] = {
         f"llama_{machine}": RunConfig(
             recipe=f"llama_{machine}",
             data=DataConfig(dataset="text", sequence_length=512, validation_fraction=0.1, test_fraction=0.1),
-            model=ModelConfig(model="causal_lm", adapter="lora", four_bit=FOUR_BIT[machine]),
+            model=ModelConfig(model="causal_lm", adapter="lora", **BASES[machine]),
             training=TrainingConfig(**settings),
             controls=(),
         )

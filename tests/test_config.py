@@ -55,6 +55,7 @@ OTHERS = {
     "sequence_length": 32, "vocabulary": 300, "tokenizer": "folder", "part": "^ROMEO$", "composers": ["bach"],
     "transpose": 2, "overlap": 8, "size": "small", "patch_size": 4, "head": "linear", "adapter": "qpa",
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True, "chunk": 16,
+    "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",
     "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
     "min_recall": 0.85, "max_loss": 2.5,

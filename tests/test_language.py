@@ -389,14 +389,16 @@ def test_what_cannot_be_merged(splits):
 
 
 def test_presets_are_settings_of_a_training():
-    assert set(language.PRESETS) == set(language.FOUR_BIT) == {"mac", "t4", "a100"}
+    assert set(language.PRESETS) == set(language.BASES) == {"mac", "t4", "a100"}
     for settings in language.PRESETS.values():
         config = TrainingConfig(**settings)
         assert config.schedule == "cosine" and config.warmup_epochs > 0 and config.keep_checkpoints == 2
     mac = TrainingConfig(**language.PRESETS["mac"])
     assert (mac.batch_size, mac.accumulation, mac.precision, mac.save_every_steps) == (1, 8, "float32", 250)
     assert mac.gradient_checkpointing and mac.save_every_minutes is None
-    assert TrainingConfig(**language.PRESETS["t4"]).precision == "float16" and language.FOUR_BIT["t4"]
+    assert (
+        TrainingConfig(**language.PRESETS["t4"]).precision == "float16" and language.BASES["t4"]["four_bit"]
+    )
     assert TrainingConfig(**language.PRESETS["a100"]).precision == "bfloat16"
 
 

@@ -2,11 +2,11 @@
 
 from qnnkit.language.evaluation import evaluate, without_adapter
 from qnnkit.language.generation import Generated, Sample, generate, samples_before_after, speed
-from qnnkit.language.presets import FOUR_BIT, PRESETS
+from qnnkit.language.presets import BASES, PRESETS
 from qnnkit.language.saving import merge, save_adapter, save_model
 
 __all__ = [
-    "FOUR_BIT",
+    "BASES",
     "PRESETS",
     "Generated",
     "Sample",

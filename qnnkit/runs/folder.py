@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
-from qnnkit.config import PLACEMENT, CriteriaConfig, DataConfig, FlatValue, RunConfig, validate
+from qnnkit.config import (
+    PLACEMENT,
+    CriteriaConfig,
+    DataConfig,
+    FlatValue,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    validate,
+)
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
 from qnnkit.runs.trackers import TRACKERS
@@ -208,6 +217,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
         config = recipes.recipe(recipe).override(**given)
         check_names(config)
+        _check_base(config)
         check_criteria(config, given)
         _check_placement(config)
         run = Run(folder, config)
@@ -326,6 +336,34 @@ def _told(difference: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
 
 
+def _check_base(config: RunConfig) -> None:
+    """Refuses an adapter to weights that nobody trained; a plan may ask what it would take all the same."""
+    if config.model.adapter and config.model.pretrained is None:
+        step = "Give the folder or Hub name of a trained model, such as the model/ of a finished run."
+        rule = "name the weights that an adapter changes"
+        raise ValueError(checks.message("pretrained", rule, None, step))
+
+
+ONLY_FOR = {"label_smoothing": "images", "augmentation": "images", "chunk": "captions"}
+"""Settings of a training that mean nothing to other kinds of data."""
+OF_AN_ADAPTER = ("adapter_weights", "rank", "alpha", "targets", "base_precision")
+
+
+def _check_kind(config: RunConfig) -> None:
+    """Refuses settings that would change nothing, and would make another experiment all the same."""
+    from qnnkit import data
+
+    usual, kind = TrainingConfig(), data.kind(config.data.dataset)
+    for name, only in ONLY_FOR.items():
+        value = getattr(config.training, name)
+        if kind != only and value != getattr(usual, name):
+            raise ValueError(checks.message(name, f"be left out for {kind}", value, f"It is for {only}."))
+    for name in OF_AN_ADAPTER:
+        value = getattr(config.model, name)
+        if not config.model.adapter and value != getattr(ModelConfig(), name):
+            raise ValueError(checks.message(name, "be left out", value, "It is for an adapter: set one."))
+
+
 def check_names(config: RunConfig) -> None:
     """Refuses what only the registries can: unknown datasets, models, circuits."""
     from qnnkit import adapters, circuits, data, models
@@ -350,6 +388,7 @@ def check_names(config: RunConfig) -> None:
         rule = "be left out without an adapter on published weights, which alone stay as they are"
         step = "Give adapter=lora and pretrained=FOLDER (or a name on the Hub), or four_bit=false."
         raise ValueError(checks.message("four_bit", rule, True, step))
+    _check_kind(config)
     known = OF_ADAPTERS if config.model.adapter else OF_NETS
     for name in config.controls:
         checks.choice("control", name, known)

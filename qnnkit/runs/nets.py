@@ -73,9 +73,9 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
 
     Args:
         base: Frozen from here on, and changed in place.
-        config: Method, number of weights, layers.
+        config: Method, its size, layers.
         net: The run's own, or a control.
-        seed: Fixes the adapter's first weights.
+        seed: Fixes the adapter's first weights; nets of one seed that have the same angles start alike.
     """
     from qnnkit import adapters
 
@@ -83,9 +83,14 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
         "no_entanglement": {"entangled": False},
         "frozen_random": {"train_circuit": False},
     }
-    method = net if net in ("lora", "vera") else str(config.adapter)
-    sized = {"n_weights": config.adapter_weights, "targets": config.targets}
-    return adapters.adapt(base, method, seed=seed, **sized, **known.get(net, {}))
+    with checks.in_words({"`target_modules`": "`targets`", "`options`": "`rank` or `alpha`"}):
+        own = {"n_weights": config.adapter_weights, "targets": config.targets}
+        given = {"r": config.rank, "lora_alpha": config.alpha}
+        own |= {name: value for name, value in given.items() if value is not None}
+        if net not in ("lora", "vera"):
+            return adapters.adapt(base, str(config.adapter), seed=seed, **own, **known.get(net, {}))
+        n_weights = config.adapter_weights or adapters.size(base, str(config.adapter), **own)
+        return adapters.adapt(base, net, seed=seed, n_weights=n_weights, targets=config.targets)
 
 
 def task_of(config: TrainingConfig, kind: str = "images") -> tasks.Task:
