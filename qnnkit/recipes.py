@@ -247,7 +247,8 @@ RECIPES: dict[str, RunConfig] = {
         training=MUSIC,
         controls=(),
     ),
-    # One composer (composers=["mozart-16th"]) on that model (pretrained=FOLDER).
+    # One composer (composers=["mozart-16th"]) on that model (pretrained=FOLDER). Of the step sizes tried (of
+    # angles 0.01 to 0.2), these did best on Bach's validation pieces; twice the epochs do a little better.
     "music_adapter": RunConfig(
         recipe="music_adapter",
         data=DataConfig(dataset="music", sequence_length=256, validation_fraction=0.1, test_fraction=0.1),

@@ -179,7 +179,8 @@ def _pieces(run: Run, most_blocks: int | None) -> tuple[dict[str, TokenSplits], 
         print(f"{len(names)} of {len(there)} composers are judged, those of the training first.")
     found, shortened = {}, False
     for name in (each for each in there if each in names):
-        alone = Run(run.folder, run.config.override(composers=[name], train_fraction=1.0))
+        settings: dict[str, Any] = {"composers": [name], "train_fraction": 1.0}
+        alone = Run(run.folder, run.config.override(**settings))
         try:
             splits = alone.load_data()
         except (ValueError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,7 @@ HEARD, BPM, RATE = 4, 120.0, 8000
 """Bars that can be heard, quarters a minute, and samples a second: a notebook keeps every sample."""
 
 
-def keep_mistakes(run: Run, n_worst: int) -> list[Picture | pd.DataFrame | HTML]:
+def keep_mistakes(run: Run, n_worst: int) -> Sequence[Picture | pd.DataFrame | HTML]:
     """What the run's own net, first seed, makes of the test split, drawn and kept.
 
     Args:
@@ -115,7 +116,7 @@ def _retrieved(run: Run, splits: CaptionSplits) -> list[Picture | pd.DataFrame]:
     return [*kept, run.keep(figure, "06_similarities", "Similarities", told)]
 
 
-def _composed(run: Run, splits: TokenSplits, n: int) -> list[Picture | pd.DataFrame | HTML]:
+def _composed(run: Run, splits: TokenSplits, n: int) -> list[Picture | HTML]:
     from qnnkit import music, plots
 
     model, rolls, sounds = trained(run), {}, []
