@@ -84,13 +84,16 @@ def test_music_is_trained_written_drawn_and_heard(base):
     assert len(html) == pytest.approx(seconds * 8000 * 2 * 4 / 3, rel=0.01)
 
 
-def test_blocks_overlap_as_a_run_asks(base, tmp_path):
+def test_blocks_overlap_as_a_run_asks(base, home, tmp_path):
     usual = base.splits
     none, half = (runs.Run(tmp_path, base.config.override(overlap=n)).load_data() for n in (0, 32))
     assert len(none.train) <= len(usual.train) < len(half.train)
     for split in ("validation", "test"):
         assert torch.equal(none.split(split).labels, half.split(split).labels)
     assert none.train.n_predicted < usual.train.n_predicted < half.train.n_predicted
+    with pytest.raises(ValueError, match=r"`overlap` must lie in 0\.\.32, half a block of 64") as told:
+        runs.open_run(tmp_path / "run", "music_llama", data_dir=str(home), overlap=64, **TINY)
+    assert "\n" not in str(told.value) and not (tmp_path / "run" / "config.json").exists()
 
 
 # --- one run's adapters on everybody's music ---------------------------------------------------------------
