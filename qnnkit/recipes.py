@@ -242,7 +242,7 @@ RECIPES: dict[str, RunConfig] = {
     # A small Llama from scratch on music: data_dir is a folder of MIDI by composer, or of 16th-grid JSON.
     "music_llama": RunConfig(
         recipe="music_llama",
-        data=DataConfig(dataset="music", sequence_length=256, validation_fraction=0.1, test_fraction=0.1),
+        data=DataConfig(dataset="music", sequence_length=512, validation_fraction=0.1, test_fraction=0.1),
         model=ModelConfig(model="causal_lm", size="tiny"),
         training=MUSIC,
         controls=(),
@@ -251,7 +251,7 @@ RECIPES: dict[str, RunConfig] = {
     # angles 0.01 to 0.2), these did best on Bach's validation pieces; twice the epochs do a little better.
     "music_adapter": RunConfig(
         recipe="music_adapter",
-        data=DataConfig(dataset="music", sequence_length=256, validation_fraction=0.1, test_fraction=0.1),
+        data=DataConfig(dataset="music", sequence_length=512, validation_fraction=0.1, test_fraction=0.1),
         model=ModelConfig(model="causal_lm", adapter="quantum_peft", adapter_weights=4000),
         training=MUSIC.model_copy(update={"epochs": 2, "learning_rate": 1e-2, "quantum_learning_rate": 3e-2}),
         n_seeds=3,

@@ -117,8 +117,10 @@ class Run:
 
         chosen = self.config.data.model_dump(exclude={"dataset"})
         options = {"root": chosen.pop("data_dir"), **chosen}
+        words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
         if options["tokenizer"] is None and data.takes(self.config.data.dataset, "tokenizer"):
             options["tokenizer"] = self.config.model.pretrained  # whose tokens its model knows
+            words |= {"`tokenizer`": "`pretrained`"}
         usual = DataConfig()
         for name in [*options]:
             unasked = options[name] == getattr(usual, name, None)
@@ -127,7 +129,6 @@ class Run:
         if not cached and data.takes(self.config.data.dataset, "cached"):
             options["cached"] = False
         # The library's arguments have other names in notebooks and on the command line.
-        words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
         with checks.in_words(words):
             return data.load(self.config.data.dataset, **options)
 
