@@ -109,6 +109,7 @@ def plan(
     known, busy = surveys.read(measured, table), measuring.note(measuring.load()) if measure else None
     prediction = predict(workload, device, measured=measure, seconds=seconds, threads=threads)
 
+    @functools.cache
     def look(changed: Workload) -> Prediction:
         known = prediction.memory["framework"]  # what was timed may have left more
         found = predict(changed, device, measured=False, threads=threads, framework=known)
@@ -116,7 +117,6 @@ def plan(
         taken = round(grows * prediction.memory.get("workspace", 0))
         return replace(found, memory={**found.memory, "workspace": taken}) if taken else found
 
-    @functools.cache
     def memory(batch_size: int) -> Prediction:
         return look(workload.change(batch_size=batch_size))
 
