@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from qnnkit import checkpoint, train
+from qnnkit import checkpoint, layers, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.plan import depth
 from qnnkit.plan.depth import Seen
@@ -159,7 +159,7 @@ def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleL
                 work.callback(hook.remove)
         work.enter_context(ledger.attributing(model))
         with ledger:
-            if stack is None:
+            if stack is None or layers.exchanged_parameters(model):  # circuits are read in the first pass
                 _update(stepper, ledger, workload, FIRST, 1)
             else:  # all that such a model trains has a gradient
                 _update_alone(stepper, ledger, weights)
@@ -183,8 +183,8 @@ def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleL
 
 def _linear(model: nn.Module) -> int:
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    layers = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
-    return sum(layer.weight.numel() for layer in layers if not layer.weight.requires_grad)
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
+    return sum(layer.weight.numel() for layer in linear if not layer.weight.requires_grad)
 
 
 def _bytes_of(workload: Workload) -> int:
