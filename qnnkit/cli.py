@@ -107,9 +107,9 @@ def train(
         ):
             if is_main():
                 score = begun.score
-                accuracy = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"
+                reached = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"
                 typer.echo(
-                    f"{final['net']}, seed {final['seed']}: {accuracy}, best epoch {final['best_epoch']}"
+                    f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}"
                 )
 
 
@@ -234,7 +234,7 @@ def measure(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
     recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its images.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its data.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
     ] = None,
@@ -242,7 +242,7 @@ def measure(
     quick: Annotated[
         bool, typer.Option("--quick", help="Take seconds, not minutes; figures are rougher.")
     ] = False,
-    samples: Annotated[int | None, typer.Option(help="Images of an epoch, for other data of yours.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Of an epoch, for other data of yours.")] = None,
     price: Annotated[
         float | None, typer.Option(metavar="PER_HOUR", help="What an hour of this machine costs; 0 if free.")
     ] = None,
@@ -352,6 +352,19 @@ def report(
     raise typer.Exit(int(any(finding.ok is False for finding in findings)))
 
 
+@app.command()
+def merge(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with an adapter.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Where the model goes; relative to the workspace.")
+    ],
+) -> None:
+    """Write a language model with its adapter worked in, for plain transformers."""
+    from qnnkit import runs
+
+    typer.echo(f"The whole model is in {runs.merge(runs.open_run(run_dir), workspace.place(out))}.")
+
+
 @contextlib.contextmanager
 def _ending_cleanly(error: type[BaseException] | None = None) -> Iterator[None]:
     """SIGTERM ends the command as Ctrl-C does, so that no kernel or run is left behind.
@@ -434,7 +447,7 @@ def _write_study(folder: Path) -> None:
     if study is not None:
         told = f"{study.finished} of {study.planned} runs" if study.left_out else f"{study.planned} runs"
         typer.echo(f"\nStudy of {told}:")
-        for sentence in reports.conclusions(reports.comparisons(study.frame)[0]):
+        for sentence in reports.conclusions(reports.comparisons(study.frame, study.score)[0], study.score):
             typer.echo(f"- {sentence}")
         for note in study.notes:
             typer.echo(f"Note: {note}")

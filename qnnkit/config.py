@@ -93,6 +93,8 @@ class DataConfig(Settings):
     """Whose pieces are used; None takes all. For the dataset music."""
     transpose: int | None = Field(default=None, ge=0)
     """Semitones up or down by which training pieces are moved, anew in every epoch; for music."""
+    overlap: int | None = Field(default=None, ge=0)
+    """Tokens that a training block of music shares with the one before; None takes a quarter of a block."""
 
 
 class ModelConfig(Settings):
@@ -139,9 +141,15 @@ class ModelConfig(Settings):
     adapter: str | None = None
     """PEFT method that adapts a frozen language model: lora, vera, quantum_peft, qpa; None trains all."""
     adapter_weights: int | None = Field(default=None, ge=1)
-    """About how many weights an adapter has; None leaves its rank as PEFT has it."""
+    """About how many weights an adapter has; None leaves that to its rank."""
+    rank: int | None = Field(default=None, ge=1)
+    """Rank r of an adapter's updates; None takes that of adapter_weights, or the method's own."""
+    alpha: float | None = Field(default=None, gt=0)
+    """LoRA's updates are scaled by alpha / r; None takes twice the rank."""
     targets: tuple[str, ...] | None = None
     """Names of the layers that an adapter changes; None takes the query and value projections."""
+    base_precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision in which an adapter's frozen base is kept; half of it for about half of the memory."""
     four_bit: bool = False
     """Whether an adapter's frozen base is kept in 4 bits (QLoRA) where CUDA and bitsandbytes allow it."""
     frozen_backbone: bool = False
@@ -201,7 +209,11 @@ class CriteriaConfig(Settings):
     max_epoch_seconds: float | None = Field(default=None, gt=0)
     """Success: the most seconds of an epoch: the median of a training, as a mean over seeds. May differ."""
     min_accuracy: float | None = Field(default=None, ge=0, le=1)
-    """Success: the least test accuracy, 0 to 1, as a mean over seeds. May differ later."""
+    """Success: the least test accuracy, 0 to 1, as a mean over seeds; of images. May differ later."""
+    min_recall: float | None = Field(default=None, ge=0, le=1)
+    """Success: the least test recall@1, 0 to 1, as a mean over seeds; of captions. May differ later."""
+    max_loss: float | None = Field(default=None, gt=0)
+    """Success: the most test loss, nats / token, as a mean over seeds; text and music. May differ later."""
 
 
 def require_batch_size(training: TrainingConfig) -> None:

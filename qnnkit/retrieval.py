@@ -123,7 +123,10 @@ def recall(images: Tensor, texts: Tensor, pairs: Tensor, ranks: Sequence[int] = 
 
 
 def _ranks(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Tensor:
-    """At which place, from 1, each query has its first right answer; int64, (n_queries,)."""
+    """At which place, from 1, each query has its first right answer; int64, (n_queries,).
+
+    Who stands level with it counts as before it, and so does who cannot be compared (NaN).
+    """
     found = []
     for first in range(0, len(queries), ROWS):
         cosines = queries[first : first + ROWS] @ candidates.T  # (rows, n_candidates)
@@ -131,7 +134,7 @@ def _ranks(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Tensor:
         right = torch.zeros_like(cosines, dtype=torch.bool)
         right[here[:, 0] - first, here[:, 1]] = True
         best = cosines.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
-        found.append(1 + ((cosines >= best) & ~right).sum(1))
+        found.append(1 + (~(cosines < best) & ~right).sum(1))
     return torch.cat(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qnnkit import checks
@@ -149,8 +149,10 @@ class Score:
 
     name: str
     """As metrics.jsonl has it, behind `test_` and `validation_`."""
-    told: str
-    """With its unit, as it heads a column."""
+    word: str
+    """As people call it."""
+    per: str = "%"
+    """Unit in which it is told."""
     factor: float = 100.0
     """From what is kept to what is told: 100 where shares are told in percent."""
     unit: str = "points"
@@ -161,11 +163,28 @@ class Score:
     """Whether a larger one is better."""
     watched: str = ""
     """What of the validation split stands for it while it trains, where that is another number."""
+    criterion: str = "min_accuracy"
+    """The setting that bounds it: what a run must reach to be a success."""
+
+    @property
+    def told(self) -> str:
+        """With its unit, as it heads a column."""
+        return f"test {self.word} ({self.per})"
 
     @property
     def on_validation(self) -> str:
         """The name that stands behind `validation_` in metrics.jsonl."""
         return self.watched or self.name
+
+    @property
+    def validation_word(self) -> str:
+        """What it is called on the validation split.
+
+        Example:
+            >>> RECALL.validation_word, LOSS.validation_word
+            ('validation accuracy', 'validation loss')
+        """
+        return f"validation {self.watched or self.word}"
 
     def tell(self, value: float) -> str:
         """A value without its unit.
@@ -176,10 +195,36 @@ class Score:
         """
         return f"{self.factor * value:.{self.digits}f}"
 
+    def with_unit(self, value: float) -> str:
+        """A value as it stands in a sentence.
 
-ACCURACY = Score("accuracy", "test accuracy (%)")
-RECALL = Score("recall_1", "test recall@1 (%)", watched="accuracy")
-LOSS = Score("loss", "test loss (nats / token)", factor=1, unit="nats", digits=3, larger=False)
+        Example:
+            >>> LOSS.with_unit(3.2146)
+            '3.215 nats / token'
+        """
+        return f"{self.tell(value)} {self.per}"
+
+    def best(self, values: Iterable[float]) -> float:
+        """The best of some values, at least one.
+
+        Example:
+            >>> ACCURACY.best([0.5, 0.75]), LOSS.best([3.5, 3.25])
+            (0.75, 3.25)
+        """
+        return max(values) if self.larger else min(values)
+
+    def reaches(self, value: float, bound: float) -> bool:
+        """Whether a value is as good as a bound, or better."""
+        return value >= bound if self.larger else value <= bound
+
+
+ACCURACY = Score("accuracy", "accuracy")
+RECALL = Score("recall_1", "recall@1", watched="accuracy", criterion="min_recall")
+LOSS = Score(
+    "loss", "loss", "nats / token", 1, "nats per token", digits=3, larger=False, criterion="max_loss"
+)
+SCORES = {score.name: score for score in (ACCURACY, RECALL, LOSS)}
+"""By name, as results and batches keep it."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -305,7 +350,7 @@ class Compared:
     where: str
     """What tells it from other comparisons of the two, such as "25 %"; "" where there are none."""
     found: Comparison
-    """Of accuracies, as fractions."""
+    """Of scores as they are kept: accuracies as fractions, losses in nats."""
     corrected: float
     """p after correction over the family."""
     control: str = ""
@@ -316,15 +361,17 @@ EQUAL_SIZE = "the classical control of equal size"
 """Equal in all but for the circuit."""
 AS_FROZEN = "the classical control that is as frozen as the circuit"
 TRAINED = "the classical control that is trained, though the circuit is frozen"
+LORA = "LoRA, which has no circuit"
 
 
-def conclusions(family: Sequence[Compared]) -> list[str]:
+def conclusions(family: Sequence[Compared], score: Score = ACCURACY) -> list[str]:
     """What the data show, what they do not, and whether the circuits helped: sentences, nothing else.
 
     Judged is by the corrected p alone; where it is not below 0.05 no net is called better.
 
     Args:
         family: Every comparison that was made, corrected over all of them.
+        score: What was compared; accuracies as fractions by default.
     """
     if not family:
         return ["No two nets could be compared, so nothing can be said of any difference."]
@@ -340,16 +387,17 @@ def conclusions(family: Sequence[Compared]) -> list[str]:
     pairs: dict[tuple[str, str], list[Compared]] = {}
     for each in family:
         pairs.setdefault((each.name, each.other), []).append(each)
-    return [first, *map(_on_pair, pairs.values()), *_on_circuits(family)]
+    told = [_on_pair(compared, score) for compared in pairs.values()]
+    return [first, *told, *_on_circuits(family, score)]
 
 
-def _on_pair(compared: Sequence[Compared]) -> str:
+def _on_pair(compared: Sequence[Compared], score: Score) -> str:
     name, other = compared[0].name, compared[0].other
     shown = [each for each in compared if each.found.shown(each.corrected)]
     told = [
-        f"{better} did better than {worse}{_at(which)}, by {_points(which)}"
-        for better, worse, sign in ((name, other, 1), (other, name, -1))
-        if (which := [each for each in shown if sign * each.found.difference > 0])
+        f"{better} did better than {worse}{_at(which)}, by {_points(which, score)}"
+        for better, worse, larger in ((name, other, score.larger), (other, name, not score.larger))
+        if (which := [each for each in shown if (each.found.difference > 0) is larger])
     ]
     rest = [each for each in compared if each not in shown]
     open_ = [each for each in rest if not math.isnan(each.corrected)]
@@ -366,19 +414,20 @@ def _on_pair(compared: Sequence[Compared]) -> str:
     return sentence if sentence.startswith((name, other)) else sentence[0].upper() + sentence[1:]
 
 
-def _on_circuits(family: Sequence[Compared]) -> list[str]:
+def _on_circuits(family: Sequence[Compared], score: Score) -> list[str]:
     kinds = list(dict.fromkeys(each.control for each in family if each.control))
     return [
-        _on_control([each for each in family if each.control == kind], alone=len(kinds) == 1)
+        _on_control([each for each in family if each.control == kind], score, alone=len(kinds) == 1)
         for kind in kinds
     ]
 
 
-def _on_control(beside: Sequence[Compared], alone: bool) -> str:
+def _on_control(beside: Sequence[Compared], score: Score, alone: bool) -> str:
     others = "" if alone else f" ({_listed(list(dict.fromkeys(each.other for each in beside)))})"
     it = "" if alone else " over it"
     shown = [each.found.difference for each in beside if each.found.shown(each.corrected)]
-    won, lost = sum(gap > 0 for gap in shown), sum(gap < 0 for gap in shown)
+    won = sum((gap > 0) is score.larger for gap in shown)
+    lost = len(shown) - won
     told = (
         f"Beside {beside[0].control}{others}, the circuit did better in {won} of "
         f"{_counted(len(beside), 'case')} and worse in {lost}; in {len(beside) - won - lost} no difference "
@@ -409,6 +458,6 @@ def _at(compared: Sequence[Compared]) -> str:
     return f" at {_listed(wheres)}" if wheres else ""
 
 
-def _points(compared: Sequence[Compared]) -> str:
-    gaps = [f"{abs(100 * each.found.difference):.1f}" for each in compared]
-    return f"{_listed(gaps)} points"
+def _points(compared: Sequence[Compared], score: Score) -> str:
+    gaps = [score.tell(abs(each.found.difference)) for each in compared]
+    return f"{_listed(gaps)} {score.unit}{'' if score.larger else ' less'}"

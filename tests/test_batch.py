@@ -40,6 +40,7 @@ BASE = {"name": "b", "recipe": "digits_quanv"}
 
 # Python imports `sitecustomize` as it starts. This one takes the place of `qnnkit run`: an epoch of the
 # hybrid net takes `warmup_epochs` seconds, metrics.jsonl is its checkpoint, hidden=99 fails, 98 fails once.
+# A language model has a loss in place of an accuracy, and its own net is a reference.
 STAND_IN = """
 import sys
 if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
@@ -67,14 +68,17 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
                 (folder / "notebooks" / "03_train.failed.ipynb").write_text("{}")
                 print("qnnkit: Notebook 03_train.ipynb stopped: It diverged.", flush=True)
                 os._exit(2)
+            text = "text_llama" in words
+            net, column = ("reference", "validation_loss") if text else ("hybrid", "validation_accuracy")
             done = len(workspace.read_lines(folder / "metrics.jsonl"))
             for epoch in range(done + 1, settings["epochs"] + 1):
                 time.sleep(settings["warmup_epochs"])
                 score = (1 - abs(settings.get("learning_rate", 0) - 0.3)) * epoch / settings["epochs"]
-                row = {"event": "epoch", "net": "hybrid", "seed": settings.get("seed", 0), "epoch": epoch}
-                workspace.append_line(folder / "metrics.jsonl", row | {"validation_accuracy": score})
-            row = {"event": "test", "net": "hybrid", "seed": settings.get("seed", 0)}
-            workspace.append_line(folder / "metrics.jsonl", row | {"validation_accuracy": score})
+                score = 4 - score if text else score
+                row = {"event": "epoch", "net": net, "seed": settings.get("seed", 0), "epoch": epoch}
+                workspace.append_line(folder / "metrics.jsonl", row | {column: score})
+            row = {"event": "test", "net": net, "seed": settings.get("seed", 0)}
+            workspace.append_line(folder / "metrics.jsonl", row | {column: score})
             workspace.write_json(folder / "result.json", {"score": score})
     except SystemExit as error:
         status = error.code
@@ -377,7 +381,20 @@ BAD = [
     ({"optuna": OPTUNA, "seeds": [1]}, "`optuna` excludes `seeds`"),
     ({"optuna": OPTUNA, "random": {"n": 1, "space": {"epochs": [1]}}}, "`optuna` excludes `random`"),
     ({"optuna": {**OPTUNA, "sampler": "tep"}}, "`optuna.sampler` must be 'tpe' or 'random'"),
-    ({"optuna": {**OPTUNA, "metric": "test_accuracy"}}, "Test images are looked at once, at the end"),
+    ({"optuna": {**OPTUNA, "metric": "test_accuracy"}}, "The test split is looked at once, at the end"),
+    (
+        {"optuna": {**OPTUNA, "metric": "validation_loss"}},
+        "`optuna.metric` must be validation_accuracy for this recipe",
+    ),
+    (
+        {"recipe": ["digits_quanv", "digits_clip"]},
+        "`batch` must be of runs with one kind of score, but is 'accuracy (digits_quanv) and recall@1 "
+        "(digits_clip)'. Make a batch of each",
+    ),
+    (
+        {"recipe": "text_llama", "settings": {"min_accuracy": 0.9}},
+        "`min_accuracy` must be left out where nets are compared by loss, but is 0.9. Use max_loss.",
+    ),
     ({"optuna": {**OPTUNA, "space": {"hidden": [1, 0]}}}, "`hidden` must be greater than or equal to 1"),
     ({"workers": 0}, "`workers` must be greater than or equal to 1, but is 0. It means: Runs at a time"),
     ({"retries": -1}, "`retries` must be greater"),
@@ -533,12 +550,12 @@ def test_a_batch_runs_and_is_kept(stand_in, home):
         {"learning_rate": 0.1, "seed": 0},
         {"learning_rate": 0.1, "seed": 1},
     ]
-    assert outcomes[-1].accuracy == pytest.approx(1.0) and outcomes[-1].progress == 1
+    assert outcomes[-1].validation == pytest.approx(1.0) and outcomes[-1].progress == 1
     folder = home / "batches" / "b"
     assert batch.read("batches/b") == outcomes == batch.read(folder)
     assert yaml.safe_load((folder / "batch.yaml").read_text()) == content
     listed = json.loads((folder / "batch.json").read_text())
-    assert listed.keys() == {"name", "recipe", "runs"} and listed["runs"][0].keys() == {
+    assert listed.keys() == {"name", "recipe", "score", "runs"} and listed["runs"][0].keys() == {
         "id",
         "folder",
         "settings",
@@ -805,7 +822,7 @@ def test_the_picture_shows_what_matters_where_not_all_fits():
         outcome(id="good", state="finished"),
     ]
     outcomes.append(
-        outcome(id="now", state="running", net="hybrid", seed=0, epoch=3, accuracy=0.5, progress=0.3)
+        outcome(id="now", state="running", net="hybrid", seed=0, epoch=3, validation=0.5, progress=0.3)
     )
     console = Console(width=110, record=True, file=io.StringIO())
     console.print(table.picture(outcomes, 100.0, rows=5))
@@ -883,8 +900,8 @@ STUDY = {
 }
 
 
-def trials(home, name="b"):
-    """The trials of the study as another program reads them: (number, state, values, parameters)."""
+def study_of(home, name="b"):
+    """The study as another program reads it."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -893,7 +910,12 @@ def trials(home, name="b"):
     storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     (study,) = optuna.get_all_study_summaries(storage)
-    return optuna.load_study(study_name=study.study_name, storage=storage).get_trials()
+    return optuna.load_study(study_name=study.study_name, storage=storage)
+
+
+def trials(home, name="b"):
+    """Its trials: number, state, values, parameters."""
+    return study_of(home, name).get_trials()
 
 
 def test_a_sampler_proposes_learns_and_prunes(stand_in, home):
@@ -921,6 +943,33 @@ def test_a_sampler_proposes_learns_and_prunes(stand_in, home):
     more = stand_in(optuna={**STUDY, "n_trials": 9, "pruner": "none"}, workers=1)
     more["settings"] = content["settings"]
     assert len(quietly(more)[0]) == 9
+
+
+def test_of_a_loss_the_least_is_best(stand_in, home):
+    study = {**STUDY, "n_trials": 3, "pruner": "none", "metric": "validation_loss"}
+    outcomes, told = quietly(stand_in(recipe="text_llama", optuna=study))
+    found = trials(home)
+    for each in found:
+        assert each.value == pytest.approx(3 + abs(each.params["learning_rate"] - 0.3))
+    assert study_of(home).best_value == min(each.value for each in found)
+    by_run = {each.user_attrs["run"]: each.value for each in found}
+    assert {each.id: each.validation for each in outcomes} == pytest.approx(by_run), "of the last epoch"
+    assert any(f"validation loss {by_run[outcomes[0].id]:.3f} nats / token" in line for line in told)
+    assert json.loads((home / "batches" / "b" / "batch.json").read_text())["score"] == "loss"
+    assert batch.frame(outcomes)["validation loss"].tolist() == [each.validation for each in outcomes]
+
+
+def test_a_batch_of_an_earlier_version_is_read_as_its_recipe_says():
+    for recipe, name in (
+        ("digits_quanv", "accuracy"),
+        (["digits_clip", "digits_clip_full"], "recall_1"),
+        ("text_adapter", "loss"),
+        ("gone", "accuracy"),
+        ([], "accuracy"),
+        (None, "accuracy"),
+    ):
+        assert state.score_of({"recipe": recipe}).name == name
+    assert state.score_of({"recipe": "digits_quanv", "score": "loss"}).name == "loss"
 
 
 def test_a_killed_study_goes_on_as_undisturbed(stand_in, home):
@@ -1007,7 +1056,7 @@ def test_real_runs_stop_cleanly_fail_alone_and_go_on(home, pictures):
     status, text = finish(home, content)
     good, bad = written(home)
     assert status == 1, text
-    assert good.state == "finished" and good.accuracy is not None and good.progress == 1
+    assert good.state == "finished" and good.validation is not None and good.progress == 1
     for name in ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze"):
         assert (good.folder / "notebooks" / f"{name}.ipynb").exists()
     assert bad.state == "failed" and bad.notebook is not None and bad.notebook.exists()

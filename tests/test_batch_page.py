@@ -142,13 +142,21 @@ def test_the_table_says_what_the_runs_say(four):
     rows = page.rows()
     good = rows["digits-good"]
     assert (good["n_layers"], good["learning_rate"], good["state"]) == ("2", "0.01", "finished")
-    assert good["hybrid, test (%)"] == "94.0 ± 12.7"  # t of two values: 12.706 * 1 point
-    assert good["classical, test (%)"] == "89.0 ± 12.7"
-    assert (good["validation (%)"], good["weights"], good["s / epoch"]) == ("96.0", "24 + 12,658", "0.50")
+    assert good["hybrid, test accuracy (%)"] == "94.0 ± 12.7"  # t of two values: 12.706 * 1 point
+    assert good["classical, test accuracy (%)"] == "89.0 ± 12.7"
+    assert (good["validation accuracy (%)"], good["weights"], good["s / epoch"]) == (
+        "96.0",
+        "24 + 12,658",
+        "0.50",
+    )
     assert "1 verdict" in good["verdicts, notebooks"]
     assert "min_accuracy: pass: test accuracy of 94.0 % reaches 90.0 %" in good["verdicts, notebooks"]
     lost = rows["digits-lost"]
-    assert lost["state"] == "failed" and lost["hybrid, test (%)"] == "" and lost["validation (%)"] == "50.0"
+    assert (
+        lost["state"] == "failed"
+        and lost["hybrid, test accuracy (%)"] == ""
+        and lost["validation accuracy (%)"] == "50.0"
+    )
     assert "not finite at epoch 2, batch 3." in lost["verdicts, notebooks"]
     assert rows["digits-next"]["state"] == "waiting" and rows["digits-next"]["learning_rate"] == "none"
     assert "It has no folder yet." in rows["digits-next"]["verdicts, notebooks"]
@@ -200,6 +208,31 @@ def test_a_shared_best_names_them_all(space):
     assert told in read(space)[1].text
 
 
+def test_of_a_loss_the_least_is_best(space):
+    """In its own units; a run that is compared by another number keeps out of the table."""
+    for id_, loss in (("text-worse", 3.25), ("text-best", 2.5), ("image", 0.5)):
+        folder = space.plan(id_, learning_rate=loss / 100)
+        folder.mkdir(parents=True)
+        rows = [{"net": "hybrid", "seed": 0, "event": "epoch", "epoch": 1, "validation_loss": loss + 0.5}]
+        rows += [rows[0] | {"event": "epoch", "epoch": 2, "validation_loss": loss}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        net = {"net": "hybrid", "score": loss - 0.25, "low": loss - 0.5, "high": loss, "seconds_per_epoch": 1}
+        name = "accuracy" if id_ == "image" else "loss"
+        (folder / "result.json").write_text(json.dumps({"nets": [net], "score": name, "verdicts": []}))
+    path = space.folder / "batch.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": "text_adapter", "score": "loss"}))
+    html, page = read(space)
+    told = "Best validation loss of 2 finished runs: 2.500 nats / token, with learning_rate 0.025. It is the "
+    assert told + "smallest of 2 numbers" in page.text and "Its test loss was not used to choose" in page.text
+    row = page.rows()["text-best"]
+    assert row["hybrid, test loss (nats / token)"] == "2.250 ± 0.250"
+    assert row["validation loss (nats / token)"] == "2.500" and "loss (less is better): mean" in page.text
+    assert embedded(html)["text-best"]["curves"]["hybrid"]["validation"] == [3.0, 2.5], "no percentages"
+    other = page.rows()["image"]
+    assert other["hybrid, test loss (nats / token)"] == "" and other["state"] == "unfinished"
+    assert "are compared by accuracy, those of the batch by loss." in other["verdicts, notebooks"]
+
+
 def test_nothing_has_finished(space):
     space.plan("a", n_layers=1)
     assert "No run has finished yet" in read(space)[1].text
@@ -210,8 +243,8 @@ def test_curves_are_means_over_seeds(four):
     data = embedded(html)
     curve = data["digits-good"]["curves"]["hybrid"]
     assert curve["epoch"] == [1, 2, 3] and curve["loss"] == [1.04, 0.04, -0.29333]
-    assert curve["accuracy"] == pytest.approx([89.333, 92.667, 96.0], abs=1e-3)
-    assert data["digits-good"]["curves"]["classical"]["accuracy"][-1] == pytest.approx(91.0)
+    assert curve["validation"] == pytest.approx([89.333, 92.667, 96.0], abs=1e-3)
+    assert data["digits-good"]["curves"]["classical"]["validation"][-1] == pytest.approx(91.0)
     assert data["digits-next"]["curves"] == {}
 
 
@@ -309,9 +342,13 @@ def test_a_classical_reference_stands_beside_hybrid_nets(space):
         path.write_text(path.read_text().replace('"hybrid"', '"reference"'))
     html, page = read(space)
     row = page.rows()["without"]
-    assert row["state"] == "finished" and row["reference, test (%)"].startswith("84.0")
-    assert row["validation (%)"] == "86.0" and row["weights"] == "24 + 12,658" and row["s / epoch"] == "0.50"
-    assert page.rows()["with"]["reference, test (%)"] == ""
+    assert row["state"] == "finished" and row["reference, test accuracy (%)"].startswith("84.0")
+    assert (
+        row["validation accuracy (%)"] == "86.0"
+        and row["weights"] == "24 + 12,658"
+        and row["s / epoch"] == "0.50"
+    )
+    assert page.rows()["with"]["reference, test accuracy (%)"] == ""
     assert embedded(html)["without"]["curves"].keys() == {"reference", "classical"}
 
 

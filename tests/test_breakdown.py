@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, Quanv2d, breakdown, circuits, data, recipes
+from qnnkit import QuantumLayer, Quanv2d, breakdown, circuits, data, recipes, runs
 from qnnkit.breakdown import table
 from qnnkit.config import TrainingConfig
 from qnnkit.tasks import Classification
@@ -216,11 +216,48 @@ def test_every_strategy_is_measured_or_says_why_not(measured):
     for row in measured:
         assert row.change.endswith(".")
         if row.name == "batch 128":
-            assert row.why == "The training split has 100 images only."
-            assert row.seconds_per_image is None and row.seconds_per_epoch is None
+            assert row.why == "The training split has 100 samples only."
+            assert row.seconds_per_sample is None and row.seconds_per_epoch is None
         else:
-            assert row.why == "" and row.seconds_per_image > 0
-            assert row.seconds_per_epoch == pytest.approx(row.seconds_per_image * 100)
+            assert row.why == "" and row.seconds_per_sample > 0
+            assert row.seconds_per_epoch == pytest.approx(row.seconds_per_sample * 100)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("name", "settings", "rows"),
+    [
+        (
+            "digits_clip",
+            {"n_qubits": 2, "n_layers": 1, "patch_size": 8},
+            ["lightning.qubit", "default.qubit", "batched", "batch 2", "batch 4", "batch 8", "n_layers 1",
+             "frozen", "frozen, cached", "float32", "bfloat16"],
+        ),
+        (
+            "text_adapter",
+            {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000},
+            ["batch 2", "batch 4", "batch 8", "float32", "bfloat16"],
+        ),
+    ],
+)  # fmt: skip
+def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path, monkeypatch):
+    for number in range(12):
+        words = f"{number}. " + "the cat sat on the mat and a dog ran. " * 8
+        (tmp_path / f"{number}.txt").write_text(words)
+    place = {"data_dir": str(tmp_path)} if name.startswith("text") else {}
+    config = recipes.recipe(name).override(batch_size=4, **settings, **place)
+    monkeypatch.setattr(table, "LAYERS", (1,))
+    splits = runs.Run(tmp_path, config).load_data()
+    found = breakdown.strategies(config, splits, seconds=1.0)
+    assert [row.name for row in found] == rows
+    for row in found:
+        if row.name == "frozen, cached":
+            assert row.why == "This model takes no features in place of its data."
+        elif row.seconds_per_sample is None:
+            assert "its share of the time was" in row.why, row
+        else:
+            assert row.seconds_per_epoch == pytest.approx(row.seconds_per_sample * len(splits.train))
+    assert sum(row.seconds_per_sample is not None for row in found) >= 3
 
 
 def bench(splits, seconds=1.0):
@@ -237,7 +274,7 @@ def test_what_cannot_be_measured_says_why(splits, monkeypatch):
     tool = bench(splits)
     monkeypatch.setattr(type(tool), "build", lambda self, **settings: nn.Identity())
     assert tool.one_by_one(nn.Identity()).row.why.endswith("but is 'lightning.qubit'.")
-    assert tool.cached().row.why == "This model takes no features in place of images."
+    assert tool.cached().row.why == "This model takes no features in place of its data."
     row = table.Strategy("batch", "batch 64", "64 images a step.", None, None)
     slow = table._Turn(row, lambda: 2.0, 64)
     assert not tool.warm_up(slow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -123,6 +124,16 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
     assert set(of_all(splits)) == set(TEXTS) - {"boat.png", "cup.png"}
     assert of_all(splits)["cat.png"] == tuple(TEXTS["cat.png"])
+
+
+def test_an_image_in_two_splits_is_told(tmp_path):
+    folder = pictures(tmp_path / "pictures", [f"{i}.png" for i in range(9)])
+    for i in range(1, 9):
+        shutil.copy(folder / "0.png", folder / f"{i}.png")
+    with_json(folder, {f"{i}.png": f"picture {i}" for i in range(9)})
+    notes = captions(folder, image_size=None, cached=False).notes
+    (note,) = [note for note in notes if note.startswith("Duplicates")]
+    assert note.startswith("Duplicates: 4 of 4 images of validation and test stand in an earlier split too")
 
 
 def test_a_caption_is_one_line_and_stands_once(tmp_path):

@@ -243,13 +243,25 @@ def test_a_weight_that_is_missing_is_not_drawn_at_random(tmp_path):
     )
 
 
-def test_a_hub_name_without_network(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE forbids to ask the Hub"),
+        (
+            "ENDPOINT",
+            "http://127.0.0.1:9",
+            "the Hugging Face Hub cannot be reached ([Errno 111]",
+        ),
+    ],
+)
+def test_a_hub_name_without_network(monkeypatch, caplog, name, value, why):
+    """One sentence at once, where the Hub's own client would try for a minute, and say so each time."""
     import huggingface_hub.constants
 
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, name, value)
     told = refusal(ValueError, causal_lm, "meta-llama/Llama-3.2-3B")
     assert "be a causal language model that can be read here, but is 'meta-llama/Llama-3.2-3B'" in told
-    assert "Give a local folder with config.json" in told
+    assert "Give a local folder with config.json" in told and why in told and not caplog.records
 
 
 def test_a_model_that_brings_code_runs_none_of_it(tmp_path):

@@ -35,7 +35,7 @@ def test_a_flat_name_means_one_setting():
 
 SAVING = ("save_every_steps", "save_every_minutes", "keep_checkpoints", "gradient_samples")
 MEMORY = ("gradient_checkpointing", "on_oom")
-CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy")
+CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
 # One other value per setting; a new setting asks for a line here.
 OTHERS = {
     "recipe": "mine", "seed": 7, "n_seeds": 5, "controls": ["frozen_random"], "device": "cpu",
@@ -53,10 +53,12 @@ OTHERS = {
     "stem_stride": 4, "frozen_backbone": True, "augmentation": "affine", "variant": "letters",
     "initialisation": "gaussian", "gradient_checkpointing": True,
     "sequence_length": 32, "vocabulary": 300, "tokenizer": "folder", "part": "^ROMEO$", "composers": ["bach"],
-    "transpose": 2, "size": "small", "patch_size": 4, "head": "linear", "adapter": "qpa",
+    "transpose": 2, "overlap": 8, "size": "small", "patch_size": 4, "head": "linear", "adapter": "qpa",
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True, "chunk": 16,
+    "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",
     "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
+    "min_recall": 0.85, "max_loss": 2.5,
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from qnnkit import cli, report, runs
+from qnnkit import cli, recipes, report, runs
 
 GB = 1e9
 ROW = {"event": "test", "epochs": 12, "test_loss": 0.1, "best_epoch": 3, "quantum": 24, "classical": 1,
@@ -49,6 +49,47 @@ def test_accuracy(tmp_path, accuracies, bound, met, told):
     assert row["measured"] == pytest.approx(sum(accuracies) / len(accuracies))
     assert (row["low"] is None) == (len(accuracies) == 1)
     json.dumps(row, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "bound", "values", "told"),
+    [
+        ("text_llama", "max_loss", 2.5, [2.0, 2.1, 2.2], "pass: test loss of 2.100 nats / token reaches "
+                                                        "2.500 nats / token."),
+        ("text_llama", "max_loss", 2.2, [2.0, 2.1, 2.2], "pass: test loss of 2.100 nats / token reaches "
+            "2.200 nats / token, though the interval over seeds reaches up to 2.348 nats / token."),
+        ("text_llama", "max_loss", 2.0, [2.0, 2.1, 2.2], "fail: test loss of 2.100 nats / token is above "
+            "2.000 nats / token, though the interval over seeds reaches down to 1.852 nats / token."),
+        ("text_llama", "max_loss", 1.0, [2.1], "fail: test loss of 2.100 nats / token is above 1.000 nats / "
+                                               "token, with one seed."),
+        ("digits_clip", "min_recall", 0.5, [0.6, 0.6, 0.6], "pass: test recall@1 of 60.0 % reaches 50.0 %."),
+        ("digits_clip", "min_accuracy", 0.0, [0.6, 0.6], "not judged: min_accuracy = 0, but the nets of this "
+                                                         "run are compared by recall@1: use min_recall."),
+        ("text_llama", "min_accuracy", 0.9, [2.1], "not judged: min_accuracy = 0.9, but the nets of this run "
+                                                   "are compared by loss: use max_loss."),
+    ],
+)  # fmt: skip
+def test_other_scores(tmp_path, recipe, name, bound, values, told):
+    run = runs.Run(tmp_path, recipes.recipe(recipe).override(**{name: bound}))
+    column = f"test_{run.score.name}"
+    epochs = run.config.training.epochs
+    for seed, value in enumerate(values):
+        run.log("metrics", ROW | {"net": run.nets[0], "seed": seed, "epochs": epochs, column: value})
+    row = only(run, name)
+    assert row["sentence"] == told
+    assert row["met"] == {"pass": True, "fail": False}.get(told.split(":")[0])
+
+
+def test_a_bound_on_a_score_that_the_nets_do_not_have_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"`min_accuracy` must be left out where nets are compared by recall"
+    ):
+        runs.open_run(tmp_path / "run", "digits_clip", min_accuracy=0.9)
+    assert not (tmp_path / "run" / "config.json").exists()
+    runs.open_run(tmp_path / "begun", "digits_quanv")
+    with pytest.raises(ValueError, match=r"`max_loss` must be .* but is 2. Use min_accuracy."):
+        runs.open_run(tmp_path / "begun", max_loss=2)
+    assert not (tmp_path / "begun" / "criteria.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -324,9 +324,9 @@ runs.open_run({folder!r}, "text_adapter", **tiny, controls=["lora"], epochs=1, n
 )
 def test_other_data_go_through_every_notebook(prelude: str, kept: set, told: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in runs.NOTEBOOKS]
+    paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in (*runs.NOTEBOOKS, "05_benchmark")]
     prelude = prelude.format(folder=str(folder))
-    given = {"recipe": None, "run_dir": str(folder), "plateau_qubits": 2, "n_worst": 1}
+    given = {"recipe": None, "run_dir": str(folder), "plateau_qubits": 2, "n_worst": 1, "budget": 0.3}
     done = run_cells(*paths, prelude=prelude, **given)
     assert done.returncode == 0, done.stderr
     assert kept <= {path.stem for path in (folder / "figures").glob("*.png")}

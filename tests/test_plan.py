@@ -292,3 +292,13 @@ def test_a_ledger_forgets_what_is_freed():
         _ = third.view(10, 100).T  # views hold nothing of their own
         third.add_(1)
     assert ledger.peak == 8000 and ledger.work.operations == 4
+
+
+def test_four_bits_are_for_frozen_weights_alone():
+    four, whole = llama(lora_rank=4, four_bit=True), llama(lora_rank=4)
+    saved, usual = (predicting.predict(each, measured=False) for each in (four, whole))
+    linear = 4 * (4 * 128 * 128 + 3 * 128 * 344)  # embedding, norms and head stay
+    assert saved.less_on_cuda == round(3.484 * linear) and usual.less_on_cuda == 0
+    assert usual.on_accelerator - saved.on_accelerator == saved.less_on_cuda
+    with pytest.raises(ValueError, match="`four_bit` must come with a lora_rank"):
+        plan.of_transformer("llama", "tiny", four_bit=True)

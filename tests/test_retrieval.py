@@ -26,6 +26,16 @@ def by_hand(queries, candidates, right: set[tuple[int, int]], k: int) -> float:
     return hits / len(queries)
 
 
+def test_what_cannot_be_compared_is_never_found():
+    pairs = torch.tensor([[0, 0], [1, 1], [2, 2]])
+    good, broken = torch.eye(3), torch.full((3, 3), torch.nan)
+    for images, texts in ((good, broken), (broken, good), (broken, broken)):
+        assert set(recall(images, texts, pairs, ranks=(1, 2)).values()) == {0.0}
+    good[1] = torch.nan
+    found = recall(good, torch.eye(3), pairs, ranks=(1,))
+    assert found["image_to_text_recall_1"] == pytest.approx(2 / 3), "the others are found all the same"
+
+
 @pytest.mark.parametrize("rows", [3, 512])
 def test_recall_with_several_captions(rows, monkeypatch):
     monkeypatch.setattr(retrieval, "ROWS", rows)

@@ -17,14 +17,14 @@ from PIL import Image
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-from qnnkit import cli, models, plots, recipes, report, runs
+from qnnkit import cli, models, plots, recipes, report, runs, stats, workspace
 from qnnkit.models.quanv import QuanvNet
 from qnnkit.plots.study import stamped
 from qnnkit.report.tables import latex
 
 SEEDS = 3
 TABLES = {"conclusions.txt", "runs.csv", "means.csv", "means.tex", "comparisons.csv", "comparisons.tex"}
-DRAWN = {"accuracy", "curves", "fractions", "costs"}
+DRAWN = {"scores", "curves", "fractions", "costs"}
 
 
 class Workspace:
@@ -213,7 +213,7 @@ def test_comparisons_are_paired_and_corrected_over_the_table(study):
     assert sorted(table["p_holm"]) == pytest.approx(expected.tolist())
     told = report.conclusions(table)
     assert told[0].startswith("Of 4 comparisons over the same seeds and splits, 2 show a difference")
-    assert told[0].endswith("Percentages are shares of the training images.")
+    assert told[0].endswith("Percentages are shares of the training data.")
     assert told[1] == (
         "frozen hybrid did better than frozen classical at 50 %, by 9.9 points; no difference is shown at "
         "100 %."
@@ -222,8 +222,8 @@ def test_comparisons_are_paired_and_corrected_over_the_table(study):
         "cnn reference did better than frozen hybrid at 100 %, by 5.0 points; no difference is shown at 50 %."
     )
     assert told[3].startswith("Beside the classical control of equal size, the circuit did better in 1 of 2")
-    assert told[4].startswith("All seeds saw the same training, validation and test images at a fraction:")
-    assert "not the choice of the training images or of the test images" in told[4] and len(told) == 5
+    assert told[4].startswith("All seeds saw the same training, validation and test data at a fraction:")
+    assert "not the choice of the training data or of the test data" in told[4] and len(told) == 5
 
 
 def test_hybrid_nets_of_different_models_are_compared(space):
@@ -326,6 +326,72 @@ def test_other_data_are_not_compared(space, data, why):
     assert why in (space.folder / "study" / "conclusions.txt").read_text()
 
 
+def of_texts(space, id_, recipe, data="one", **losses):
+    """A finished run as its folder tells it, with a loss per net and seed."""
+    nets = list(losses)
+    settings = {"n_seeds": 3, "epochs": 1, "controls": nets[1:]}
+    folder = space.plan(id_, {"recipe": recipe})
+    folder.mkdir(parents=True)
+    config = recipes.recipe(recipe).override(**settings).model_dump(mode="json")
+    name = stats.SCORES["loss" if recipe.startswith("text") else "recall_1"].name
+    watched = "validation_loss" if name == "loss" else "validation_accuracy"
+    for net, values in losses.items():
+        for seed, value in enumerate(values):
+            row = {"net": net, "seed": seed, "best_epoch": 1, watched: value, "quantum": 3, "classical": 5}
+            epoch = {"net": net, "seed": seed, "event": "epoch", "epoch": 1, watched: value}
+            test = {"event": "test", f"test_{name}": value, "test_loss": value, "seconds_per_epoch": 0.5}
+            for each in (epoch, row | test | {"test_perplexity": math.exp(value)}):
+                workspace.append_line(folder / "metrics.jsonl", each)
+    for file, content in (("config", config), ("result", {"nets": []}), ("provenance", {"data": data})):
+        (folder / f"{file}.json").write_text(json.dumps(content))
+    path = space.folder / "batch.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": [recipe], "score": name}))
+
+
+ADAPTER, LORA = [2.500, 2.510, 2.490], [2.600, 2.613, 2.588]
+
+
+def test_of_a_loss_the_least_is_better(space):
+    of_texts(space, "text", "text_adapter", hybrid=ADAPTER, lora=LORA)
+    study = report.write_study(space.folder)
+    assert study is not None and study.score.name == "loss"
+    [row] = report.means(study.frame, study.score).query("net == 'hybrid'").to_dict("records")
+    assert row["loss"] == pytest.approx(2.5) and row["perplexity"] == pytest.approx(math.exp(2.5), rel=1e-4)
+    told = report.conclusions(report.comparisons(study.frame, study.score)[0], study.score)
+    assert told[1] == "text_adapter hybrid did better than text_adapter lora, by 0.100 nats per token less."
+    assert told[2].startswith("Beside LoRA, which has no circuit, the circuit did better in 1 of 1 case and")
+    means = report.told_means(report.means(study.frame, study.score), study.score)
+    assert {"loss (nats / token)", "perplexity"} < set(means) and "accuracy (%)" not in means
+    table = report.told_comparisons(report.comparisons(study.frame, study.score)[0], study.score)
+    assert table["difference (nats per token)"].tolist() == ["−0.100"]
+    place = space.folder / "study"
+    assert "test loss of hybrid nets minus" in (place / "comparisons.tex").read_text()
+    with Image.open(place / "scores.png") as image:
+        assert image.text["Title"] == "Test loss"
+    page = CliRunner().invoke(cli.app, ["report", str(space.folder)]).output
+    assert "- text_adapter hybrid did better than text_adapter lora, by 0.100 nats per token less." in page
+
+
+def test_a_run_of_another_score_is_left_out(space):
+    scores = {"hybrid": [0.5, 0.6, 0.7], "classical": [0.4, 0.41, 0.45]}
+    of_texts(space, "clip", "digits_clip", **scores)
+    space.plan("image", {}).mkdir(parents=True)
+    for name in ("config.json", "metrics.jsonl", "result.json", "provenance.json"):
+        content = (space.root / "runs" / "clip" / name).read_text()
+        (space.root / "runs" / "image" / name).write_text(content.replace("digit_captions", "digits"))
+    path = space.folder / "batch.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": ["digits_clip"]}))  # no score in it
+    study = report.read_study(space.folder)
+    assert study.score.name == "recall_1" and study.frame["recall_1"].tolist() == [
+        *scores["hybrid"],
+        *scores["classical"],
+    ]
+    [why] = study.left_out
+    assert why.endswith("its nets are compared by accuracy, those of the batch by recall@1.")
+    axes = report.figures(study)["costs"].axes[0]
+    assert axes.get_ylabel() == "test recall@1 (%), 95 % interval" and axes.lines[0].get_ydata() == [60]
+
+
 # --- what is written ---------------------------------------------------------------------------------------
 
 
@@ -415,7 +481,7 @@ def test_more_models_than_colours_are_tables_only(space):
         space.finish(f"run-{index}", "frozen", HIGH, scores, name=f"model {index}")
         if index == 6:
             report.write_study(space.folder)
-            assert (space.folder / "study" / "accuracy.pdf").exists()
+            assert (space.folder / "study" / "scores.pdf").exists()
     report.write_study(space.folder)
     assert not list((space.folder / "study").glob("*.p[nd][gf]")), "figures of an earlier state"
     assert (space.folder / "study" / "means.csv").exists()
@@ -441,7 +507,7 @@ def test_report_of_a_batch(study):
     assert f"Report: {study.folder / 'report.html'}" in told.output
     page = (study.folder / "report.html").read_text()
     assert "frozen hybrid did better than frozen classical at 50 %" in page
-    assert 'href="study/means.tex"' in page and 'href="study/accuracy.pdf"' in page
+    assert 'href="study/means.tex"' in page and 'href="study/scores.pdf"' in page
     refused = CliRunner().invoke(cli.app, ["report", "--verify", str(study.folder)])
     assert isinstance(refused.exception, ValueError) and "is a batch" in str(refused.exception)
 
@@ -503,7 +569,7 @@ def test_nothing_overlaps(models_, fractions, n_seeds):
     seeds, found, curves, costs = arrays(models_, fractions, n_seeds)
     last = {key: each[1.0] for key, each in found.items()}
     for figure in (
-        plots.study_accuracies(found, seeds),
+        plots.study_scores(found, seeds),
         plots.study_curves(curves),
         plots.study_fractions(found),
         plots.study_costs(last, costs),
@@ -536,9 +602,7 @@ def test_models_have_colours_and_nets_have_markers():
         assert looks[5] == (plots.COLOURS[2], "P"), "the reference stands in every panel"
         assert axes.get_xscale() == "log" and axes.get_xticks().tolist() == [50, 100]
         assert [label.get_text() for label in axes.get_xticklabels()] == ["50", "100"]
-    alone = plots.study_accuracies(
-        *({k: v for k, v in each.items() if k[0] == "a"} for each in (found, seeds))
-    )
+    alone = plots.study_scores(*({k: v for k, v in each.items() if k[0] == "a"} for each in (found, seeds)))
     dots = [line for line in alone.axes[0].lines if line.get_marker() == "."]
     assert len({line.get_color() for line in dots}) == 5, "of one model, colour tells the nets"
     assert len(dots[0].get_xdata()) == 3
@@ -552,7 +616,7 @@ def test_costs_that_nobody_recorded_are_said_to_be_missing():
     assert weights.get_xscale() == seconds.get_xscale() == "log"
     assert [axes.get_xlabel() for axes in (weights, circuits, seconds)] == [
         "trained weights",
-        "circuits per image",
+        "circuits per sample",
         "training time of an epoch (s)",
     ]
 

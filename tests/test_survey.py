@@ -6,13 +6,13 @@ import copy
 import json
 import time
 
-import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
 
-from qnnkit import cli, data, measure, placement, recipes, runs, survey, train
-from qnnkit.survey import apart, clock, form, operations, whole, words
+from qnnkit import cli, data, measure, placement, recipes, report, runs, survey, train
+from qnnkit.runs import nets
+from qnnkit.survey import apart, clock, form, operations, printed, samples, whole, words
 
 CPU, PLANTED = torch.device("cpu"), torch.device("cpu:0")  # torch takes the second for a device of its own
 
@@ -363,10 +363,9 @@ def test_the_recipes_own_net_is_measured(surveyed):
 
 def test_an_update_is_as_many_passes_as_are_accumulated(toy, tmp_path, monkeypatch):
     config, splits = toy
-    batch = tmp_path / "batch.npz"
-    np.savez(batch, images=splits.train.images[:16].numpy(), labels=splits.train.labels[:16].numpy())
+    samples.write(samples.of(splits, 16, 100), tmp_path)
     question = {"config": config.model_dump(mode="json"), "device": "cpu", "precision": "bfloat16"}
-    question |= {"batch": str(batch), "n_classes": 10, "n_images": 200, "n_samples": 100, "seconds": 0.0}
+    question |= {"sample": str(tmp_path), "seconds": 0.0}
     monkeypatch.setattr(placement, "thread_counts", lambda: [1, 2])
     passes, forward = [], train.Stepper.forward
     monkeypatch.setattr(
@@ -381,9 +380,10 @@ def test_an_update_is_as_many_passes_as_are_accumulated(toy, tmp_path, monkeypat
 
 
 def test_files_tell_nets_apart_by_what_an_epoch_does(toy):
-    config, splits = toy
-    digest = survey.net._digest(config, splits, 100)
-    assert digest == survey.net._digest(config.override(epochs=3, learning_rate=0.5, threads=2), splits, 100)
+    config, sizes = toy[0], toy[1].sizes
+    digest = survey.net._digest(config, sizes, 100)
+    assert digest == "fb31a7d4ede4b1b0", "files of earlier versions are compared with those of this one"
+    assert digest == survey.net._digest(config.override(epochs=3, learning_rate=0.5, threads=2), sizes, 100)
     for other in (
         config.override(batch_size=32),
         config.override(hidden=3),
@@ -393,8 +393,19 @@ def test_files_tell_nets_apart_by_what_an_epoch_does(toy):
         config.override(label_smoothing=0.3),
         config.override(backend="default.qubit"),
     ):
-        assert digest != survey.net._digest(other, splits, 100)
-    assert digest != survey.net._digest(config, splits, 101)
+        assert digest != survey.net._digest(other, sizes, 100)
+    assert digest != survey.net._digest(config, sizes, 101)
+
+
+def test_a_model_in_a_folder_is_the_same_on_every_machine(tmp_path):
+    digests = []
+    for name, content in (("here", "{}"), ("there", "{}"), ("other", '{"hidden_size": 8}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+        config = recipes.recipe("text_adapter").override(pretrained=str(tmp_path / name))
+        digests.append(survey.net._digest(config, {"vocabulary": 100, "length": 16}, 10))
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[0] != survey.net._digest(config, {"vocabulary": 100, "length": 32}, 10)
 
 
 def test_the_cpu_is_not_asked_for_a_precision_in_which_it_does_not_train(toy):
@@ -430,13 +441,95 @@ def test_a_frozen_part_is_computed_before_as_in_training(toy):
     sizes = {"channels": 1, "image_size": (8, 8), "n_classes": 10, "seed": 0}
     images = splits.train.images[:3]
     frozen = config.override(trainable=False)
+    batch = images, splits.train.labels[:3]
     net = models.build(frozen.model, backend="batched", **sizes)
-    assert survey.net.seen(net, images, frozen, CPU, 100).is_floating_point()
-    assert survey.net.seen(net, images, frozen, CPU, 10**12) is images, "too many to keep"
+    assert nets.given(net, batch, frozen.training, 100)[0].is_floating_point() and net.training
+    assert nets.given(net, batch, frozen.training, 10**12)[0] is images, "too many to keep"
     augmented = frozen.override(augmentation="affine")
-    assert survey.net.seen(net, images, augmented, CPU, 100) is images, "others in every epoch"
+    assert nets.given(net, batch, augmented.training, 100)[0] is images, "others in every epoch"
     trained = models.build(config.model, backend="batched", **sizes)
-    assert survey.net.seen(trained, images, config, CPU, 100) is images
+    assert nets.given(trained, batch, config.training, 100)[0] is images
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A folder of text, in files enough for three splits."""
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(12):
+        (folder / f"{number}.txt").write_text(f"{number}. " + "the cat sat on the mat and a dog ran. " * 8)
+    return folder
+
+
+TEXT = {"sequence_length": 16, "vocabulary": 260, "batch_size": 4}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("digits_clip", {"n_qubits": 2, "n_layers": 1, "patch_size": 8, "batch_size": 4}),
+        ("text_llama", TEXT),
+        ("text_adapter", {**TEXT, "adapter_weights": 3000}),
+    ],
+)
+def test_captions_and_tokens_are_measured_as_images_are(texts, tmp_path, recipe, settings):
+    """In the process that has not the data: what the files tell is enough for a training step."""
+    if recipe.startswith("text"):
+        settings = {**settings, "data_dir": str(texts)}
+    config = recipes.recipe(recipe).override(accumulation=2, **settings)
+    splits = runs.Run(tmp_path, config).load_data()
+    sample = samples.of(splits, 4)
+    samples.write(sample, tmp_path)
+    kept = samples.read(tmp_path)
+    assert (len(kept), kept.n_samples, kept.n_all) == (4, len(splits.train), sample.n_all)
+    assert all(torch.equal(kept.batch[name], tensor) for name, tensor in sample.batch.items())
+    question = {"config": config.model_dump(mode="json"), "device": "cpu", "precision": "float32"}
+    found = survey.net.here({**question, "sample": str(tmp_path), "seconds": 0.0, "over_threads": False})
+    assert found["samples_per_second"] == pytest.approx(2 * 4 / found["update"]["median"])
+    assert found["seconds_per_epoch"] == pytest.approx(len(splits.train) / found["samples_per_second"])
+    parts = [found[name]["least"] for name in ("forward", "backward", "optimizer")]
+    assert min(parts) > 0 and found["peak_bytes"] > 50e6
+    assert (found["n_trained"] < 0.1 * found["n_weights"]) == (recipe == "text_adapter")
+    tokens = found.get("tokens_per_second")
+    expected = None if recipe == "digits_clip" else pytest.approx(16 * found["samples_per_second"])
+    assert tokens == expected
+    kind = data.kind(config.data.dataset)
+    row = {"device": "cpu", "precision": "float32", **found}
+    net = form.Net(
+        recipe=recipe, kind=kind, digest="0", n_weights=row.pop("n_weights"), n_trained=row.pop("n_trained"),
+        batch_size=4, accumulation=2, n_samples=kept.n_samples, data_bytes=1, settings=[row], sentences=[],
+    )  # fmt: skip
+    TypeAdapter(form.Net).validate_python(net)
+    text = "\n".join(printed._net(net))
+    noun = "pairs" if recipe == "digits_clip" else "blocks"
+    assert f"{kept.n_samples:,} {noun} an epoch" in " ".join(text.split()) and f"{noun}/s" in text
+    assert ("tokens/s" in text) == recipe.startswith("text")
+    assert ("of them trained" in text) == (recipe == "text_adapter")
+
+
+def test_the_report_of_a_run_tells_which_device_was_faster(surveyed, tmp_path):
+    run = runs.Run(tmp_path, recipes.recipe("digits_clip"))
+    assert report.run._surveyed(run) == [], "nobody has measured"
+    found = copy.deepcopy(surveyed[0])
+    told = "An epoch takes 0.5 s on cuda:0 in float32; cpu in float32 3 times as long."
+    found["sections"]["net"]["sentences"] = [told]
+    found["machine"]["name"] = "Tesla T4"
+    survey.write(tmp_path / "machine.json", found)
+    assert report.run._surveyed(run) == [f"Measured on Tesla T4: {told}"]
+    (tmp_path / "machine.json").write_text("half")
+    assert report.run._surveyed(run) == []
+
+
+def test_which_device_takes_how_much_memory_is_said():
+    rows = [
+        {"device": name, "precision": precision, "peak_bytes": n}
+        for precision, n in (("float32", 4 * 10**8), ("bfloat16", 10**8))
+        for name in ("cpu", "cuda:0")
+    ]
+    assert list(survey.net._memory(rows)) == [
+        "Memory at the peak in float32: 400 MB on cpu, 400 MB on cuda:0."
+    ]
+    assert list(survey.net._memory(rows[:1])) == []
 
 
 # --- the whole ---------------------------------------------------------------------------------------------
@@ -738,7 +831,10 @@ def test_compare_prints_and_draws(command, machines, tmp_path):
         (["--samples", "-3"], "`--samples` must be above 0"),
         (["--recipe", "digit_quanv"], "Did you mean 'digits_quanv'?"),
         (["--recipe", "folder_quanv"], "`data_dir` must"),
-        (["--recipe", "digits_clip"], "`recipe` must have labelled images, but is 'digits_clip'"),
+        (["--recipe", "captions_clip"], "`data_dir` must"),
+        (["--recipe", "text_adapter"], "`data_dir` must"),
+        (["--recipe", "music_llama", "--set", "data_dir=none"], "`data_dir` must be an existing folder"),
+        (["--recipe", "digits_clip", "--set", "model=quanv"], "`model` must take captions"),
         (["--run-dir", "none"], "must hold a run"),
         (["--set", "epocs=2"], "Did you mean 'epochs'?"),
     ],

@@ -12,7 +12,8 @@ import torch
 
 from qnnkit.data import tokenizer as tokenizers
 from qnnkit.data.text import counts, text
-from qnnkit.data.text_files import documents
+from qnnkit.data.text_chat import encoded
+from qnnkit.data.text_files import Document, documents
 from qnnkit.data.tokens import IGNORED
 
 SPEAKERS = ("ROMEO", "JULIET", "NURSE")
@@ -90,8 +91,12 @@ def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path)
             archive.write(path, path.relative_to(tmp_path))
     zipped, _ = documents(tmp_path / "books.zip")
     assert [document.text for document in zipped] == [document.text for document in found]
-    kept, _ = documents(folder, "/1")
-    assert [document.name for document in kept] == ["austen/1.txt", "austen/10.txt", "austen/11.txt"]
+    kept = filter(None, documents(folder, "/1")[0])
+    assert [document.name for document in kept] == [
+        "austen/1.txt",
+        "austen/10.txt",
+        "austen/11.txt",
+    ]
 
 
 def test_an_address_is_read_like_a_path(shakespeare, tmp_path, monkeypatch):
@@ -115,7 +120,7 @@ def test_line_ends_and_the_mark_of_windows_are_taken_off(tmp_path):
 def test_part_and_its_complement_share_no_speech_and_leave_none_out(shakespeare, part, speakers):
     def speeches(part):
         found = documents(shakespeare, part)[0]
-        return [speech for document in found for speech in document.text.split("\n\n")]
+        return [speech for document in found if document for speech in document.text.split("\n\n")]
 
     kept, others = speeches(part), speeches(f"!{part}")
     assert {speech.partition(":")[0] for speech in kept} == speakers
@@ -123,10 +128,28 @@ def test_part_and_its_complement_share_no_speech_and_leave_none_out(shakespeare,
     assert sorted(kept + others) == sorted(play().split("\n\n"))
 
 
+def test_what_a_part_is_tested_on_stands_in_the_test_of_the_whole(shakespeare):
+    """So a base trained on the whole has not seen it."""
+    seed = {"split_seed": 3, "validation_fraction": 0.2, "test_fraction": 0.2}
+    whole, nurse = (text(shakespeare, **SMALL, **seed, part=part) for part in (None, "NURSE"))
+    for name in SPLITS:
+        said = written(nurse, name).replace(tokenizers.END, "\n\n").strip().split("\n\n")
+        assert len(said) > 2 and all(speech in written(whole, name) for speech in said[:-1])
+
+
+def test_a_document_in_two_splits_is_told(tmp_path):
+    records = [{"text": f"The same words as number {i % 5}, long enough for a block."} for i in range(60)]
+    notes = text(jsonl(tmp_path / "a.jsonl", records), **SMALL).notes
+    (told,) = [note for note in notes if note.startswith("Duplicates")]
+    assert told.startswith("Duplicates: 12 of 12 documents of validation and test stand in an earlier split")
+
+
 def test_part_is_told_and_looks_at_the_source_of_records(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)])
     found, notes = documents(path, "a")
-    assert [document.text for document in found] == ["Number 0", "Number 2", "Number 4"]
+    assert [document and document.text for document in found] == [
+        "Number 0", None, "Number 2", None, "Number 4", None
+    ]  # fmt: skip
     assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
 
@@ -137,16 +160,16 @@ def test_no_token_is_lost_but_the_last_block_of_a_split(shakespeare):
     splits = text(shakespeare, **SMALL, validation_fraction=0.2, test_fraction=0.2)
     found, _ = documents(shakespeare)
     joined = {name: written(splits, name) for name in SPLITS}
-    left = 0
     for name in SPLITS:
         part = splits.split(name)
         assert torch.equal(part.labels, part.input_ids) and part.n_predicted == 15 * len(part)
         whole = [document for document in found if document.text in joined[name]]
         rest = len(joined[name]) - sum(len(document.text) + len(tokenizers.END) for document in whole)
-        left += rest > 0
+        assert -len(tokenizers.END) <= rest < max(len(document.text) for document in found), (
+            "of a document that is cut"
+        )
         *_, note = splits.notes
         assert f"in {name}" in note
-    assert left <= 3
     bytes_of = {name: counts(splits)[name]["tokens"] for name in SPLITS}
     total = sum(len(document.text) + 1 for document in found)
     lost = [int(word) for word in splits.notes[-1].replace(",", "").split() if word.isdigit()][1:]
@@ -386,6 +409,18 @@ def test_a_template_that_refuses(tmp_path):
     assert "only adds to what it wrote" in refusal(ValueError, path, tokenizer=tmp_path / "own")
 
 
+def test_a_line_after_the_end_of_an_answer_brings_no_second_end(tmp_path):
+    own = tokenizers.trained(["user assistant hello"] * 9, 300)
+    own.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    asked = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"})
+    ids, labels = encoded(Document("a", "a", "", asked), own)
+    assert own.decode(ids) == f"<user>hi{own.eos_token}\n<assistant>yo{own.eos_token}\n"
+    assert own.decode(labels[labels != IGNORED]) == f"yo{own.eos_token}\n"
+
+
 # --- the real thing ----------------------------------------------------------------------------------------
 
 
@@ -399,7 +434,7 @@ def test_tinyshakespeare():
     n_tokens = sum(each["tokens"] for each in told.values())
     assert 1_115_394 / n_tokens > 2.3, "characters a token"
     assert told["validation"]["tokens"] / n_tokens == pytest.approx(0.1, abs=0.01)
-    kept = documents(root, "^(GLOUCESTER|KING RICHARD III)$")[0]
-    others = documents(root, "!^(GLOUCESTER|KING RICHARD III)$")[0]
+    speakers = "^(GLOUCESTER|KING RICHARD III)$"
+    kept, others = (list(filter(None, documents(root, part)[0])) for part in (speakers, f"!{speakers}"))
     assert sum(len(document.text) for document in kept + others) == pytest.approx(1_115_394, rel=0.01)
     assert all(document.text.startswith(("GLOUCESTER:", "KING RICHARD III:")) for document in kept)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qnnkit.adapters.methods.qpa import QPAConfig
     from qnnkit.adapters.methods.quantum_peft import QuantumPeftConfig
     from qnnkit.adapters.methods.quantum_token import QuantumTokenConfig
-    from qnnkit.adapters.sizes import config, count, names, table
+    from qnnkit.adapters.sizes import config, count, names, size, table
     from qnnkit.adapters.targets import linear_layers, matched
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "config",
     "count",
     "names",
+    "size",
     "table",
     "load",
     "register",
@@ -48,6 +49,7 @@ _HOMES = {
     "config": "sizes",
     "count": "sizes",
     "names": "sizes",
+    "size": "sizes",
     "table": "sizes",
     "load": "attach",
     "linear_layers": "targets",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+SEEDS = ("seed", "projection_prng_key")
+"""Settings from which quantum adapters draw angles, and VeRA its projections."""
 
 
 def adapt(
@@ -39,7 +41,8 @@ def adapt(
         name: "lora", "vera", "quantum_peft" or another method that PEFT knows.
         n_weights: About how many weights it trains; None leaves that to `options` and the defaults.
         targets: As PEFT's `target_modules`; None for what PEFT adapts in models of this type.
-        seed: Fixes initial weights; the caller's generators are left alone.
+        seed: Fixes initial weights, a circuit's angles and VeRA's projections among them; the caller's
+            generators are left alone.
         options: Other settings of the method's configuration.
 
     Raises:
@@ -60,6 +63,9 @@ def adapt(
         step = "Merge it first, build the model anew, or put a saved one beside it by adapters.load."
         raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
     chosen: Any = config(name, n_weights=n_weights, model=model, targets=targets, **options)
+    for own in SEEDS:  # these methods draw from a number of their own, whatever the generators' state
+        if hasattr(chosen, own) and own not in options:
+            setattr(chosen, own, seed)
     if chosen.task_type is None and callable(getattr(model, "generate", None)):
         chosen.task_type = "CAUSAL_LM"  # so that PEFT's own classes load it by its folder alone
     require(model, getattr(chosen, "target_modules", None))

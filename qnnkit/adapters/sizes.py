@@ -38,7 +38,8 @@ def config(
 
     What is given in `options` stays; of the rest the combination nearest to `n_weights` is taken, and of
     equally near ones that which is nearest to usual. A quantum adapter with `train_circuit=False` is sized as
-    if its circuit trained: so it is the same adapter, and differs in nothing else.
+    if its circuit trained: so it is the same adapter, and differs in nothing else. LoRA's alpha is twice its
+    rank unless it is given.
 
     Args:
         name: "lora", "vera", "quantum_peft", "qpa", "quantum_token" or another method that PEFT knows.
@@ -70,7 +71,7 @@ def config(
         rule = "be a method that adapts linear layers, to have targets or n_weights"
         raise ValueError(checks.message("name", rule, name, "Choose lora, vera, quantum_peft or qpa."))
     if n_weights is None:
-        return known[name](**options)
+        return _scaled(known[name](**options), options)
     if model is None:
         step = "Give the base model, whose layers decide the count."
         raise ValueError(checks.message("model", "be given with n_weights", None, step))
@@ -83,7 +84,22 @@ def config(
         rule = "have a rank r to choose"
         step = "Leave n_weights out, and give the settings that decide the size."
         raise ValueError(checks.message("name", rule, name, step))
-    return known[name](**options, r=_rank(known[name], options, model, n_weights))
+    return _scaled(known[name](**options, r=_rank(known[name], options, model, n_weights)), options)
+
+
+def _scaled(chosen: Any, options: Mapping[str, Any]) -> Any:
+    """alpha is twice the rank unless it is given: so updates are scaled alike at every rank."""
+    if "lora_alpha" not in options and hasattr(chosen, "lora_alpha"):
+        chosen.lora_alpha = 2 * chosen.r
+    return chosen
+
+
+def size(
+    model: nn.Module, name: str, *, n_weights: int | None = None, targets: Any = None, **options: Any
+) -> int:
+    """How many weights an adapter would train; the arguments are those of `config`."""
+    chosen = config(name, n_weights=n_weights, model=model, targets=targets, **options)
+    return count(on_skeleton(model, chosen))["weights"]
 
 
 def names() -> list[str]:

@@ -55,9 +55,10 @@ def run_batch(
     number = plan.count(config)
     if config.optuna is None:
         runs = plan.plan(config)
+        score = runs[0].score
     else:
         runs = []
-        plan.judge_space(config)
+        score = plan.judge_space(config)
         cluster.need("optuna", "sweep")
     cluster.need("distributed", "cluster")
     batch = batch_folder(config, folder)
@@ -69,7 +70,7 @@ def run_batch(
     workspace.make_folder(state.control(batch))
     workspace.write_bytes(batch / "batch.yaml", as_yaml(config).encode())
     if config.optuna is None or not (batch / "batch.json").exists():  # a study writes its runs itself
-        state.write_runs(batch, config.name, config.recipe, runs)
+        state.write_runs(batch, config.name, config.recipe, runs, score)
     with _session(batch) as session, progress(batch, echo) as shown:
         _tell_plan(config, runs, number, shown.line)
         if runs and all(state.finished(run.folder) for run in runs):
@@ -87,7 +88,7 @@ def run_batch(
             else:
                 from qnnkit.batch import sweep
 
-                sweep.finish(crew)
+                sweep.finish(crew, score)
     return state.read(batch)
 
 

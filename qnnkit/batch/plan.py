@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from qnnkit import checks, recipes, workspace
 from qnnkit.config import PLACEMENT, RunConfig, Settings, flat_names
+from qnnkit.stats import Score
 
 MOST_RUNS = 10_000
 """More are a slip: a number with a zero too many, or one list too long."""
@@ -97,8 +98,8 @@ class OptunaConfig(Settings):
     """Epochs of a run that the median pruner never judges."""
     space: dict[str, Space] = Field(min_length=1)
     """Setting -> a list of choices, or {low, high, log, int}."""
-    metric: Literal["validation_accuracy"] = "validation_accuracy"
-    """What is maximised: the hybrid net's, as a mean over its seeds. Never the test images."""
+    metric: Literal["validation_accuracy", "validation_loss"] | None = None
+    """What chooses, of the run's own net as a mean over seeds; None takes what the kind of work has."""
 
 
 class BatchConfig(Settings):
@@ -152,6 +153,13 @@ class Planned:
     def folder(self) -> Path:
         """Where it runs; shared by all batches that ask for the same experiment."""
         return workspace.home().absolute() / "runs" / f"{self.config.recipe}-{self.id}"
+
+    @property
+    def score(self) -> Score:
+        """The number that its nets are compared by."""
+        from qnnkit.runs import Run
+
+        return Run(self.folder, self.config).score
 
 
 def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
@@ -208,7 +216,7 @@ def _told(error: ValidationError) -> str:
     field = BatchConfig.model_fields.get(str(path[0]) if path else "")
     step = f"It means: {field.description}" if field else "See docs/batch.yaml."
     if name == "optuna.metric":
-        step = "Test images are looked at once, at the end; they never choose a run."
+        step = "The test split is looked at once, at the end; it never chooses a run."
     return checks.message(name, rule, first["input"], step)
 
 
@@ -317,17 +325,17 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         ValueError: A value breaks its rule.
         OSError: Its data_dir is no folder.
     """
-    from qnnkit.runs.folder import check_names  # loads torch, which a worker has no use for
+    # Loads torch, for which a worker has no use.
+    from qnnkit.runs.folder import check_criteria, check_names, in_workspace
 
-    given = {**config.settings, **varied}
+    given = in_workspace({**config.settings, **varied})
     name = given.pop("recipe", config.recipes[0])
-    if isinstance(given.get("data_dir"), str):
-        given["data_dir"] = workspace.data_place(given["data_dir"])
     run = recipes.recipe(name).override(**given)
     if run.training.batch_size == "auto":  # runs of one study could settle on different numbers
         step = "Name a number; qnnkit run --set batch_size=auto finds one."
         raise ValueError(checks.message("batch_size", "be a number in a batch", "auto", step))
     check_names(run)
+    check_criteria(run, given)
     flat = run.flat()  # YAML reads 1e-3 as a text; here it is a number
     words = tuple(f"{name}={json.dumps(flat[name])}" for name in given)
     return Planned(run, {name: flat[name] for name in varied}, words)
@@ -349,22 +357,37 @@ def plan(config: BatchConfig) -> list[Planned]:
             which = f"Run {index} of {number}{f' ({told})' if told else ''}"
             raise ValueError(f"{which} cannot be planned: {error}") from None
         found.setdefault(run.id, run)
-    return list(found.values())
+    runs = list(found.values())
+    first = runs[0]
+    for run in runs:
+        if run.score != first.score:
+            told = f"{first.score.word} ({first.config.recipe}) and {run.score.word} ({run.config.recipe})"
+            step = "Make a batch of each: what one table compares is one number."
+            raise ValueError(checks.message("batch", "be of runs with one kind of score", told, step))
+    return runs
 
 
-def judge_space(config: BatchConfig) -> None:
+def judge_space(config: BatchConfig) -> Score:
     """Judges the corners of a sampler's space as runs, before anything is written.
 
+    Returns:
+        The number that its runs are compared by.
+
     Raises:
-        ValueError: A value that may be drawn breaks its setting's rule.
+        ValueError: A value that may be drawn breaks its setting's rule, or runs are compared by another
+            number than `metric` says.
         OSError: The data_dir is no folder.
     """
-    space = config.optuna.space if config.optuna else {}
+    assert config.optuna is not None  # as the engine has seen
+    space = config.optuna.space
     first = {
         name: values[0] if isinstance(values, list) else _number(values, values.low)
         for name, values in space.items()
     }
-    planned(config, first)
+    score = planned(config, first).score
+    if config.optuna.metric not in (None, f"validation_{score.on_validation}"):
+        rule, step = f"be validation_{score.on_validation} for this recipe", "Or leave it out."
+        raise ValueError(checks.message("optuna.metric", rule, config.optuna.metric, step))
     for name, values in space.items():
         ends = (
             values
@@ -372,7 +395,10 @@ def judge_space(config: BatchConfig) -> None:
             else [_number(values, each) for each in (values.low, values.high)]
         )
         for value in ends:
-            planned(config, {**first, name: value})
+            if planned(config, {**first, name: value}).score != score:
+                rule = f"leave the kind of score as it is ({score.word})"
+                raise ValueError(checks.message(f"optuna.space.{name}", rule, value, "Drop that value."))
+    return score
 
 
 def _number(span: Range, value: float) -> float | int:

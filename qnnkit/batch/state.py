@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, workspace
+from qnnkit import checks, recipes, workspace
 from qnnkit.checkpoint.restore import stored_file
 from qnnkit.config import MAIN_NETS
+from qnnkit.stats import ACCURACY, SCORES, Score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,8 @@ class Outcome:
     seed: int | None = None
     epoch: int | None = None
     progress: float = 0.0  # share of all epochs of all nets and seeds
-    accuracy: float | None = None  # best of the run's own net on validation images
+    validation: float | None = None  # best of the run's own net on the validation split
+    score: Score = ACCURACY  # what that is, and how it reads
     started: float | None = field(default=None, compare=False)  # time.time() of this attempt
 
 
@@ -70,7 +72,9 @@ def write_failure(folder: Path, how: str, error: str, attempts: int) -> None:
     workspace.write_json(workspace.make_folder(folder) / "failed.json", content)
 
 
-def write_runs(batch: Path, name: str, recipe: str | list[str], runs: Iterable[Any]) -> None:
+def write_runs(
+    batch: Path, name: str, recipe: str | list[str], runs: Iterable[Any], score: Score = ACCURACY
+) -> None:
     """batch.json: which runs belong to the batch.
 
     Args:
@@ -78,11 +82,29 @@ def write_runs(batch: Path, name: str, recipe: str | list[str], runs: Iterable[A
         name: Its name.
         recipe: What its runs start from, one name or several.
         runs: Planned runs.
+        score: The number that their nets are compared by.
     """
     rows = [
         {"id": run.id, "folder": os.path.relpath(run.folder, batch), "settings": run.varied} for run in runs
     ]
-    workspace.write_json(batch / "batch.json", {"name": name, "recipe": recipe, "runs": rows})
+    workspace.write_json(
+        batch / "batch.json", {"name": name, "recipe": recipe, "score": score.name, "runs": rows}
+    )
+
+
+def score_of(content: Mapping[str, Any]) -> Score:
+    """What the nets of a batch are compared by, from what its batch.json says.
+
+    One that an earlier version wrote says nothing of it: then the first of its recipes does.
+    """
+    if content.get("score") in SCORES:
+        return SCORES[content["score"]]
+    from qnnkit import data, tasks
+
+    recipe = content.get("recipe")
+    names = recipe if isinstance(recipe, list) and recipe else [recipe]
+    known = recipes.RECIPES.get(names[0]) if isinstance(names[0], str) else None
+    return ACCURACY if known is None else tasks.SCORES[data.kind(known.data.dataset)]
 
 
 def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list[Outcome]:
@@ -100,18 +122,18 @@ def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list
     if content is None:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
-    known = known or {}
+    known, score = known or {}, score_of(content)
     return [
         known.get(row["id"])
-        or look(row["id"], Path(os.path.normpath(batch / row["folder"])), row["settings"], batch)
+        or look(row["id"], Path(os.path.normpath(batch / row["folder"])), row["settings"], batch, score)
         for row in content["runs"]
     ]
 
 
-def look(id_: str, folder: Path, settings: Mapping[str, Any], batch: Path) -> Outcome:
+def look(id_: str, folder: Path, settings: Mapping[str, Any], batch: Path, score: Score) -> Outcome:
     """How one run stands."""
-    facts: dict[str, Any] = {"id": id_, "folder": folder, "settings": dict(settings)}
-    facts |= _progress(folder)
+    facts: dict[str, Any] = {"id": id_, "folder": folder, "settings": dict(settings), "score": score}
+    facts |= _progress(folder, score)
     if finished(folder):
         return Outcome(**facts | {"state": "finished", "progress": 1.0})
     failure = read_json(folder / "failed.json")
@@ -170,7 +192,7 @@ def content(folder: Path, name: str) -> bytes | None:
     return stored_file(folder, name)
 
 
-def _progress(folder: Path) -> dict[str, Any]:
+def _progress(folder: Path, score: Score) -> dict[str, Any]:
     settings = read_json(work(folder) / "config.json")
     found = rows(folder)
     if settings is None or not found:
@@ -182,22 +204,23 @@ def _progress(folder: Path) -> dict[str, Any]:
         pair = (row["net"], row["seed"])
         done[pair] = epochs if row["event"] == "test" else max(done.get(pair, 0), row.get("epoch", 0))
     last = found[-1]
-    scores = [row["validation_accuracy"] for row in found if row["net"] in MAIN_NETS]
+    column = f"validation_{score.on_validation}"
+    scores = [row[column] for row in found if row["net"] in MAIN_NETS and column in row]
     return {
         "net": last["net"],
         "seed": last["seed"],
         "epoch": last.get("epoch"),
         "progress": min(1.0, sum(done.values()) / total),
-        "accuracy": max(scores) if scores else None,
+        "validation": score.best(scores) if scores else None,
     }
 
 
 def frame(outcomes: Iterable[Outcome]) -> pd.DataFrame:
-    """One row per run: what varies, its state, and its best validation accuracy."""
+    """One row per run: what varies, its state, and its best score on the validation split, as it is kept."""
     import pandas as pd
 
     table = [
-        {"run": each.id, **each.settings, "state": each.state, "validation accuracy": each.accuracy}
+        {"run": each.id, **each.settings, "state": each.state, each.score.validation_word: each.validation}
         | ({"error": each.error} if each.error else {})
         for each in outcomes
     ]

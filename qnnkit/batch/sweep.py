@@ -17,26 +17,29 @@ from qnnkit.batch.cluster import need
 from qnnkit.batch.engine import Crew
 from qnnkit.batch.plan import OptunaConfig, Planned, Range
 from qnnkit.config import MAIN_NETS
+from qnnkit.stats import Score
 
 GRACE = 5
 """Seconds after which a lock on the study counts as left behind: only one command works on a batch."""
 
 
-def finish(crew: Crew) -> None:
+def finish(crew: Crew, score: Score) -> None:
     """Runs what the sampler proposes, until it has proposed n_trials runs.
 
     Args:
         crew: Hands the runs out.
+        score: What they are compared by.
     """
     with _quiet():
-        Sweep(crew).finish()
+        Sweep(crew, score).finish()
 
 
 class Sweep:
     """A study, and the runs of its trials. Only this process speaks with the study."""
 
-    def __init__(self, crew: Crew):
-        self.crew, self.batch = crew, crew.batch
+    def __init__(self, crew: Crew, score: Score):
+        self.crew, self.batch, self.score = crew, crew.batch, score
+        self.watched = f"validation_{score.on_validation}"
         self.config, options = crew.config, crew.config.optuna
         assert options is not None  # as the engine has seen
         self.options: OptunaConfig = options
@@ -80,7 +83,7 @@ class Sweep:
         return self.optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path), lock_obj=lock)),
             study_name=f"{self.config.name}-{_question(self.config)}",
-            direction="maximize",
+            direction="maximize" if self.score.larger else "minimize",
             pruner=self._pruner(),
             load_if_exists=True,
         )
@@ -142,7 +145,7 @@ class Sweep:
         return run
 
     def _state(self, run: Planned) -> str:
-        return state.look(run.id, run.folder, run.varied, self.batch).state
+        return state.look(run.id, run.folder, run.varied, self.batch, self.score).state
 
     def _left_over(self) -> Iterator[Planned]:
         """The trials of an earlier command that were under way, or failed: again, with the same values."""
@@ -199,7 +202,7 @@ class Sweep:
                     continue
                 for trial in self.trials[id_]:
                     if row["epoch"] not in self._told(trial):
-                        trial.report(row["validation_accuracy"], row["epoch"])
+                        trial.report(row[self.watched], row["epoch"])
                         if id_ not in self.pruned and trial.should_prune():
                             self.pruned.add(id_)
                             self.crew.prune(id_)
@@ -211,24 +214,23 @@ class Sweep:
         from optuna.trial import TrialState
 
         for trial in self.trials.pop(run.id, []):
-            score = _score(run) if how == "finished" else None
+            score = self._reached(run) if how == "finished" else None
             if score is not None:
                 self.study.tell(trial, score)
             else:
                 self.study.tell(trial, state=TrialState.PRUNED if how == "pruned" else TrialState.FAIL)
 
     def _write_runs(self) -> None:
-        state.write_runs(self.batch, self.config.name, self.config.recipe, self.runs.values())
+        state.write_runs(self.batch, self.config.name, self.config.recipe, self.runs.values(), self.score)
 
-
-def _score(run: Planned) -> float | None:
-    """The run's own net's validation accuracy at its best epoch, as a mean over seeds; None if it is lost."""
-    found = {
-        row["seed"]: row["validation_accuracy"]
-        for row in state.rows(run.folder)
-        if row["event"] == "test" and row["net"] in MAIN_NETS
-    }
-    return sum(found.values()) / len(found) if found else None
+    def _reached(self, run: Planned) -> float | None:
+        """The run's own net's score on validation at its best epoch, mean over seeds; None if it is lost."""
+        found = {
+            row["seed"]: row[self.watched]
+            for row in state.rows(run.folder)
+            if row["event"] == "test" and row["net"] in MAIN_NETS and self.watched in row
+        }
+        return sum(found.values()) / len(found) if found else None
 
 
 def _question(config: plan.BatchConfig) -> str:

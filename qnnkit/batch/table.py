@@ -70,8 +70,8 @@ class Progress:
             if each.state == before:
                 continue
             told = f"{each.id}  {_settings(each)}  {each.state}"
-            if each.state == "finished" and each.accuracy is not None:
-                told += f"  validation {100 * each.accuracy:.1f} %"
+            if each.state == "finished" and each.validation is not None:
+                told += f"  {each.score.validation_word} {each.score.with_unit(each.validation)}"
             if each.error:
                 told += f": {each.error}"
             self.line(f"{told}  [{summary(outcomes, seconds)}]")
@@ -158,7 +158,7 @@ def picture(outcomes: list[Outcome], seconds: float | None, rows: int = 40) -> A
     shown = sorted(outcomes, key=lambda each: ORDER.index(each.state))[:rows]
     for each in [each for each in outcomes if each in shown]:
         at = f"{each.net} seed {each.seed} epoch {each.epoch or 'last'}" if each.net else ""
-        score = "" if each.accuracy is None else f"{100 * each.accuracy:.1f} %"
+        score = "" if each.validation is None else each.score.with_unit(each.validation)
         elapsed = "" if each.started is None else clock(time.time() - each.started)
         table.add_row(
             each.id,

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from qnnkit import measure, models, train
+from qnnkit import data, measure, models, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.config import RunConfig
-from qnnkit.data import ImageSplits
+from qnnkit.data import ImageSplits, Splits
 from qnnkit.layers import QuantumLayer, circuits_by_layer, circuits_per_image
-from qnnkit.runs.nets import parameter_groups
-from qnnkit.tasks import Classification
+from qnnkit.layers.calling import Given
+from qnnkit.runs.nets import made, parameter_groups, task_of
 
 BATCHES, LAYERS = (64, 128, 256), (1, 2, 3)
 MOST_ROUNDS = 200
@@ -37,7 +37,7 @@ class Strategy:
     name: str
     change: str
     """What is changed, in a sentence."""
-    seconds_per_image: float | None
+    seconds_per_sample: float | None
     """Of a training step, the median of the faster half; None where it was not measured."""
     seconds_per_epoch: float | None
     why: str = ""
@@ -48,7 +48,7 @@ class Strategy:
 
 
 def strategies(
-    config: RunConfig, splits: ImageSplits, *, device: torch.device | str = "cpu", seconds: float = 60.0
+    config: RunConfig, splits: Splits, *, device: torch.device | str = "cpu", seconds: float = 60.0
 ) -> list[Strategy]:
     """What people try to make training faster, each measured on this machine, one change at a time.
 
@@ -57,7 +57,7 @@ def strategies(
 
     Args:
         config: The recipe that is changed; its batch size, layers and precision are what else stays.
-        splits: The images; an epoch is all of its training split.
+        splits: The data; an epoch is all of its training split.
         device: Where to compute.
         seconds: For the whole table, about. A strategy of which one step takes more than its share is not
             measured further, and its row says so; tracing circuits comes on top, a second or so each.
@@ -76,21 +76,21 @@ class _Turn:
 
     row: Strategy
     step: Callable[[], float] | None = None
-    images: int = 0
+    samples: int = 0
     taken: list[float] = field(default_factory=list)
 
 
 @dataclass
 class _Bench:
     config: RunConfig
-    splits: ImageSplits
+    splits: Splits
     device: torch.device
     seconds: float
 
     def rows(self) -> list[Strategy]:
         start = time.perf_counter()
         model = self.build()
-        hybrid = circuits_per_image(model, self.splits.train.images[:1]) > 0
+        hybrid = circuits_per_image(model, self.splits.example()) > 0
         self.share = self.seconds / (14 if hybrid else 5)
         turns = list(self.turns(model, hybrid))
         ready = [turn for turn in turns if turn.step and self.warm_up(turn)]
@@ -109,8 +109,10 @@ class _Bench:
             told = "All circuits of a batch at once, gate by gate."
             yield self.train("simulator", "default.qubit", told, "default.qubit")
             yield self.train("simulator", "batched", "All circuits of a batch as a fused program.", "batched")
-        for size in BATCHES:
-            yield self.train("batch", f"batch {size}", f"{size} images a step.", batch_size=size)
+        own = self.config.training.batch_size
+        sizes = BATCHES if isinstance(self.splits, ImageSplits) else (max(1, own // 2), own, 2 * own)
+        for size in dict.fromkeys(sizes):
+            yield self.train("batch", f"batch {size}", f"{size} samples a step.", batch_size=size)
         if hybrid:
             for n in LAYERS:
                 told = f"The ansatz has {n} layer{'s' * (n > 1)}."
@@ -122,15 +124,10 @@ class _Bench:
             yield self.train("precision", precision, told, precision=precision)
 
     def build(self, backend: str | None = None, **settings: Any) -> nn.Module:
-        splits = self.splits
-        return models.build(
-            self.config.model.model_copy(update=settings),
-            channels=splits.channels,
-            image_size=splits.image_size,
-            n_classes=splits.n_classes,
-            seed=self.config.seed,
-            backend=backend or self.config.backend,
-        )
+        changed = {"model": self.config.model.model_copy(update=settings)}
+        changed |= {"backend": backend or self.config.backend}
+        main = "hybrid" if models.has_circuit(self.config.model) else "reference"
+        return made(self.config.model_copy(update=changed), self.splits, main, self.config.seed)
 
     def train(
         self,
@@ -147,28 +144,31 @@ class _Bench:
         size, train = batch_size or self.config.training.batch_size, self.splits.train
         row = Strategy(group, name, change, None, None)
         if batch_size and size > len(train):
-            return _Turn(replace(row, why=f"The training split has {len(train)} images only."))
+            return _Turn(replace(row, why=f"The training split has {len(train)} samples only."))
         try:
             model = self.build(backend, **settings)
         except (ValueError, NotImplementedError) as error:  # such as a device that is not there
             return _Turn(replace(row, why=_first_line(error)))
-        return self.steps(row, model, train.images[:size], precision)
+        return self.steps(row, model, self.batch(size), precision)
 
-    def steps(self, row: Strategy, model: nn.Module, images: Tensor, precision: str | None = None) -> _Turn:
+    def batch(self, size: int) -> Any:
+        return next(iter(self.splits.batches("train", size, shuffle=False)))
+
+    def steps(self, row: Strategy, model: nn.Module, batch: Any, precision: str | None = None) -> _Turn:
         config = self.config.training
         config = config.model_copy(update={"precision": precision or config.precision})
-        config = config.model_copy(update={"accumulation": 1})
-        task, groups = Classification(label_smoothing=config.label_smoothing), parameter_groups(model, config)
-        labels = self.splits.train.labels[: len(images)]
+        config = config.model_copy(update={"accumulation": 1, "augmentation": "none"})
+        task = task_of(config, data.kind(self.config.data.dataset))
+        groups = parameter_groups(model, config)
         stepper = train.Stepper(model, task, config, groups, self.device)
 
         def step() -> float:
             start = time.perf_counter()
-            stepper((images, labels))
+            stepper(batch)
             measure.synchronize(self.device)
             return time.perf_counter() - start
 
-        return _Turn(row, step, len(images))
+        return _Turn(row, step, len(batch["input_ids"] if isinstance(batch, dict) else batch[0]))
 
     def warm_up(self, turn: _Turn) -> bool:
         """Traces circuits and measures backends; whether the steps may be repeated."""
@@ -190,16 +190,16 @@ class _Bench:
         faster = sorted(turn.taken)[
             : (len(turn.taken) + 1) // 2
         ]  # in the others, other processes had their turn
-        return self.row_of(turn.row, statistics.median(faster) / turn.images)
+        return self.row_of(turn.row, statistics.median(faster) / turn.samples)
 
     def row_of(self, row: Strategy, seconds: float) -> Strategy:
-        return replace(row, seconds_per_image=seconds, seconds_per_epoch=seconds * len(self.splits.train))
+        return replace(row, seconds_per_sample=seconds, seconds_per_epoch=seconds * len(self.splits.train))
 
     def one_by_one(self, model: nn.Module) -> _Turn:
         change = "Each circuit by itself; the circuits alone, scaled up from a few."
         row = Strategy("simulator", "lightning.qubit", change, None, None)
         try:
-            found = one_by_one(model, self.splits.train.images[:1], seconds=self.share / 8)
+            found = one_by_one(model, self.splits.example(), seconds=self.share / 8)
         except (ValueError, RuntimeError) as error:
             return _Turn(replace(row, why=_first_line(error)))
         return _Turn(self.row_of(row, found.seconds_per_image))
@@ -210,11 +210,11 @@ class _Bench:
         row = Strategy("circuit", "frozen, cached", change, None, None)
         model: Any = self.build(trainable=False, frozen_backbone=True).to(self.device)
         if getattr(model, "steady_part", None) is None:
-            return _Turn(replace(row, why="This model takes no features in place of images."))
-        images = self.splits.train.images[: self.config.training.batch_size]
+            return _Turn(replace(row, why="This model takes no features in place of its data."))
+        images, labels = self.batch(self.config.training.batch_size)
         with torch.no_grad():
             features = model.eval().features(images.to(self.device)).cpu()
-        return self.steps(row, model, features)
+        return self.steps(row, model, (features, labels))
 
 
 def _first_line(error: Exception) -> str:
@@ -233,13 +233,13 @@ class OneByOne:
 
 
 def one_by_one(
-    model: nn.Module, image: Tensor, *, backend: str = "lightning.qubit", seconds: float = 0.5
+    model: nn.Module, image: Given, *, backend: str = "lightning.qubit", seconds: float = 0.5
 ) -> OneByOne:
     """Times a few of a model's circuits on a simulator that runs them one by one, and scales up.
 
     Args:
         model: Holds `QuantumLayer`s that run for the image; those of one shape are taken to cost the same.
-        image: A batch of one, as the model takes it.
+        image: A batch of one, as the model takes it: one tensor, or several by name.
         backend: PennyLane device.
         seconds: About how long one round of circuits of one shape may take; four are run.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,8 @@ import numpy as np
 import torch
 
 from qnnkit import checks
+from qnnkit.data import duplicates
+from qnnkit.data.duplicates import Content
 from qnnkit.data.images import Picture, fit
 from qnnkit.data.places import first
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, hold_out, stratified_split
@@ -148,31 +149,20 @@ def split_stack(
 
     train, validation, test = map(gather, parts)
     splits = ImageSplits(name, train, validation, test, classes, stack.notes)
-    found = duplicates(splits)
-    return replace(splits, notes=(*stack.notes, found)) if found else splits
-
-
-def duplicates(splits: ImageSplits) -> str:
-    """A sentence on images that stand in more than one split, pixel for pixel; "" where none does."""
-    seen: dict[bytes, tuple[str, int]] = {}  # digest -> the split and row that had it first
-    pairs, otherwise = [], 0
-    for name in SPLITS:
-        part = splits.split(name)
-        labels = part.labels.tolist()
-        for row, pixels in enumerate(part.images.numpy()):
-            digest = hashlib.blake2b(pixels.data, digest_size=16).digest()
-            where, other = seen.setdefault(digest, (name, row))
-            if where != name:
-                there = splits.split(where)
-                pairs.append(f"{there.sources[other]} ({where}) = {part.sources[row]} ({name})")
-                otherwise += int(there.labels[other]) != labels[row]
-    if not pairs:
-        return ""
-    labelled = f", {otherwise:,} of them under another label" if otherwise else ""
-    of_all = f"{len(pairs):,} of {len(splits.validation) + len(splits.test):,} images of validation and test"
-    return (
-        f"Duplicates: {of_all} stand in an earlier split too, pixel for pixel{labelled}: {first(pairs, 3)}."
+    found = duplicates.told(
+        {
+            side: [
+                Content(pixels.data, source, label)
+                for pixels, source, label in zip(
+                    part.images.numpy(), part.sources, part.labels.tolist(), strict=True
+                )
+            ]
+            for side, part in zip(SPLITS, (train, validation, test), strict=True)
+        },
+        "images",
+        "pixel for pixel",
     )
+    return replace(splits, notes=(*stack.notes, found)) if found else splits
 
 
 def _require_classes(labels: np.ndarray, classes: tuple[str, ...], parts: Sequence[np.ndarray]) -> None:

@@ -50,8 +50,11 @@ def listing(place: Place) -> Listing:
     captions = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
     if not captions:
         told = f"{file.name} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
-        some = f", such as {first(missing or bare, 1)}" if missing or bare else ""
-        step = f"Put the images beside it, or into images/{some}."
+        if bare and not missing:
+            step = f"Write a caption for each image, such as {first(bare, 1)}."
+        else:
+            some = f", such as {first(missing, 1)}" if missing else ""
+            step = f"Put the images beside it, or into images/{some}."
         raise ValueError(checks.message("root", "hold images that have a caption", told, step))
     notes = []
     if missing:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks
+from qnnkit.data import hub
 
 KINDS = ("words", "bpe")
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"
@@ -119,18 +120,10 @@ class CaptionTokenizer:
         """
         from transformers import AutoTokenizer
 
-        folder = Path(name).expanduser()
-        place = str(folder) if folder.is_dir() else str(name)
         try:
-            try:  # what was fetched before is not asked for again
-                inner: Any = AutoTokenizer.from_pretrained(place, local_files_only=True)
-            except OSError:
-                if folder.is_dir():
-                    raise
-                inner = AutoTokenizer.from_pretrained(place)
-        except Exception as error:  # a damaged file makes the reader raise almost anything
-            reason = str(error).strip().split("\n")[0].rstrip(".!") or type(error).__name__
-            step = f"It was not read: {reason}. Give a folder with tokenizer.json, or train one: 'words'."
+            inner: Any = hub.read(AutoTokenizer, name)
+        except ValueError as error:
+            step = f"It was not read: {error}. Give a folder with tokenizer.json, or train one: 'words'."
             rule = "be a tokenizer that can be read here"
             raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
         own = inner.model_max_length

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks
-from qnnkit.data import fetch
+from qnnkit.data import duplicates, fetch
 from qnnkit.data.arrays import digits
 from qnnkit.data.assemble import Stack, as_size, stack_pictures
 from qnnkit.data.batches import DictBatches
 from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
 from qnnkit.data.captioned_tokens import CaptionTokenizer, tokenizer_of
+from qnnkit.data.duplicates import Content
 from qnnkit.data.idx import mnist
 from qnnkit.data.images import read
 from qnnkit.data.places import MAX_BYTES, Member, Place, first, open_place
@@ -217,7 +218,13 @@ def captions(
         return CaptionSet(images.contiguous(), tuple(by_name[name] for name in sources), sources)
 
     sets = [gather(rows) for rows in parts]
-    return _with_tokens("captions", sets, tokenizer, sequence_length, (*found.notes, *stack.notes))
+    same = {
+        name: [Content(stack.images[row].data, stack.sources[row]) for row in rows]
+        for name, rows in zip(SPLITS, parts, strict=True)
+    }
+    repeated = duplicates.told(same, "images", "pixel for pixel")
+    notes = (*found.notes, *stack.notes, *filter(None, [repeated]))
+    return _with_tokens("captions", sets, tokenizer, sequence_length, notes)
 
 
 def class_captions(

@@ -133,8 +133,7 @@ def by_composer(splits: TokenSplits) -> dict[str, TokenSplits]:
 
 
 def _of(part: TokenSet, composer: str) -> TokenSet:
-    rows = [row for row, source in enumerate(part.sources) if source.partition("/")[0] == composer]
-    return TokenSet(part.input_ids[rows], part.labels[rows], tuple(part.sources[row] for row in rows))
+    return part.at([row for row, source in enumerate(part.sources) if source.partition("/")[0] == composer])
 
 
 def first_pieces(splits: TokenSplits, split: str, n: int) -> list[Piece]:
@@ -212,7 +211,10 @@ def _require(length: int, overlap: int, validation: float, test: float, transpos
         step = "Use 512 to 1,024: a bar is 10 to 25 tokens."
         raise ValueError(checks.message("sequence_length", f"be {SHORTEST} or more", length, step))
     if not 0 <= overlap <= length // 2:
-        rule, step = f"lie in 0..{length // 2}, half a block", "Leave it out for a quarter of a block."
+        rule, step = (
+            f"lie in 0..{length // 2}, half a block of {length}",
+            "Leave it out for a quarter of a block.",
+        )
         raise ValueError(checks.message("overlap", rule, overlap, step))
     if not (min(validation, test) > 0 and validation + test < 1):
         rule = "be above 0, as validation_fraction must, and leave pieces for training"

@@ -78,6 +78,15 @@ def collect(
     return [_read(composer, found[there]) for composer, there in chosen.items()]
 
 
+def composers_in(root: str | Path) -> tuple[str, ...]:
+    """The names of all composers in a folder, zip or file, as `collect` takes them; no piece is read.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+    """
+    return tuple(_listed(root))
+
+
 @dataclass(frozen=True)
 class _File:
     """A file that holds music, not read yet."""

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks
-from qnnkit.data import text_files
+from qnnkit.data import duplicates, text_files
 from qnnkit.data import tokenizer as tokenizers
+from qnnkit.data.duplicates import Content
 from qnnkit.data.sample import seeded
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.text_chat import encoded
-from qnnkit.data.text_files import Document
+from qnnkit.data.text_files import CHARACTERS, Document
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 
@@ -40,7 +41,8 @@ def text(
     `User: ...` and `Assistant: ...` where it has none.
 
     The documents of a split are joined, each with an end-of-text token, and cut into blocks. Which document
-    is in which split depends on `split_seed` alone.
+    is in which split depends on `split_seed` alone, not on `part`: what an adapter to one speaker is tested
+    on was not seen by a base that was trained on all of the same text, with the same seed and shares.
 
     Args:
         root: Where the text lies.
@@ -66,9 +68,12 @@ def text(
         raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
     documents, notes = text_files.documents(root, part)
     rows = _split(len(documents), split_seed, validation_fraction, test_fraction, root)
-    chats = any(document.messages for document in documents)
+    kept = {
+        name: [document for row in rows[name] if (document := documents[row]) is not None] for name in SPLITS
+    }
+    chats = any(document.messages for part in kept.values() for document in part)
     if tokenizer is None:
-        made = tokenizers.trained((documents[row].text for row in rows["train"]), vocabulary)
+        made = tokenizers.trained((document.text for document in kept["train"]), vocabulary)
         notes.append(f"A byte-level BPE of {len(made):,} tokens was trained on the training documents.")
     else:
         made = tokenizers.loaded(tokenizer)
@@ -80,8 +85,7 @@ def text(
         notes.append("The tokenizer has no chat template: chats are written as `User:` and `Assistant:`.")
     packed, lost, unanswered, silent = {}, {}, 0, 0
     for name in SPLITS:
-        chosen = [documents[row] for row in rows[name]]
-        streams = [(document, encoded(document, made)) for document in chosen]
+        streams = [(document, encoded(document, made)) for document in kept[name]]
         answered = [(document, found) for document, found in streams if found is not None]
         unanswered += len(streams) - len(answered)
         packed[name], lost[name], without = _packed(answered, sequence_length)
@@ -89,8 +93,13 @@ def text(
     if short := {name: lost[name] for name in SPLITS if not len(packed[name])}:
         rule = f"hold a block of {sequence_length} tokens for every split"
         told = ", ".join(f"{count:,} tokens in {name}" for name, count in short.items())
-        step = "Lower sequence_length, hold more out, or add text."
+        step = "Lower sequence_length, hold more out, try another split_seed, or add text."
         raise ValueError(checks.message("root", rule, told, step))
+    same = {
+        name: [Content(document.text.encode(), document.name) for document in kept[name]] for name in SPLITS
+    }
+    if repeated := duplicates.told(same, "documents", "letter for letter"):
+        notes.append(repeated)
     if unanswered:
         notes.append(f"Chats left out, without an answer to predict: {unanswered:,}.")
     if any(lost.values()):
@@ -115,7 +124,7 @@ def _split(
     n_validation, n_test = (max(1, round(share * n)) for share in (validation_fraction, test_fraction))
     if n_validation + n_test >= n:
         rule = "hold enough documents for train, validation and test"
-        step = f"Add some to {root}, or put all into one file, which is cut at blank lines."
+        step = f"Add some to {root}: of a single text file, about {CHARACTERS:,} characters are a document."
         raise ValueError(checks.message("root", rule, n, step))
     order = torch.randperm(n, generator=seeded("text", split_seed)).tolist()
     return {

@@ -29,7 +29,8 @@ def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor] | None:
         ]
     else:
         tokens = [(tokenizer(document.text, verbose=False)["input_ids"], True)]
-    if not tokens[-1][0] or tokens[-1][0][-1] != tokenizer.eos_token_id:
+    last = tokens[-1][0] if document.messages else tokens[-1][0][-1:]
+    if tokenizer.eos_token_id not in last:  # templates may write a line's end after it
         tokens.append(([tokenizer.eos_token_id], True))
     input_ids = torch.tensor([token for ids, _ in tokens for token in ids], dtype=torch.int64)
     shown = torch.tensor([predicted for ids, predicted in tokens for _ in ids])

@@ -42,8 +42,10 @@ class Document:
     """What it is made of where only answers are predicted; () for plain text."""
 
 
-def documents(root: str | Path, part: str | None = None) -> tuple[list[Document], list[str]]:
-    """The documents at `root` that `part` keeps, in natural order, and sentences on what was left out.
+def documents(root: str | Path, part: str | None = None) -> tuple[list[Document | None], list[str]]:
+    """The documents at `root`, in natural order, and sentences on what was left out.
+
+    Of which `part` keeps nothing stands as None, so that it does not change which split others are in.
 
     A file (.txt, .md) is a document, and so is a record of JSON lines (.jsonl, .ndjson). A single text file
     is cut into several at blank lines, at about 2,000 characters: what stands between two blank lines, such
@@ -64,7 +66,7 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document]
     texts = [name for name, _ in files if _is(name, TEXT)]
     cut = len(texts) == 1 == len(files)
     found: list[Document] = []
-    n_empty, n_offered, seen = 0, 0, []
+    n_empty = 0
     for name, content in files:
         offered: Iterable[Document]
         if _is(name, RECORDS):
@@ -77,23 +79,22 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document]
             if not document.text.strip():
                 n_empty += 1
                 continue
-            n_offered += 1
-            seen.append(document.heading)
-            if keeps(document.heading):
-                found.append(document)
+            found.append(document)
     notes = [f"Files left out, no text ({', '.join(SUFFIXES)}): {left_out:,}."] if left_out else []
     if n_empty:
         notes.append(f"Empty documents left out: {n_empty:,}.")
-    if not n_offered:
+    if not found:
         step = f"Put {', '.join(SUFFIXES)} files there."
         raise ValueError(checks.message("root", "hold text", str(root), step))
-    if not found:
-        some = places.first(list(dict.fromkeys(seen)))
+    kept = sum(keeps(document.heading) for document in found)
+    if not kept:
+        some = places.first(list(dict.fromkeys(document.heading for document in found)))
         step = f"Headings there: {some}."
         raise ValueError(checks.message("part", "be found in a heading", part, step))
     if part is not None:
-        notes.append(f"part={part!r} keeps {len(found):,} of {n_offered:,} documents or speeches.")
-    return (list(_grouped(found)) if cut else found), notes
+        notes.append(f"part={part!r} keeps {kept:,} of {len(found):,} documents or speeches.")
+    groups = _grouped(found) if cut else ([document] for document in found)
+    return [_joined([each for each in group if keeps(each.heading)]) for group in groups], notes
 
 
 def _contents(path: Path) -> tuple[list[tuple[str, bytes]], int]:
@@ -158,20 +159,23 @@ def _pages(speech: str) -> Iterator[str]:
     yield page.rstrip("\n")
 
 
-def _grouped(speeches: list[Document]) -> Iterator[Document]:
-    """Speeches joined by blank lines to documents of about CHARACTERS."""
+def _grouped(speeches: list[Document]) -> Iterator[list[Document]]:
+    """Speeches that follow each other and make a document of about CHARACTERS together."""
     group: list[Document] = []
     size = 0
     for speech in speeches:
         if group and size + len(speech.text) > CHARACTERS:
-            yield _joined(group)
+            yield group
             group, size = [], 0
         group.append(speech)
         size += len(speech.text) + 2
-    yield _joined(group)
+    yield group
 
 
-def _joined(group: list[Document]) -> Document:
+def _joined(group: list[Document]) -> Document | None:
+    """Speeches as one document, with blank lines between them."""
+    if len(group) < 2:
+        return group[0] if group else None
     return Document(group[0].name, group[0].heading, "\n\n".join(speech.text for speech in group))
 
 

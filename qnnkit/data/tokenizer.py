@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
+from qnnkit.data import hub
 
 END = "<|endoftext|>"
 """The token that ends a document, and fills up where sequences must be equally long."""
@@ -77,19 +78,11 @@ def loaded(name: str | Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    folder = Path(name).expanduser()
-    place = str(folder) if folder.is_dir() else str(name)
     try:
-        try:  # what was fetched before is not asked for again
-            tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-        except OSError:
-            if folder.is_dir():
-                raise
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    except Exception as error:  # a damaged file makes the reader raise almost anything
-        told = str(error).strip().split("\n")[0].rstrip(".!:") or type(error).__name__
+        tokenizer = hub.read(AutoTokenizer, name)
+    except ValueError as error:
         rule = "be a folder or hub name with a tokenizer that can be read here"
-        step = f"It was not read: {told}. Give the folder that a model was saved to, or None to train one."
+        step = f"It was not read: {error}. Give the folder that a model was saved to, or None to train one."
         raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
     if tokenizer.eos_token_id is None:
         step = "Set its eos_token and save it anew."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,11 @@ class TokenSet:
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def at(self, rows: Sequence[int]) -> TokenSet:
+        """Some of the blocks, in this order."""
+        chosen = list(rows)
+        return TokenSet(self.input_ids[chosen], self.labels[chosen], tuple(self.sources[i] for i in chosen))
 
     @property
     def n_predicted(self) -> int:
@@ -77,9 +82,7 @@ class TokenSplits:
         rows = share_of(len(self.train), train_fraction, seed)
         if rows is None:
             return self
-        sources = tuple(self.train.sources[row] for row in rows.tolist())
-        kept = TokenSet(self.train.input_ids[rows], self.train.labels[rows], sources)
-        return replace(self, train=kept)
+        return replace(self, train=self.train.at(rows.tolist()))
 
     def split(self, name: str) -> TokenSet:
         """The split called "train", "validation" or "test"."""

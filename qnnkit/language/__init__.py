@@ -1,12 +1,12 @@
 """What is done with a trained language model: text from it, its loss on held-out text, files of it."""
 
 from qnnkit.language.evaluation import evaluate, without_adapter
-from qnnkit.language.generation import Generated, Sample, generate, samples_before_after
-from qnnkit.language.presets import FOUR_BIT, PRESETS
+from qnnkit.language.generation import Generated, Sample, generate, samples_before_after, speed
+from qnnkit.language.presets import BASES, PRESETS
 from qnnkit.language.saving import merge, save_adapter, save_model
 
 __all__ = [
-    "FOUR_BIT",
+    "BASES",
     "PRESETS",
     "Generated",
     "Sample",
@@ -16,5 +16,6 @@ __all__ = [
     "samples_before_after",
     "save_adapter",
     "save_model",
+    "speed",
     "without_adapter",
 ]

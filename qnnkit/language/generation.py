@@ -13,6 +13,9 @@ from qnnkit import checks
 from qnnkit.checkpoint import own_generators, seed_all
 from qnnkit.language.evaluation import evaluating, without_adapter
 
+QUIET: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+"""As transformers has them where nothing is drawn; others would be warned of."""
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -77,7 +80,8 @@ def generate(
     end = tokenizer.eos_token_id
     known = _encoded(tokenizer, prompt) or [end]
     context = getattr(model.config, "max_position_embeddings", None)
-    drawn = {"temperature": float(temperature), "top_k": top_k or 0} if temperature else {}
+    # All that a published model brings along is said anew, or it would have its way (Llama's top_p is 0.9).
+    shape = {"temperature": float(temperature), "top_k": top_k or 0, "top_p": 1.0} if temperature else QUIET
     written: list[int] = []
     start = time.perf_counter()
     with torch.no_grad(), evaluating(model), own_generators():
@@ -92,7 +96,7 @@ def generate(
                 do_sample=bool(temperature),
                 eos_token_id=end,
                 pad_token_id=end,
-                **drawn,
+                **shape,
             )
             ids = torch.tensor([seen], device=next(model.parameters()).device)
             found = model.generate(
@@ -101,6 +105,32 @@ def generate(
             written += found[0, len(seen) :].tolist()
     seconds = time.perf_counter() - start
     return Generated(tokenizer.decode(written, skip_special_tokens=True), len(written), seconds)
+
+
+def speed(model: Any, ids: torch.Tensor, n: int = 64) -> float:
+    """Tokens per second that a model writes after `ids`, the most likely ones, to no end.
+
+    Args:
+        model: As for `generate`.
+        ids: What it reads first, of shape (1, length).
+        n: Tokens that are written, fewer where the context ends before; four more come first, to warm up.
+    """
+    from transformers import GenerationConfig
+
+    context = getattr(model.config, "max_position_embeddings", None)
+    n = n if context is None else max(1, min(n, context - ids.shape[1]))
+    ids = ids.to(next(model.parameters()).device)
+    seconds = 0.0
+    with torch.no_grad(), evaluating(model):
+        for length in (min(4, n), n):
+            exactly = {"max_new_tokens": length, "min_new_tokens": length}
+            settings = GenerationConfig(**exactly, do_sample=False, pad_token_id=0)
+            start = time.perf_counter()
+            model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
+            ).tolist()  # waits for the device
+            seconds = time.perf_counter() - start
+    return n / seconds
 
 
 def samples_before_after(

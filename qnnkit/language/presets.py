@@ -49,9 +49,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-FOUR_BIT = {
-    "mac": False,  # bitsandbytes computes on CUDA
-    "t4": True,  # 3 billion weights in float16 alone would take 6.4 of 15 GB
-    "a100": False,  # they fit in bfloat16, which is faster than unpacking 4 bits
+BASES: dict[str, dict[str, Any]] = {
+    "mac": {},
+    # 3 billion weights in float16 take 6.4 of 15 GB, where bitsandbytes is missing
+    "t4": {"four_bit": True, "base_precision": "float16"},
+    "a100": {"base_precision": "bfloat16"},  # they fit so, which is faster than unpacking 4 bits
 }
-"""Whether the frozen weights are kept in 4 bits (QLoRA) on that machine: the setting `four_bit`."""
+"""How the frozen weights are kept on that machine: settings of `ModelConfig`."""

@@ -56,10 +56,12 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path, training_config: 
     return path
 
 
-def merge(model: Any) -> Any:
+def merge(model: Any, *, in_place: bool = False) -> Any:
     """The model with its adapter worked into its weights: a plain model of transformers, without PEFT.
 
-    It is a copy, which takes the memory of the model once more; `model` stays as it is.
+    Args:
+        model: Stays as it is: what is merged is a copy, which takes the memory of the model once more.
+        in_place: Uses `model` up, without a copy.
 
     Raises:
         ValueError: The model has no adapter.
@@ -75,7 +77,7 @@ def merge(model: Any) -> Any:
     with warnings.catch_warnings(action="ignore"):
         try:
             if not model.active_peft_config.is_prompt_learning:
-                return copy.deepcopy(model).merge_and_unload()
+                return (model if in_place else copy.deepcopy(model)).merge_and_unload()
             reason = "adds tokens to the input"
         except (AttributeError, NotImplementedError, ValueError) as error:
             reason = str(error).strip().split("\n")[0].rstrip(".") or reason

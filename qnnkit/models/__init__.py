@@ -39,9 +39,10 @@ def _clip(config: ModelConfig, *, seed: int = 0, backend: str = "auto", **sizes:
 def _causal_lm(
     config: ModelConfig, *, seed: int = 0, backend: str = "auto", device: Any = "cpu", **sizes: Any
 ) -> nn.Module:
+    dtype = config.base_precision
     if config.four_bit and str(device) != "meta":
-        return four_bit(str(config.pretrained), device=device, **sizes)
-    return causal_lm(config.pretrained or config.size, seed=seed, device=device, **sizes)
+        return four_bit(str(config.pretrained), device=device, dtype=dtype, **sizes)
+    return causal_lm(config.pretrained or config.size, seed=seed, dtype=dtype, device=device, **sizes)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

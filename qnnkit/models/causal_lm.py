@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 
 from qnnkit import checks
+from qnnkit.data import hub
 from qnnkit.models.blocks import seeded
-from qnnkit.models.pretrained import without_bars
 
 # hidden size, layers, heads, key-value heads, inner size, vocabulary
 LLAMA = {
@@ -177,8 +177,7 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
     def refuse(rule: str, value: str, reason: str) -> ValueError:
         return ValueError(checks.message("model", rule, value, f"{reason} {step}"))
 
-    is_here = folder.is_dir()
-    if is_here and not (folder / "config.json").exists():
+    if folder.is_dir() and not (folder / "config.json").exists():
         adapter = (folder / "adapter_config.json").exists()
         raise refuse(
             "be the folder of a whole model",
@@ -187,22 +186,13 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
             if adapter
             else "It has no config.json.",
         )
-    place = str(folder.absolute()) if is_here else name
-    options |= {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    options |= {"use_safetensors": True, "output_loading_info": True}
     try:
-        with seeded(0), without_bars():  # what is missing would be drawn
-            try:  # what was fetched before is not asked for again
-                model, told = kind.from_pretrained(place, local_files_only=True, **options)
-            except OSError:
-                if is_here or folder.is_absolute():
-                    raise
-                model, told = kind.from_pretrained(place, **options)
-    except Exception as error:  # a damaged file makes the reader raise almost anything
-        reason = str(error).strip().split("\n")[0].rstrip(".!:") or type(error).__name__
-        if "gated" in str(error).lower():
-            reason += " (accept its terms on its page, then log in by `hf auth login`)"
+        with seeded(0):  # what is missing would be drawn
+            model, told = hub.read(kind, name, **options)
+    except ValueError as error:
         rule = "be a causal language model that can be read here"
-        raise refuse(rule, name, f"It was not read: {reason}.") from None
+        raise refuse(rule, name, f"It was not read: {error}.") from None
     if lacking := [*told["missing_keys"], *(key[0] for key in told["mismatched_keys"])]:
         some = f"{len(lacking)} weights, {sorted(lacking)[0]} first, would be left as they are drawn."
         raise refuse("hold every weight of its model", name, f"It does not: {some}")

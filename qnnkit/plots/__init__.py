@@ -8,11 +8,11 @@ from qnnkit.plots.images import class_balance, class_samples, feature_maps, labe
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.landscape import landscape_lines, landscape_plane
 from qnnkit.plots.machines import machines
-from qnnkit.plots.music import loss_matrix, piano_roll
+from qnnkit.plots.music import loss_matrices, loss_matrix, piano_roll
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
 from qnnkit.plots.reach import fidelity_histograms, gradient_variances, spectra
-from qnnkit.plots.study import study_accuracies, study_costs, study_curves, study_fractions
+from qnnkit.plots.study import study_costs, study_curves, study_fractions, study_scores
 from qnnkit.plots.times import benchmark
 
 __all__ = [
@@ -44,15 +44,16 @@ __all__ = [
     "MARKERS",
     "STYLES",
     "benchmark",
-    "study_accuracies",
     "study_curves",
     "study_fractions",
+    "study_scores",
     "study_costs",
     "images_found",
     "captions_found",
     "similarities",
     "piano_roll",
     "loss_matrix",
+    "loss_matrices",
     "robustness",
     "step_parts",
     "strategies",

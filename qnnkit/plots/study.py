@@ -1,4 +1,4 @@
-"""Many runs beside each other: accuracy by model and net, by training fraction, by epoch, by cost.
+"""Many runs beside each other: scores by model and net, by training fraction, by epoch, by cost.
 
 A line is known by its model (colour) and its net (marker and line style); of one model, colour tells nets.
 """
@@ -15,11 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from qnnkit.plots.picture import COLOURS, Picture, inches, picture
+from qnnkit.stats import ACCURACY, Score
 
 Key = tuple[str, str]
 """(model, net)."""
 Spread = tuple[float, float, float]
-"""Mean and both ends of its interval, as fractions; NaN ends are not drawn."""
+"""Mean and both ends of its interval, as they are kept; NaN ends are not drawn."""
 MOST_MODELS = len(COLOURS)
 NETS: dict[str, tuple[str, Any]] = {
     "hybrid": ("o", "-"),
@@ -29,12 +30,14 @@ NETS: dict[str, tuple[str, Any]] = {
     "no_entanglement": ("^", ":"),
     "frozen_random": ("v", "-."),
     "no_quantum": ("D", (0, (5, 1, 1, 1, 1, 1))),
+    "lora": ("s", "--"),
+    "vera": ("D", (0, (5, 1, 1, 1, 1, 1))),
 }
-"""Marker and line style of each net, the same in every figure."""
+"""Marker and line style of each net, the same everywhere; two that never stand together may share one."""
 OTHER = ("X", (0, (1, 2)))
 COSTS = {
     "weights": "trained weights",
-    "circuits": "circuits per image",
+    "circuits": "circuits per sample",
     "seconds": "training time of an epoch (s)",
 }
 COLUMNS = 4
@@ -51,14 +54,17 @@ def stamped(figure: Picture, stamp: str) -> Picture:
     return figure
 
 
-def study_accuracies(
-    found: Mapping[Key, Mapping[float, Spread]], seeds: Mapping[Key, Mapping[float, Sequence[float]]]
+def study_scores(
+    found: Mapping[Key, Mapping[float, Spread]],
+    seeds: Mapping[Key, Mapping[float, Sequence[float]]],
+    score: Score = ACCURACY,
 ) -> Picture:
-    """Test accuracy of every net: a dot per seed, the mean and its interval; a panel per training fraction.
+    """Test score of every net: a dot per seed, the mean and its interval; a panel per training fraction.
 
     Args:
         found: (model, net) -> training fraction -> mean and interval.
-        seeds: (model, net) -> training fraction -> accuracy of each seed.
+        seeds: (model, net) -> training fraction -> score of each seed.
+        score: What it is; accuracies as fractions by default.
     """
     models, fractions, look = _models(found), _fractions(found), _Looks(found)
     names: list[str] = []
@@ -82,14 +88,14 @@ def study_accuracies(
         for key, place in places.items():
             if fraction not in found[key]:
                 continue
-            mean, low, high = (100 * value for value in found[key][fraction])
+            mean, low, high = (score.factor * value for value in found[key][fraction])
             colour, marker, _ = look[key]
-            values = 100 * np.asarray(seeds[key][fraction], dtype=float)
+            values = score.factor * np.asarray(seeds[key][fraction], dtype=float)
             axis.plot(values, np.full(len(values), place + 0.28), ".", color=colour, alpha=0.45, ms=4)
             axis.plot([low, high], [place, place], color=colour, lw=1.8)
             axis.plot([mean], [place], marker, color=colour, markeredgecolor="black", ms=5.5)
         axis.set_title(_share(fraction), fontsize=9)
-        axis.set_xlabel("test accuracy (%)")
+        axis.set_xlabel(score.told)
         axis.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=2))
         axis.grid(axis="x", alpha=0.3)
         shown = names if column == 0 else [""] * len(names)
@@ -101,11 +107,12 @@ def study_accuracies(
     return figure
 
 
-def study_curves(curves: Mapping[Key, Mapping[float, np.ndarray]]) -> Picture:
-    """Validation accuracy by epoch: a row per training fraction, a column per model, a line per net.
+def study_curves(curves: Mapping[Key, Mapping[float, np.ndarray]], score: Score = ACCURACY) -> Picture:
+    """Score on validation by epoch: a row per training fraction, a column per model, a line per net.
 
     Args:
-        curves: (model, net) -> training fraction -> accuracies of shape (seeds, epochs); missing ones NaN.
+        curves: (model, net) -> training fraction -> scores of shape (seeds, epochs); missing ones NaN.
+        score: What they are; accuracies as fractions by default.
     """
     models, fractions, look = _models(curves), _fractions(curves), _Looks(curves)
     width = max(2.3, 4.2 - 0.6 * len(models))
@@ -114,7 +121,7 @@ def study_curves(curves: Mapping[Key, Mapping[float, np.ndarray]]) -> Picture:
     for (row, column), axis in np.ndenumerate(grid):
         fraction, model = fractions[row], models[column]
         for key in (key for key in curves if key[0] == model and fraction in curves[key]):
-            values = np.ma.masked_invalid(100 * np.asarray(curves[key][fraction], dtype=float))
+            values = np.ma.masked_invalid(score.factor * np.asarray(curves[key][fraction], dtype=float))
             colour, marker, line = look[key]
             epochs = np.arange(1, values.shape[1] + 1)
             alone = marker if len(epochs) == 1 else ""
@@ -127,16 +134,17 @@ def study_curves(curves: Mapping[Key, Mapping[float, np.ndarray]]) -> Picture:
         if row == len(fractions) - 1:
             axis.set_xlabel("epoch")
         if column == 0:
-            axis.set_ylabel("validation accuracy (%)", fontsize=8)
+            axis.set_ylabel(f"{score.validation_word} ({score.per})", fontsize=8)
     look.legend(figure, markers=False)
     return figure
 
 
-def study_fractions(found: Mapping[Key, Mapping[float, Spread]]) -> Picture:
-    """Test accuracy against the share of training images; a panel per hybrid model, references in each.
+def study_fractions(found: Mapping[Key, Mapping[float, Spread]], score: Score = ACCURACY) -> Picture:
+    """Test score against the share of training data; a panel per hybrid model, references in each.
 
     Args:
         found: (model, net) -> training fraction -> mean and interval.
+        score: What it is; accuracies as fractions by default.
     """
     fractions, look = _fractions(found), _Looks(found)
     models = [model for model in _models(found) if (model, "reference") not in found] or [""]
@@ -149,7 +157,7 @@ def study_fractions(found: Mapping[Key, Mapping[float, Spread]]) -> Picture:
             shares = sorted(found[key])
             aside = 1.022 ** (place - (len(keys) - 1) / 2)  # so that no interval hides another
             at = [100 * share * aside for share in shares]
-            spreads = 100 * np.array([found[key][share] for share in shares])  # (fractions, 3)
+            spreads = score.factor * np.array([found[key][share] for share in shares])  # (fractions, 3)
             colour, marker, line = look[key]
             axis.plot(at, spreads[:, 0], color=colour, ls=line, marker=marker, ms=4.5, lw=1.3)
             axis.vlines(at, spreads[:, 1], spreads[:, 2], color=colour, lw=1.2, alpha=0.8)
@@ -157,21 +165,24 @@ def study_fractions(found: Mapping[Key, Mapping[float, Spread]]) -> Picture:
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xticks([100 * share for share in fractions], _tick_names(fractions, 0.75 * width))
         axis.set_xlim(100 * min(fractions) / 1.25, 100 * max(fractions) * 1.25)
-        axis.set_xlabel("training images used (%)")
+        axis.set_xlabel("training data used (%)")
         axis.grid(alpha=0.3)
         if len(models) > 1:
             axis.set_title(_named(model, int(10 * width)), fontsize=9, parse_math=False)
-    panels[0].set_ylabel("test accuracy (%), 95 % interval")
+    panels[0].set_ylabel(f"{score.told}, 95 % interval")
     look.legend(figure)
     return figure
 
 
-def study_costs(found: Mapping[Key, Spread], costs: Mapping[Key, Mapping[str, float]]) -> Picture:
-    """Test accuracy against what it costs: weights, circuits, time; up and to the left is better.
+def study_costs(
+    found: Mapping[Key, Spread], costs: Mapping[Key, Mapping[str, float]], score: Score = ACCURACY
+) -> Picture:
+    """Test score against what it costs: weights, circuits, time; to the left is better, and up or down.
 
     Args:
         found: (model, net) -> mean and interval.
         costs: (model, net) -> a key of COSTS -> number; NaN where it was not recorded.
+        score: What it is; accuracies as fractions by default.
     """
     look = _Looks(found)
     figure = picture(8.4 + look.room(), 3.6)
@@ -179,7 +190,7 @@ def study_costs(found: Mapping[Key, Spread], costs: Mapping[Key, Mapping[str, fl
     for axis, (cost, label) in zip(panels, COSTS.items(), strict=True):
         known = {key: costs[key][cost] for key in found if math.isfinite(costs[key].get(cost, math.nan))}
         for key, at in known.items():
-            mean, low, high = (100 * value for value in found[key])
+            mean, low, high = (score.factor * value for value in found[key])
             colour, marker, _ = look[key]
             axis.vlines([at], low, high, color=colour, lw=1.2, alpha=0.8)
             axis.plot([at], [mean], marker, color=colour, markeredgecolor="black", ms=6.5, alpha=0.85)
@@ -190,7 +201,7 @@ def study_costs(found: Mapping[Key, Spread], costs: Mapping[Key, Mapping[str, fl
             axis.set_xticks([])
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
-    panels[0].set_ylabel("test accuracy (%), 95 % interval")
+    panels[0].set_ylabel(f"{score.told}, 95 % interval")
     look.legend(figure, lines=False)
     return figure
 
@@ -260,7 +271,7 @@ def _fractions(found: Mapping[Key, Mapping[float, Any]]) -> list[float]:
 
 
 def _share(fraction: float) -> str:
-    return f"{100 * fraction:g} % of training images"
+    return f"{100 * fraction:g} % of training data"
 
 
 def _named(model: str, letters: int = 30) -> str:

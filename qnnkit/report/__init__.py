@@ -2,6 +2,7 @@
 
 from qnnkit.report.batch import write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
+from qnnkit.report.composers import keep_composers, losses_by_composer, matrices_picture
 from qnnkit.report.criteria import judge
 from qnnkit.report.inspection import keep_inspection, look_inside
 from qnnkit.report.learning import (
@@ -43,6 +44,9 @@ __all__ = [
     "judge",
     "means",
     "keep_circuit",
+    "keep_composers",
+    "losses_by_composer",
+    "matrices_picture",
     "keep_counts",
     "keep_errors",
     "keep_expressivity",

@@ -18,6 +18,8 @@ from urllib.parse import quote
 from qnnkit import checks, workspace
 from qnnkit.batch import state
 from qnnkit.config import MAIN_NETS
+from qnnkit.report.composers import batch_composers
+from qnnkit.stats import ACCURACY, Score
 
 POINTS = 200  # of a curve that the page keeps
 STATES = ("finished", "failed", "pruned", "unfinished", "waiting")
@@ -40,9 +42,9 @@ class Row:
     verdicts: list[str] = field(default_factory=list)
     criteria: list[str] = field(default_factory=list)
     validation: float | None = None
-    """Best validation accuracy of the run's own net, mean over its seeds."""
+    """Best score of the run's own net on the validation split, mean over its seeds."""
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    """Net -> "epoch", "accuracy", "loss": means over the seeds that reached the epoch."""
+    """Net -> "epoch", "validation" (as it is told), "loss": means over the seeds that reached the epoch."""
     report: str | None = None
     """Address of the run's own page, from the batch's folder."""
     notebooks: list[tuple[str, str, str]] = field(default_factory=list)
@@ -67,31 +69,33 @@ def write_batch_page(folder: str | Path) -> Path:
     """
     folder = workspace.place(folder)
     content = read_batch(folder)
-    rows = [_row(folder, planned) for planned in content["runs"]]
+    rows = [_row(folder, planned, content["score"]) for planned in content["runs"]]
     page = folder / "report.html"
+    content["composers"] = batch_composers(folder, content["runs"])
     workspace.write_bytes(page, _render(content, rows, _study(folder)).encode())
     return page
 
 
-def best(rows: Iterable[Row]) -> str:
+def best(rows: Iterable[Row], score: Score = ACCURACY) -> str:
     """Which setting did best on the validation split, and why that number flatters it."""
     scored = [row for row in rows if row.state == "finished" and row.validation is not None]
     if not scored:
         return "No run has finished yet, so nothing can be said about which setting is best."
-    top = max(row.validation or 0.0 for row in scored)
+    top = score.best(row.validation for row in scored if row.validation is not None)
     winners = [row for row in scored if row.validation == top]
-    share = f"{100 * top:.1f} %"
+    what, value = score.validation_word, score.with_unit(top)
     if len(scored) == 1:
-        return f"One run has finished: {winners[0].varied}, validation accuracy {share}."
+        return f"One run has finished: {winners[0].varied}, {what} {value}."
     if len(winners) > 1:
-        told = f"{len(winners)} of {len(scored)} finished runs share the best validation accuracy, {share}: "
+        told = f"{len(winners)} of {len(scored)} finished runs share the best {what}, {value}: "
         told += "; ".join(row.varied for row in winners[:3]) + (" and others." if len(winners) > 3 else ".")
     else:
-        told = f"Best validation accuracy of {len(scored)} finished runs: {share}, with {winners[0].varied}."
+        told = f"Best {what} of {len(scored)} finished runs: {value}, with {winners[0].varied}."
+    extreme = "largest" if score.larger else "smallest"
     return (
-        f"{told} It is the largest of {len(scored)} numbers that each vary by chance, so it is optimistic: "
-        "such a choice looks better on the validation split than it is. Its test accuracy was not used to "
-        "choose; seeds that took no part would tell more."
+        f"{told} It is the {extreme} of {len(scored)} numbers that each vary by chance, so it is optimistic: "
+        f"such a choice looks better on the validation split than it is. Its test {score.word} was not used "
+        "to choose; seeds that took no part would tell more."
     )
 
 
@@ -113,7 +117,7 @@ def show(value: Any) -> str:
 
 
 def read_batch(folder: Path) -> dict[str, Any]:
-    """What batch.json says: name, recipe, and the runs that are told with their folders.
+    """What batch.json says: name, recipe, score, and the runs that are told with their folders.
 
     Raises:
         FileNotFoundError: No batch is there.
@@ -129,7 +133,8 @@ def read_batch(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         step = "Run the same qnnkit batch again; it writes it anew."
         raise ValueError(f"Batch `{path}` is damaged ({type(error).__name__}: {error}). {step}") from None
-    return {"name": content.get("name", folder.name), "recipe": content.get("recipe", ""), "runs": runs}
+    name, recipe = content.get("name", folder.name), content.get("recipe", "")
+    return {"name": name, "recipe": recipe, "score": state.score_of(content), "runs": runs}
 
 
 def _study(folder: Path) -> dict[str, Any] | None:
@@ -141,18 +146,18 @@ def _study(folder: Path) -> dict[str, Any] | None:
     return found | {"files": [(name, quote(f"study/{name}")) for name in files]}
 
 
-def _row(batch: Path, planned: dict[str, Any]) -> Row:
+def _row(batch: Path, planned: dict[str, Any], score: Score) -> Row:
     folder = Path(os.path.normpath(batch / str(planned["folder"])))
     settings = planned.get("settings")
     row = Row(str(planned.get("id", folder.name)), settings if isinstance(settings, dict) else {})
     try:
-        _fill(row, folder, batch)
+        _fill(row, folder, batch, score)
     except (OSError, ValueError, TypeError, KeyError) as error:  # what nobody thought of costs one row
         row.notes.append(f"Its folder cannot be read ({type(error).__name__}: {error}).")
     return row
 
 
-def _fill(row: Row, folder: Path, batch: Path) -> None:
+def _fill(row: Row, folder: Path, batch: Path, score: Score) -> None:
     kept, folder = folder, state.work(folder)
     if not folder.is_dir():
         row.notes.append("It has no folder yet.")
@@ -160,7 +165,7 @@ def _fill(row: Row, folder: Path, batch: Path) -> None:
     metrics, damaged = workspace.parse_lines(state.metrics(kept))
     if damaged:
         row.notes.append(f"metrics.jsonl is damaged: {damaged} of its lines cannot be read.")
-    _learn(row, metrics)
+    _learn(row, metrics, score)
     row.data_notes = data_notes(_json(row, folder / "provenance.json") or {})
     row.state = "unfinished" if metrics else "waiting"
     failed = _json(row, folder / "failed.json")
@@ -169,19 +174,22 @@ def _fill(row: Row, folder: Path, batch: Path) -> None:
         row.error = str(failed.get("error") or "It does not say why.")
     result = _json(row, folder / "result.json")
     if result is not None:
-        _finished(row, result)
+        _finished(row, result, score)
     _link(row, folder, kept, batch)
 
 
-def _finished(row: Row, result: dict[str, Any]) -> None:
+def _finished(row: Row, result: dict[str, Any], score: Score) -> None:
+    other = result.get("score", score.name)
+    if other != score.name:  # as a batch of an earlier version may have
+        row.notes.append(f"Its nets are compared by {other}, those of the batch by {score.name}.")
+        return
     nets = result.get("nets")
     for each in nets if isinstance(nets, list) else ():
-        if (
-            isinstance(each, dict)
-            and isinstance(each.get("net"), str)
-            and number(each.get("score", each.get("accuracy")))
-        ):
-            row.nets[each["net"]] = {"accuracy": each.get("score"), **each}
+        if isinstance(each, dict) and isinstance(each.get("net"), str):
+            # Before there were other scores, it had the name of this one.
+            reached = number(each.get("score", each.get("accuracy")))
+            if reached is not None:
+                row.nets[each["net"]] = {**each, "score": reached}
     if not row.nets.keys() & set(MAIN_NETS):
         row.notes.append("result.json is damaged: it tells nothing of the run's own net.")
         return
@@ -194,17 +202,19 @@ def _finished(row: Row, result: dict[str, Any]) -> None:
             row.criteria.append(f"{each.get('criterion')}: {each['sentence']}")
 
 
-def _learn(row: Row, metrics: list[dict[str, Any]]) -> None:
-    """Curves and the best validation accuracy; an epoch that was computed twice counts once."""
+def _learn(row: Row, metrics: list[dict[str, Any]], score: Score) -> None:
+    """Curves and the best score on the validation split; an epoch that was computed twice counts once."""
+    watched = f"validation_{score.on_validation}"
     epochs: dict[str, dict[int, dict[Any, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     best: dict[Any, float] = {}
     for each in metrics:
         net, seed, epoch = str(each.get("net")), str(each.get("seed")), each.get("epoch")
-        score = number(each.get("validation_accuracy"))
+        reached = number(each.get(watched))
         if each.get("event") == "epoch" and isinstance(epoch, int):
             epochs[net][epoch][seed] = each
-        if net in MAIN_NETS and score is not None:
-            best[seed] = score if each.get("event") == "test" else max(score, best.get(seed, score))
+        if net in MAIN_NETS and reached is not None:
+            final = each.get("event") == "test"
+            best[seed] = reached if final else score.best([reached, best.get(seed, reached)])
     row.validation = fmean(best.values()) if best else None
     controls = [net for net in epochs if net not in MAIN_NETS]
     control = "classical" if "classical" in controls else next(iter(controls), None)
@@ -214,7 +224,7 @@ def _learn(row: Row, metrics: list[dict[str, Any]]) -> None:
         numbers = numbers[:: math.ceil(len(numbers) / POINTS)]
         row.curves[net] = {
             "epoch": numbers,
-            "accuracy": [_mean(epochs[net][n].values(), "validation_accuracy", 100) for n in numbers],
+            "validation": [_mean(epochs[net][n].values(), watched, score.factor) for n in numbers],
             "loss": [_mean(epochs[net][n].values(), "train_loss", 1) for n in numbers],
         }
 
@@ -290,25 +300,27 @@ def _render(content: dict[str, Any], rows: list[Row], study: dict[str, Any] | No
     found = dict.fromkeys(net for row in rows for net in row.nets)
     nets = [*(net for net in MAIN_NETS if net in found), *(net for net in found if net not in MAIN_NETS)]
     nets = nets or ["hybrid"]
-    counts = Counter(row.state for row in rows)
+    counts, score = Counter(row.state for row in rows), content["score"]
     environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
     return environment.get_template("batch.html").render(
         name=content["name"],
         recipe=show(content["recipe"]),
-        rows=[(row, _cells(row, settings, nets)) for row in rows],
+        rows=[(row, _cells(row, settings, nets, score)) for row in rows],
         heads=[
             *settings,
             "state",
-            *(f"{net}, test (%)" for net in nets),
-            "validation (%)",
+            *(f"{net}, {score.told}" for net in nets),
+            f"{score.validation_word} ({score.per})",
             "weights",
             "s / epoch",
         ],
         first_number=len(settings) + 1,
         counts=[(state, counts[state]) for state in STATES if counts[state]],
-        best=best(rows),
+        score=score,
+        best=best(rows, score),
         data_notes=noted(Counter(note for row in rows for note in row.data_notes), len(rows)),
         study=study,
+        composers=content["composers"],
         choices=_choices(rows, settings),
         data={
             row.id: {"label": row.varied, "validation": row.validation, "curves": row.curves} for row in rows
@@ -317,7 +329,7 @@ def _render(content: dict[str, Any], rows: list[Row], study: dict[str, Any] | No
     )
 
 
-def _cells(row: Row, settings: list[str], nets: list[str]) -> list[Cell]:
+def _cells(row: Row, settings: list[str], nets: list[str], score: Score) -> list[Cell]:
     cells = []
     for name in settings:
         value = row.settings.get(name)
@@ -326,10 +338,10 @@ def _cells(row: Row, settings: list[str], nets: list[str]) -> list[Cell]:
     cells.append(Cell(row.state, row.state))
     for net in nets:
         found = row.nets.get(net, {})
-        accuracy, low, high = (number(found.get(key)) for key in ("accuracy", "low", "high"))
-        spread = "" if low is None or high is None else f" ± {50 * (high - low):.1f}"
-        cells.append(Cell() if accuracy is None else Cell(f"{100 * accuracy:.1f}{spread}", accuracy))
-    cells.append(Cell() if row.validation is None else Cell(f"{100 * row.validation:.1f}", row.validation))
+        reached, low, high = (number(found.get(key)) for key in ("score", "low", "high"))
+        spread = "" if low is None or high is None else f" ± {score.tell((high - low) / 2)}"
+        cells.append(Cell() if reached is None else Cell(f"{score.tell(reached)}{spread}", reached))
+    cells.append(Cell() if row.validation is None else Cell(score.tell(row.validation), row.validation))
     main: dict[str, Any] = next((row.nets[net] for net in MAIN_NETS if net in row.nets), {})
     quantum, classical = (number(main.get(key)) for key in ("quantum", "classical"))
     if quantum is None or classical is None:

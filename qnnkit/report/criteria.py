@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -15,20 +16,23 @@ def judge(run: Run) -> list[dict[str, Any]]:
 
     Returns:
         Rows of `criterion`, `bound`, `measured` (over seeds: the mean, of memory the largest), `met` (None
-        where it cannot be judged) and `sentence`; of accuracy also `low` and `high`, its 95 % interval.
+        where it cannot be judged) and `sentence`; of a score also `low` and `high`, its 95 % interval.
     """
     net, bounds = run.nets[0], run.config.criteria.model_dump()
     finals = [row for (name, _), row in run.tested().items() if name == net]
-    return [_row(name, bound, finals) for name, bound in bounds.items() if bound is not None]
+    return [_row(name, bound, finals, run.score) for name, bound in bounds.items() if bound is not None]
 
 
-def _row(name: str, bound: float, finals: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _row(name: str, bound: float, finals: Sequence[dict[str, Any]], own: stats.Score) -> dict[str, Any]:
     column, judged = _JUDGES[name]
     values = [row.get(column) for row in finals]
     known = [float(value) for value in values if value is not None]
     found: dict[str, Any] = {"criterion": name, "bound": bound, "measured": None, "met": None}
     if not finals:
         return found | {"sentence": f"not judged: {name} = {bound:g}, but the net is not trained yet."}
+    if name in _SCORES and name != own.criterion:
+        why = f"the nets of this run are compared by {own.word}: use {own.criterion}"
+        return found | {"sentence": f"not judged: {name} = {bound:g}, but {why}."}
     if len(known) < len(values):
         why = f"this run was trained by a version that did not record its {column.replace('_', ' ')}"
         return found | {"sentence": f"not judged: {name} = {bound:g}, but {why}."}
@@ -49,17 +53,20 @@ def _epoch(bound: float, values: Sequence[float]) -> dict[str, Any]:
     return _told(seconds, met, f"{seconds:.3g} s for an epoch {how}.")
 
 
-def _accuracy(bound: float, values: Sequence[float]) -> dict[str, Any]:
+def _score(score: stats.Score, bound: float, values: Sequence[float]) -> dict[str, Any]:
     interval = stats.mean_interval(list(values))
-    met = interval.mean >= bound
+    met = score.reaches(interval.mean, bound)
     known = len(values) > 1
-    told = f"test accuracy of {_percent(interval.mean)} {'reaches' if met else 'is below'} {_percent(bound)}"
+    missed, down, up = ("is below", "down", "up") if score.larger else ("is above", "up", "down")
+    worst, best = (interval.low, interval.high) if score.larger else (interval.high, interval.low)
+    told = f"test {score.word} of {score.with_unit(interval.mean)} {'reaches' if met else missed} "
+    told += score.with_unit(bound)
     if not known:
         told += ", with one seed"
-    elif met and interval.low < bound:
-        told += f", though the interval over seeds reaches down to {_percent(interval.low)}"
-    elif not met and interval.high >= bound:
-        told += f", though the interval over seeds reaches up to {_percent(interval.high)}"
+    elif met and not score.reaches(worst, bound):
+        told += f", though the interval over seeds reaches {down} to {score.with_unit(worst)}"
+    elif not met and score.reaches(best, bound):
+        told += f", though the interval over seeds reaches {up} to {score.with_unit(best)}"
     ends = {"low": interval.low, "high": interval.high} if known else {"low": None, "high": None}
     return _told(interval.mean, met, f"{told}.") | ends
 
@@ -68,13 +75,10 @@ def _told(measured: float, met: bool, sentence: str) -> dict[str, Any]:
     return {"measured": measured, "met": met, "sentence": f"{'pass' if met else 'fail'}: {sentence}"}
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
+_SCORES = {score.criterion: score for score in stats.SCORES.values()}
 _JUDGES: dict[str, tuple[str, Callable[[float, Sequence[float]], dict[str, Any]]]] = {
     "max_memory_gb": ("peak_memory", _memory),
     "max_epoch_seconds": ("seconds_per_epoch", _epoch),
-    "min_accuracy": ("test_accuracy", _accuracy),
+    **{name: (f"test_{score.name}", partial(_score, score)) for name, score in _SCORES.items()},
 }
 """Criterion -> the column of the final rows that it judges, and how."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +12,14 @@ from qnnkit import retrieval, workspace
 from qnnkit.data import ImageSplits
 from qnnkit.data.captions import CaptionSplits
 from qnnkit.data.music import first_pieces
-from qnnkit.data.music_events import MusicTokenizer
+from qnnkit.data.music_events import MusicTokenizer, Piece
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.report.run import predict
 from qnnkit.runs import Run, trained
 
 if TYPE_CHECKING:
     import pandas as pd
+    from IPython.display import HTML
 
     from qnnkit.plots import Picture
 
@@ -27,9 +29,11 @@ WORDS = 60
 """Tokens that are read, and as many as are written, of a text."""
 BARS = 8
 """Read, and as many written, of a piece."""
+HEARD, BPM, RATE = 4, 120.0, 8000
+"""Bars that can be heard, quarters a minute, and samples a second: a notebook keeps every sample."""
 
 
-def keep_mistakes(run: Run, n_worst: int) -> list[Picture | pd.DataFrame]:
+def keep_mistakes(run: Run, n_worst: int) -> Sequence[Picture | pd.DataFrame | HTML]:
     """What the run's own net, first seed, makes of the test split, drawn and kept.
 
     Args:
@@ -39,7 +43,8 @@ def keep_mistakes(run: Run, n_worst: int) -> list[Picture | pd.DataFrame]:
     Returns:
         Of labelled images the confusion matrix and the most wrong ones; of captions what is found for some of
         them, and for some images, and the similarities of some pairs; of music what it writes, as piano
-        rolls, with MIDI files in `music/`; of text what it writes, as a table.
+        rolls, with MIDI files in `music/`, and some seconds of each to hear; of text what it writes, as a
+        table.
     """
     splits = run.splits
     if isinstance(splits, ImageSplits):
@@ -111,21 +116,37 @@ def _retrieved(run: Run, splits: CaptionSplits) -> list[Picture | pd.DataFrame]:
     return [*kept, run.keep(figure, "06_similarities", "Similarities", told)]
 
 
-def _composed(run: Run, splits: TokenSplits, n: int) -> list[Picture | pd.DataFrame]:
+def _composed(run: Run, splits: TokenSplits, n: int) -> list[Picture | HTML]:
     from qnnkit import music, plots
 
-    model, rolls = trained(run), {}
+    model, rolls, sounds = trained(run), {}, []
     folder = workspace.make_folder(run.folder / "music")
     for number, piece in enumerate(first_pieces(splits, "test", n), start=1):
         given = piece.part(0, 16 * BARS)
         written = music.continue_piece(model, splits.tokenizer, given, 16 * BARS, seed=run.config.seed)
-        rolls[f"{piece.composer} {piece.name}"] = written.parts
+        name = f"{piece.composer} {piece.name}"
+        rolls[name] = written.parts
         music.write_midi(written.piece, folder / f"{number}.mid")
+        heard = written.piece.part(max(0, written.n_given - 16), written.n_given + 16 * (HEARD - 1))
+        sounds.append(_sound(name, heard))
     if not rolls:
         print("No piece of the test split begins with its block: there is none to go on with.")
         return []
     told = f"Beginnings of test pieces, and {BARS} bars that the net writes; as MIDI in music/."
-    return [run.keep(plots.piano_roll(rolls), "05_music", "What the net writes", told)]
+    return [run.keep(plots.piano_roll(rolls), "05_music", "What the net writes", told), *sounds]
+
+
+def _sound(name: str, piece: Piece) -> HTML:
+    """The piece as sound that a notebook keeps: 16 bits, 21 KB a second."""
+    from html import escape
+
+    from IPython.display import HTML, Audio
+
+    from qnnkit import music
+
+    player = Audio(music.synthesise(piece, bpm=BPM, rate=RATE), rate=RATE)
+    told = f"{name}: the last bar that was given, and {HEARD - 1} that the net writes"
+    return HTML(f"<p>{escape(told)}</p>{player._repr_html_()}")
 
 
 def _written(run: Run, splits: TokenSplits, n: int) -> pd.DataFrame:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qnnkit import breakdown, gradients, stats, workspace
+from qnnkit import breakdown, gradients, stats, survey, workspace
 from qnnkit.config import MAIN_NETS
 from qnnkit.data import ImageSplits
 from qnnkit.device import machine
+from qnnkit.report.adapted import beside_base
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
@@ -78,7 +79,7 @@ def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
 
 
 def summary(run: Run) -> list[dict[str, Any]]:
-    """One row per net: its score over seeds with its 95 % interval, parameters, seconds per epoch.
+    """One row per net: its score over seeds with its 95 % interval, parameters, seconds per epoch and so on.
 
     Raises:
         FileNotFoundError: Nothing has been trained yet.
@@ -110,6 +111,7 @@ def summary(run: Run) -> list[dict[str, Any]]:
                 "frozen": int(first["frozen"]),
                 "seconds_per_epoch": float(np.median(of_net["seconds_per_epoch"].to_list())),
                 **{name: _mean(of_net, name) for name in SCORES if name not in left_out},
+                **{name: of_net[name].tolist() for name in SPREADS if name in of_net},
             }
         )
     return rows
@@ -123,6 +125,13 @@ SCORES = {
     "perplexity": "perplexity",
 }
 """What is told of each net beside its accuracy: means over seeds, on test images -> as people read it."""
+
+
+SPREADS = {
+    "validation_loss": ("validation loss (nats / token)", ".3f"),
+    "tokens_per_second": ("tokens / s in training", ",.0f"),
+}
+"""What is told of language models with an interval over seeds -> as people read it, and how it is written."""
 
 
 def _mean(of_net: pd.DataFrame, name: str) -> float | None:
@@ -177,7 +186,18 @@ def scores(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
     known = {name: head for name, head in SCORES.items() if any(row.get(name) is not None for row in rows)}
     columns = {head: [told(name, row.get(name)) for row in rows] for name, head in known.items()}
+    for name, (head, form) in SPREADS.items():
+        if any(name in row for row in rows):
+            columns[head] = [_spread(row.get(name, ()), form) for row in rows]
     return pd.DataFrame({"net": [row["net"] for row in rows], **columns}).set_index("net")
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values or not all(map(math.isfinite, values)):
+        return ""
+    interval = stats.mean_interval(values)
+    half = f" ± {interval.half_width:{form}}" if len(values) > 1 else ""
+    return f"{interval.mean:{form}}{half}"
 
 
 def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
@@ -219,12 +239,15 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
     return found
 
 
-def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def finish(
+    run: Run, robustness: Sequence[dict[str, Any]] = (), composers: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """Writes report.html and, last, result.json; returns the result.
 
     Args:
         run: Whose nets are all trained.
         robustness: Rows of `robustness`, kept in the result; without any, those of an earlier result stay.
+        composers: Rows of `losses_by_composer`, likewise.
 
     Raises:
         FileNotFoundError: A net of the run is not trained yet.
@@ -237,10 +260,10 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
             "Run 03_train on it."
         )
     with mirrored(run.folder):
-        return _finish(run, rows, robustness)
+        return _finish(run, rows, {"robustness": list(robustness), "composers": list(composers)})
 
 
-def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
     if not before:
         run.note_provenance(**_spent(run))
@@ -253,8 +276,9 @@ def _finish(run: Run, rows: list[dict[str, Any]], robustness: Sequence[dict[str,
         "score": run.score.name,
         "verdicts": verdicts(rows, run.score),
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
-        "robustness": list(robustness) or before.get("robustness", []),
+        **{name: told or before.get(name, []) for name, told in found.items()},
         "planned": before.get("planned") or beside_plan(run),
+        "adapter": before.get("adapter") or beside_base(run),
         "criteria": judge(run),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -296,7 +320,12 @@ def render(run: Run, result: dict[str, Any]) -> str:
         figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
         settings=run.config.flat(),
         provenance=run.provenance,
-        notes=[*(run.provenance.get("notes") or run.splits.notes), *_starts(run), *_placed(run)],
+        notes=[
+            *(run.provenance.get("notes") or run.splits.notes),
+            *_starts(run),
+            *_placed(run),
+            *_surveyed(run),
+        ],
         gradients=_of_gradients(run),
         machine=[f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in run.rows("warnings")],
     )
@@ -328,6 +357,16 @@ def _placed(run: Run) -> list[str]:
     """Where it was trained, and why there."""
     told = run.provenance.get("placement", {}).get("sentence")  # runs of earlier versions have none
     return [f"Trained on {told}"] if told else []
+
+
+def _surveyed(run: Run) -> list[str]:
+    """Which device and precision is faster, and the memory of each, where 05_benchmark has measured them."""
+    try:
+        found = survey.load(run.folder / "machine.json")
+    except (FileNotFoundError, ValueError):  # never measured, or by another version
+        return []
+    sentences = found["sections"]["net"]["sentences"] if "net" in found["sections"] else []
+    return [f"Measured on {found['machine']['name']}: {sentence}" for sentence in sentences]
 
 
 def _figure(path: Path) -> dict[str, str]:

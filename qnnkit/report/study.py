@@ -18,7 +18,7 @@ from qnnkit import stats, workspace
 from qnnkit.batch import state
 from qnnkit.config import MAIN_NETS, validate
 from qnnkit.report.batch import data_notes, noted, number, read_batch, show
-from qnnkit.report.tables import latex, records, told_comparisons, told_means
+from qnnkit.report.tables import METRICS, latex, records, told_comparisons, told_means
 from qnnkit.runs import Run
 from qnnkit.runs.folder import settled
 
@@ -28,17 +28,15 @@ if TYPE_CHECKING:
 
     from qnnkit.plots import Picture
 
-METRICS = {"accuracy": "test_accuracy", "macro_f1": "test_macro_f1", "nll": "test_loss", "ece": "test_ece"}
-"""Column of the study -> name in the final rows of a run."""
 COSTS = ("quantum", "classical", "frozen", "circuits_per_image", "seconds_per_epoch")
 _NO_MODEL = ("train_fraction", "seed", "n_seeds")
 """Settings that vary within a model."""
 MOST_HYBRIDS = 7
 """Hybrid nets of so many models are compared with each other: above, every pair costs the others too much."""
-SAME_IMAGES = (
-    "All seeds saw the same training, validation and test images at a fraction: intervals and p cover what a "
-    "seed draws, such as initial weights and the order of the images, but not the choice of the training "
-    "images or of the test images."
+SAME_DATA = (
+    "All seeds saw the same training, validation and test data at a fraction: intervals and p cover what a "
+    "seed draws, such as initial weights and the order of the data, but not the choice of the training data "
+    "or of the test data."
 )
 KEYS = ("model", "net", "train_fraction")
 
@@ -49,9 +47,10 @@ class Study:
 
     name: str
     frame: pd.DataFrame
-    """One row per model, net, train_fraction and seed: METRICS, COSTS, run, and fingerprint of the data."""
+    """One row per model, net, train_fraction and seed: METRICS of the score, COSTS, run, and fingerprint of
+    the data."""
     curves: Mapping[tuple[str, str], Mapping[float, np.ndarray]]
-    """(model, net) -> train_fraction -> validation accuracy of shape (seeds, epochs); NaN where missing."""
+    """(model, net) -> train_fraction -> score on validation, (seeds, epochs); NaN where missing."""
     planned: int
     """Runs of the batch."""
     left_out: tuple[str, ...]
@@ -60,6 +59,8 @@ class Study:
     """Start of a SHA-256 over the settings and results of the runs in the table."""
     notes: tuple[str, ...] = ()
     """What its data were found to be, with how many runs were told so; and whether figures can be drawn."""
+    score: stats.Score = stats.ACCURACY
+    """What its nets are compared by."""
 
     @property
     def finished(self) -> int:
@@ -84,13 +85,15 @@ def read_study(folder: str | Path) -> Study:
 
     folder = workspace.place(folder)
     batch = read_batch(folder)
+    score = batch["score"]
+    watched = f"validation_{score.on_validation}"
     rows, epochs, behind, left_out = [], [], [], []
     told: Counter[str] = Counter()
     for planned in batch["runs"]:
         settings = planned.get("settings")
         settings = settings if isinstance(settings, dict) else {}
         try:
-            found = _read_run(Path(os.path.normpath(folder / str(planned["folder"]))), settings)
+            found = _read_run(Path(os.path.normpath(folder / str(planned["folder"]))), settings, score)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             varied = ", ".join(f"{name} {show(value)}" for name, value in settings.items())
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -100,7 +103,17 @@ def read_study(folder: str | Path) -> Study:
         epochs += found[1]
         behind.append(found[2])
         told.update(found[3])
-    names = [*KEYS, "seed", *METRICS, "validation_accuracy", *COSTS, "epochs", "best_epoch", "run", "data"]
+    names = [
+        *KEYS,
+        "seed",
+        *(metric.column for metric in METRICS[score.name]),
+        watched,
+        *COSTS,
+        "epochs",
+        "best_epoch",
+        "run",
+        "data",
+    ]
     frame = pd.DataFrame(rows, columns=pd.Index(names)).drop_duplicates([*KEYS, "seed"])
     models = list(dict.fromkeys(frame["model"]))
     nets = list(dict.fromkeys([*MAIN_NETS, *frame["net"]]))
@@ -110,12 +123,12 @@ def read_study(folder: str | Path) -> Study:
     ).reset_index(drop=True)
     stamp = hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12]
     notes = [*noted(told, len(behind)), *_too_many(models)]
-    planned, curves = len(batch["runs"]), _curves(epochs, frame)
-    return Study(batch["name"], frame, curves, planned, tuple(left_out), stamp, tuple(notes))
+    planned, curves = len(batch["runs"]), _curves(epochs, frame, watched)
+    return Study(batch["name"], frame, curves, planned, tuple(left_out), stamp, tuple(notes), score)
 
 
 def _read_run(
-    folder: Path, settings: dict[str, Any]
+    folder: Path, settings: dict[str, Any], score: stats.Score
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str, list[str]]:
     """Final rows, epochs, what identifies them, and notes on its data; a ValueError says why not."""
     result, config = (_json(folder, name) for name in ("result.json", "config.json"))
@@ -129,6 +142,8 @@ def _read_run(
     if kept.get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
     run = Run(folder, settled(folder, validate(config)))
+    if run.score != score:
+        raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
     metrics, _ = workspace.parse_lines(content)
     epochs = run.config.training.epochs
     tests = {
@@ -147,10 +162,11 @@ def _read_run(
     for net in run.nets:
         for seed in run.seeds:
             test = tests.get((net, seed), {})
-            if number(test.get("test_accuracy")) is None:
-                raise ValueError(f"its metrics.jsonl tells no test accuracy of {net}, seed {seed}.")
-            numbers = {name: test.get(there) for name, there in METRICS.items()}
-            numbers |= {name: test.get(name) for name in (*COSTS, "validation_accuracy", "best_epoch")}
+            if number(test.get(f"test_{score.name}")) is None:
+                raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
+            numbers = {metric.column: test.get(metric.there) for metric in METRICS[score.name]}
+            watched = f"validation_{score.on_validation}"
+            numbers |= {name: test.get(name) for name in (*COSTS, watched, "best_epoch")}
             known = {name: number(value) for name, value in numbers.items()}
             found = {name: math.nan if value is None else value for name, value in known.items()}
             rows.append({**about, "net": net, "seed": seed, "epochs": epochs, **found})
@@ -183,11 +199,13 @@ def _label(recipe: str, settings: Mapping[str, Any]) -> str:
     return ", ".join(words) or recipe
 
 
-def _curves(epochs: list[dict[str, Any]], frame: pd.DataFrame) -> dict[tuple[str, str], dict[float, Any]]:
+def _curves(
+    epochs: list[dict[str, Any]], frame: pd.DataFrame, watched: str
+) -> dict[tuple[str, str], dict[float, Any]]:
     import pandas as pd
 
     found: dict[tuple[str, str], dict[float, Any]] = {}
-    rows = [row for row in epochs if number(row.get("validation_accuracy")) is not None and "epoch" in row]
+    rows = [row for row in epochs if number(row.get(watched)) is not None and "epoch" in row]
     if not rows:
         return found
     learned = pd.DataFrame(rows).drop_duplicates([*KEYS, "seed", "epoch"], keep="last")
@@ -195,7 +213,7 @@ def _curves(epochs: list[dict[str, Any]], frame: pd.DataFrame) -> dict[tuple[str
     for model, net, fraction in _groups(frame):
         if (model, net, fraction) in groups:
             one = groups[model, net, fraction]
-            table = one.pivot(index="seed", columns="epoch", values="validation_accuracy")
+            table = one.pivot(index="seed", columns="epoch", values=watched)
             found.setdefault((model, net), {})[fraction] = table.to_numpy(dtype=float)
     return found
 
@@ -203,17 +221,17 @@ def _curves(epochs: list[dict[str, Any]], frame: pd.DataFrame) -> dict[tuple[str
 # --- what it shows -----------------------------------------------------------------------------------------
 
 
-def means(frame: pd.DataFrame) -> pd.DataFrame:
+def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
     """One row per model, net and fraction: means over seeds with 95 % intervals, weights and costs.
 
-    Bounds are NaN for one seed; a metric is NaN where a seed lacks it.
+    Frame and score are a study's. Bounds are NaN for one seed; a metric is NaN where a seed lacks it.
     """
     import pandas as pd
 
     rows = []
     for key, group in _groups(frame).items():
         row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
-        for name in METRICS:
+        for name in (metric.column for metric in METRICS[score.name]):
             row |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
             values = group[name].tolist()
             if all(map(math.isfinite, values)):
@@ -225,11 +243,11 @@ def means(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def comparisons(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def comparisons(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> tuple[pd.DataFrame, list[str]]:
     """Hybrid nets beside their controls, every classical reference and one another, seed by seed.
 
-    Compared are test accuracies of the same seeds on the same data, by the fingerprints that the runs keep;
-    `p_holm` is corrected over the whole table.
+    Frame and score are a study's. Compared are test scores of the same seeds on the same data, by the
+    fingerprints that the runs keep; `p_holm` is corrected over the whole table.
 
     Returns:
         The table, and a sentence on every pair that is not compared, or not with all of its seeds.
@@ -265,7 +283,7 @@ def comparisons(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
             if len(seeds) < max(len(ours), len(theirs)):
                 notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
             found = stats.compare(
-                ours.loc[seeds, "accuracy"].tolist(), theirs.loc[seeds, "accuracy"].tolist()
+                ours.loc[seeds, score.name].tolist(), theirs.loc[seeds, score.name].tolist()
             )
             rows.append(
                 {
@@ -324,10 +342,10 @@ def _control(row: Any, with_trained: set[str]) -> str:
         return ""
     if row.other_net == "classical":
         return stats.AS_FROZEN if row.model in with_trained else stats.EQUAL_SIZE
-    return stats.TRAINED if row.other_net == "classical_trained" else ""
+    return {"classical_trained": stats.TRAINED, "lora": stats.LORA}.get(row.other_net, "")
 
 
-def conclusions(table: pd.DataFrame) -> list[str]:
+def conclusions(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> list[str]:
     """What the data show and what they do not, in sentences, from a table of `comparisons`."""
     several = len(set(table["train_fraction"])) > 1
     with_trained = set(table.loc[table["other_net"] == "classical_trained", "model"])
@@ -342,10 +360,10 @@ def conclusions(table: pd.DataFrame) -> list[str]:
         )
         for row in records(table)
     ]
-    sentences = stats.conclusions(family)
+    sentences = stats.conclusions(family, score)
     if several:
-        sentences[0] += " Percentages are shares of the training images."
-    return [*sentences, SAME_IMAGES] if family else sentences
+        sentences[0] += " Percentages are shares of the training data."
+    return [*sentences, SAME_DATA] if family else sentences
 
 
 def _too_many(models: Sequence[str]) -> list[str]:
@@ -376,34 +394,39 @@ def figures(study: Study) -> dict[str, Picture]:
     found: dict[tuple[str, str], dict[float, tuple[float, float, float]]] = {}
     costs: dict[tuple[str, str], dict[str, float]] = {}
     seeds: dict[tuple[str, str], dict[float, list[float]]] = {}
-    table = means(study.frame)
+    score = study.score
+    table = means(study.frame, score)
     for row in records(table):
         key = (row.model, row.net)
-        found.setdefault(key, {})[row.train_fraction] = (row.accuracy, row.accuracy_low, row.accuracy_high)
+        spread = tuple(getattr(row, f"{score.name}{end}") for end in ("", "_low", "_high"))
+        found.setdefault(key, {})[row.train_fraction] = spread
         costs[key] = {  # those of the largest fraction stay
             "weights": row.quantum + row.classical,
             "circuits": row.circuits_per_image,
             "seconds": row.seconds_per_epoch,
         }
     for (model, net, fraction), group in _groups(study.frame).items():
-        seeds.setdefault((model, net), {})[fraction] = group["accuracy"].tolist()
+        seeds.setdefault((model, net), {})[fraction] = group[score.name].tolist()
     whole = max(table["train_fraction"])
     last = {key: by_fraction[whole] for key, by_fraction in found.items() if whole in by_fraction}
-    drawn = {"accuracy": plots.study_accuracies(found, seeds)}
+    drawn = {"scores": plots.study_scores(found, seeds, score)}
     if study.curves:
-        drawn["curves"] = plots.study_curves(study.curves)
+        drawn["curves"] = plots.study_curves(study.curves, score)
     if len(set(table["train_fraction"])) > 1:
-        drawn["fractions"] = plots.study_fractions(found)
-    drawn["costs"] = plots.study_costs(last, costs)
+        drawn["fractions"] = plots.study_fractions(found, score)
+    drawn["costs"] = plots.study_costs(last, costs, score)
     return {name: stamped(figure, _stamp(study)) for name, figure in drawn.items()}
 
 
-TITLES = {
-    "accuracy": ("Test accuracy", "A dot per seed, the mean and its 95 % interval."),
-    "curves": ("Learning curves", "Validation accuracy by epoch, mean over seeds."),
-    "fractions": ("Accuracy against training fraction", "Test accuracy, mean and 95 % interval."),
-    "costs": ("Accuracy against cost", "Test accuracy with all of the largest fraction of images."),
-}
+def _titles(score: stats.Score) -> dict[str, tuple[str, str]]:
+    """Name of a figure -> its title, and how to read it."""
+    word = score.word[0].upper() + score.word[1:]
+    return {
+        "scores": (f"Test {score.word}", "A dot per seed, the mean and its 95 % interval."),
+        "curves": ("Learning curves", f"{score.validation_word.capitalize()} by epoch, mean over seeds."),
+        "fractions": (f"{word} against training fraction", f"Test {score.word}, mean and 95 % interval."),
+        "costs": (f"{word} against cost", f"Test {score.word} with the largest fraction of the data."),
+    }
 
 
 def _stamp(study: Study) -> str:
@@ -426,19 +449,21 @@ def write_study(folder: str | Path) -> Study | None:
         return None
     place = workspace.make_folder(workspace.place(folder) / "study")
     (place / "index.json").unlink(missing_ok=True)  # until all of it is written
-    table = means(study.frame)
-    compared, notes = comparisons(study.frame)
+    score = study.score
+    table = means(study.frame, score)
+    compared, notes = comparisons(study.frame, score)
     notes = [*study.notes, *notes]
-    sentences, stamp = conclusions(compared), _stamp(study)
+    sentences, stamp = conclusions(compared, score), _stamp(study)
+    told = told_means(table, score)
     pages = {
         "conclusions.txt": "\n".join([*sentences, "", *notes, *study.left_out, "", stamp, ""]),
         "runs.csv": _csv(study.frame, study.stamp),
         "means.csv": _csv(table, study.stamp),
-        "means.tex": latex(told_means(table), f"{study.name}: means over seeds and 95 % intervals.", stamp),
+        "means.tex": latex(told, f"{study.name}: means over seeds and 95 % intervals.", stamp),
         "comparisons.csv": _csv(compared, study.stamp),
         "comparisons.tex": latex(
-            told_comparisons(compared),
-            f"{study.name}: test accuracy of hybrid nets minus that of others, over the same seeds and "
+            told_comparisons(compared, score),
+            f"{study.name}: test {score.word} of hybrid nets minus that of others, over the same seeds and "
             "splits: 95 % interval, effect size (Cohen's d_z with Hedges' correction), p of the paired "
             "t-test, and p after Holm's correction over the table.",
             stamp,
@@ -446,7 +471,7 @@ def write_study(folder: str | Path) -> Study | None:
     }
     files = {name: page.encode() for name, page in pages.items()}
     for name, figure in figures(study).items():
-        title, description = TITLES[name]
+        title, description = _titles(score)[name]
         files[f"{name}.png"] = figure.png(Title=title, Description=description, Stamp=stamp)
         files[f"{name}.pdf"] = figure.pdf(Title=title, Subject=description, Keywords=stamp)
     for old in place.iterdir():

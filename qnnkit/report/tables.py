@@ -4,13 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qnnkit import stats
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
+class Metric(NamedTuple):
+    """A number that a study tells of every net."""
+
+    column: str
+    """In its tables."""
+    there: str
+    """In the final rows of a run."""
+    head: str
+    """As people read it."""
+    factor: float
+    """From what is kept to what is told."""
+    digits: int
+    """After the point."""
+
+
+METRICS = {
+    "accuracy": (
+        Metric("accuracy", "test_accuracy", "accuracy (%)", 100, 1),
+        Metric("macro_f1", "test_macro_f1", "macro-F1 (%)", 100, 1),
+        Metric("nll", "test_loss", "NLL (nats)", 1, 3),
+        Metric("ece", "test_ece", "ECE (%)", 100, 1),
+    ),
+    "recall_1": (
+        Metric("recall_1", "test_recall_1", "recall@1 (%)", 100, 1),
+        Metric("zero_shot", "test_zero_shot", "zero-shot accuracy (%)", 100, 1),
+        Metric("contrastive_loss", "test_loss", "loss (nats / pair)", 1, 3),
+    ),
+    "loss": (
+        Metric("loss", "test_loss", "loss (nats / token)", 1, 3),
+        Metric("perplexity", "test_perplexity", "perplexity", 1, 2),
+    ),
+}
+"""Score that nets are compared by -> that one, and what is told beside it."""
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -37,22 +71,22 @@ def records(table: pd.DataFrame) -> Iterator[Any]:
     return iter(table.itertuples(index=False))
 
 
-def told_means(table: pd.DataFrame) -> pd.DataFrame:
-    """The means of a study: ± is half the width of the 95 % interval."""
+def told_means(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
+    """The means of a study: ± is half the width of the 95 % interval.
+
+    A number that no net has, such as zero-shot accuracy where there are no classes, is left out.
+    """
     import pandas as pd
 
     columns = {
         "model": table["model"],
         "net": table["net"],
-        "training images (%)": [f"{100 * fraction:g}" for fraction in table["train_fraction"]],
+        "training data (%)": [f"{100 * fraction:g}" for fraction in table["train_fraction"]],
         "seeds": [str(seeds) for seeds in table["seeds"]],
     }
-    for name, head, factor, digits in (
-        ("accuracy", "accuracy (%)", 100, 1),
-        ("macro_f1", "macro-F1 (%)", 100, 1),
-        ("nll", "NLL (nats)", 1, 3),
-        ("ece", "ECE (%)", 100, 1),
-    ):
+    for name, _, head, factor, digits in METRICS[score.name]:
+        if not any(map(math.isfinite, table[name])):
+            continue
         spreads = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
         columns[head] = [
             _spread(factor * mean, factor * low, factor * high, digits) for mean, low, high in spreads
@@ -60,25 +94,26 @@ def told_means(table: pd.DataFrame) -> pd.DataFrame:
     for name, head, form in (
         ("quantum", "quantum weights", ",.0f"),
         ("classical", "classical weights", ",.0f"),
-        ("circuits_per_image", "circuits / image", ",.0f"),
+        ("circuits_per_image", "circuits / sample", ",.0f"),
         ("seconds_per_epoch", "s / epoch", ".2f"),
     ):
         columns[head] = [_number(value, form) for value in table[name]]
     return pd.DataFrame(columns)
 
 
-def told_comparisons(table: pd.DataFrame) -> pd.DataFrame:
-    """The comparisons of a study: differences in points of test accuracy."""
+def told_comparisons(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
+    """The comparisons of a study: differences of test scores in their own unit, such as points."""
     import pandas as pd
 
+    factor, form = score.factor, f"+.{score.digits}f"
     rows = [
         {
             "net": f"{row.model} {row.net}",
             "beside": _beside(row),
-            "training images (%)": f"{100 * row.train_fraction:g}",
+            "training data (%)": f"{100 * row.train_fraction:g}",
             "seeds": str(row.seeds),
-            "difference (points)": _number(100 * row.difference, "+.1f"),
-            "95 % interval": _ends(100 * row.low, 100 * row.high),
+            f"difference ({score.unit})": _number(factor * row.difference, form),
+            "95 % interval": _ends(factor * row.low, factor * row.high, form),
             "effect size": _number(row.effect_size, "+.2f"),
             "p": _p(row.p),
             "p (Holm)": _p(row.p_holm),
@@ -122,8 +157,8 @@ def _spread(mean: float, low: float, high: float, digits: int) -> str:
     return _number(mean, f".{digits}f") + half
 
 
-def _ends(low: float, high: float) -> str:
-    return "" if math.isnan(low) else f"{_number(low, '+.1f')} to {_number(high, '+.1f')}"
+def _ends(low: float, high: float, form: str) -> str:
+    return "" if math.isnan(low) else f"{_number(low, form)} to {_number(high, form)}"
 
 
 def _p(value: float) -> str:

@@ -1,7 +1,7 @@
 """Run folders, the nets trained in them, and the strict launch of notebooks."""
 
 from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
-from qnnkit.runs.export import export
+from qnnkit.runs.export import export, merge
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
@@ -37,6 +37,7 @@ __all__ = [
     "first_batch",
     "fork",
     "launch",
+    "merge",
     "open_run",
     "parameter_groups",
     "placed",

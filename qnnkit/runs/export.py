@@ -4,9 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qnnkit import checks
 from qnnkit.data.tokens import TokenSplits
+from qnnkit.models.causal_lm import causal_lm
 from qnnkit.runs.folder import Run
 from qnnkit.runs.nets import trained
+
+
+def merge(run: Run, folder: str | Path) -> Path:
+    """Writes the run's own net, first seed, its adapter worked into its base, for plain transformers.
+
+    A base that trained in 4 bits is read in float32: the adapter is that of the run's `adapter/`.
+
+    Args:
+        run: A trained one, with an adapter; of 4 bits, a finished one.
+        folder: Where to; an earlier save there is replaced.
+
+    Raises:
+        ValueError: The run has no adapter.
+        NotImplementedError: Its adapter cannot be merged.
+        OSError: It is not trained yet, or the folder cannot be written.
+    """
+    from qnnkit import adapters, language
+
+    config = run.config.model
+    if not config.adapter or not isinstance(run.splits, TokenSplits):
+        step = "A language model without one is whole already: model/ of its folder."
+        raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(run.folder), step))
+    if config.four_bit:
+        model = adapters.load(causal_lm(str(config.pretrained)), run.folder / "adapter")
+    else:
+        model = trained(run)
+    whole = language.merge(model, in_place=True)
+    return language.save_model(whole, run.splits.tokenizer, folder, run.config.training)
 
 
 def export(run: Run) -> Path | None:

@@ -6,13 +6,23 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
-from qnnkit.config import PLACEMENT, CriteriaConfig, DataConfig, FlatValue, RunConfig, validate
+from qnnkit.config import (
+    PLACEMENT,
+    CriteriaConfig,
+    DataConfig,
+    FlatValue,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    validate,
+)
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
 from qnnkit.runs.trackers import TRACKERS
@@ -107,8 +117,10 @@ class Run:
 
         chosen = self.config.data.model_dump(exclude={"dataset"})
         options = {"root": chosen.pop("data_dir"), **chosen}
+        words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
         if options["tokenizer"] is None and data.takes(self.config.data.dataset, "tokenizer"):
             options["tokenizer"] = self.config.model.pretrained  # whose tokens its model knows
+            words |= {"`tokenizer`": "`pretrained`"}
         usual = DataConfig()
         for name in [*options]:
             unasked = options[name] == getattr(usual, name, None)
@@ -117,7 +129,6 @@ class Run:
         if not cached and data.takes(self.config.data.dataset, "cached"):
             options["cached"] = False
         # The library's arguments have other names in notebooks and on the command line.
-        words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
         with checks.in_words(words):
             return data.load(self.config.data.dataset, **options)
 
@@ -198,12 +209,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
 
     folder = workspace.run_folder(run_dir)
     bring(folder)
-    given = {name: value for name, value in settings.items() if value is not None}
-    if isinstance(given.get("data_dir"), str):
-        given["data_dir"] = workspace.data_place(str(given["data_dir"]))
-    for name in ("pretrained", "tokenizer"):
-        if isinstance(given.get(name), str) and (found := workspace.place(str(given[name]))).is_dir():
-            given[name] = str(found)  # else a name on the Hub
+    given = in_workspace({name: value for name, value in settings.items() if value is not None})
     path = folder / "config.json"
     begun = read_config(path)
     if begun is None:
@@ -212,6 +218,8 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
         config = recipes.recipe(recipe).override(**given)
         check_names(config)
+        _check_base(config)
+        check_criteria(config, given)
         _check_placement(config)
         run = Run(folder, config)
         require_usable(run)
@@ -224,6 +232,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
                 workspace.write_json(path, config.model_dump(mode="json"))  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
+    check_criteria(begun, given)
     placement = _placement_of_chain(folder)
     placement |= {name: value for name, value in given.items() if name in PLACEMENT}
     asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
@@ -247,6 +256,17 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         _check_placement(config)
     workspace.make_folder(folder)
     return settle_batch_size(Run(folder, config))
+
+
+def in_workspace(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with relative paths as they are meant: from the workspace."""
+    given = dict(settings)
+    if isinstance(given.get("data_dir"), str):
+        given["data_dir"] = workspace.data_place(given["data_dir"])
+    for name in ("pretrained", "tokenizer"):
+        if isinstance(given.get(name), str) and (found := workspace.place(given[name])).is_dir():
+            given[name] = str(found)  # else a name on the Hub
+    return given
 
 
 BEGIN = 120.0
@@ -317,6 +337,34 @@ def _told(difference: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
 
 
+def _check_base(config: RunConfig) -> None:
+    """Refuses an adapter to weights that nobody trained; a plan may ask what it would take all the same."""
+    if config.model.adapter and config.model.pretrained is None:
+        step = "Give the folder or Hub name of a trained model, such as the model/ of a finished run."
+        rule = "name the weights that an adapter changes"
+        raise ValueError(checks.message("pretrained", rule, None, step))
+
+
+ONLY_FOR = {"label_smoothing": "images", "augmentation": "images", "chunk": "captions"}
+"""Settings of a training that mean nothing to other kinds of data."""
+OF_AN_ADAPTER = ("adapter_weights", "rank", "alpha", "targets", "base_precision")
+
+
+def _check_kind(config: RunConfig) -> None:
+    """Refuses settings that would change nothing, and would make another experiment all the same."""
+    from qnnkit import data
+
+    usual, kind = TrainingConfig(), data.kind(config.data.dataset)
+    for name, only in ONLY_FOR.items():
+        value = getattr(config.training, name)
+        if kind != only and value != getattr(usual, name):
+            raise ValueError(checks.message(name, f"be left out for {kind}", value, f"It is for {only}."))
+    for name in OF_AN_ADAPTER:
+        value = getattr(config.model, name)
+        if not config.model.adapter and value != getattr(ModelConfig(), name):
+            raise ValueError(checks.message(name, "be left out", value, "It is for an adapter: set one."))
+
+
 def check_names(config: RunConfig) -> None:
     """Refuses what only the registries can: unknown datasets, models, circuits."""
     from qnnkit import adapters, circuits, data, models
@@ -341,6 +389,7 @@ def check_names(config: RunConfig) -> None:
         rule = "be left out without an adapter on published weights, which alone stay as they are"
         step = "Give adapter=lora and pretrained=FOLDER (or a name on the Hub), or four_bit=false."
         raise ValueError(checks.message("four_bit", rule, True, step))
+    _check_kind(config)
     known = OF_ADAPTERS if config.model.adapter else OF_NETS
     for name in config.controls:
         checks.choice("control", name, known)
@@ -357,6 +406,16 @@ def check_names(config: RunConfig) -> None:
     if not Path(place).exists():
         step = "Give the folder, archive, file or URL that holds the dataset."
         raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
+
+
+def check_criteria(config: RunConfig, given: Mapping[str, FlatValue]) -> None:
+    """Refuses a bound, among the settings that somebody has given, on a score that the nets do not have."""
+    score = Run(Path(), config).score
+    for other in stats.SCORES.values():
+        if other.criterion in given and other != score:
+            rule = f"be left out where nets are compared by {score.word}"
+            step = f"Use {score.criterion}."
+            raise ValueError(checks.message(other.criterion, rule, given[other.criterion], step))
 
 
 def _check_placement(config: RunConfig) -> None:

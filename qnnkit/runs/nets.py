@@ -87,9 +87,9 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
 
     Args:
         base: Frozen from here on, and changed in place.
-        config: Method, number of weights, layers.
+        config: Method, its size, layers.
         net: The run's own, or a control.
-        seed: Fixes the adapter's first weights.
+        seed: Fixes the adapter's first weights; nets of one seed that have the same angles start alike.
     """
     from qnnkit import adapters
 
@@ -97,9 +97,14 @@ def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Mod
         "no_entanglement": {"entangled": False},
         "frozen_random": {"train_circuit": False},
     }
-    method = net if net in ("lora", "vera") else str(config.adapter)
-    sized = {"n_weights": config.adapter_weights, "targets": config.targets}
-    return adapters.adapt(base, method, seed=seed, **sized, **known.get(net, {}))
+    with checks.in_words({"`target_modules`": "`targets`", "`options`": "`rank` or `alpha`"}):
+        own = {"n_weights": config.adapter_weights, "targets": config.targets}
+        given = {"r": config.rank, "lora_alpha": config.alpha}
+        own |= {name: value for name, value in given.items() if value is not None}
+        if net not in ("lora", "vera"):
+            return adapters.adapt(base, str(config.adapter), seed=seed, **own, **known.get(net, {}))
+        n_weights = config.adapter_weights or adapters.size(base, str(config.adapter), **own)
+        return adapters.adapt(base, net, seed=seed, n_weights=n_weights, targets=config.targets)
 
 
 def task_of(config: TrainingConfig, kind: str = "images") -> tasks.Task:
@@ -154,6 +159,23 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Sp
     if run.config.training.augmentation != "none":  # other images in every epoch have other features
         return run.splits
     return features.of(model, run.splits, place)
+
+
+def given(model: nn.Module, batch: Any, config: TrainingConfig, n: int, place: Any = "cpu") -> Any:
+    """A batch as training hands it to a net: of images, maybe what its frozen part made of them before.
+
+    Args:
+        model: The net; moved to `place` where it makes something of the images.
+        batch: As the task takes it.
+        config: Says whether images are others in every epoch.
+        n: Samples of the whole dataset: too many features would not be kept.
+        place: Where to compute.
+    """
+    if isinstance(batch, dict) or config.augmentation != "none":
+        return batch
+    images, labels = batch
+    with layers.evaluating(model):
+        return features.made(model, images, n, place), labels
 
 
 def train_all(

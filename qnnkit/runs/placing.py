@@ -99,8 +99,7 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
 def _decide(run: Run) -> Placement:
     """Measures, and writes what was found to the run folder."""
     from qnnkit import device, placement
-    from qnnkit.data import ImageSplits
-    from qnnkit.models import features
+    from qnnkit.data.splits import SPLITS
     from qnnkit.models.causal_lm import in_four_bits
     from qnnkit.runs import nets
 
@@ -116,12 +115,8 @@ def _decide(run: Run) -> Placement:
 
     def samples() -> Any:
         n = placement.LARGEST if unknown else training.batch_size
-        if not isinstance(splits, ImageSplits):
-            return next(iter(splits.batches("train", n, shuffle=False)))
-        changing = training.augmentation != "none"
-        images = splits.train.images[:n]
-        n_images = len(splits.train) + len(splits.validation) + len(splits.test)
-        return images if changing else features.made(model, images, n_images), splits.train.labels[:n]
+        batch = next(iter(splits.batches("train", n, shuffle=False)))
+        return nets.given(model, batch, training, sum(len(splits.split(name)) for name in SPLITS))
 
     where = config.device
     if config.model.four_bit:

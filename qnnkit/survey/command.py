@@ -9,6 +9,7 @@ from typing import Any
 
 from qnnkit import checks, device, plots, recipes, runs, workspace
 from qnnkit.config import require_batch_size
+from qnnkit.runs.folder import check_names, in_workspace
 from qnnkit.survey.comparison import Comparison, compare, comparison_table, files
 from qnnkit.survey.file import default_place, write
 from qnnkit.survey.form import Profile, Survey
@@ -33,7 +34,7 @@ def measure_machine(
 
     Args:
         recipe: Whose net is measured; without it the run's, or `digits_quanv`.
-        run_dir: A run whose settings and images are taken; its folder gets the trace.
+        run_dir: A run whose settings and data are taken; its folder gets the trace.
         out: The machine's file; `machines/<kind>.json` of the workspace by default.
         with_profile: Whether a trace of a few updates is written, too.
         settings: Exchanged in the recipe, by their own names.
@@ -53,7 +54,8 @@ def measure_machine(
     if price is not None and not 0 <= price < float("inf"):
         raise ValueError(checks.message("price_per_hour", "be 0 or more", price, "Leave it out if unknown."))
     if run_dir is None:
-        config = recipes.recipe(recipe or RECIPE).override(**(settings or {}))
+        config = recipes.recipe(recipe or RECIPE).override(**in_workspace(settings or {}))
+        check_names(config)
         require_batch_size(config.training)
         run = runs.Run(workspace.home(), config)  # for its data: nothing is written there
         splits = run.load_data()

@@ -12,7 +12,7 @@ from qnnkit.device import machine
 from qnnkit.survey.file import load
 from qnnkit.survey.form import Survey
 from qnnkit.survey.printed import MISSING, columns, wrapped
-from qnnkit.survey.words import figure
+from qnnkit.survey.words import SAMPLES, figure
 
 PRECISION = "float32"
 """In which nets are compared: every device computes in it."""
@@ -141,16 +141,15 @@ def side_by_side(surveys: Mapping[str, Survey]) -> Comparison:
     net = next((net for net in nets.values() if net), None) if same else None
     what = None
     if net:
-        what = (
-            f"{net['recipe']}, batch {net['batch_size']}, {net['n_samples']:,} images an epoch, {PRECISION}"
-        )
+        samples = f"{net['n_samples']:,} {SAMPLES[net.get('kind', 'images')]}"
+        what = f"{net['recipe']}, batch {net['batch_size']}, {samples} an epoch, {PRECISION}"
         missing = [name for name in nets if nets[name] is None]
         sentences += [f"{name} has no net measured." for name in missing]
         sentences += _who_is_faster(rows)
     elif digests:
         told = "; ".join(f"{name}: {net['recipe']}" for name, net in nets.items() if net)
         sentences.append(
-            f"The nets differ in settings, batch or images ({told}), so times per epoch are not compared. "
+            f"The nets differ in settings, batch or data ({told}), so times per epoch are not compared. "
             "Measure one recipe on all machines."
         )
     return Comparison(rows, what, [*sentences, *_doubts(surveys)])

@@ -148,6 +148,8 @@ class NetTimes(TypedDict):
     update: NotRequired[Times]
     """A whole one, as many passes as are accumulated."""
     samples_per_second: NotRequired[Positive]
+    tokens_per_second: NotRequired[Positive]
+    """Of samples that are sequences of tokens."""
     seconds_per_epoch: NotRequired[Positive]
     """Of training, without loading, validation and writing."""
     peak_bytes: NotRequired[Count]
@@ -160,15 +162,19 @@ class Net(TypedDict):
     """A recipe's own net."""
 
     recipe: str
+    kind: NotRequired[Literal["images", "captions", "tokens"]]
+    """Of its data; absent in files of before there were others than images."""
     digest: str
     """Hash of what the times depend on: files are compared where it is the same."""
     n_weights: NotRequired[Count]
+    n_trained: NotRequired[Count]
+    """Of the weights."""
     batch_size: Count
     accumulation: Count
     n_samples: Count
     """Of an epoch."""
     data_bytes: Count
-    """What the images take in RAM beside `peak_bytes`."""
+    """What the data take in RAM beside `peak_bytes`."""
     settings: list[NetTimes]
     sentences: list[str]
 

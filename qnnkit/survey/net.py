@@ -10,18 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
+from qnnkit import data, measure, models, placement, runs, train
 from qnnkit import device as devices
-from qnnkit import measure, models, placement, runs, train
-from qnnkit.config import RunConfig, validate
-from qnnkit.data import ImageSplits
+from qnnkit.config import RunConfig, TrainingConfig, validate
+from qnnkit.data import Splits
 from qnnkit.device import machine
-from qnnkit.models import features
 from qnnkit.placement.decision import DECIDING
-from qnnkit.survey import apart, words
+from qnnkit.runs import nets
+from qnnkit.survey import apart, samples, words
 from qnnkit.survey.clock import Budget, spread, times_of
 from qnnkit.survey.form import Net, Times
 from qnnkit.survey.platform import PRECISIONS
@@ -32,7 +30,7 @@ WARMUP, LEAST, MOST = 2, 3, 100
 
 def measured(
     config: RunConfig,
-    splits: ImageSplits,
+    splits: Splits,
     seconds: float,
     *,
     n_samples: int | None = None,
@@ -45,9 +43,9 @@ def measured(
 
     Args:
         config: The recipe.
-        splits: Its images.
+        splits: Its data.
         seconds: For all of it, about; not counted if quick.
-        n_samples: Images of an epoch; those of the training split without it.
+        n_samples: In an epoch; those of the training split without it.
         quick: Only float32, few updates, and the recipe's own threads.
     """
     budget, usable = Budget(seconds), devices.usable_devices()
@@ -60,22 +58,18 @@ def measured(
     asked = asked[: len(usable)] if quick else asked
     rows: list[Any] = []
     size = config.training.batch_size
-    n_samples = n_samples or len(splits.train)
-    parts = (splits.train, splits.validation, splits.test)
+    sample = samples.of(splits, size, n_samples)
+    kind: Any = data.kind(config.data.dataset)
     question = {
         "config": config.model_dump(mode="json"),
-        "n_classes": splits.n_classes,
-        "n_images": sum(map(len, parts)),
-        "n_samples": n_samples,
         "seconds": 0.0 if quick else seconds / (5 * len(asked)),
     }
     with tempfile.TemporaryDirectory() as folder:
-        batch = Path(folder) / "batch.npz"
-        np.savez(batch, images=splits.train.images[:size].numpy(), labels=splits.train.labels[:size].numpy())
+        samples.write(sample, Path(folder))
         for device, precision in asked:
             row = {"device": str(device), "precision": precision}
             over_threads = not quick and row == {"device": "cpu", "precision": PRECISIONS[0]}
-            question |= {**row, "batch": str(batch), "over_threads": over_threads}
+            question |= {**row, "sample": folder, "over_threads": over_threads}
             if quick or budget.left > apart.START:
                 timeout = max(apart.PATIENCE, 0.0 if quick else budget.left)
                 rows.append(row | apart.ask("net", question, timeout=timeout))
@@ -83,30 +77,46 @@ def measured(
                 rows.append(row | {"why": "The time was up."})
     net = Net(
         recipe=config.recipe,
-        digest=_digest(config, splits, n_samples),
+        kind=kind,
+        digest=_digest(config, sample.sizes, sample.n_samples),
         batch_size=size,
         accumulation=config.training.accumulation,
-        n_samples=n_samples,
-        data_bytes=sum(part.images.nbytes + part.labels.nbytes for part in parts),
+        n_samples=sample.n_samples,
+        data_bytes=sample.data_bytes,
         settings=rows,
-        sentences=[*_fastest(rows), *_on_threads(config.threads, rows)],
+        sentences=[*_fastest(rows), *_memory(rows), *_on_threads(config.threads, rows)],
     )
     for row in rows:
-        if "n_weights" in row:
-            net["n_weights"] = row.pop("n_weights")
+        for name in ("n_weights", "n_trained"):
+            if name in row:
+                net[name] = row.pop(name)
     return net
 
 
-def _digest(config: RunConfig, splits: ImageSplits, n_samples: int) -> str:
+def _digest(config: RunConfig, sizes: dict[str, Any], n_samples: int) -> str:
     """Hash (hex) of what an epoch's work depends on; precisions have rows of their own."""
-    chosen = {*DECIDING, "label_smoothing"} - {"precision"}
+    chosen = {*DECIDING, "label_smoothing", "chunk"} - {"precision"}
+    model = config.model.model_dump(mode="json", exclude_defaults=True)
+    described = Path(model.get("pretrained") or "") / "config.json"
+    if described.is_file():  # a folder has other names on other machines
+        model["pretrained"] = hashlib.sha256(described.read_bytes()).hexdigest()
     work = {
-        "model": config.model.model_dump(mode="json", exclude_defaults=True),
+        "model": model,
         "training": config.training.model_dump(mode="json", include=chosen, exclude_defaults=True),
         "backend": config.backend,
-        "images": [splits.channels, *splits.image_size, splits.n_classes, n_samples],
+        **_told(sizes, n_samples),
     }
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _told(sizes: dict[str, Any], n_samples: int) -> dict[str, Any]:
+    """The data, as far as an epoch's work depends on them; of images as files have always told it."""
+    if "n_classes" in sizes:
+        return {"images": [sizes["channels"], *sizes["image_size"], sizes["n_classes"], n_samples]}
+    plain = {name: value for name, value in sizes.items() if name != "tokenizer"}
+    if tokenizer := sizes.get("tokenizer"):
+        plain |= {"vocabulary": len(tokenizer), "length": tokenizer.max_length}
+    return {"data": {**plain, "n_samples": n_samples}}
 
 
 # --- in a process of its own --------------------------------------------------------------------------------
@@ -116,51 +126,48 @@ def here(question: dict[str, Any]) -> dict[str, Any]:
     """The times and the peak of one device and precision, in this process; asked through `apart`."""
     config, device = validate(question["config"]), torch.device(question["device"])
     training = config.training.model_copy(update={"precision": question["precision"]})
-    with np.load(question["batch"]) as kept:
-        images, labels = torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"])
-    model = models.build(
-        config.model,
-        channels=images.shape[1],
-        image_size=(images.shape[2], images.shape[3]),
-        n_classes=question["n_classes"],
-        seed=config.seed,
-        backend=config.backend,
-    )
+    sample = samples.read(Path(question["sample"]))
     try:
         with measure.threads(config.threads):
-            images = seen(model, images, config, device, question["n_images"])
-            groups = runs.parameter_groups(model, training)
-            stepper = train.Stepper(model, runs.task_of(training), training, groups, device)
-            batch = (images, labels)
+            stepper, batch = stepping(config, training, sample, device)
             found: dict[str, Any] = _times(stepper, batch, device, question["seconds"])
             found["peak_bytes"] = measure.peak_on(device)
             if device.type == "cpu":
                 found["threads"] = torch.get_num_threads()
-    except (RuntimeError, ValueError, AttributeError, MemoryError) as error:  # such as too little memory
+    except (RuntimeError, ValueError, AttributeError, OSError, MemoryError) as error:  # such as no memory
         return {"why": machine.first_line(error)}
-    rate = len(images) * training.accumulation / found["update"]["median"]
-    found |= {"samples_per_second": rate, "seconds_per_epoch": question["n_samples"] / rate}
+    rate = len(sample) * training.accumulation / found["update"]["median"]
+    found |= {"samples_per_second": rate, "seconds_per_epoch": sample.n_samples / rate}
+    if sample.n_tokens:
+        found["tokens_per_second"] = rate * sample.n_tokens
     if question["over_threads"]:
         found["over_threads"] = [
             {"threads": n, "seconds": _whole_updates(stepper, batch, n, question["seconds"])}
             for n in placement.thread_counts()
         ]
-    return found | {"n_weights": sum(weight.numel() for weight in model.parameters())}
+    weights = list(stepper.model.parameters())
+    found["n_weights"] = sum(weight.numel() for weight in weights)
+    found["n_trained"] = sum(weight.numel() for weight in weights if weight.requires_grad)
+    return found
 
 
-def seen(model: nn.Module, images: Tensor, config: RunConfig, device: torch.device, n_images: int) -> Tensor:
-    """What a net is given while it trains: the images, or what its frozen part made of them before.
+def stepping(
+    config: RunConfig, training: TrainingConfig, sample: samples.Sample, device: torch.device
+) -> tuple[train.Stepper, Any]:
+    """What takes a training step of the recipe's own net, and the batch that it is given in training.
 
     Args:
-        model: The net; moved to `device`.
-        images: A batch.
         config: The recipe.
+        training: Its training, maybe in another precision.
+        sample: Of its data.
         device: Where to compute.
-        n_images: Of the whole dataset: too many features would not be kept.
     """
-    if config.training.augmentation != "none":
-        return images
-    return features.made(model.eval(), images, n_images, device)
+    main = "hybrid" if models.has_circuit(config.model) else "reference"
+    data_of: Any = sample  # in place of all of them
+    model = nets.made(config, data_of, main, config.seed)
+    batch = nets.given(model, sample.batch, training, sample.n_all, device)
+    task = runs.task_of(training, data.kind(config.data.dataset))
+    return train.Stepper(model, task, training, runs.parameter_groups(model, training), device), batch
 
 
 def _times(stepper: train.Stepper, batch: Any, device: torch.device, seconds: float) -> dict[str, Times]:
@@ -210,6 +217,18 @@ def _fastest(rows: list[dict[str, Any]]) -> Iterable[str]:
     if len(times) > 1:
         first, told = words.slower(times)
         yield f"An epoch takes {words.figure(times[first])} s on {first}; {told} as long."
+
+
+def _memory(rows: list[dict[str, Any]]) -> Iterable[str]:
+    """What each device takes at its peak, in the precision that all have."""
+    peaks = {
+        row["device"]: row["peak_bytes"]
+        for row in rows
+        if "peak_bytes" in row and row["precision"] == PRECISIONS[0]
+    }
+    if len(peaks) > 1:
+        told = ", ".join(f"{peak / 1e6:,.0f} MB on {device}" for device, peak in peaks.items())
+        yield f"Memory at the peak in {PRECISIONS[0]}: {told}."
 
 
 def _on_threads(asked: int | str | None, rows: list[dict[str, Any]]) -> Iterable[str]:

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from qnnkit import measure, models, runs, train, workspace
+from qnnkit import measure, workspace
 from qnnkit.checkpoint import own_generators
 from qnnkit.config import RunConfig
-from qnnkit.data import ImageSplits
-from qnnkit.data.splits import SPLITS
-from qnnkit.survey import net
+from qnnkit.data import Splits
+from qnnkit.survey import net, samples
 
 WORDS = {
     "circuits, as one fused program": ("_Run", "_RunBackward"),
@@ -87,13 +86,13 @@ class Operation:
 
 
 def profile(
-    config: RunConfig, splits: ImageSplits, trace: Path, device: torch.device | str = "cpu"
+    config: RunConfig, splits: Splits, trace: Path, device: torch.device | str = "cpu"
 ) -> list[Operation]:
     """Traces a few updates of the recipe's net.
 
     Args:
         config: The recipe.
-        splits: Its images.
+        splits: Its data.
         trace: Where the trace is written, for `chrome://tracing` or https://ui.perfetto.dev; zipped where its
             name ends in `.gz`.
         device: Where to compute.
@@ -109,20 +108,9 @@ def profile(
     device = torch.device(device)
     kinds = [profiler.ProfilerActivity.CPU]
     kinds += [profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
-    size, n_images = config.training.batch_size, sum(len(splits.split(name)) for name in SPLITS)
-    model = models.build(
-        config.model,
-        channels=splits.channels,
-        image_size=splits.image_size,
-        n_classes=splits.n_classes,
-        seed=config.seed,
-        backend=config.backend,
-    )
+    sample = samples.of(splits, config.training.batch_size)
     with own_generators(), measure.threads(config.threads):
-        images = net.seen(model, splits.train.images[:size], config, device, n_images)
-        batch = images, splits.train.labels[:size]
-        groups = runs.parameter_groups(model, config.training)
-        stepper = train.Stepper(model, runs.task_of(config.training), config.training, groups, device)
+        stepper, batch = net.stepping(config, config.training, sample, device)
         for _ in range(WARMUP):
             stepper(batch)
         with profiler.profile(activities=kinds) as recorded:

@@ -8,7 +8,7 @@ from typing import Any
 
 from qnnkit.survey.form import Circuits, Device, Net, Profile, Survey
 from qnnkit.survey.operations import Operation
-from qnnkit.survey.words import figure
+from qnnkit.survey.words import SAMPLES, figure
 
 WIDTH, LABEL = 100, 14  # columns of the table, and of the labels before its text
 MISSING = "-"
@@ -125,6 +125,8 @@ def _cell(cell: Any) -> str:
 def _net(found: Net) -> list[str]:
     rows, left_out = [], []
     settings: Any = found["settings"]
+    samples = SAMPLES[found.get("kind", "images")]
+    of_tokens = any("tokens_per_second" in one for one in settings)
     for one in settings:
         name = [one["device"], one["precision"]]
         if "update" not in one:
@@ -135,13 +137,16 @@ def _net(found: Net) -> list[str]:
             [
                 *name,
                 *(figure(1000 * part["median"]) for part in parts),
-                f"{one['samples_per_second']:,.0f}",
+                figure(one["samples_per_second"]),
+                *([figure(one["tokens_per_second"])] if of_tokens else []),
                 figure(one["seconds_per_epoch"]),
                 f"{one['peak_bytes'] / 1e6:,.0f}",
             ]
         )
     size = f"{found['n_weights']:,} weights, " if "n_weights" in found else ""
-    what = f"batch {found['batch_size']}, {found['n_samples']:,} images an epoch"
+    if "n_weights" in found and found.get("n_trained", found["n_weights"]) < found["n_weights"]:
+        size += f"{found.get('n_trained'):,} of them trained, "
+    what = f"batch {found['batch_size']}, {found['n_samples']:,} {samples} an epoch"
     head = [
         "device",
         "precision",
@@ -149,7 +154,8 @@ def _net(found: Net) -> list[str]:
         "backward",
         "optimizer",
         "update",
-        "images/s",
+        f"{samples}/s",
+        *(["tokens/s"] if of_tokens else []),
         "s/epoch",
         "peak MB",
     ]

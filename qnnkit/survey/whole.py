@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from qnnkit import __version__, checks, measure
+from qnnkit import __version__, measure
 from qnnkit.config import RunConfig
-from qnnkit.data import ImageSplits
+from qnnkit.data import Splits
 from qnnkit.survey import circuits, net, platform
 from qnnkit.survey.clock import Budget, is_unstable
 from qnnkit.survey.file import facts
@@ -23,7 +23,7 @@ LABELS = ("backend", "device", "precision", "n_qubits", "batch", "size")
 
 def take(
     config: RunConfig,
-    splits: ImageSplits,
+    splits: Splits,
     *,
     seconds: float | None = None,
     quick: bool = False,
@@ -38,19 +38,13 @@ def take(
 
     Args:
         config: The recipe.
-        splits: Its images.
+        splits: Its data.
         seconds: For all of it, about; 150 by default. What has been begun is brought to its end.
         quick: Smaller arrays, few circuits, only float32, each as briefly as it goes.
-        n_samples: Images of an epoch; those of the training split without it.
+        n_samples: In an epoch; those of the training split without it.
         price_per_hour: Of the machine, in any currency; 0 where it costs nothing.
         echo: Told what comes next, and at once where the machine is busy.
-
-    Raises:
-        ValueError: The recipe's data are no labelled images.
     """
-    if not isinstance(splits, ImageSplits):
-        step = "Measure with a recipe of images; qnnkit plan tells what this one takes."
-        raise ValueError(checks.message("recipe", "have labelled images", config.recipe, step))
     whole = Budget(seconds or (QUICK if quick else SECONDS))
     echo = echo or (lambda sentence: None)
     loads = [measure.load()]

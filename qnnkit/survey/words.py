@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+SAMPLES = {"images": "images", "captions": "pairs", "tokens": "blocks"}
+"""Kind of data -> what its samples are called."""
+
 
 def figure(value: float) -> str:
     """Three digits, or as many as stand before the point.
