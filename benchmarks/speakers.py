@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.speakers --sizes 1000    # one, so that several may run at once
 
 The base is the recipe text_llama on tinyshakespeare without these speakers; then come the nets of the recipe
-text_adapter on what they say. Of each net and size the step sizes are chosen on validation speeches, by a seed of
-its own; then it is trained over other seeds, and its test speeches are looked at once. Printed, and
+text_adapter on what they say. Of each net and size the step sizes are chosen on validation speeches, by a
+seed of its own; then it is trained over other seeds, and its test speeches are looked at once. Printed, and
 written to speakers-SIZE.json of the results' folder. The base lies there too, and is trained once.
 """
 

@@ -147,6 +147,17 @@ def test_own_splits_are_kept(tmp_path):
     assert splits.train.sources == ("own/train-000", "own/train-001")
 
 
+def test_a_piece_in_two_splits_is_told(tmp_path):
+    (tmp_path / "ann.json").write_text(json.dumps({str(i): scale(40) for i in range(10)}))
+    (note,) = [each for each in music(tmp_path, sequence_length=64).notes if each.startswith("Duplicates")]
+    assert note.startswith("Duplicates: 2 of 2 pieces of validation and test stand in an earlier split too")
+
+
+def test_a_file_of_another_kind(tmp_path):
+    (tmp_path / "song.txt").write_text("la la la")
+    assert "must be a file of music (.mid" in refused("root", tmp_path / "song.txt")
+
+
 def test_first_pieces_take_turns(folder):
     splits = music(folder, sequence_length=64)
     found = first_pieces(splits, "train", 4)

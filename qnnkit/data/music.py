@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from qnnkit import checks
+from qnnkit.data import duplicates
+from qnnkit.data.duplicates import Content
 from qnnkit.data.music_events import DURATION, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.music_sources import Collection, collect
 from qnnkit.data.sample import seeded
@@ -91,6 +93,7 @@ def music(
     tokenizer, collections = MusicTokenizer(), collect(root, composers)
     notes = [note for each in collections for note in each.notes]
     blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
+    same: dict[str, list[Content]] = {name: [] for name in SPLITS}
     n_short = n_pieces = 0
     for collection in collections:
         sides = _sides(collection, split_seed, validation_fraction, test_fraction)
@@ -98,6 +101,7 @@ def music(
             ids = tokenizer.encode(piece)
             n_pieces, n_short = n_pieces + 1, n_short + (len(ids) < sequence_length)
             source = f"{collection.composer}/{piece.name}"
+            same[side].append(Content(str(ids).encode(), source))
             cuts = _cuts(ids, sequence_length, overlap if side == "train" else 0)
             blocks[side] += [
                 _Block(source, ids[start:stop], known if side != "train" else 1)
@@ -108,6 +112,8 @@ def music(
             f"{n_short:,} of {n_pieces:,} pieces are shorter than a block of {sequence_length} tokens: the "
             "rest of such a block is padded and not predicted."
         )
+    if repeated := duplicates.told(same, "pieces", "note for note"):
+        notes.append(repeated)
     sets = {name: _stack(rows, sequence_length) for name, rows in blocks.items()}
     augment = Transposition(transpose, split_seed) if transpose else None
     return TokenSplits("music", **sets, tokenizer=tokenizer, notes=tuple(notes), augment=augment)

@@ -108,6 +108,9 @@ def _listed(root: str | Path) -> dict[str, list[_File]]:
         return {_stem(path.name): [_File(path.parent, path.name)]}
     if path.is_file() and path.name.lower().endswith(MIDI):
         return {path.absolute().parent.name: [_File(path.parent, path.name)]}
+    if path.is_file() and not path.name.lower().endswith(places.ARCHIVES):
+        rule = f"be a file of music ({', '.join((*MIDI, *JSON))}), or a folder or archive of such"
+        raise ValueError(checks.message("root", rule, str(path), "Save it as MIDI, or as JSON of steps."))
     found: dict[str, list[_File]] = {}
     with places.open_place(path) as place:
         for member in place.members:
