@@ -20,8 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from qnnkit import checkpoint, layers, train
+from qnnkit import layers, train
 from qnnkit.checkpoint import own_generators
+from qnnkit.checkpoint import weights as kept_weights
 from qnnkit.plan import depth
 from qnnkit.plan.depth import Seen
 from qnnkit.plan.ledger import Ledger
@@ -120,7 +121,7 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
     trained = [weight for weight in weights if weight.requires_grad]
     # Counted before layers are taken out.
     n_weights, n_trained = (sum(weight.numel() for weight in each) for each in (weights, trained))
-    kept = sum(tensor.nbytes for tensor in checkpoint.weights.of(model).values())
+    kept = sum(tensor.nbytes for tensor in kept_weights.of(model).values())
     copies = 1 if config.optimizer == "sgd" else 2  # gradients, and under Adam the roots of second moments
     copied, linear = copies * sum(weight.nbytes for weight in trained), _linear(model)
     gc.freeze()
