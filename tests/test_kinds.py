@@ -1,15 +1,17 @@
 """Captions and text as runs: trained, compared, planned, shown and written as plain files."""
 
 import dataclasses
+import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from qnnkit import cli, language, plan, report, runs
+from qnnkit import cli, language, layers, plan, report, runs
 from qnnkit.adapters import circuit
-from qnnkit.runs import status
+from qnnkit.runs import nets, placing, status
 from qnnkit.workspace import read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -321,6 +323,51 @@ def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, 
     assert whole.on_accelerator - four.on_accelerator == saved
     assert whole.memory["weights"] == four.memory["weights"]
     assert any(f"{linear:,} frozen weights are counted in 4 bits" in note for note in four.notes)
+
+
+def test_three_billion_weights_are_begun_counted_and_planned_without_them(home, base, tmp_path):
+    folder = tmp_path / "3b"  # a model whose weights are not there
+    shutil.copytree(base.folder / "model", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    sys.modules["qnnkit.models.causal_lm"].llama_config("3b").save_pretrained(folder)
+    code = f"""
+import json, time
+from qnnkit import measure, plan, runs
+begun = time.monotonic()
+settings = {{"data_dir": {str(home / "text")!r}, "sequence_length": 16}}
+run = runs.open_run({str(tmp_path / "run")!r}, "text_llama", size="3b", vocabulary=260, **settings)
+counts = runs.count_parameters(run)["reference"]
+asked = plan.asked("llama_mac", settings={{"pretrained": {str(folder)!r}, **settings}}, measure=False)
+found = plan.plan(asked, measure=False, largest=False).prediction
+print(json.dumps([counts, found.n_weights, found.memory, measure.peak(), time.monotonic() - begun]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counts, n_weights, memory, peak, seconds = json.loads(done.stdout.splitlines()[-1])
+    trained = 28 * 8 * (3072 + 3072 + 3072 + 1024)  # LoRA of rank 8 on the query and value projections
+    inner = 28 * (2 * 3072 * (3072 + 1024) + 3 * 3072 * 8192 + 2 * 3072) + 3072
+    assert counts == {"quantum": 0, "classical": inner + 260 * 3072, "frozen": 0}
+    assert n_weights == inner + 128256 * 3072 + trained
+    assert memory["weights"] == pytest.approx(4 * n_weights, rel=1e-3) and memory["optimizer"] < 9 * trained
+    assert peak < 2e9 and seconds < 120
+
+
+def test_parameters_are_counted_without_weights_as_they_are_with_them(adapted):
+    whole = {net: layers.count_parameters(runs.build(adapted, net, 0)) for net in adapted.nets}
+    assert runs.count_parameters(adapted) == whole
+    for weight in runs.build(adapted, "hybrid", 0, bare=True).parameters():
+        assert weight.is_meta
+
+
+def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypatch):
+    monkeypatch.setattr(placing, "SHARE", 0.0)
+    monkeypatch.setattr(sys.modules["qnnkit.plan.predict"], "SHARE", 0.0)
+    monkeypatch.setattr(nets, "made", None)  # would fail if a net were built to be tried
+    fresh = runs.Run(tmp_path, adapted.config.override(device="auto", threads="auto", batch_size=1))
+    found = plan.plan(plan.of_run(fresh), largest=False)
+    assert "a trial would hold" in fresh.placement["sentence"]
+    assert found.here.basis == "estimated" and found.here.total.low < found.here.total.high
+    assert any("A step was too large to be timed here" in note for note in found.notes)
+    assert "Time here: about" in plan.table(found)
 
 
 # --- refused -----------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ import torch
 
 from qnnkit import measure, plan, recipes, train
 from qnnkit.config import TrainingConfig
-from qnnkit.plan.trace import Ledger, trace
+from qnnkit.plan import depth
+from qnnkit.plan.ledger import Ledger
+from qnnkit.plan.trace import trace
 from qnnkit.runs import Run
 
 predicting = importlib.import_module("qnnkit.plan.predict")  # the package's attribute is the function
@@ -75,6 +77,31 @@ def test_with_checkpointing_it_holds_no_less(workload):
     """Fake tensors of a part that is computed again are freed a little later than real ones."""
     workload = workload(batch_size=8, gradient_checkpointing=True)
     assert 0.98 < sum(trace(workload).memory.values()) / measured_peak(workload) < 1.2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"accumulation": 2, "gradient_checkpointing": True},
+        {"lora_rank": 4, "gradient_checkpointing": True},
+    ],
+    ids=lambda change: ", ".join(change) or "plain",
+)
+def test_a_deep_net_is_traced_with_a_few_of_its_layers(monkeypatch, change):
+    language = importlib.import_module("qnnkit.models.causal_lm")
+    monkeypatch.setitem(language.LLAMA, "deep", (32, 8, 4, 4, 80, 300))
+    workload = plan.of_transformer("llama", "deep", TINY, sequence_length=32).change(**change)
+    few, layers = [], depth.stack
+    with monkeypatch.context() as patch:
+        patch.setattr(depth, "stack", lambda model: few.append(layers(model)) or few[-1])
+        found = trace(workload)
+    assert len(few[0]) == depth.FEW
+    assert sum(found.memory.values()) == pytest.approx(measured_peak(workload), rel=0.03)
+    monkeypatch.setattr(depth, "stack", lambda model: None)
+    whole = trace(workload)
+    assert found.work == whole.work and found.n_weights == whole.n_weights
+    assert found.at_update == whole.at_update and found.kept == whole.kept
 
 
 def test_parts_are_what_they_are_called():

@@ -40,9 +40,9 @@ def _causal_lm(
     config: ModelConfig, *, seed: int = 0, backend: str = "auto", device: Any = "cpu", **sizes: Any
 ) -> nn.Module:
     dtype = config.base_precision
-    if config.four_bit:
+    if config.four_bit and str(device) != "meta":
         return four_bit(str(config.pretrained), device=device, dtype=dtype, **sizes)
-    return causal_lm(config.pretrained or config.size, seed=seed, dtype=dtype, **sizes)
+    return causal_lm(config.pretrained or config.size, seed=seed, dtype=dtype, device=device, **sizes)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -79,7 +79,8 @@ def build(config: ModelConfig, **sizes: Any) -> nn.Module:
     Args:
         config: Its settings.
         sizes: What the data say of themselves (`splits.sizes`): of images `channels`, `image_size` and
-            `n_classes`; `seed` and `backend` beside them, and `device` where `config.four_bit`.
+            `n_classes`; `seed` and `backend` beside them, and `device` of language models: where
+            `config.four_bit` puts them, or "meta" for one without weights.
 
     Raises:
         ValueError: No family has that name; the message lists them.

@@ -55,6 +55,7 @@ def causal_lm(
     length: int | None = None,
     seed: int = 0,
     dtype: str = "float32",
+    device: torch.device | str = "cpu",
 ) -> Any:
     """A causal language model: from scratch by size, or with the weights of a folder or of the Hub.
 
@@ -65,6 +66,7 @@ def causal_lm(
         length: Tokens of a sequence: the most that a new model sees at once; a loaded one must take as many.
         seed: Fixes initial weights; the caller's generators are left alone.
         dtype: "float32", "bfloat16" or "float16".
+        device: "cpu", or "meta": then it is refused for the same reasons, but its weights take no memory.
 
     Returns:
         A model of transformers: `model(input_ids=..., labels=...)` gives `.logits` of shape
@@ -76,11 +78,12 @@ def causal_lm(
     """
     kind = DTYPES[checks.choice("dtype", dtype, DTYPES)]
     if str(size_or_folder) not in LLAMA:
-        return _loaded(str(size_or_folder), vocabulary, length).to(kind)
+        place = {"device_map": "meta"} if torch.device(device).type == "meta" else {}
+        return _loaded(str(size_or_folder), vocabulary, length, **place).to(kind)
     from transformers import LlamaForCausalLM
 
     config = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
-    with seeded(seed):
+    with seeded(seed), torch.device(device):
         model: Any = LlamaForCausalLM(config)
     return model.to(kind)
 

@@ -26,7 +26,8 @@ class Place:
     device: str | None
     """What would compute there; None where no time is known."""
     basis: str
-    """What its times follow from: "measured here", "from its survey", "published" or "not timed"."""
+    """What its times follow from: "measured here", "estimated" (here), "from its survey", "published" or
+    "not timed"."""
     needs: int
     """Bytes at the peak."""
     usable: int

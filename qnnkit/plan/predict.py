@@ -94,6 +94,7 @@ def predict(
             expected = sum(n for part, n in memory.items() if part not in HOST)
             if size == workload.training.batch_size:
                 memory["workspace"] = max(0, measure.peak_on(device) - before - expected)
+        if spread is not None:
             n = torch.get_num_threads()
             notes.append(f"Timed on {device}, with {n} CPU thread{'s' * (n > 1)}.")
     config = workload.training

@@ -40,12 +40,12 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"{_count(plan.nets, 'net')} x {_count(plan.seeds, 'seed')} x " if plan.nets * plan.seeds > 1 else ""
     )
     told += _count(config.epochs, "epoch")
-    if found.seconds is None:
+    epoch, total = plan.here.epoch, plan.here.total
+    if epoch is None:
         yield f"In all {told}; nothing was timed here."
         return
-    total = plan.here.total
     yield from _wrapped(
-        f"Time here: {words.duration(found.seconds_per_epoch or 0)} an epoch"
+        f"Time here: {'about ' * (found.seconds is None)}{words.duration(epoch.likely)} an epoch"
         + (f", {_range(total)} for {told}" if total else "")
     )
 

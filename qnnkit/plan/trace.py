@@ -1,8 +1,8 @@
 """One training step on tensors without memory: what it would hold at its peak, and what work it is.
 
 Every operation of forward, backward and optimizer is run in torch's FakeTensorMode, which knows shapes and
-dtypes alone; a ledger notes which tensors live at the same time. So a net of any size is traced in about a
-second, at any batch size, on any machine.
+dtypes alone; a ledger notes which tensors live at the same time. So a net of any size is traced in seconds,
+at any batch size, on any machine: of many equal layers of a language model a few are run (see `depth`).
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import weakref
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from qnnkit import checkpoint, train
-from qnnkit.breakdown.parts import nodes_between, quantum_parts
+from qnnkit import layers, train
 from qnnkit.checkpoint import own_generators
+from qnnkit.checkpoint import weights as kept_weights
+from qnnkit.plan import depth
+from qnnkit.plan.depth import Seen
+from qnnkit.plan.ledger import Ledger
 from qnnkit.plan.prediction import Work
 from qnnkit.plan.workload import Workload
 
@@ -45,9 +45,8 @@ ATTENTION = {
 """Operations that torch's counter does not know, and how it would count them."""
 FIRST = 2
 """Samples of the first step, which makes the optimizer's moments; normalisation wants more than one."""
-
-NEARLY = 1.02
-"""Garbage is collected where what lives exceeds by so much what lived at the last collection."""
+PASSES = 2
+"""Of an update that are traced: a third one holds no more than the second."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +117,40 @@ def _leave_meta(model: nn.Module) -> None:
 
 
 def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
-    config, ledger = workload.training, Ledger(workload.training.gradient_checkpointing)
+    config, weights = workload.training, list(model.parameters())
+    trained = [weight for weight in weights if weight.requires_grad]
+    # Counted before layers are taken out.
+    n_weights, n_trained = (sum(weight.numel() for weight in each) for each in (weights, trained))
+    kept = sum(tensor.nbytes for tensor in kept_weights.of(model).values())
+    copies = 1 if config.optimizer == "sgd" else 2  # gradients, and under Adam the roots of second moments
+    copied, linear = copies * sum(weight.nbytes for weight in trained), _linear(model)
+    gc.freeze()
+    seen = depth.followed(model, lambda stack: _step(workload, model, foreach, stack))
+    memory = max(seen.peaks.values(), key=lambda parts: sum(parts.values()))
+    # The loop keeps the batches of an update until it is taken; those that were not traced lie there as well.
+    waiting = (config.accumulation - min(config.accumulation, PASSES)) * _bytes_of(workload)
+    return Traced(
+        memory={**memory, "activations": memory.get("activations", 0) + waiting},
+        work=seen.work,
+        n_weights=n_weights,
+        n_trained=n_trained,
+        kept=kept,
+        linear=linear,
+        at_update=seen.held.get("weights", 0) + seen.held.get("optimizer", 0) + copied,
+    )
+
+
+def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleList | None) -> Seen:
+    """What one training step holds and does; by layer of a stack, if there is one."""
+    config = workload.training
+    ledger = Ledger(config.gradient_checkpointing, closely=stack is not None)
     stepper = train.Stepper(model, workload.task, config, workload.groups(model, config))
     for group in stepper.optimizer.param_groups if stepper.optimizer else ():
         group["foreach"] = foreach
     weights = list(model.parameters())
     for tensor in (*weights, *model.buffers()):
         ledger.add(tensor, "weights")
-    passes = min(config.accumulation, 2)  # a third one holds no more than the second
+    passes = min(config.accumulation, PASSES)
     with contextlib.ExitStack() as work:
         for weight in weights:
             if weight.requires_grad:
@@ -135,8 +160,13 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
                 work.callback(hook.remove)
         work.enter_context(ledger.attributing(model))
         with ledger:
-            _update(stepper, ledger, workload, FIRST, 1)
+            if stack is None or layers.exchanged_parameters(model):  # circuits are read in the first pass
+                _update(stepper, ledger, workload, FIRST, 1)
+            else:  # all that such a model trains has a gradient
+                _update_alone(stepper, ledger, weights)
         ledger.begin()
+        if stack is not None:
+            work.enter_context(depth.placing(ledger, stack))
         flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
         with ledger, flops:
             before_update = _update(stepper, ledger, workload, config.batch_size, passes)
@@ -147,29 +177,15 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
         bytes=ledger.work.bytes + again * before_update.bytes,
         operations=round(ledger.work.operations + again * before_update.operations),
     )
-    n_trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     for weight in weights:
         weight.grad = None
-    # The loop keeps the batches of an update until it is taken; those that were not traced lie there as well.
-    ledger.at_peak["activations"] += (config.accumulation - passes) * _bytes_of(workload)
-    left = checkpoint.weights.of(model)
-    trained = sum(weight.nbytes for weight in weights if weight.requires_grad)
-    copies = 1 if config.optimizer == "sgd" else 2  # gradients, and under Adam the roots of second moments
-    return Traced(
-        memory=dict(ledger.at_peak),
-        work=done,
-        n_weights=sum(weight.numel() for weight in weights),
-        n_trained=n_trained,
-        kept=sum(tensor.nbytes for tensor in left.values()),
-        linear=_linear(model),
-        at_update=ledger.live["weights"] + ledger.live["optimizer"] + copies * trained,
-    )
+    return Seen(dict(ledger.peaks), done, dict(ledger.live))
 
 
 def _linear(model: nn.Module) -> int:
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    layers = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
-    return sum(layer.weight.numel() for layer in layers if not layer.weight.requires_grad)
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
+    return sum(layer.weight.numel() for layer in linear if not layer.weight.requires_grad)
 
 
 def _bytes_of(workload: Workload) -> int:
@@ -181,108 +197,26 @@ def _bytes_of(workload: Workload) -> int:
 def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int, passes: int) -> Work:
     """One update; the work that came before its last part, the optimizer's."""
     kept = []
-    for _ in range(passes):
+    for number in range(passes):
         kept.append(workload.batch(workload, size))
-        stepper.backward(stepper.forward(kept[-1]))
+        ledger.enter("forward", number)
+        loss = stepper.forward(kept[-1])
+        ledger.enter("backward", number)
+        stepper.backward(loss)
+        del loss
         if ledger.collects:
             gc.collect()
     before = copy.copy(ledger.work)
+    ledger.enter("update")
     with ledger.being("optimizer"):
         stepper.update()
     return before
 
 
-class Ledger(TorchDispatchMode):
-    """Which storages live, to what they belong, and what the operations that made them moved.
-
-    Args:
-        collects: Whether to collect garbage on the way to a peak. Where gradients are checkpointed, fake
-            tensors wait for it in cycles; real ones are freed at once.
-    """
-
-    def __init__(self, collects: bool = False) -> None:
-        super().__init__()
-        self.collects = collects
-        self.live: Counter[str] = Counter()
-        self.known: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
-        self.doing = "activations"
-        self.begin()
-
-    def begin(self) -> None:
-        """Forgets the peak so far, not what lives."""
-        gc.collect()
-        self.at_peak, self.peak, self.work = Counter(self.live), sum(self.live.values()), Work(0, 0, 0)
-        self.looked = self.peak
-
-    def add(self, tensor: Tensor | None, part: str) -> None:
-        """Notes a tensor's storage as a part's own, be it new or known as another's."""
-        if tensor is None:
-            return
-        storage = tensor.untyped_storage()
-        size, owner = storage.nbytes(), self.known.get(storage)
-        if owner is not None:
-            self.live[owner[0]] -= size
-            self.live[part] += size
-            owner[0] = part
-            return
-        owner = self.known[storage] = [part]
-        self.live[part] += size
-        weakref.finalize(storage, self._remove, owner, size)
-        if sum(self.live.values()) > NEARLY * self.looked:
-            if self.collects:
-                gc.collect()
-            self.looked = max(self.looked, sum(self.live.values()))
-        if (total := sum(self.live.values())) > self.peak:
-            self.peak, self.at_peak = total, Counter(self.live)
-
-    def _remove(self, owner: list[str], size: int) -> None:
-        self.live[owner[0]] -= size
-
-    @contextlib.contextmanager
-    def being(self, part: str) -> Iterator[None]:
-        """What is made inside belongs to this part."""
-        before, self.doing = self.doing, part
-        try:
-            yield
-        finally:
-            self.doing = before
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        returned = function._schema.returns
-        if returned and all(
-            each.alias_info is not None and not each.alias_info.is_write for each in returned
-        ):
-            return result  # a view: nothing is made, nothing is moved
-        moved = 0
-        for leaf in tree_leaves((args, kwargs, result)):
-            if isinstance(leaf, Tensor):
-                moved += leaf.numel() * leaf.element_size()
-        self.work = Work(0, self.work.bytes + moved, self.work.operations + 1)
-        if not function._schema.is_mutable:
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self.known:
-                    self.add(leaf, self.doing)
-        return result
-
-    @contextlib.contextmanager
-    def attributing(self, model: nn.Module) -> Iterator[None]:
-        """What circuits make, forward and backward, belongs to "quantum states"."""
-
-        def enter(*_: Any) -> None:
-            self.doing = "quantum states"
-
-        def leave(*_: Any) -> None:
-            self.doing = "activations"
-
-        def left(part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
-            leave()
-            for node in nodes_between(inputs, outputs):
-                node.register_prehook(enter)
-                node.register_hook(leave)
-
-        with contextlib.ExitStack() as hooks:
-            for part in quantum_parts(model):
-                hooks.callback(part.register_forward_pre_hook(enter).remove)
-                hooks.callback(part.register_forward_hook(left).remove)
-            yield
+def _update_alone(stepper: train.Stepper, ledger: Ledger, weights: Sequence[nn.Parameter]) -> None:
+    """What the optimizer makes of any gradients, without the passes that gradients come from."""
+    for weight in weights:
+        if weight.requires_grad:
+            weight.grad = torch.zeros_like(weight)
+    with ledger.being("optimizer"):
+        stepper.update()

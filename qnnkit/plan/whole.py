@@ -20,6 +20,9 @@ from qnnkit.plan.remedies import Remedy, Sight, enough, remedies
 from qnnkit.plan.verdict import COMFORTABLE, Wish
 from qnnkit.plan.workload import Workload
 
+ESTIMATED = "estimated"
+"""What the times of this machine follow from where a step is too large to be tried: its own figures."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -91,8 +94,9 @@ def plan(
         budget: Money for all of it, in the table's currency; "0" asks for machines that cost nothing.
         prices: A table of machines of your own, see `machines.load`.
         measured: Files that `qnnkit measure` wrote on other machines.
-        measure: Whether updates are timed here; without, there are no times at all for this machine, and
-            wider ranges for the others.
+        measure: Whether updates are timed here, if they take no more than SHARE of the free memory and
+            MOST_WORK operations (see `predict`), else estimated; without, there are no times at all for this
+            machine, and wider ranges for the others.
         seconds: About how long updates are timed.
         largest: Whether to seek the largest batch that fits on each machine, by a trace for each size tried.
 
@@ -109,6 +113,7 @@ def plan(
     known, busy = surveys.read(measured, table), measuring.note(measuring.load()) if measure else None
     prediction = predict(workload, device, measured=measure, seconds=seconds, threads=threads)
 
+    @functools.cache
     def look(changed: Workload) -> Prediction:
         known = prediction.memory["framework"]  # what was timed may have left more
         found = predict(changed, device, measured=False, threads=threads, framework=known)
@@ -116,7 +121,6 @@ def plan(
         taken = round(grows * prediction.memory.get("workspace", 0))
         return replace(found, memory={**found.memory, "workspace": taken}) if taken else found
 
-    @functools.cache
     def memory(batch_size: int) -> Prediction:
         return look(workload.change(batch_size=batch_size))
 
@@ -124,7 +128,11 @@ def plan(
     figures = here.figures(device, precision, threads) if measure else None
     calibrated = calibration(work, precision, timed and timed.median, figures)
     this = here.spot(device, table, asked.price_per_hour)
-    spots: list[tuple[Spot, Estimate | None]] = [(this, _timed(prediction))]
+    updates = _timed(prediction)
+    trains = (device.type, precision) != ("cpu", "float16")
+    if updates is None and figures is not None and trains:  # too large to be tried
+        updates = replace(estimate(work, precision, [figures], None), basis=ESTIMATED)
+    spots: list[tuple[Spot, Estimate | None]] = [(this, updates)]
     for spot, processors in (*of_table(table, known.rows), *known.others):
         spots.append((spot, estimate(work, precision, processors, calibrated)))
     places = [
@@ -160,7 +168,7 @@ def plan(
         notes=(
             *([busy] if busy else []),
             *prediction.notes,
-            *_doubts(prediction, asked.nets),
+            *_doubts(prediction, asked.nets, updates),
             *known.notes,
             *table.notes(),
         ),
@@ -185,9 +193,11 @@ def _timed(prediction: Prediction) -> Estimate | None:
     return Estimate(Range(timed.least, timed.median, timed.most), prediction.device, "measured here")
 
 
-def _doubts(prediction: Prediction, nets: int) -> list[str]:
+def _doubts(prediction: Prediction, nets: int, updates: Estimate | None) -> list[str]:
     """What the times here leave open."""
     told = []
+    if updates is not None and updates.basis == ESTIMATED:
+        told.append("A step was too large to be timed here: its time is estimated, as for other machines.")
     if prediction.scaled_from is not None:
         told.append(f"Time was measured with {prediction.scaled_from} samples at a time and scaled up.")
     if prediction.seconds is not None:

@@ -155,8 +155,9 @@ def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
     main = "hybrid" if models.has_circuit(config.model) else "reference"
     notes = () if config.backend in ("auto", "batched") else (OTHER_BACKEND.format(config.backend),)
 
-    # Of a language model without a circuit shapes are all: its weights, which may be many, are not read.
-    bare = kind == "tokens" and not models.has_circuit(config.model)
+    # Of a language model shapes are all, of its adapter's circuits too: its weights, which may be many, are
+    # not read.
+    bare = kind == "tokens"
 
     def build(workload: Workload, traced: bool) -> nn.Module:
         backend = "batched" if traced else config.backend

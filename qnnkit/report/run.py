@@ -349,7 +349,7 @@ def _of_gradients(run: Run) -> list[str]:
 
 def _starts(run: Run) -> list[str]:
     """What parts of the net start from, where that is not only their seed, or they stay there."""
-    modules = build(run, run.nets[0], run.config.seed).modules()
+    modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
     return [f"The net stands on: {module.told}." for module in modules if hasattr(module, "told")]
 
 

@@ -8,6 +8,7 @@ from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
 from qnnkit.runs.nets import (
     best,
     build,
+    count_parameters,
     first_batch,
     parameter_groups,
     seen_by,
@@ -28,6 +29,7 @@ __all__ = [
     "best",
     "build",
     "check_parameters",
+    "count_parameters",
     "declared",
     "epoch_line",
     "export",

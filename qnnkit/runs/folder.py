@@ -430,27 +430,28 @@ def require_usable(run: Run) -> None:
     """A run begins only with data that load and a net that takes them: the folder cannot be mended later."""
     import torch
 
-    from qnnkit import layers, placement
+    from qnnkit import layers, models, placement
     from qnnkit.runs.nets import build
 
-    model = build(run, run.nets[0], run.config.seed)
+    model = build(run, run.nets[0], run.config.seed, bare=True)
     if "classical_trained" in run.config.controls:
         build(run, "classical_trained", run.config.seed)  # refused for a circuit that is trained
-    with torch.no_grad():
-        layers.called(model.eval(), run.splits.example())
+    if models.kind(run.config.model.model) != "tokens":  # such a net is refused, if at all, when it is built
+        with torch.no_grad():
+            layers.called(model.eval(), run.splits.example())
     require_last_batch(run)
     placement.devices(run.config.device, run.config.training.precision)  # refused where none has it
 
 
 def require_last_batch(run: Run) -> None:
-    """Refuses a last batch of one image for a net that normalises over batches."""
+    """Refuses a last batch of one image for a net that normalises over batches; language models do not."""
     import torch
 
-    from qnnkit import layers
+    from qnnkit import layers, models
     from qnnkit.runs.nets import build
 
     n, batch_size = len(run.splits.train), run.config.training.batch_size
-    if batch_size == "auto" or n % batch_size != 1:
+    if batch_size == "auto" or n % batch_size != 1 or models.kind(run.config.model.model) == "tokens":
         return
     try:
         with torch.no_grad():

@@ -40,19 +40,33 @@ from qnnkit.train.processes import is_main, n_processes, wait_for_all
 from qnnkit.train.vitals import Vitals
 
 
-def build(run: Run, net: str, seed: int) -> nn.Module:
+def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
     """An untrained net of the run: its own, or one of the controls, which starts from the same weights.
+
+    Args:
+        run: The run.
+        net: Its name.
+        seed: Fixes its first weights.
+        bare: Whether a language model's weights are left on the meta device, where they take no memory: it
+            can be counted, and what is refused is refused alike, but nothing can be computed.
 
     Raises:
         ValueError: The run has no such net.
     """
     checks.choice("net", net, run.nets)
-    return made(run.config, run.splits, net, seed)
+    return made(run.config, run.splits, net, seed, bare=bare)
 
 
-def made(config: RunConfig, splits: Splits, net: str, seed: int) -> nn.Module:
+def count_parameters(run: Run) -> dict[str, dict[str, int]]:
+    """Net -> its weights by kind, see `layers.count_parameters`; never are two of them in memory."""
+    return {net: layers.count_parameters(build(run, net, run.config.seed, bare=True)) for net in run.nets}
+
+
+def made(config: RunConfig, splits: Splits, net: str, seed: int, *, bare: bool = False) -> nn.Module:
     """As `build`, from settings and data alone."""
-    where = {"device": device.choose(config.device)} if config.model.four_bit else {}
+    where: dict[str, Any] = {"device": device.choose(config.device)} if config.model.four_bit else {}
+    if bare and models.kind(config.model.model) == "tokens":
+        where = {"device": "meta"}
     hybrid = models.build(config.model, **splits.sizes, seed=seed, backend=config.backend, **where)
     if config.model.adapter:
         return adapted(hybrid, config.model, net, seed)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from qnnkit.placement import Placement
 
 
+SHARE = 0.5
+"""Of the free memory: the most that a net and a copy of it may take to be tried."""
+
+
 def placed(run: Run, *, locked: bool = False) -> Placement:
     """Where the nets of a run are trained, as `placement.json` of its folder has it for this machine.
 
@@ -94,14 +98,20 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
 
 def _decide(run: Run) -> Placement:
     """Measures, and writes what was found to the run folder."""
-    from qnnkit import device, placement, recipes
+    from qnnkit import device, placement
     from qnnkit.data.splits import SPLITS
     from qnnkit.models.causal_lm import in_four_bits
     from qnnkit.runs import nets
 
-    config, splits = run.config, run.splits
-    model, training = nets.build(run, run.nets[0], config.seed), config.training
+    config, splits, training = run.config, run.splits, run.config.training
     unknown = training.batch_size == "auto"
+    if told := _too_large(run):
+        place, threads = str(device.choose(config.device)), config.threads
+        number = threads if isinstance(threads, int) else None
+        size = 1 if training.batch_size == "auto" else training.batch_size
+        found = placement.Placement(place, config.backend, number, size, f"{place}: {told}")
+        return _noted(run, found, unknown)
+    model = nets.build(run, run.nets[0], config.seed)
 
     def samples() -> Any:
         n = placement.LARGEST if unknown else training.batch_size
@@ -125,6 +135,34 @@ def _decide(run: Run) -> Placement:
         n_samples=len(splits.train),
         about={**about, **splits.sizes},
     )
+    return _noted(run, found, unknown)
+
+
+def _too_large(run: Run) -> str | None:
+    """Why a language model is not tried before it is trained; None where it may be, and for any other net.
+
+    What is tried is a copy: of some billion weights it would crowd out what it is copied from.
+    """
+    from qnnkit import models
+    from qnnkit.device import machine
+    from qnnkit.models.causal_lm import without_weights
+
+    config = run.config.model
+    if models.kind(config.model) != "tokens":
+        return None
+    bare = without_weights(config.pretrained or config.size, **run.splits.sizes)
+    twice, free = 2 * sum(weight.nbytes for weight in bare.parameters()), machine.memory()[1]
+    if twice <= SHARE * free:
+        return None
+    sizes = f"{twice / 1e9:.1f} GB of weights, of {free / 1e9:.1f} GB of free memory"
+    return f"a trial would hold {sizes}, so nothing was measured."
+
+
+def _noted(run: Run, found: Placement, unknown: bool) -> Placement:
+    """A decision as the run folder then has it."""
+    from qnnkit import recipes
+
+    config = run.config
     note: dict[str, Any] = {
         **asdict(found),
         "backend": config.backend,
