@@ -190,7 +190,9 @@ def test_a_size_from_scratch():
     assert one(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 300)
     weights = [next(model.parameters()) for model in (one, other, third)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
-    assert next(causal_lm("tiny", vocabulary=300, dtype="bfloat16").parameters()).dtype == torch.bfloat16
+    half = causal_lm("tiny", vocabulary=300, dtype="bfloat16")
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    assert half.model.rotary_emb.inv_freq.dtype == torch.float32, "positions are turned by them"
 
 
 def test_the_planner_s_sizes_are_these():

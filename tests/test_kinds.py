@@ -287,6 +287,21 @@ def test_it_is_planned(adapted):
     assert found.here.basis == "measured here" and found.nets == 5
 
 
+def test_a_plan_counts_a_base_in_half_precision(home, base):
+    settings = {
+        "data_dir": str(home / "text"),
+        "pretrained": str(base.folder / "model"),
+        "sequence_length": 16,
+    }
+
+    def weights(precision):
+        asked = plan.asked("llama_mac", settings={**settings, "base_precision": precision}, measure=False)
+        return plan.predict(asked.workload, measured=False).memory["weights"]
+
+    frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
+    assert weights("float32") - weights("bfloat16") == 2 * frozen
+
+
 def test_four_bits_where_there_is_no_cuda_are_told_and_done_without(home, base, tmp_path):
     settings = {"data_dir": str(home / "text"), "pretrained": str(base.folder / "model"), "four_bit": True}
     settings |= {name: value for name, value in TEXT.items() if name != "vocabulary"}
@@ -312,7 +327,7 @@ def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, 
         asked = plan.asked("llama_t4", settings={**settings, **more}, measure=False)
         return plan.predict(asked.workload, measured=False)
 
-    whole = planned(four_bit=False)
+    whole = planned(four_bit=False, base_precision="float32")
     reader = sys.modules["qnnkit.models.causal_lm"]
     monkeypatch.setattr(reader, "_loaded", None)  # would fail if it were called
     four = planned()

@@ -79,13 +79,20 @@ def causal_lm(
     kind = DTYPES[checks.choice("dtype", dtype, DTYPES)]
     if str(size_or_folder) not in LLAMA:
         place = {"device_map": "meta"} if torch.device(device).type == "meta" else {}
-        return _loaded(str(size_or_folder), vocabulary, length, **place).to(kind)
+        return _cast(_loaded(str(size_or_folder), vocabulary, length, **place), kind)
     from transformers import LlamaForCausalLM
 
     config = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
     with seeded(seed), torch.device(device):
         model: Any = LlamaForCausalLM(config)
-    return model.to(kind)
+    return _cast(model, kind)
+
+
+def _cast(model: Any, dtype: torch.dtype) -> Any:
+    """The model with its weights in a dtype; buffers stay: rounded frequencies would turn positions wrong."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    return model
 
 
 def in_four_bits(
@@ -143,7 +150,11 @@ def four_bit(
 
 
 def without_weights(
-    size_or_folder: str | Path, *, vocabulary: int | None = None, length: int | None = None
+    size_or_folder: str | Path,
+    *,
+    vocabulary: int | None = None,
+    length: int | None = None,
+    dtype: str = "float32",
 ) -> Any:
     """As `causal_lm`, of which nothing but the configuration is read: its weights are on the meta device.
 
@@ -156,13 +167,14 @@ def without_weights(
         config: Any = llama_config(str(size_or_folder), vocabulary=vocabulary, length=length)
     else:
         try:
-            config = AutoConfig.from_pretrained(str(Path(size_or_folder).expanduser()))
-        except (OSError, ValueError) as error:
-            rule, told = "hold the config.json of a model that transformers knows", str(error).split("\n")[0]
+            config = hub.read(AutoConfig, size_or_folder)
+        except ValueError as error:
+            rule = "hold the config.json of a model that transformers knows"
+            told = f"It was not read: {error}."
             raise ValueError(checks.message("model", rule, str(size_or_folder), told)) from None
     config.use_cache = False  # as training asks for
     with torch.device("meta"), seeded(0):
-        return AutoModelForCausalLM.from_config(config).float()
+        return _cast(AutoModelForCausalLM.from_config(config), DTYPES[dtype])
 
 
 def _loaded(name: str, vocabulary: int | None, length: int | None, **options: Any) -> Any:

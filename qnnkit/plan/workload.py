@@ -162,7 +162,10 @@ def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
     def build(workload: Workload, traced: bool) -> nn.Module:
         backend = "batched" if traced else config.backend
         if traced and bare:
-            base = without_weights(config.model.pretrained or config.model.size, **splits.sizes)
+            # In 4 bits what is not packed is in float32; what is, is taken off where a machine is known.
+            dtype = "float32" if config.model.four_bit else config.model.base_precision
+            name = config.model.pretrained or config.model.size
+            base = without_weights(name, **splits.sizes, dtype=dtype)
             return adapted(base, config.model, main, config.seed) if config.model.adapter else base
         return made(config.model_copy(update={"backend": backend}), splits, main, config.seed)
 

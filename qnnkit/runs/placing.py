@@ -150,7 +150,8 @@ def _too_large(run: Run) -> str | None:
     config = run.config.model
     if models.kind(config.model) != "tokens":
         return None
-    bare = without_weights(config.pretrained or config.size, **run.splits.sizes)
+    name, dtype = config.pretrained or config.size, config.base_precision
+    bare = without_weights(name, **run.splits.sizes, dtype=dtype)
     twice, free = 2 * sum(weight.nbytes for weight in bare.parameters()), machine.memory()[1]
     if twice <= SHARE * free:
         return None
