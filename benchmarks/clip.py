@@ -155,7 +155,10 @@ def main() -> None:
         found = coco(given.root, *shape)
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
-    (results / "clip.json").write_text(json.dumps({given.what: found}, indent=1))
+    path = results / "clip.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    name = given.what if given.what == "heads" else f"coco, {found['net']}"
+    path.write_text(json.dumps(kept | {name: found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -348,6 +348,7 @@ BAD = [
     ({"grid": {"epochs": []}}, "`grid.epochs` must hold a value"),
     ({"grid": {"epochs": 3}}, "`grid.epochs` must be a valid list"),
     ({"grid": [1, 2]}, "`grid` must be a valid dictionary"),
+    ({"recipe": "text_adapter", "grid": {"epochs": [1]}}, "Argument `pretrained` must name the weights"),
     ({"grid": {"epochs": [2.5]}}, "Run 1 of 1 (epochs=2.5) cannot be planned: Argument `epochs`"),
     ({"grid": {"epochs": [1, 0]}}, "Run 2 of 2 (epochs=0) cannot be planned"),
     ({"grid": {"circuit": ["data_reuploadin"]}}, "Did you mean 'data_reuploading'?"),

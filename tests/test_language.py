@@ -158,24 +158,6 @@ def test_numbers_that_make_no_text(splits):
         assert f"`{name}`" in told
 
 
-def test_samples_before_are_the_base_model_s(splits):
-    base = small()
-    model = shaken(adapt(small(), "lora", r=4))
-    prompts = ["The quick", "It is"]
-    found = language.samples_before_after(model, splits.tokenizer, prompts, max_new_tokens=8, seed=3)
-    for prompt, sample in zip(prompts, found, strict=True):
-        assert sample.prompt == prompt and sample.before != sample.after
-        expected = language.generate(base, splits.tokenizer, prompt, 8, seed=3).text
-        assert sample.before == expected
-    whole = language.samples_before_after(
-        language.merge(model), splits.tokenizer, prompts, base=base, max_new_tokens=8, seed=3
-    )
-    assert whole == found
-    assert "have an adapter" in refusal(
-        ValueError, language.samples_before_after, base, splits.tokenizer, prompts
-    )
-
-
 # --- evaluation --------------------------------------------------------------------------------------------
 
 

@@ -88,8 +88,10 @@ def config(
 
 
 def _scaled(chosen: Any, options: Mapping[str, Any]) -> Any:
-    """alpha is twice the rank unless it is given: so updates are scaled alike at every rank."""
-    if "lora_alpha" not in options and hasattr(chosen, "lora_alpha"):
+    """LoRA's alpha is twice its rank unless it is given: so updates are scaled alike at every rank."""
+    from peft import LoraConfig
+
+    if type(chosen) is LoraConfig and "lora_alpha" not in options:
         chosen.lora_alpha = 2 * chosen.r
     return chosen
 

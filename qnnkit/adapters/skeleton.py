@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def on_skeleton(model: nn.Module, chosen: PeftConfig, name: str = "default") -> PeftModel:
-    """The adapter on a copy of the model whose weights take no memory; nothing is drawn, moved or changed.
+    """The adapter on a copy of the model; nothing of the model is drawn, moved or changed.
+
+    The copy's weights take no memory, but for methods that PEFT cannot build without their numbers.
 
     Args:
         model: The base model, or a PeftModel, which gets another adapter.
@@ -36,9 +38,17 @@ def on_skeleton(model: nn.Module, chosen: PeftConfig, name: str = "default") -> 
             empty = nn.Parameter(empty, tensor.requires_grad)
             vars(empty).update(vars(tensor))  # of weights in 4 bits, how they are kept: PEFT asks for it
         bare[id(tensor)] = empty
-    skeleton, asked = copy.deepcopy(model, bare), copy.deepcopy(chosen)
-    with torch.device("meta"), seeded(0), warnings.catch_warnings(action="ignore"):
-        if not isinstance(skeleton, PeftModel):
-            return get_peft_model(skeleton, asked, name)  # type: ignore[arg-type]
-        skeleton.add_adapter(name, asked)
-        return skeleton
+
+    def put(whole: Any) -> PeftModel:
+        asked = copy.deepcopy(chosen)
+        with seeded(0), warnings.catch_warnings(action="ignore"):
+            if not isinstance(whole, PeftModel):
+                return get_peft_model(whole, asked, name)  # type: ignore[arg-type]
+            whole.add_adapter(name, asked)
+            return whole
+
+    try:
+        with torch.device("meta"):
+            return put(copy.deepcopy(model, bare))
+    except RuntimeError:  # some methods, such as BOFT and SHiRA, look at numbers
+        return put(copy.deepcopy(model))

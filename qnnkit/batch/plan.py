@@ -326,7 +326,7 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         OSError: Its data_dir is no folder.
     """
     # Loads torch, for which a worker has no use.
-    from qnnkit.runs.folder import check_criteria, check_names, in_workspace
+    from qnnkit.runs.folder import check_base, check_criteria, check_names, in_workspace
 
     given = in_workspace({**config.settings, **varied})
     name = given.pop("recipe", config.recipes[0])
@@ -335,6 +335,7 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         step = "Name a number; qnnkit run --set batch_size=auto finds one."
         raise ValueError(checks.message("batch_size", "be a number in a batch", "auto", step))
     check_names(run)
+    check_base(run)
     check_criteria(run, given)
     flat = run.flat()  # YAML reads 1e-3 as a text; here it is a number
     words = tuple(f"{name}={json.dumps(flat[name])}" for name in given)

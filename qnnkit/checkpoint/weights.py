@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from pathlib import Path
 
 import torch
@@ -28,7 +29,12 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
 def of(model: nn.Module) -> dict[str, Tensor]:
     """As `kept`, without the digest."""
     frozen = _left_out(model)
-    return {name: value for name, value in model.state_dict().items() if name not in frozen}
+    # What a weight in 4 bits is unpacked by stands beside it, under names that begin with its own.
+    return {
+        name: value
+        for name, value in model.state_dict().items()
+        if not any(part in frozen for part in itertools.accumulate(name.split("."), "{}.{}".format))
+    }
 
 
 def load(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -49,7 +55,7 @@ def load(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
     if FROZEN in weights and not torch.equal(weights[FROZEN].cpu(), kept(model)[FROZEN]):
         raise ValueError(
             f"Checkpoint `{path}` belongs to another base model: its frozen weights are not these. Give the "
-            "base that the adapter was trained on."
+            "base that the adapter was trained on, kept as it was there (in 4 bits, or half precision)."
         )
     model.load_state_dict(
         {name: tensor for name, tensor in weights.items() if name != FROZEN}, strict=FROZEN not in weights

@@ -1,7 +1,7 @@
 """What is done with a trained language model: text from it, its loss on held-out text, files of it."""
 
 from qnnkit.language.evaluation import evaluate, without_adapter
-from qnnkit.language.generation import Generated, Sample, generate, samples_before_after, speed
+from qnnkit.language.generation import Generated, generate, speed
 from qnnkit.language.presets import BASES, PRESETS
 from qnnkit.language.saving import merge, save_adapter, save_model
 
@@ -9,11 +9,9 @@ __all__ = [
     "BASES",
     "PRESETS",
     "Generated",
-    "Sample",
     "evaluate",
     "generate",
     "merge",
-    "samples_before_after",
     "save_adapter",
     "save_model",
     "speed",

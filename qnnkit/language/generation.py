@@ -11,7 +11,7 @@ import torch
 
 from qnnkit import checks
 from qnnkit.checkpoint import own_generators, seed_all
-from qnnkit.language.evaluation import evaluating, without_adapter
+from qnnkit.language.evaluation import evaluating
 
 QUIET: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 """As transformers has them where nothing is drawn; others would be warned of."""
@@ -30,15 +30,6 @@ class Generated:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a model wrote after one prompt, before and after it was adapted."""
-
-    prompt: str
-    before: str
-    after: str
 
 
 def generate(
@@ -124,51 +115,13 @@ def speed(model: Any, ids: torch.Tensor, n: int = 64) -> float:
     with torch.no_grad(), evaluating(model):
         for length in (min(4, n), n):
             exactly = {"max_new_tokens": length, "min_new_tokens": length}
-            settings = GenerationConfig(**exactly, do_sample=False, pad_token_id=0)
+            settings = GenerationConfig(**exactly, **QUIET, do_sample=False, pad_token_id=0)
             start = time.perf_counter()
             model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
             ).tolist()  # waits for the device
             seconds = time.perf_counter() - start
     return n / seconds
-
-
-def samples_before_after(
-    model: Any,
-    tokenizer: Any,
-    prompts: Sequence[str],
-    *,
-    base: Any = None,
-    max_new_tokens: int = 100,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    seed: int = 0,
-) -> list[Sample]:
-    """What a model writes after each prompt, and what its base wrote there: the same draws for both.
-
-    Args:
-        model: The model as adapted.
-        tokenizer: Of both.
-        prompts: What to go on with.
-        base: The model as it was before; None takes `model` with its adapter switched off.
-        max_new_tokens, temperature, top_k, seed: As for `generate`.
-
-    Raises:
-        ValueError: There is neither a base nor an adapter to switch off.
-    """
-
-    def write(writer: Any) -> list[str]:
-        return [
-            generate(writer, tokenizer, prompt, max_new_tokens, temperature, top_k, seed).text
-            for prompt in prompts
-        ]
-
-    if base is None:
-        with without_adapter(model):
-            before = write(model)
-    else:
-        before = write(base)
-    return [Sample(*each) for each in zip(prompts, before, write(model), strict=True)]
 
 
 def _encoded(tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> list[int]:

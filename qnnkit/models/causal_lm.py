@@ -172,6 +172,7 @@ def without_weights(
             rule = "hold the config.json of a model that transformers knows"
             told = f"It was not read: {error}."
             raise ValueError(checks.message("model", rule, str(size_or_folder), told)) from None
+        _require_fit(config, str(size_or_folder), vocabulary, length)
     config.use_cache = False  # as training asks for
     with torch.device("meta"), seeded(0):
         return _cast(AutoModelForCausalLM.from_config(config), DTYPES[dtype])
@@ -208,7 +209,13 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
     if lacking := [*told["missing_keys"], *(key[0] for key in told["mismatched_keys"])]:
         some = f"{len(lacking)} weights, {sorted(lacking)[0]} first, would be left as they are drawn."
         raise refuse("hold every weight of its model", name, f"It does not: {some}")
-    known, longest = model.config.vocab_size, getattr(model.config, "max_position_embeddings", None)
+    _require_fit(model.config, name, vocabulary, length)
+    return model
+
+
+def _require_fit(config: Any, name: str, vocabulary: int | None, length: int | None) -> None:
+    """Refuses tokens that a model does not know, and more of them than it sees at once."""
+    known, longest = config.vocab_size, getattr(config, "max_position_embeddings", None)
     if vocabulary is not None and vocabulary > known:
         step = "Take the tokenizer of that folder for the data."
         rule = f"be at most {known:,}, the tokens that {name} knows"
@@ -216,4 +223,3 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
     if length is not None and longest is not None and length > longest:
         rule = f"be at most {longest:,}, the tokens that {name} sees at once"
         raise ValueError(checks.message("sequence_length", rule, length, "Cut the text into shorter blocks."))
-    return model

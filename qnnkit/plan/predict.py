@@ -77,10 +77,16 @@ def predict(
         memory = {name: n for name, n in traced.memory.items() if n > 0}
         at_update, less = traced.at_update, 0
         if workload.four_bit:
-            less = round(traced.linear * (4 - FOUR_BITS))
-            notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
+            # What is not packed, such as the embedding, is then kept in float32.
+            others = traced.n_weights - traced.n_trained - traced.linear
+            kept = workload.base_bytes
+            less = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
             if in_four_bits(workload.name, device)[0] is not None:
                 memory["weights"], at_update, less = memory["weights"] - less, at_update - less, 0
+            elif device.type == "cuda":
+                less = 0  # bitsandbytes is missing
+        if workload.four_bit and (less or device.type == "cpu"):
+            notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
         # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
         # first where gradients have just been, and are again at the end of the next backward pass.
         copied = traced.kept + memory.get("optimizer", 0)

@@ -55,6 +55,8 @@ class Workload:
     lora_rank: int | None = None
     four_bit: bool = False
     """Whether frozen weights are kept in 4 bits where there is CUDA; it is traced without."""
+    base_bytes: int = 4
+    """Of a frozen weight where it is not kept in 4 bits."""
     data_bytes: int = 0
     """RAM that the samples take in training."""
     loaded_bytes: int = 0
@@ -162,9 +164,7 @@ def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
     def build(workload: Workload, traced: bool) -> nn.Module:
         backend = "batched" if traced else config.backend
         if traced and bare:
-            # In 4 bits what is not packed is in float32; what is, is taken off where a machine is known.
-            dtype = "float32" if config.model.four_bit else config.model.base_precision
-            name = config.model.pretrained or config.model.size
+            name, dtype = config.model.pretrained or config.model.size, config.model.base_precision
             base = without_weights(name, **splits.sizes, dtype=dtype)
             return adapted(base, config.model, main, config.seed) if config.model.adapter else base
         return made(config.model_copy(update={"backend": backend}), splits, main, config.seed)
@@ -200,6 +200,7 @@ def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
         watch=_watch,
         prepare=None if bare else prepare,
         four_bit=config.model.four_bit,
+        base_bytes=4 if config.model.base_precision == "float32" else 2,
         data_bytes=held,
         loaded_bytes=held,
         notes=notes,

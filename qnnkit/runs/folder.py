@@ -218,7 +218,7 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
         config = recipes.recipe(recipe).override(**given)
         check_names(config)
-        _check_base(config)
+        check_base(config)
         check_criteria(config, given)
         _check_placement(config)
         run = Run(folder, config)
@@ -337,7 +337,7 @@ def _told(difference: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
 
 
-def _check_base(config: RunConfig) -> None:
+def check_base(config: RunConfig) -> None:
     """Refuses an adapter to weights that nobody trained; a plan may ask what it would take all the same."""
     if config.model.adapter and config.model.pretrained is None:
         step = "Give the folder or Hub name of a trained model, such as the model/ of a finished run."

@@ -115,7 +115,7 @@ def _told(sizes: dict[str, Any], n_samples: int) -> dict[str, Any]:
         return {"images": [sizes["channels"], *sizes["image_size"], sizes["n_classes"], n_samples]}
     plain = {name: value for name, value in sizes.items() if name != "tokenizer"}
     if tokenizer := sizes.get("tokenizer"):
-        plain |= {"vocabulary": len(tokenizer), "length": tokenizer.max_length}
+        plain |= {"vocabulary": len(tokenizer), "length": tokenizer.sequence_length}
     return {"data": {**plain, "n_samples": n_samples}}
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from qnnkit.data import Splits
 from qnnkit.data.captioned_tokens import CaptionTokenizer
 from qnnkit.data.splits import SPLITS
+from qnnkit.data.tokens import IGNORED
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,11 @@ class Sample:
         return dict(zip(("images", "labels"), self.batch, strict=True))
 
     @property
-    def n_tokens(self) -> int | None:
-        """Tokens of one sample, where samples are sequences of tokens."""
-        return self.sizes.get("length")
+    def n_tokens(self) -> float | None:
+        """Tokens of the batch that are predicted, as a mean over its samples, where samples are sequences."""
+        if "labels" not in self.tensors or "length" not in self.sizes:
+            return None
+        return float((self.tensors["labels"][:, 1:] != IGNORED).sum()) / len(self)
 
     def example(self, n: int = 1) -> Any:
         """What a net takes, of the first `n` samples."""
