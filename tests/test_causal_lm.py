@@ -360,7 +360,6 @@ def test_an_adapter_starts_at_no_change_and_from_its_seed():
         ("ia3", {"targets": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}),
         ("oft", {"r": 4, "oft_block_size": 0}),
         ("boft", {"boft_block_size": 4}),
-        ("shira", {"r": 2}),
         ("prompt_tuning", {"num_virtual_tokens": 3}),
     ],
 )

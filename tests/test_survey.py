@@ -682,7 +682,7 @@ def test_what_being_faster_costs(machines):
 def test_nets_that_differ_are_not_compared(machines):
     found = survey.compare([machines("a"), machines("b", digest="other", recipe="ahcd_cnn")])
     [sentence] = found.sentences
-    assert sentence.startswith("The nets differ in settings, batch or images (a: digits_quanv; b: ahcd_cnn)")
+    assert sentence.startswith("The nets differ in settings, batch or data (a: digits_quanv; b: ahcd_cnn)")
     assert found.net is None and all(row.seconds_per_epoch is None for row in found.rows)
     survey.picture(found).png()
 

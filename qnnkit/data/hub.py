@@ -31,19 +31,31 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
     options |= {"trust_remote_code": False}
     try:
         with quiet():
-            try:
-                return reader.from_pretrained(place, local_files_only=True, **options)
-            except OSError:
-                if is_here or folder.is_absolute():
-                    raise
+            if is_here or folder.is_absolute() or _fetched(place):
+                local = {**options, "local_files_only": True}
+                if reader.__name__.startswith("AutoModel"):  # which looks for an adapter beside the model too
+                    local["adapter_kwargs"] = {"local_files_only": True}
+                try:
+                    return reader.from_pretrained(place, **local)
+                except OSError:
+                    if is_here or folder.is_absolute():
+                        raise
             if (why := _unreachable()) is not None:
-                raise ValueError(f"it is no folder here, was not fetched before, and {why}")
+                raise ValueError(f"it is not, or not all of it, on this machine, and {why}")
             return reader.from_pretrained(place, **options)
     except Exception as error:  # a damaged file makes the reader raise almost anything
         reason = str(error).strip().split("\n")[0].rstrip(".!:") or type(error).__name__
         if "gated" in str(error).lower():
             reason += " (accept its terms on its page, then log in by `hf auth login`)"
         raise ValueError(reason) from None
+
+
+def _fetched(name: str) -> bool:
+    """Whether something of that name was fetched before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    files = ("config.json", "tokenizer_config.json", "tokenizer.json")
+    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
 
 def _unreachable() -> str | None:
