@@ -833,6 +833,7 @@ def test_the_picture_shows_what_matters_where_not_all_fits():
     assert "1 running, 1 failed, 30 waiting, 1 finished, about 1 min 40 s left" in text
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_one_table(stand_in, home, tmp_path):
     """In a kernel the table is one output that is replaced, and stays in the saved notebook."""
     import nbformat

@@ -8,7 +8,6 @@ git and pip are real.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -251,7 +250,9 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """A Colab machine that holds nothing yet."""
-    if importlib.util.find_spec("pip") is None:
+    try:  # not find_spec, which setuptools answers with a warning where distutils was imported before
+        metadata.version("pip")
+    except metadata.PackageNotFoundError:
         pytest.skip("this Python has no pip, which the notebook needs")
     made = Machine(tmp_path)
     made.content.mkdir()

@@ -336,7 +336,7 @@ def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, 
     others = sum(weight.numel() for weight in runs.trained(base).parameters()) - linear
     saved = round(linear * (2 - 0.516) - others * (4 - 2))  # float16 without; what is not packed: float32
     assert four.less_on_cuda == saved and whole.less_on_cuda == 0
-    assert whole.on_accelerator - four.on_accelerator == saved
+    assert whole.on_accelerator - four.on_accelerator == pytest.approx(saved, rel=0.02), "of two traces"
     assert whole.memory["weights"] == four.memory["weights"]
     assert any(f"{linear:,} frozen weights are counted in 4 bits" in note for note in four.notes)
 

@@ -310,7 +310,14 @@ texts = Path({folder!r}).parent / "texts"
 texts.mkdir()
 for number in range(12):
     (texts / f"{{number}}.txt").write_text("the cat on the mat looked at dog number %d. " % number * 12)
-tiny = {{"data_dir": str(texts), "sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000}}
+from qnnkit.data.tokenizer import trained
+from qnnkit.models import causal_lm
+
+base = texts.parent / "base"
+tokenizer = trained([path.read_text() for path in texts.iterdir()], 260)
+causal_lm("tiny", vocabulary=len(tokenizer), length=64).save_pretrained(base)
+tokenizer.save_pretrained(base)
+tiny = {{"data_dir": str(texts), "sequence_length": 16, "adapter_weights": 3000, "pretrained": str(base)}}
 runs.open_run({folder!r}, "text_adapter", **tiny, controls=["lora"], epochs=1, n_seeds=1, threads=1)
 """
 

@@ -199,6 +199,7 @@ LANGUAGE = """
 """
 
 
+@pytest.mark.slow
 def test_adapters_on_two_processes_are_those_of_one_with_twice_the_batch(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(LANGUAGE))

@@ -5,6 +5,8 @@ A few kills here; `make torture` has many, and a batch with its workers and sche
 
 import random
 
+import pytest
+
 from tests import torture
 
 
@@ -13,6 +15,7 @@ def test_a_training_that_is_killed(tmp_path):
     assert found["kills"] >= 3
 
 
+@pytest.mark.slow
 def test_a_chain_that_is_killed(tmp_path):
     found = torture.torture_chain(tmp_path, 1, random.Random(2))
     assert found["kills"] + found["ended before"] == 1
