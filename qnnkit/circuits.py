@@ -41,8 +41,8 @@ def amplitude(inputs: Any, wires: Wires) -> None:
     A blank sample (all zero, such as the border of an image) has no direction: it becomes |0...0>.
     """
     blank = qp.math.cast_like(qp.math.all(qp.math.equal(inputs, 0), axis=-1), inputs)
-    first = qp.math.eye(qp.math.shape(inputs)[-1], like=qp.math.get_interface(inputs))[0]
-    inputs = inputs + qp.math.expand_dims(blank, -1) * qp.math.cast_like(first, inputs)
+    first = inputs[..., :1] + qp.math.expand_dims(blank, -1)
+    inputs = qp.math.concatenate([first, inputs[..., 1:]], axis=-1)
     qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True, pad_with=0.0)
 
 
@@ -216,8 +216,6 @@ def build(
         gates(inputs, weights)
         return [qp.expval(qp.PauliZ(wire)) for wire in wires]
 
-    # Two circuits built from the same have the same gates: the simulator then traces them once.
-    circuit.func.built_from = (ansatz, n_qubits, n_layers, embedding, seed, mirrored)
     return circuit, shapes
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, gradients
 from qnnkit.simulator import steps
-from qnnkit.simulator.matrices import Constants
+from qnnkit.simulator.matrices import Matrices
 from qnnkit.tasks import Classification
 
 CASES = [
@@ -187,7 +187,7 @@ def test_check_needs_a_layer_that_has_run():
 
 @pytest.mark.parametrize("place", ["inputs", "weights"])
 def test_a_wrong_sign_in_the_fused_program_is_found(monkeypatch, place):
-    part, name = {"inputs": (steps.StartOfOneCell, "forward"), "weights": (Constants, "backward")}[place]
+    part, name = {"inputs": (steps.StartOfOneCell, "forward"), "weights": (Matrices, "backward")}[place]
     right = getattr(part, name)
 
     def wrong(self, *given):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qnnkit import QuantumLayer
-from qnnkit.simulator import Fused, trace
+from qnnkit.simulator import fuse
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 """Largest errors allowed of values, and of gradients relative to the largest if that exceeds 1."""
@@ -367,10 +367,11 @@ def real(values: Tensor) -> Tensor:
 
 def agree(circuit: Circuit) -> None:
     given, qnode = circuit.arguments(), circuit.qnode()
-    fused = Fused(trace(qnode, given[0], {"weights": given[1]}), given[0], [given[1]])
+    shape, shapes = tuple(given[0].shape), {"weights": tuple(given[1].shape)}
+    programs = {dtype: fuse(qnode, shape, shapes, dtype) for dtype in (torch.float64, torch.float32)}
 
     def run(inputs: Tensor, weights: Tensor) -> Tensor:
-        return real(fused(inputs, [weights]))
+        return real(programs[inputs.dtype](inputs, [weights]))
 
     true = with_gradients(lambda x, w: real(exact(qnode, x, w, circuit.listed)), *given)
     close(with_gradients(run, *given), true, FLOAT64)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qnnkit import QuantumLayer
-from qnnkit.simulator import Fused, execute, fuse
+from qnnkit.simulator import Fused, fuse, fused
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 
@@ -61,7 +61,7 @@ def measures_in_the_middle(inputs, weights):
 @pytest.mark.parametrize(
     ("function", "device", "why"),
     [
-        (looks_at_values, "default.qubit", "without values"),
+        (looks_at_values, "default.qubit", "values of its arguments"),
         (noisy, "default.mixed", "only that device"),
         (measures_in_the_middle, "default.qubit", "because"),
     ],
@@ -106,13 +106,13 @@ def test_functional_transforms_and_second_derivatives() -> None:
 
 
 def test_a_traced_circuit_takes_any_batch() -> None:
-    """Traced once, on three samples; leading dimensions, single samples and batches of one included."""
+    """One program for batches, one for batches of one, one for single samples."""
     layer = layer_of(rotations)
     inputs = torch.linspace(-2, 2, 24).reshape(3, 4, 2)
     rows = torch.stack([layer(row) for row in inputs.reshape(-1, 2)]).reshape(3, 4, 2)
     assert torch.allclose(layer(inputs), rows, atol=FLOAT32)
     assert torch.allclose(layer(inputs[:1, 0]), rows[:1, 0], atol=FLOAT32)
-    assert set(layer._programs) == {(2, 2, torch.float32), (1, 2, torch.float32)}
+    assert len(layer._programs._by_form) == 3
 
 
 # --- derivatives ------------------------------------------------------------------------------------------
@@ -231,18 +231,19 @@ def test_a_layer_becomes_double() -> None:
 def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The values and gradients of parts are those of the whole, with states kept or made again."""
     program, inputs, weights = program_of(function, n_wires, 40)
-    compiled = program.compiled(inputs.device, inputs.dtype)
     columns, found = torch.zeros(1, 40), []
     for kept, cache in (
-        (execute.KEPT_BYTES, execute.CACHE_BYTES),
-        (execute.KEPT_BYTES, 1),
+        (fused.ALWAYS_KEPT, fused.CACHE_BYTES),
+        (fused.ALWAYS_KEPT, 1),
         (1, 1),
         (1, 2**20),
     ):
-        monkeypatch.setattr(execute, "KEPT_BYTES", kept)
-        monkeypatch.setattr(execute, "CACHE_BYTES", cache)
-        assert len(compiled.parts(columns)) == (1 if cache > 1 else 3)
-        assert compiled.keeps(40) == (kept > 1)
+        monkeypatch.setattr(fused, "ALWAYS_KEPT", kept)
+        monkeypatch.setattr(fused, "KEPT_SHARE", {"cpu": 0})
+        monkeypatch.setattr(fused, "SMALL_BYTES", 0)
+        monkeypatch.setattr(fused, "CACHE_BYTES", cache)
+        assert len(program.parts(columns)) == (1 if cache > 1 else 3)
+        assert program.kept_bytes(40) == kept
         values = program(inputs, [weights])
         found.append((values.detach(), *torch.autograd.grad(values.square().sum(), [inputs, weights])))
         with torch.no_grad():
@@ -350,26 +351,13 @@ def amplitudes_and_angles(inputs: Tensor, wires: range) -> None:
     qp.AngleEmbedding(inputs[..., : len(wires)], wires=wires)
 
 
-def bits_of(inputs: Tensor, wires: range) -> None:
-    qp.BasisEmbedding((inputs[..., : len(wires)] > 0.5).int(), wires=wires)
-
-
-def bits_as_numbers(inputs: Tensor, wires: range) -> None:
-    qp.BasisEmbedding((inputs[..., : len(wires)] > 0.5).to(inputs.dtype), wires=wires)
-
-
-def bits_as_given(inputs: Tensor, wires: range) -> None:
-    qp.BasisEmbedding(inputs[..., : len(wires)], wires=wires)
-
-
 def fixed_bits(inputs: Tensor, wires: range) -> None:
     qp.BasisEmbedding(features=[1, *(0 for _ in wires[1:])], wires=wires)
     qp.AngleEmbedding(inputs[..., : len(wires)], wires=wires)
 
 
 EMBEDDINGS = [
-    amplitudes, few_amplitudes, function_of_amplitudes, amplitudes_of_some, amplitudes_and_angles, bits_of,
-    bits_as_numbers, bits_as_given, fixed_bits,
+    amplitudes, few_amplitudes, function_of_amplitudes, amplitudes_of_some, amplitudes_and_angles, fixed_bits,
 ]  # fmt: skip
 
 
@@ -387,8 +375,6 @@ def test_amplitude_and_basis_embeddings(embedding: Callable, n_wires: int, batch
     generator = torch.Generator().manual_seed(n_wires)
     shape = (2**n_wires,) if batch is None else (batch, 2**n_wires)
     inputs = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.05
-    if embedding is bits_as_given:
-        inputs = inputs.round().clamp(max=1)
     weights = 6 * torch.rand((1, n_wires, 3), generator=generator, dtype=torch.float64)
     qnode = qp.QNode(circuit, qp.device("default.qubit", wires=n_wires, seed=None))
     layer = QuantumLayer(qnode, {"weights": (1, n_wires, 3)}, {"weights": weights.clone()}).double()

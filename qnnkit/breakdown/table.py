@@ -171,7 +171,7 @@ class _Bench:
         return _Turn(row, step, len(batch["input_ids"] if isinstance(batch, dict) else batch[0]))
 
     def warm_up(self, turn: _Turn) -> bool:
-        """Traces circuits and measures backends; whether the steps may be repeated."""
+        """Traces circuits; whether the steps may be repeated."""
         assert turn.step is not None
         try:
             first = turn.step()

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from qnnkit import checks
 from qnnkit.simulator import OverWeights
-from qnnkit.simulator.angles import is_smooth
 from qnnkit.simulator.gates import TrigForm, eigenbasis
-from qnnkit.simulator.program import items
+from qnnkit.simulator.plan import items
 
 EXACT = 1e-9
 POWER = 1e-12
@@ -83,7 +82,7 @@ def spectrum(
     checks.positive("n_features", n_features)
     checks.positive("n", n)
     program = OverWeights(qnode, weight_shapes, n_features)
-    if program.prepared is not None and program.prepared.on_inputs:
+    if program.amplitudes is not None:
         why = "the features are amplitudes of the first state, not angles: there is no Fourier series"
         return [Spectrum(feature, (), (), why) for feature in range(n_features)]
     return [_of_feature(program, feature, n, seed + feature) for feature in range(n_features)]
@@ -121,16 +120,17 @@ def _scales(program: OverWeights, feature: int) -> np.ndarray | None:
     if not angles.size:
         return np.zeros(0)
     if angles.affine:
-        return angles.affine_form()[0][feature]
-    if not all(is_smooth(node) for node in angles.graph.graph.nodes):
-        return None
+        return angles.matrix[feature]
     generator = torch.Generator().manual_seed(0)
     rows = 6 * torch.rand(3, sum(program.sizes), generator=generator, dtype=torch.float64)
     steps = torch.tensor([[1.0], [0.7], [-1.9]], dtype=torch.float64)
     moved = rows.clone()
     moved[:, feature] += steps[:, 0]
-    slopes = ((angles.of_rows(moved) - angles.of_rows(rows)) / steps).detach()
+    slopes = ((program.by_graph(angles.graph, moved) - program.by_graph(angles.graph, rows)) / steps).detach()
     if not torch.allclose(slopes, slopes[:1].expand(3, -1), rtol=0, atol=EXACT):
+        return None
+    moving = [node for node, slope in zip(angles.graph.wanted, slopes[0].tolist(), strict=True) if slope]
+    if not program.trace.graph(moving).is_polynomial:  # of a polynomial a few random points tell for certain
         return None
     return torch.where(slopes[0].abs() < EXACT, 0, slopes[0]).numpy()
 

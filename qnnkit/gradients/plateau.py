@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks, circuits, measure
-from qnnkit.simulator import OverWeights, execute
+from qnnkit.simulator import OverWeights
 
 OBSERVABLES = ("local", "global")
 RESAMPLES = 1000
@@ -27,7 +27,7 @@ WIDE = 10
 """Wires from which on torch's own number of threads is used."""
 DEAD = 1e-13
 """In float64: a weight whose derivative never exceeds this moves nothing that is measured."""
-BYTES = execute.KEPT_BYTES
+BYTES = 2**27
 """Of states: so many initialisations are computed at once that the way back finds what it needs."""
 
 
@@ -307,8 +307,7 @@ def _program(
 
 def _gradients(program: OverWeights, inputs: Tensor, weights: Tensor) -> Tensor:
     """Derivatives of every observable by every weight: (n_observables, n, n_weights)."""
-    compiled = program.compiled(weights.device, weights.dtype)
-    at_once = max(1, BYTES // (compiled.state_bytes * len(compiled.steps)))
+    at_once = max(1, BYTES // (program.state_bytes * len(program.steps)))
     found = []
     for features, part in zip(inputs.split(at_once), weights.split(at_once), strict=True):
         with torch.enable_grad():

@@ -17,7 +17,7 @@ from qnnkit.layers.counting import (
     feature_maps_of,
     first_circuit,
 )
-from qnnkit.layers.quantum import BACKENDS, EXACT_DEVICES, QuantumLayer, worth_compiling
+from qnnkit.layers.quantum import BACKENDS, EXACT_DEVICES, QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "evaluating",
     "feature_maps_of",
     "first_circuit",
-    "worth_compiling",
     "BACKENDS",
     "EXACT_DEVICES",
 ]

@@ -109,20 +109,11 @@ class Quanv2d(nn.Module):
         patches = patches.permute(4, 5, 0, 1, 2, 3).reshape(k * k, -1)  # one copy, as the program reads them
         trains = images.requires_grad or any(weight.requires_grad for weight in self.parameters())
         with torch.set_grad_enabled(trains and torch.is_grad_enabled()):  # no graph of frozen circuits
-            values = self._values(patches.t())  # (batch * channels * rows * columns, all outputs)
+            found = [layer(patches.t()) for layer in self.filters]
+        values = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        # (batch * channels * rows * columns, all outputs) -> (batch, out_channels, rows, columns)
         values = values.reshape(batch, channels, rows, columns, -1).movedim(-1, 2)
         return values.reshape(batch, self.out_channels, rows, columns)
-
-    def _values(self, patches: Tensor) -> Tensor:
-        """Outputs of every filter, one after the other, for patches of shape (n_patches, n_features)."""
-        if len(self.filters) == 1:
-            return self.filters[0](patches)
-        if not torch.is_grad_enabled():  # with gradients each filter's own way back, by hand, is faster
-            layers = [layer for layer in self.filters if isinstance(layer, QuantumLayer)]
-            values = QuantumLayer.together(layers, patches) if len(layers) == len(self.filters) else None
-            if values is not None:
-                return values.flatten(1)
-        return torch.cat([layer(patches) for layer in self.filters], dim=1)
 
     def extra_repr(self) -> str:
         return (

@@ -65,10 +65,16 @@ def too_large(device: Any, tapes: Sequence[Any]) -> str | None:
     """Why the state of a circuit cannot be held by its PennyLane device; None if it can, or is none.
 
     Completes "because ...".
+
+    Args:
+        device: Of PennyLane.
+        tapes: Of the circuit; or the device's wires, for the largest that it may have.
     """
     if device.name not in STATE_DEVICES:
         return None
-    n_wires = max((_n_wires(device, tape) for tape in tapes), default=0)
+    n_wires = (
+        len(tapes) if tapes is device.wires else max((_n_wires(device, tape) for tape in tapes), default=0)
+    )
     size = 2**n_wires * np.dtype(getattr(device, "c_dtype", complex)).itemsize
     memory, _ = machine.memory()
     if size <= memory:

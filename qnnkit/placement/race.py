@@ -60,8 +60,8 @@ def race(
         config: Optimizer, accumulation and precision.
         candidates: The simplest first, at least one.
         groups: Makes the parameter groups of a model; all parameters in one by default.
-        seconds: For trying all, about, and as much again for rounds; what circuits need to be traced, and to
-            find their backends, comes on top where the batch is given.
+        seconds: For trying all, about, and as much again for rounds; tracing circuits comes on top where the
+            batch is given.
 
     Raises:
         Exception: Every candidate failed, and not for want of memory: what the first one raised.
@@ -167,7 +167,7 @@ class _Race:
         return max(size, PROBE)
 
     def step(self, candidate: Candidate, size: int) -> Callable[[], None]:
-        """A training step that has been taken once: its circuits are traced, and run where they run best."""
+        """A training step that has been taken once: its circuits are traced."""
         stepper, batch = self.stepper(candidate.device), take(self.samples, size)
         with measure.threads(candidate.threads):
             stepper(batch)

@@ -106,9 +106,7 @@ def of_recipe(config: RunConfig, splits: Splits) -> Workload:
         notes.append(OTHER_BACKEND.format(config.backend))
 
     def build(workload: Workload, traced: bool) -> nn.Module:
-        backend = (
-            "batched" if traced else config.backend
-        )  # nothing may be timed on numbers that are not there
+        backend = "batched" if traced else config.backend  # PennyLane's devices need numbers
         return models.build(config.model, **sizes, seed=config.seed, backend=backend)
 
     def prepare(model: nn.Module) -> None:

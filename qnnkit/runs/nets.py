@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -259,25 +258,6 @@ def best(run: Run, net: str, seed: int) -> tuple[nn.Module, int]:
     return model.eval(), progress["epoch"]
 
 
-def _compile(
-    model: nn.Module,
-    example: Any,
-    place: torch.device,
-    loaders: dict[str, Any],
-    config: TrainingConfig,
-    folder: Path,
-) -> None:
-    """Compiles circuits where the run is long enough; resumed, it keeps to what was decided, bit for bit."""
-    path = folder / "compiled.json"
-    if is_main() and not path.exists():
-        model.to(place)
-        names = layers.worth_compiling(model, example, config.epochs * len(loaders["train"]))
-        workspace.write_json(path, names)
-    wait_for_all()
-    for name in workspace.read_json(path) or []:
-        model.get_submodule(name).compile()
-
-
 def _told(run: Run, net: str, seed: int, placed: Placement, *others: Any) -> dict[str, Any]:
     """As `_train`; memory that runs out before or after the epochs is told as well."""
     where, place = f"net {net}, seed {seed}, before or after its epochs", device.choose(placed.device)
@@ -345,7 +325,6 @@ def _train(
             split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in ("train", "validation", "test")
         }
-        _compile(model, splits.example(config.batch_size), place, loaders, config, folder)
         groups = parameter_groups(model, config)
         watch = None
         if config.gradient_samples:

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qnnkit.simulator import program, steps
-from qnnkit.simulator.angles import Angles, only, replay
-from qnnkit.simulator.execute import Compiled
+from qnnkit.device import machine
+from qnnkit.simulator import plan, steps
+from qnnkit.simulator.angles import Angles
+from qnnkit.simulator.arrays import Array, in_numpy
+from qnnkit.simulator.graph import Node, NotFusable
 from qnnkit.simulator.matrices import Matrices
-from qnnkit.simulator.readout import readout
-from qnnkit.simulator.trace import NotFusable, Trace
+from qnnkit.simulator.precision import autocasts, full_precision, rounds
+from qnnkit.simulator.trace import Trace
 
 MOST_WIRES = 24
 MOST_DENSE = 32
 """A step takes all columns up to here, and picks those that it needs only beyond."""
+CACHE_BYTES = 2**20
+"""On a CPU, a batch is run in parts whose state takes this much: most of the time is memory traffic."""
+FEWEST_COLUMNS = 16
+"""No part has fewer samples than this: thinner matrix products are slow."""
+SMALL_BYTES = 2**19
+"""Up to so many bytes of states a CPU runs on NumPy arrays: beyond, torch's threads and caches win."""
+ALWAYS_KEPT = 2**27
+"""Bytes of states that are kept for the way back, whatever is free."""
+KEPT_SHARE = {"cpu": 1 / 128}
+"""Share of the free memory that may be kept, a quarter on other devices; parts beyond run forward again."""
+PART_SHARE = 0.05
+"""Other devices than a CPU run a batch in parts whose states take this share of all their memory."""
 
 
 class Fused:
@@ -28,36 +41,139 @@ class Fused:
 
     Args:
         trace: What the circuit does.
-        inputs: Example, of shape (batch, n_features) or (n_features,).
-        weights: Examples, in the order of the trace.
+        inputs_shape: As traced, (batch, n_features) or (n_features,).
+        weight_shapes: In the order of the trace.
+        dtype: float32 or float64, of inputs, weights and constants.
+        device: Likewise.
 
     Raises:
         NotFusable: Something in it has no fused form.
     """
 
-    angles_of = Angles
-    """How angles follow from inputs and weights."""
-
-    def __init__(self, trace: Trace, inputs: Tensor, weights: Sequence[Tensor]):
-        self.trace, self.n_wires = trace, len(trace.wires)
+    def __init__(
+        self,
+        trace: Trace,
+        inputs_shape: tuple[int, ...],
+        weight_shapes: Sequence[tuple[int, ...]],
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        self.trace, self.readout, self.n_wires = trace, trace.readout, len(trace.wires)
+        self.shapes = inputs_shape, weight_shapes
+        self.dtype, self.device = dtype, torch.device(device)
         if self.n_wires > MOST_WIRES:
             gib = 2 ** (self.n_wires + 3) / 2**30
             raise NotFusable(f"a state of {self.n_wires} wires takes {gib:.3g} GiB for every sample")
-        items, on_weights, on_inputs = program.items(trace)
-        self.readout = readout(trace.measurements, trace.wires)
-        example, examples = inputs.double(), [weight.double() for weight in weights]
-        self.weight_angles = Angles(trace.graph, on_weights, example, examples, on_inputs=False)
-        self.input_angles = self.angles_of(trace.graph, on_inputs, example, examples, on_inputs=True)
-        self.prepared = trace.prepared
-        self.amplitudes = None if self.prepared is None else only(trace.graph, [self.prepared.output])
-        given = self.prepared is not None
-        self.plan = program.plan(items, self.n_wires, self.input_angles.size, given=given)
-        self.matrices = Matrices(self.plan.blocks, *self.weight_angles.affine_form())
-        self._compiled: dict[tuple[torch.device, torch.dtype], Compiled] = {}
-        self.wants_compiler = False
-        """Whether the next batch is compiled for: some seconds once, then a fifth to a third less a step."""
-        self.no_compiler: str | None = None
-        """Why that was not possible."""
+        self.kinds = {kind for kind, _, _ in self.readout.shapes}
+        self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
+        items, on_weights, on_inputs = plan.items(trace)
+        shapes = [(1, *inputs_shape[1:]) if len(inputs_shape) == 2 else inputs_shape, *weight_shapes]
+        self.weight_angles = Angles(trace.graph(on_weights), shapes, None)
+        self.input_angles = Angles(trace.graph(on_inputs), shapes, 0)
+        self.prepared, self.amplitudes = trace.prepared, None
+        if self.prepared is not None and isinstance(self.prepared.amplitudes, Node):
+            self.amplitudes = trace.graph([self.prepared.amplitudes])
+        elif self.prepared is not None:
+            fixed = np.asarray(self.prepared.amplitudes)
+            self.fixed = self._put(
+                np.concatenate([fixed.real, fixed.imag] if fixed.dtype.kind == "c" else [fixed])
+            )
+        self.plan = plan.plan(
+            plan.seen(items) if self.weighs else items,
+            self.n_wires,
+            self.input_angles.size,
+            given=self.prepared is not None,
+        )
+        self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
+        """Of one sample."""
+        with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
+            self.matrices = Matrices(
+                self.plan.blocks, self.weight_angles.matrix, self.weight_angles.offset, self._put
+            )
+            self.steps = self._steps()
+        self.near = None
+        """Matrices and steps for small batches, over NumPy arrays; None where they need torch."""
+        if self.device.type == "cpu" and all(step.by_hand for step in self.steps):
+            self.near = in_numpy(self.matrices), in_numpy(self.steps)
+
+    @functools.cached_property
+    def double(self) -> Fused:
+        """The same in float64."""
+        return Fused(self.trace, *self.shapes, torch.float64, self.device)
+
+    @property
+    def n_values(self) -> int | None:
+        """Length of the values' last axis; None where it has none, or they are a state."""
+        if "state" in self.kinds or not (self.trace.as_list or self.kinds == {"probs"}):
+            return None
+        return sum(1 if kind == "var" else n for kind, _, n in self.readout.shapes)
+
+    # --- constants --------------------------------------------------------------------------------
+
+    def _put(self, array: Any) -> Tensor:
+        array = torch.as_tensor(np.ascontiguousarray(array))
+        return (array.to(self.dtype) if array.is_floating_point() else array).to(
+            self.device
+        )  # MPS has no float64
+
+    def _affine(self, table: np.ndarray, used: Sequence[int]) -> steps.Affine:
+        """The angles that a step turns by, from its rates of those that are used, a column for each."""
+        matrix, offset = self.input_angles.matrix, self.input_angles.offset
+        n_amplitudes = (
+            0 if self.prepared is None else 2 ** len(self.prepared.wires) * (1 + self.prepared.is_complex)
+        )
+        rows = np.flatnonzero(matrix[:, used].any(axis=1))
+        of_rows, constant = table @ matrix[rows][:, used].T, self._put((table @ offset[used])[:, None])
+        if 2 * len(rows) <= len(matrix) > MOST_DENSE:  # a table of all columns would be mostly zeros
+            return steps.Affine(self._put(of_rows), constant, self._put(rows))
+        table_of_columns = np.zeros((len(table), len(matrix) + n_amplitudes))
+        table_of_columns[:, rows] = of_rows
+        return steps.Affine(self._put(table_of_columns), constant)
+
+    def _steps(self) -> list[steps.Step]:
+        plan_, put, made = self.plan, self._put, []
+        n_states, block = 2**self.n_wires, len(plan_.start)
+        if self.prepared is not None:
+            index = plan.states_of(self.prepared.wires, self.n_wires)
+            index = np.concatenate([index, n_states + index]) if self.prepared.is_complex else index
+            made.append(steps.Given(put(index), 2 * n_states))
+        elif plan_.waves is None:
+            made.append(steps.Start(None, plan_.n_waves))
+        else:
+            waves = self._affine(plan_.waves, range(self.input_angles.size))
+            made.append((steps.StartOfOneCell if block == 1 else steps.Start)(waves, plan_.n_waves))
+        renamed = np.arange(n_states)
+        for step in plan_.steps:
+            if isinstance(step, plan.Block):
+                whole, before = len(step.wires) == self.n_wires, 2 ** step.wires[0]
+                made.append(steps.Block(block, before, 2 ** len(step.wires), whole=whole))
+                block += 1
+            elif isinstance(step, plan.Permutation):
+                index, phases = step.arrays()
+                if self.weighs and step is plan_.steps[-1]:  # it only renames what is weighed
+                    renamed = np.argsort(index)
+                    continue
+                turns = None if np.allclose(phases, 1) else put(-np.angle(phases)[:, None])
+                both = np.concatenate([index, n_states + index])
+                made.append(steps.Permutation(put(both), put(np.argsort(both)), turns))
+            else:
+                made.append(
+                    steps.Phases(self._affine(step.table(range(self.n_wires), step.angles), step.angles))
+                )
+        if self.weighs:
+            table = np.real(self.readout.flips[0]).T[:, renamed]
+            made.append(steps.Weigh(put(np.tile(table, (1, 2)))))
+        elif "state" not in self.kinds:
+            states = np.arange(n_states)
+            flips = self.readout.flips.items()
+            made.append(
+                steps.Correlate(
+                    [(f, put(np.real(t).T), put(np.imag(t).T), put(states ^ f)) for f, t in flips]
+                )
+            )
+        return made
+
+    # --- the way forward --------------------------------------------------------------------------
 
     def __call__(self, inputs: Tensor, weights: Sequence[Tensor], *, keep: bool = True) -> Tensor:
         """Measured values, shaped as `TorchLayer` shapes them for lists.
@@ -67,172 +183,218 @@ class Fused:
             weights: In the order of the trace; the same dtype and device as `inputs`.
             keep: Whether states may be kept for the way back; else they are computed again there.
         """
-        vector = self.vector(inputs, weights)
-        columns = inputs.new_zeros(0, 1)  # where nothing depends on the inputs
-        if self.input_angles.affine:
-            columns = (inputs if inputs.ndim == 2 else inputs.unsqueeze(0)).t()  # (n_features, batch)
-        elif self.input_angles.size:
-            columns = self.input_angles.by_graph(inputs, weights).to(inputs.dtype)
-        if self.amplitudes is not None:
-            columns = self._with_amplitudes(columns, inputs, weights)
-        compiled = self.compiled(inputs.device, inputs.dtype)
-        if self.wants_compiler and compiled.fast is None and inputs.ndim == 2:
-            self._speed_up(compiled, columns, vector)
-        values = self._shape(compiled(columns, vector, keep=keep))
+        values = self.shaped(self.run(*self.arguments(inputs, weights), keep=keep))
         if inputs.ndim == 1:
             return values[0]
         return values if len(values) == len(inputs) else values.expand(len(inputs), *values.shape[1:])
 
-    def vector(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The weights, or their angles where these are not affine, as the matrices take them."""
-        if self.weight_angles.affine:
-            return torch.cat([weight.reshape(-1) for weight in weights])
-        if self.weight_angles.size:
-            return self.weight_angles.by_graph(inputs, weights).to(inputs.dtype)
-        return inputs.new_zeros(0)
+    def arguments(self, inputs: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        """What `run` takes: rows of inputs or of their angles, and weights or their angles."""
+        vectors = weights
+        if not self.weight_angles.affine:
+            angles = self.weight_angles.graph(inputs, weights) if self.weight_angles.size else ()
+            vectors = [angle.to(inputs.dtype) for angle in angles]
+        rows = inputs if inputs.ndim == 2 else inputs.unsqueeze(0)
+        if not self.input_angles.affine:
+            angles = self.input_angles.graph(inputs, weights) if self.input_angles.size else ()
+            columns = [angle.expand(len(rows)).to(inputs.dtype) for angle in angles]
+            rows = torch.stack(columns, 1) if columns else inputs.new_zeros(1, 0)
+        if self.prepared is not None:
+            rows = self.beside(rows, self._state(inputs, weights))
+        return rows, vectors
 
-    def _speed_up(self, compiled: Compiled, columns: Tensor, vector: Tensor) -> None:
-        try:
-            compiled.speed_up(columns, vector)
-        except Exception as error:  # whatever a compiler may raise, the program as it is gives the answer
-            reason = str(error).strip().split("\n")[0]
-            self.wants_compiler, self.no_compiler = False, f"{type(error).__name__}: {reason}"
-
-    def _with_amplitudes(self, columns: Tensor, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The columns, and below them the amplitudes of the first state."""
-        assert self.amplitudes is not None and self.prepared is not None
-        [state] = replay(self.amplitudes, inputs, weights)
-        of_samples = self.prepared.on_inputs and inputs.ndim == 2
-        return self._below(columns, state[: len(inputs)].t() if of_samples else state.unsqueeze(1))
-
-    def _below(self, columns: Tensor, rows: Tensor) -> Tensor:
-        """The columns, and below them the amplitudes of shape (n_amplitudes, batch or 1)."""
+    def _state(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """The amplitudes that the circuit begins with, of shape (batch or 1, n_amplitudes)."""
         assert self.prepared is not None
-        if self.prepared.is_complex:
-            rows = torch.cat([rows.real, rows.imag])
-        width = max(columns.shape[1], rows.shape[1])
-        return torch.cat([columns.expand(-1, width), rows.to(columns.dtype).expand(-1, width)])
+        if self.amplitudes is None:
+            return self.fixed.unsqueeze(0)
+        [state] = self.amplitudes(inputs, weights)
+        return state.reshape(-1, 2 ** len(self.prepared.wires))
 
-    def _shape(self, values: Tensor) -> Tensor:
-        """Columns of numbers, (n_columns, batch), or states, (2, 2**n_wires, batch): now batch first."""
-        kinds = {kind for kind, _, _ in self.readout.shapes}
-        if kinds == {"state"}:
-            return torch.complex(*values).t()
-        values = values.t()
-        if "var" in kinds:  # <O^2> - <O>^2
-            parts = [values[:, first : first + n].split(1, 1) for _, first, n in self.readout.shapes]
-            pairs = zip(self.readout.shapes, parts, strict=True)
-            values = torch.cat(
-                [of[1] - of[0] ** 2 if k == "var" else torch.cat(of, 1) for (k, _, _), of in pairs], 1
+    def beside(self, rows: Tensor, amplitudes: Tensor) -> Tensor:
+        """The rows, and in further columns the amplitudes of shape (batch or 1, n_amplitudes)."""
+        a = torch.cat([amplitudes.real, amplitudes.imag], 1) if amplitudes.is_complex() else amplitudes
+        height = max(len(rows), len(a))
+        return torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
+
+    def shaped(self, values: Tensor) -> Tensor:
+        """Numbers of shape (batch, n_columns), or states, (batch, 2 * 2**n_wires), as TorchLayer has them."""
+        if "state" in self.kinds:
+            return torch.complex(*values.chunk(2, 1))
+        if "var" in self.kinds:  # <O^2> - <O>^2
+            of = [(kind, values[:, first : first + n]) for kind, first, n in self.readout.shapes]
+            values = torch.cat([v[:, 1:] - v[:, :1] ** 2 if kind == "var" else v for kind, v in of], 1)
+        return values if self.trace.as_list or self.kinds == {"probs"} else values[:, 0]
+
+    def run(self, rows: Tensor, vectors: Sequence[Tensor], *, keep: bool = True) -> Tensor:
+        """Values of shape (batch, n_columns), or states of shape (batch, 2 * 2**n_wires).
+
+        Args:
+            rows: Inputs or their angles, of shape (batch, n); batch 1 if nothing depends on them.
+            vectors: Weights, or their angles.
+            keep: Whether states may be kept for the way back; else they are computed again there.
+        """
+        if autograd_must():
+            return self.plain(rows, vectors)
+        if torch.is_grad_enabled():
+            return _Run.apply(self, keep, rows, *vectors)
+        near = self._is_small(rows)
+        return torch.as_tensor(self.compute(*self._given(near, rows, vectors), near, None)[0]).t()
+
+    def _is_small(self, rows: Tensor) -> bool:
+        if self.near is None or len(rows) * self.state_bytes > SMALL_BYTES:
+            return False
+        # whoever follows torch's operations, as fake tensors do, sees none of NumPy's
+        return type(rows) in (Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()
+
+    def _given(self, near: bool, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Array, Array]:
+        """Columns and one vector of all weights, as the passes take them."""
+        columns, vector = rows.detach().t(), self.flat(vectors).detach()
+        return (columns.numpy(), vector.numpy()) if near else (columns, vector)
+
+    def plain(self, rows: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """The same in plain torch, which autograd can follow."""
+        (matrices, _), state = self.matrices.forward(self.flat(vectors)), None
+        for step in self.steps:
+            state = step.run(state, rows.t(), matrices)
+        assert state is not None  # a program has steps
+        return state.t()
+
+    def flat(self, vectors: Sequence[Tensor]) -> Tensor:
+        if len(vectors) == 1:
+            return vectors[0].reshape(-1)
+        return torch.cat([v.reshape(-1) for v in vectors]) if vectors else self.matrices.offset.new_zeros(0)
+
+    def compute(self, columns: Array, vector: Array, near: bool, tapes: list | None) -> tuple[Array, Any]:
+        """Values, (n_columns, batch), and the blocks' matrices with what they were made of; no graph.
+
+        Args:
+            columns: Of shape (n, batch).
+            vector: Of all weights.
+            near: Whether both are NumPy arrays.
+            tapes: Gets one for each part of the batch, with what the way back needs.
+        """
+        with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
+            built, values = (self.near[0] if near else self.matrices).forward(vector), []  # pyright: ignore
+            left = 0 if tapes is None else self.kept_bytes(columns.shape[1])
+            for part in self.parts(columns, near):
+                left -= part.shape[1] * self.state_bytes * len(self.steps)
+                tape = None if tapes is None or left < 0 else []
+                values.append(self.forward(part, built[0], near, tape))
+                if tapes is not None:
+                    tapes.append(tape)
+            return values[0] if len(values) == 1 else torch.cat(values, dim=-1), built
+
+    def forward(self, columns: Array, matrices: Sequence[Array], near: bool, tape: list[Any] | None) -> Array:
+        """From columns and matrices to values; what the way back needs goes on the tape."""
+        state: Any = None
+        for step in self.near[1] if near else self.steps:  # pyright: ignore[reportOptionalSubscript]
+            state, saved = step.forward(state, columns, matrices)
+            if tape is not None:
+                tape.append(saved)
+        return state
+
+    def parts(self, columns: Array, near: bool = False) -> tuple[Array, ...]:
+        """The batch in parts that fit the cache (CPU), or a share of the memory (elsewhere)."""
+        if near:
+            return (columns,)
+        size, fewest = CACHE_BYTES, FEWEST_COLUMNS
+        if self.device.type != "cpu":
+            size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
+        most = max(fewest, size // self.state_bytes)
+        return (columns,) if columns.shape[1] <= most else columns.split(most, dim=1)
+
+    def kept_bytes(self, n_columns: int) -> float:
+        """How much of the states of a batch may be kept for the way back."""
+        if n_columns * self.state_bytes * len(self.steps) <= ALWAYS_KEPT:
+            return ALWAYS_KEPT
+        return max(ALWAYS_KEPT, KEPT_SHARE.get(self.device.type, 0.25) * memory(self.device)[1])
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of a device: all, and those that are free."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    total, free = machine.memory()
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        free = min(free, total - torch.mps.driver_allocated_memory())
+    return total, free
+
+
+def autograd_must() -> bool:
+    """Whether the gradients by hand do not serve: under functional transforms, forward mode, a compiler."""
+    # Neither has a public name; autograd.Function itself asks the first.
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+class _Run(torch.autograd.Function):
+    """Rows and weights -> values; see `Fused.run`."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Fused, keep: bool, rows: Tensor, *vectors: Tensor) -> Tensor:
+        ctx.program, ctx.near = program, program._is_small(rows)
+        ctx.tapes = [] if keep else None
+        given = program._given(ctx.near, rows, vectors)
+        values, ctx.built = program.compute(*given, ctx.near, ctx.tapes)
+        ctx.save_for_backward(rows, *vectors)
+        # a state may be on the tape itself: no cycle through this node
+        return torch.as_tensor(values).t().detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        kind = gradient.device.type
+        if torch.is_grad_enabled():
+            return _Run._again(ctx, gradient, rounds(kind))
+        with full_precision(kind), np.errstate(all="ignore"):
+            if not autocasts(kind):
+                return _Run._backward(ctx, gradient)
+            with torch.autocast(kind, enabled=False):
+                return _Run._backward(ctx, gradient)
+
+    @staticmethod
+    def _again(ctx: Any, gradient: Tensor, rounds: bool) -> tuple[Any, ...]:
+        """The gradients so that they can be differentiated again: by autograd, through plain torch."""
+        needed, given = ctx.needs_input_grad[2:], ctx.saved_tensors
+        program = ctx.program.double if rounds else ctx.program  # torch itself goes back, and would round
+        rows, *vectors = (each.to(program.dtype) for each in given)
+        values = program.plain(rows, vectors).to(gradient.dtype)
+        wanted = [each for each, needs in zip(given, needed, strict=True) if needs]
+        found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True, allow_unused=True))
+        return (None, None, *(next(found) if needs else None for needs in needed))
+
+    @staticmethod
+    def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        program, needed, (rows, *vectors) = ctx.program, ctx.needs_input_grad[2:], ctx.saved_tensors
+        # What the forward pass kept goes with the first backward pass, as autograd's does.
+        built, tapes, ctx.built, ctx.tapes = ctx.built, ctx.tapes, None, None
+        columns, vector = program._given(ctx.near, rows, vectors)
+        gradient = gradient.t().numpy() if ctx.near else gradient.t()
+        matrices, steps_ = program.near if ctx.near else (program.matrices, program.steps)
+        built = built or matrices.forward(vector)
+        first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if any(needed[1:]) else None
+        for i, part in enumerate(program.parts(columns, ctx.near)):
+            tape = None
+            if tapes:
+                tape, tapes[i] = tapes[i], None
+            if tape is None:
+                program.forward(part, built[0], ctx.near, tape := [])
+            to = steps.Gradients(part if needed[0] else None, to_matrices)
+            flowing = gradient[:, first : (first := first + part.shape[1])]
+            for step in reversed(steps_):
+                flowing = step.backward(flowing, tape.pop(), built[0], to)
+            to_rows.append(0 * part if to.columns is None else to.columns)
+        found: list[Any] = [torch.as_tensor(to_rows[0] if len(to_rows) == 1 else torch.cat(to_rows, 1)).t()]
+        if to_matrices is not None:
+            parts = torch.as_tensor(matrices.backward(to_matrices, built[1])).split(
+                [v.numel() for v in vectors]
             )
-        return values if self.trace.as_list or kinds == {"probs"} else values[:, 0]
-
-    @property
-    def n_values(self) -> int | None:
-        """Length of the values' last axis; None where it has none, or they are a state."""
-        kinds = {kind for kind, _, _ in self.readout.shapes}
-        if "state" in kinds or not (self.trace.as_list or kinds == {"probs"}):
-            return None
-        return sum(1 if kind == "var" else n for kind, _, n in self.readout.shapes)
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """A hash of everything that decides what the program computes, weights and inputs aside."""
-        digest = hashlib.sha256()
-        graphs = [self.weight_angles, self.input_angles]
-        codes = [angles.graph.code for angles in graphs if angles.size and not angles.affine]
-        codes += [] if self.amplitudes is None else [self.amplitudes.code]
-        tables = [*self.weight_angles.affine_form(), *self.input_angles.affine_form(), self.matrices.rates]
-        tables += [array for group in self.matrices.groups for array in group]
-        tables += [] if self.plan.half is None else [self.plan.half]
-        for step in self.plan.steps:
-            if isinstance(step, program.Phases):
-                tables.append(step.table(range(self.n_wires), range(self.input_angles.size)))
-            elif isinstance(step, program.Permutation):
-                tables += step.arrays()
-        tables += [table for _, table in sorted(self.readout.flips.items())]
-        names = (codes, self.n_wires, self.prepared, sorted(self.readout.flips), self.readout.shapes)
-        digest.update(repr((names, self.trace.as_list, self.matrices.places)).encode())
-        for table in tables:
-            digest.update(repr((table.shape, table.dtype)).encode() + np.ascontiguousarray(table).tobytes())
-        return digest.hexdigest()
-
-    # --- constants --------------------------------------------------------------------------------
-
-    def compiled(self, device: torch.device, dtype: torch.dtype) -> Compiled:
-        """The program for one device and dtype, made when it is first asked for."""
-        if (device, dtype) not in self._compiled:
-            with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode
-                self._compiled[device, dtype] = self._compile(device, dtype)
-        return self._compiled[device, dtype]
-
-    def _compile(self, device: torch.device, dtype: torch.dtype) -> Compiled:
-        def put(array: Any) -> Tensor:
-            array = torch.as_tensor(np.ascontiguousarray(array))
-            return (array.to(dtype) if array.is_floating_point() else array).to(device)  # MPS has no float64
-
-        matrix, offset = self.input_angles.affine_form()
-
-        n_amplitudes = 0
-        if self.prepared is not None:
-            n_amplitudes = 2 ** len(self.prepared.wires) * (1 + self.prepared.is_complex)
-
-        def on_inputs(table: np.ndarray, used: Sequence[int]) -> steps.Affine:
-            """The angles that a step turns by, from its rates of those that are used, a column for each."""
-            rows = np.flatnonzero(matrix[:, used].any(axis=1))
-            of_rows, constant = table @ matrix[rows][:, used].T, put((table @ offset[used])[:, None])
-            if 2 * len(rows) <= len(matrix) > MOST_DENSE:  # a table of all columns would be mostly zeros
-                return steps.Affine(put(of_rows), constant, put(rows))
-            table_of_columns = np.zeros((len(table), len(matrix) + n_amplitudes))
-            table_of_columns[:, rows] = of_rows
-            return steps.Affine(put(table_of_columns), constant)
-
-        places = iter(self.matrices.places)
-        plan, made = self.plan, []
-        start = [next(places) for _ in plan.start]
-        if self.prepared is not None:
-            states = program.states_of(self.prepared.wires, self.n_wires)
-            first = len(matrix) if self.input_angles.size else 0
-            made.append(steps.Given(first, put(states), 2**self.n_wires, self.prepared.is_complex))
-        elif plan.half is None:
-            made.append(steps.Start(None, plan.embedded, start))
+            found += [part.view(v.shape) for part, v in zip(parts, vectors, strict=True)]
         else:
-            of = steps.StartOfOneCell if len(start) == 1 else steps.Start
-            made.append(of(on_inputs(plan.half, range(len(offset))), plan.embedded, start))
-        for step in plan.steps:
-            if isinstance(step, program.Block):
-                whole = len(step.wires) == self.n_wires
-                made.append(steps.Block(next(places), 2 ** step.wires[0], whole=whole))
-            elif isinstance(step, program.Permutation):
-                index, phases = step.arrays()
-                turns = None if np.allclose(phases, 1) else put(-np.angle(phases)[:, None])
-                made.append(steps.Permutation(put(index), put(np.argsort(index)), turns))
-            else:
-                used = step.angles
-                made.append(steps.Phases(on_inputs(step.table(range(self.n_wires), used), used)))
-        made += self._reading(put, made)
-        return Compiled(
-            self.matrices.constants(put), made, 2 ** (self.n_wires + 1) * put(np.zeros(0)).element_size()
-        )
-
-    def _reading(self, put: Callable[[Any], Tensor], made: list[steps.Step]) -> list[steps.Step]:
-        """The step that measures; none where the state itself is asked for."""
-        flips = self.readout.flips
-        if self.readout.shapes[0][0] == "state":
-            return []
-        if set(flips) != {0}:
-            states = np.arange(2**self.n_wires)
-            return [
-                steps.Correlate(
-                    [
-                        (flip, put(np.real(table).T), put(np.imag(table).T), put(states ^ flip))
-                        for flip, table in flips.items()
-                    ]
-                )
-            ]
-        table = np.real(flips[0]).T
-        last = made[-1]
-        if isinstance(last, steps.Permutation):  # it only renames what is weighed
-            made.remove(last)
-            table = table[:, last.inverse.cpu().numpy()]
-        return [steps.Weigh(put(table))]
+            found += [None] * len(vectors)
+        return (None, None, *(part if needs else None for part, needs in zip(found, needed, strict=True)))

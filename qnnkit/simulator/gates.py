@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pennylane as qp
 
-from qnnkit.simulator.trace import NotFusable
+from qnnkit.simulator.graph import NotFusable
 
 EXACT = 1e-12
 """Largest deviation that counts as rounding, in float64."""
@@ -61,7 +61,7 @@ _FORMS: dict[tuple[type, int], TrigForm] = {}
 
 def _found_form(operation: qp.operation.Operator) -> TrigForm:
     angles = np.array([0.0, 0.7, 1.9, -1.3, 2.6, 3.9])
-    matrices = np.stack([_at(operation, angle) for angle in angles])
+    matrices = np.stack([at(operation, angle) for angle in angles])
     for frequency in FREQUENCIES:
         basis = np.stack([np.ones(6), np.cos(frequency * angles), np.sin(frequency * angles)], axis=1)
         parts, *_ = np.linalg.lstsq(basis[:5], matrices[:5].reshape(5, -1), rcond=None)
@@ -72,7 +72,8 @@ def _found_form(operation: qp.operation.Operator) -> TrigForm:
     raise NotFusable(f"{operation.name} depends on its angle in an unknown way")
 
 
-def _at(operation: qp.operation.Operator, angle: float) -> np.ndarray:
+def at(operation: qp.operation.Operator, angle: float) -> np.ndarray:
+    """Matrix of a gate of one angle, at another angle."""
     return constant(qp.ops.functions.bind_new_parameters(operation, [angle]))
 
 

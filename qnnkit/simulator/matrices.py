@@ -1,119 +1,124 @@
-"""One real matrix per block, built from the weights: all blocks of a size in a few batched operations."""
+"""One real matrix per block, built from the weights: all blocks of a size in a few operations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from qnnkit.simulator.gates import real_form
-from qnnkit.simulator.program import Block
-from qnnkit.simulator.steps import Place
+from qnnkit.simulator.arrays import Array, stacked, xp
+from qnnkit.simulator.gates import EXACT, real_form
+from qnnkit.simulator.plan import Block
 
-Saved = list[tuple[list[Tensor], list[Tensor]]]
-"""For each group of matrices: its factors but the first, and the running products of all."""
+Saved = list[tuple[Array, list[Array]]]
+"""For each group of matrices: its factors, and the running products."""
+
+
+@dataclass
+class Group:
+    """Chains of matrices of one size, (n, 2 d, 2 d), or (2 d, 2 d) where there is only one."""
+
+    members: list[int]
+    """Numbers of the blocks."""
+    shape: tuple[int, ...]
+    """Of the angles: (m, n, 2 d, 1) or (m, 2 d, 1)."""
+    width: int
+    """Number of columns of the product."""
+    first: Array
+    """K_0, its columns only; the product where nothing turns."""
+    cosine: Array
+    """The real form of K_(j-1), for each j; `sine` that of -i K_(j-1)."""
+    sine: Array
+    last: Array | None
+    """K_m, unless it is 1."""
 
 
 class Matrices:
     """Matrices of blocks, K_m D_m ... K_1 D_1 K_0 with D_j = diag exp(-i rates_j angles), grouped by size.
 
-    Every factor D_j K_(j-1) is cos * K + sin * K' row by row, with the angles of all rows from one matrix
-    product. The factors are then multiplied one after the other, for all blocks of a group at once: the way
-    back is as long as the way there, since with P_j = D_j K_(j-1) P_(j-1) the gradient of an angle is
-    sum_columns (g re P_j)(im P_j) - (g im P_j)(re P_j).
+    All factors D_j K_(j-1) come from one matrix product, one cosine and one sine, and are multiplied one
+    after the other, for all blocks of a group at once. The way back is as long as the way there: with
+    P_j = D_j K_(j-1) P_(j-1) the gradient of an angle is sum_columns (re g)(im P_j) - (im g)(re P_j). A block
+    at the start of a circuit acts on real features: its matrix is the left half of the real form, and so are
+    its running products.
 
     Args:
         blocks: The blocks.
         matrix: Of shape (n_vector, n_angles): angles = vector @ matrix + offset.
         offset: Of shape (n_angles,).
+        put: Makes a tensor of an array.
     """
 
-    def __init__(self, blocks: Sequence[Block], matrix: np.ndarray, offset: np.ndarray):
-        chains, n_angles = [], len(offset)
-        for block in blocks:
-            constants, rates = block.chain(n_angles)
-            chains.append((real_form(constants), np.concatenate([rates, rates], axis=1)))
-        self.places: list[Place] = [(0, 0)] * len(blocks)
-        """Of each block's matrix: its group, and its row there."""
-        self.groups: list[tuple[np.ndarray, np.ndarray]] = []
-        tables = []
-        for group, size in enumerate(sorted({len(forms[0]) for forms, _ in chains})):
-            where = [i for i, (forms, _) in enumerate(chains) if len(forms[0]) == size]
-            longest = max(len(chains[i][0]) for i in where)
-            factors = np.tile(np.eye(size), (longest, len(where), 1, 1))
-            rates = np.zeros((longest, len(where), size, n_angles))
+    def __init__(
+        self, blocks: Sequence[Block], matrix: np.ndarray, offset: np.ndarray, put: Callable[[Any], Tensor]
+    ):
+        chains = [(*block.chain(len(offset)), block.n_columns) for block in blocks]
+        self.groups: list[Group] = []
+        tables, halves = [np.zeros((0, len(offset)))], [np.zeros((0, len(offset)))]
+        for size, width in sorted({(k.shape[1], width) for k, _, width in chains}):
+            where = [i for i, (k, _, n) in enumerate(chains) if (k.shape[1], n) == (size, width)]
+            longest = max(len(chains[i][1]) for i in where)
+            factors = np.tile(np.eye(size, dtype=complex), (longest + 1, len(where), 1, 1))
+            rates = np.zeros((longest, len(where), size, len(offset)))
             for row, i in enumerate(where):
-                forms, table = chains[i]
-                factors[: len(forms), row], rates[: len(forms), row] = forms, table
-                self.places[i] = (group, row)
-            re, im = np.split(factors, 2, axis=2)
-            self.groups.append((factors, np.concatenate([im, -re], axis=2)))
-            tables.append(rates.reshape(longest * len(where) * size, n_angles))
-        table = np.concatenate([np.zeros((0, len(offset))), *tables])  # a given state may be all there is
-        self.rates, self.offset = table @ matrix.T, table @ offset
+                k, table, _ = chains[i]
+                # the last factor comes last, whatever the number of those before it
+                factors[: len(k) - 1, row], rates[: len(table), row] = k[:-1], table
+                factors[-1 if len(k) > 1 else 0, row] = k[-1]
+            factors = factors[:, 0] if len(where) == 1 else factors
+            forms, turned = real_form(factors), real_form(-1j * factors)
+            shape = longest, *factors.shape[1:-2], 2 * size, 1
+            last = None if np.abs(forms[-1] - np.eye(2 * size)).max() < EXACT else put(forms[-1])
+            first = put(forms[0][..., :width])
+            self.groups.append(Group(where, shape, width, first, put(forms[:-1]), put(turned[:-1]), last))
+            n_rows = longest * len(where) * size
+            halves.append(rates.reshape(n_rows, len(offset)))
+            tables.append(np.concatenate([rates, rates], 2).reshape(2 * n_rows, len(offset)))
+        table = np.concatenate(tables)  # the same angles for real and for imaginary parts
+        self.rates, self.offset = put(table @ matrix.T), put(table @ offset)
+        self.back = put((np.concatenate(halves) @ matrix.T).T)
 
-    def constants(self, put: Callable[[Any], Tensor]) -> Constants:
-        """What no weight changes, each array handed to `put`."""
-        groups = [(put(cosines), put(sines)) for cosines, sines in self.groups]
-        return Constants(groups, put(self.rates), put(self.offset))
+    def forward(self, vector: Array) -> tuple[list[Array], Saved]:
+        """The matrix of each block, of shape (2 d, n_columns), and what the way back needs."""
+        angles, done, found = self.offset + self.rates @ vector, 0, {}
+        saved: Saved = []
+        for group in self.groups:
+            factors, products = None, [group.first]
+            if group.shape[0]:
+                part = angles[done : (done := done + math.prod(group.shape))].reshape(group.shape)
+                factors = group.cosine * xp(part).cos(part)
+                factors += group.sine * xp(part).sin(part)
+                products = [factors[0][..., : group.width]]
+                for factor in factors[1:]:
+                    products.append(factor @ products[-1])
+                if group.last is not None:
+                    products.append(group.last @ products[-1])
+            saved.append((factors, products))
+            found |= zip(
+                group.members, products[-1] if len(group.members) > 1 else products[-1:], strict=True
+            )
+        return [found[i] for i in range(len(found))], saved
 
-
-class Constants:
-    """The matrices as a function of a vector of weights (or of their angles), on one device.
-
-    Args:
-        groups: For each size of matrix, K and K' of shape (n_factors, n_blocks, 2 d, 2 d).
-        rates: Of every row of every factor, of shape (n_rows, n_vector).
-        offset: Of shape (n_rows,).
-    """
-
-    def __init__(self, groups: list[tuple[Tensor, Tensor]], rates: Tensor, offset: Tensor):
-        self.groups, self.rates, self.offset = groups, rates, offset
-        self.rows = [math.prod(k.shape[:3]) for k, _ in groups]
-
-    def _factors(self, vector: Tensor) -> list[Tensor]:
-        turned = torch.addmv(self.offset, self.rates, vector)
-        rows = zip(turned.cos().split(self.rows), turned.sin().split(self.rows), strict=True)
-        return [
-            torch.addcmul(cosine.view(*k.shape[:3], 1) * k, sine.view(*k.shape[:3], 1), turned_k)
-            for (k, turned_k), (cosine, sine) in zip(self.groups, rows, strict=True)
-        ]
-
-    def run(self, vector: Tensor) -> list[Tensor]:
-        """For each group, its matrices of shape (n_blocks, 2 d, 2 d); plain torch."""
-        found = []
-        for factors in self._factors(vector):
-            product, *rest = factors
-            for factor in rest:
-                product = factor @ product
-            found.append(product)
-        return found
-
-    def forward(self, vector: Tensor) -> tuple[list[Tensor], Saved]:
-        """The same without a graph, and what the way back needs: factors and their running products."""
-        saved = []
-        for factors in self._factors(vector):
-            first, *rest = factors.unbind(0)
-            products = [first]
-            for factor in rest:
-                products.append(torch.bmm(factor, products[-1]))
-            saved.append((rest, products))
-        return [products[-1] for _, products in saved], saved
-
-    def backward(self, gradients: Sequence[Tensor], saved: Saved) -> Tensor:
-        """The gradient of the vector."""
-        to_rows = []
-        for gradient, (factors, products) in zip(gradients, saved, strict=True):
+    def backward(self, gradients: Sequence[Array], saved: Saved) -> Array:
+        """The gradient of the vector, from those of the blocks' matrices."""
+        to_rows = [self.offset[:0]]
+        for group, (factors, products) in zip(self.groups, saved, strict=True):
+            if factors is None:
+                continue
+            flowing, size = [gradients[i] for i in group.members], factors.shape[-1] // 2
+            gradient = stacked(flowing) if len(flowing) > 1 else flowing[0]
+            if group.last is not None:
+                gradient, products = group.last.swapaxes(-1, -2) @ gradient, products[:-1]
             to_products = [gradient]
-            for factor in reversed(factors):
-                to_products.append(torch.bmm(factor.mT, to_products[-1]))
+            for j in range(len(factors) - 1, 0, -1):
+                to_products.append(factors[j].swapaxes(-1, -2) @ to_products[-1])
             # d re / d angle = im, d im / d angle = -re, row by row
-            re, im = torch.stack(products).chunk(2, dim=2)
-            to_re, to_im = torch.stack(to_products[::-1]).chunk(2, dim=2)
-            to_rows += [(to_re * im).sum(-1), (to_im * re).sum(-1).neg_()]
-        pairs = zip(to_rows[0::2], to_rows[1::2], strict=True)
-        return self.rates.t() @ torch.cat([torch.cat(pair, dim=2).flatten() for pair in pairs])
+            product, to_product = stacked(products), stacked(to_products[::-1])
+            to_angles = to_product[..., :size, :] * product[..., size:, :]
+            to_angles -= to_product[..., size:, :] * product[..., :size, :]
+            to_rows.append(to_angles.sum(-1).reshape(-1))
+        return self.back @ (to_rows[-1] if len(to_rows) < 3 else xp(self.offset).concatenate(to_rows))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pennylane as qp
 
-from qnnkit.simulator.trace import NotFusable
+from qnnkit.simulator.graph import NotFusable
 
 MOST_COLUMNS = 4096
 MOST_NUMBERS = 2**25
@@ -81,6 +81,8 @@ def _words(observable: Any, wires: tuple[Any, ...]) -> Column:
         raise NotFusable("it measures in the middle of the circuit")
     if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):
         return _projector(observable, wires)
+    # anew, as PennyLane keeps this form when a coefficient changes in place
+    observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
     sentence = observable.pauli_rep
     if sentence is None:
         if not observable.has_matrix or len(observable.wires) > 6:
@@ -93,6 +95,7 @@ def _words(observable: Any, wires: tuple[Any, ...]) -> Column:
 def _squared(observable: Any, wires: tuple[Any, ...]) -> Column:
     if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):
         return _projector(observable, wires)  # its own square
+    observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
     sentence = observable.pauli_rep
     if sentence is None:
         matrix = np.asarray(qp.matrix(observable, wire_order=observable.wires))

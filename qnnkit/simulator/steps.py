@@ -1,8 +1,9 @@
 """What is done to a batch of states, each step with its way back.
 
-A state is (2, 2**n_wires, batch): real and imaginary part, basis state (wire 0 most significant), sample.
+A state is (2 * 2**n_wires, batch): real, then imaginary parts, by basis state (wire 0 most significant).
 `run` is plain torch, which autograd, functional transforms and compilers can follow. `forward` and
-`backward` are the same step and its gradient by hand: fewer operations, fewer passes over memory.
+`backward` are the same step and its gradient by hand: fewer operations, fewer passes over memory. Those of
+steps with `by_hand` take tensors or NumPy arrays.
 """
 
 from __future__ import annotations
@@ -13,79 +14,96 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Place = tuple[int, int]
-"""Of a matrix: its group, and its row there."""
-
-
-class Gradients(NamedTuple):
-    """Where gradients are added up; None for what asks for none."""
-
-    columns: Tensor | None
-    groups: list[Tensor | None]
+from qnnkit.simulator.arrays import Array, add_product, empty, xp
 
 
 class Affine(NamedTuple):
     """angles = table @ columns + offset."""
 
-    table: Tensor
-    offset: Tensor
-    rows: Tensor | None = None
+    table: Array
+    offset: Array
+    rows: Array | None = None
     """Which of the columns' rows it reads; None for all."""
 
-    def __call__(self, columns: Tensor) -> Tensor:
-        columns = columns if self.rows is None else columns.index_select(0, self.rows)
-        return torch.addmm(self.offset, self.table, columns)
+    def __call__(self, columns: Array) -> Array:
+        columns = columns if self.rows is None else columns[self.rows]
+        if isinstance(columns, Tensor):
+            return torch.addmm(self.offset, self.table, columns)
+        return self.table @ columns + self.offset
 
-    def backward(self, gradient: Tensor, to_columns: Tensor) -> None:
-        """Adds to the gradient of the columns, from that of the angles."""
-        if self.rows is None:
-            to_columns.addmm_(self.table.t(), gradient)
-        else:
-            to_columns.index_add_(0, self.rows, self.table.t() @ gradient)
+
+class Gradients:
+    """Gradients by columns and by matrices, added up over the steps.
+
+    Args:
+        columns: Whose gradient is asked for; None if it is not.
+        matrices: Those of the matrices so far; None if they are not asked for.
+    """
+
+    def __init__(self, columns: Array | None, matrices: list[Any] | None):
+        self.of, self.columns, self.matrices = columns, None, matrices
+
+    def add_columns(self, gradient: Array) -> None:
+        if self.columns is not None:
+            gradient += self.columns
+        self.columns = gradient
+
+    def add_angles(self, gradient: Array, angles: Affine) -> None:
+        gradient = angles.table.T @ gradient
+        if angles.rows is not None:
+            whole = xp(gradient).zeros_like(self.of)
+            whole[angles.rows] = gradient
+            gradient = whole
+        self.add_columns(gradient)
+
+    def add_matrix(self, block: int, gradient: Array) -> None:
+        assert self.matrices is not None
+        if self.matrices[block] is not None:
+            gradient += self.matrices[block]
+        self.matrices[block] = gradient
 
 
 class Step:
     """A step that leaves its way back to autograd; those below that run most do better."""
 
-    places: Sequence[Place] = ()
-    """Of the matrices it uses."""
-    on_inputs = False
-    """Whether it uses the columns."""
+    blocks: Sequence[int] = ()
+    """Numbers of the matrices that it uses."""
+    by_hand = False
 
-    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
+    def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         """The new state.
 
         Args:
             state: The old one; None at the start.
             columns: Inputs, or their angles, of shape (n, batch).
-            matrices: The step's own: real forms, of shape (2 d, 2 d).
+            matrices: Of all blocks: real forms, of shape (2 d, 2 d).
         """
         raise NotImplementedError
 
-    def matrices(self, groups: Sequence[Tensor]) -> list[Tensor]:
-        return [groups[group][row] for group, row in self.places]
-
-    def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
+    def forward(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """The new state, and what the way back needs."""
-        given = (state, columns if self.on_inputs else None, *self.matrices(groups))
-        leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in given]
+        leaves: list[Any] = [
+            columns,
+            *(matrices[i] for i in self.blocks),
+            *([] if state is None else [state]),
+        ]
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        given = dict(zip(self.blocks, leaves[1:], strict=False))
         with torch.enable_grad():
-            result = self.run(leaves[0], leaves[1], leaves[2:])  # pyright: ignore[reportArgumentType]
+            result = self.run(None if state is None else leaves[-1], leaves[0], given)  # pyright: ignore
         return result.detach(), (result, leaves)
 
     def backward(
-        self, gradient: Tensor, saved: Any, columns: Tensor, groups: Sequence[Tensor], to: Gradients
+        self, gradient: Tensor, saved: Any, matrices: Sequence[Tensor], to: Gradients
     ) -> Tensor | None:
         """Adds to the gradients of columns and matrices; returns that of the old state."""
         result, leaves = saved
-        found = iter(torch.autograd.grad(result, [leaf for leaf in leaves if leaf is not None], gradient))
-        to_state, to_columns, *to_matrices = (None if leaf is None else next(found) for leaf in leaves)
-        if to_columns is not None and to.columns is not None:
-            to.columns.add_(to_columns)
-        for (group, row), to_matrix in zip(self.places, to_matrices, strict=True):
-            if (target := to.groups[group]) is not None and to_matrix is not None:
-                target[row].add_(to_matrix)
-        return to_state
+        to_columns, *found = torch.autograd.grad(result, leaves, gradient, allow_unused=True)
+        if to_columns is not None and to.of is not None:
+            to.add_columns(to_columns)
+        for block, to_matrix in zip(self.blocks, found, strict=False) if to.matrices is not None else ():
+            to.add_matrix(block, to_matrix)
+        return found[-1] if len(found) > len(self.blocks) else None
 
 
 # --- the start ------------------------------------------------------------------------------------
@@ -95,105 +113,66 @@ class Start(Step):
     """The product state of an embedding on |0...0>, through the blocks that follow, cell by cell.
 
     Args:
-        half: Half angles of the embedded wires, if any.
-        embedded: Number of embedded wires in each cell.
-        places: Of the cells' matrices.
+        waves: Angles of which the features are cosines and sines, if any.
+        n_waves: Of each cell.
     """
 
-    def __init__(self, half: Affine | None, embedded: Sequence[int], places: Sequence[Place]):
-        self.half, self.embedded, self.places = half, embedded, places
-        self.on_inputs = half is not None
+    def __init__(self, waves: Affine | None, n_waves: Sequence[int]):
+        self.waves, self.n_waves, self.blocks = waves, n_waves, range(len(n_waves))
 
-    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
-        features: list[Tensor] = []
-        if self.half is not None:
-            half = self.half(columns)
-            features = list(torch.stack([half.cos(), half.sin()], dim=1))  # each (2, batch)
-        for n_embedded, matrix in zip(self.embedded, matrices, strict=True):
-            mine, features = features[:n_embedded], features[n_embedded:]
-            cell = matrix[:, : 2**n_embedded] @ _outer(mine) if mine else matrix[:, :1]
-            cell = cell.unflatten(0, (2, -1))
+    def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        angles = columns.new_zeros(0, 1) if self.waves is None else self.waves(columns)
+        features = torch.stack([angles.cos(), angles.sin()])
+        for i, mine in enumerate(features.split(list(self.n_waves), 1)):
+            cell = matrices[i] @ mine.flatten(0, 1) if self.n_waves[i] else matrices[i]
             state = cell if state is None else _complex_outer(state, cell)
         return state
 
 
 class StartOfOneCell(Start):
-    """The same for all wires at once, with an embedding, and a way back by hand.
+    """The same for all wires at once, with an embedding, and a way back by hand."""
 
-    The features are v = (cos h_1, sin h_1) x (cos h_2, sin h_2) x ...; d v / d h_w exchanges the two entries
-    of wire w, with a sign.
-    """
+    by_hand = True
+    waves: Affine
 
-    def __init__(self, half: Affine, embedded: Sequence[int], places: Sequence[Place]):
-        super().__init__(half, embedded, places)
-        [n] = embedded
-        states = torch.arange(2**n)
-        bits = 1 << torch.arange(n - 1, -1, -1)
-        # (d v / d h_w)[i] = sign[w, i] v[i ^ bit_w]: minus where cos became -sin
-        self.partners = (states ^ bits[:, None]).flatten().to(half.table.device)
-        self.signs = torch.where((states & bits[:, None]) == 0, -1.0, 1.0).to(half.table).unsqueeze(1)
+    def forward(self, state: Any, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
+        angles = self.waves(columns)
+        features, n = empty(angles, 2 * len(angles), angles.shape[1]), len(angles)
+        xp(angles).cos(angles, out=features[:n])
+        xp(angles).sin(angles, out=features[n:])
+        return matrices[0] @ features, features
 
-    def features(self, columns: Tensor) -> Tensor:
-        """The product state of the embedding, of shape (2**n_embedded, batch)."""
-        assert self.half is not None
-        half = self.half(columns)
-        return _outer(list(torch.stack([half.cos(), half.sin()], dim=1)))
-
-    def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        features = self.features(columns)
-        [matrix] = self.matrices(groups)
-        return (matrix[:, : len(features)] @ features).unflatten(0, (2, -1)), features
-
-    def backward(
-        self, gradient: Tensor, saved: Any, columns: Tensor, groups: Sequence[Tensor], to: Gradients
-    ) -> None:
-        features, [matrix], [(group, row)] = saved, self.matrices(groups), self.places
-        flat = gradient.flatten(0, 1)
-        if (target := to.groups[group]) is not None:
-            target[row, :, : len(features)].addmm_(flat, features.t())
-        if to.columns is not None:
-            assert self.half is not None
-            to_features = matrix[:, : len(features)].t() @ flat
-            turned = features.index_select(0, self.partners).unflatten(0, (-1, len(features)))
-            to_half = torch.bmm(self.signs, turned.mul_(to_features)).squeeze(1)
-            self.half.backward(to_half, to.columns)
-
-
-def _outer(vectors: list[Tensor]) -> Tensor:
-    """The product of vectors, each (n, batch), the first most significant; by halves, in few operations."""
-    while len(vectors) > 1:
-        pairs = zip(vectors[0::2], vectors[1::2], strict=False)
-        joined = [(a.unsqueeze(1) * b.unsqueeze(0)).flatten(0, 1) for a, b in pairs]
-        vectors = joined + vectors[len(vectors) - len(vectors) % 2 :]
-    return vectors[0]
+    def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> None:
+        if to.matrices is not None:
+            to.add_matrix(0, gradient @ saved.T)
+        if to.of is not None:  # d cos = -sin, d sin = cos; both of the same angle
+            to_features, n = matrices[0].T @ gradient, len(saved) // 2
+            to_waves = to_features[n:] * saved[:n]
+            add_product(to_waves, to_features[:n], saved[n:], -1)
+            to.add_angles(to_waves, self.waves)
 
 
 def _complex_outer(a: Tensor, b: Tensor) -> Tensor:
-    """The product state of (2, m, batch) and (2, n, batch): (2, m n, batch)."""
-    (a_re, a_im), (b_re, b_im) = a.unsqueeze(2), b.unsqueeze(1)
-    return torch.stack([a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re]).flatten(1, 2)
+    """The product state of (2 m, batch) and (2 n, batch): (2 m n, batch)."""
+    a_re, a_im = a.unflatten(0, (2, -1, 1))
+    b_re, b_im = b.unflatten(0, (2, 1, -1))
+    return torch.stack([a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re]).flatten(0, 2)
 
 
 class Given(Step):
     """A state that the circuit is handed: the last rows of the columns, its amplitudes.
 
     Args:
-        first: Where they begin: real parts, then imaginary parts if there are any.
-        index: Basis state of each amplitude, of shape (n_amplitudes,).
-        n_states: Number of basis states of all wires.
-        is_complex: Whether there are imaginary parts.
+        index: Of each of those rows, its row in the state.
+        n_rows: Of a state.
     """
 
-    on_inputs = True
+    def __init__(self, index: Tensor, n_rows: int):
+        self.index, self.n_rows = index, n_rows
 
-    def __init__(self, first: int, index: Tensor, n_states: int, is_complex: bool):
-        self.first, self.index, self.n_states, self.is_complex = first, index, n_states, is_complex
-
-    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
-        rows = columns[self.first :]
-        parts = rows.unflatten(0, (2, -1)) if self.is_complex else torch.stack([rows, torch.zeros_like(rows)])
-        state = rows.new_zeros(2, self.n_states, rows.shape[1])
-        return state.index_copy(1, self.index, parts)
+    def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        rows = columns[len(columns) - len(self.index) :]
+        return rows.new_zeros(self.n_rows, rows.shape[1]).index_copy(0, self.index, rows)
 
 
 # --- phases ---------------------------------------------------------------------------------------
@@ -202,41 +181,45 @@ class Given(Step):
 class Phases(Step):
     """Each sample's state times exp(-i angles), angles of shape (2**n_wires, batch)."""
 
-    on_inputs = True
+    by_hand = True
 
     def __init__(self, angles: Affine):
         self.angles = angles
 
-    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
+    def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         angles = self.angles(columns)
-        cosine, sine = angles.cos(), angles.sin()
-        re, im = state
-        return torch.stack([re * cosine + im * sine, im * cosine - re * sine])
+        return turned(state, angles.cos(), angles.sin())
 
-    def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
+    def forward(self, state: Array, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
         angles = self.angles(columns)
-        cosine, sine = angles.cos(), angles.sin_()
-        turned = _turn(state, cosine, sine, 1)
-        return turned, (turned, cosine, sine, state.shape[-1])
+        cosine, sine = xp(angles).cos(angles), xp(angles).sin(angles)
+        new = _turn(state, cosine, sine, 1)
+        return new, (new, cosine, sine, state.shape[-1])
 
-    def backward(
-        self, gradient: Tensor, saved: Any, columns: Tensor, groups: Sequence[Tensor], to: Gradients
-    ) -> Tensor:
-        turned, cosine, sine, width = saved
-        if to.columns is not None:  # d re / d angle = im, d im / d angle = -re, both of the new state
-            (re, im), (to_re, to_im) = turned, gradient
-            to_angles = (to_re * im).addcmul_(to_im, re, value=-1)
-            self.angles.backward(to_angles, to.columns)
+    def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> Array:
+        (new, cosine, sine, width), n = saved, len(gradient) // 2
+        if to.of is not None:  # d re / d angle = im, d im / d angle = -re, both of the new state
+            to_angles = gradient[:n] * new[n:]
+            add_product(to_angles, gradient[n:], new[:n], -1)
+            to.add_angles(to_angles, self.angles)
         to_state = _turn(gradient, cosine, sine, -1)
-        return to_state if width > 1 else to_state.sum(-1, keepdim=True)
+        return to_state if width > 1 else to_state.sum(-1)[:, None]
 
 
-def _turn(state: Tensor, cosine: Tensor, sine: Tensor, sign: int) -> Tensor:
-    re, im = state
-    turned = state.new_empty(2, *cosine.shape)
-    torch.mul(re, cosine, out=turned[0]).addcmul_(im, sine, value=sign)
-    torch.mul(im, cosine, out=turned[1]).addcmul_(re, sine, value=-sign)
-    return turned
+def turned(state: Array, cosine: Array, sine: Array) -> Array:
+    """The state times cosine - i sine."""
+    n = len(state) // 2
+    re, im = state[:n], state[n:]
+    return xp(state).concatenate([re * cosine + im * sine, im * cosine - re * sine])
+
+
+def _turn(state: Array, cosine: Array, sine: Array, sign: int) -> Array:
+    """The state times cosine - sign i sine, with no copy."""
+    new, n = empty(state, len(state), cosine.shape[1]), len(state) // 2
+    for mine, other, direction in ((slice(n), slice(n, None), sign), (slice(n, None), slice(n), -sign)):
+        xp(state).multiply(state[mine], cosine, out=new[mine])
+        add_product(new[mine], state[other], sine, direction)
+    return new
 
 
 # --- permutations ---------------------------------------------------------------------------------
@@ -246,42 +229,30 @@ class Permutation(Step):
     """new[i] = exp(-i angles[i]) * old[index[i]], over basis states.
 
     Args:
-        index: Of shape (2**n_wires,).
+        index: Of the rows of a state, (2 * 2**n_wires,).
         inverse: The inverse permutation.
         angles: Of shape (2**n_wires, 1), or None where no phase is turned.
     """
 
+    by_hand = True
+
     def __init__(self, index: Tensor, inverse: Tensor, angles: Tensor | None):
         self.index, self.inverse = index, inverse
-        # Rows of a matrix are gathered fastest: real and imaginary parts are gathered at once.
-        self.there = torch.cat([index, len(index) + index])
-        self.back = torch.cat([inverse, len(inverse) + inverse])
-        self.turns = None if angles is None else (angles.cos(), angles.sin())
+        self.turns: Any = None if angles is None else (angles.cos(), angles.sin())
 
-    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
-        state = state[:, self.index]
-        if self.turns is None:
-            return state
-        (re, im), (cosine, sine) = state, self.turns
-        return torch.stack([re * cosine + im * sine, im * cosine - re * sine])
+    def run(self, state: Any, columns: Array, matrices: Sequence[Array]) -> Array:
+        state = state.index_select(0, self.index) if isinstance(state, Tensor) else state[self.index]
+        return state if self.turns is None else turned(state, *self.turns)
 
-    def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        state = _gather(state, self.there)
-        return (state if self.turns is None else self._turn(state, 1)), None
+    def forward(self, state: Array, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
+        return self.run(state, columns, matrices), None
 
-    def backward(
-        self, gradient: Tensor, saved: Any, columns: Tensor, groups: Sequence[Tensor], to: Gradients
-    ) -> Tensor:
-        return _gather(gradient if self.turns is None else self._turn(gradient, -1), self.back)
-
-    def _turn(self, state: Tensor, sign: int) -> Tensor:
-        assert self.turns is not None
-        cosine, sine = (part.expand(-1, state.shape[-1]) for part in self.turns)
-        return _turn(state, cosine, sine, sign)
-
-
-def _gather(state: Tensor, index: Tensor) -> Tensor:
-    return state.flatten(0, 1).index_select(0, index).view(state.shape)
+    def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> Array:
+        if self.turns is not None:
+            gradient = turned(gradient, self.turns[0], -self.turns[1])
+        return (
+            gradient.index_select(0, self.inverse) if isinstance(gradient, Tensor) else gradient[self.inverse]
+        )
 
 
 # --- blocks ---------------------------------------------------------------------------------------
@@ -291,59 +262,56 @@ class Block(Step):
     """A matrix on neighbouring wires.
 
     Args:
-        place: Of the matrix.
+        block: Number of the matrix.
         before: Number of basis states of the wires before the block's.
+        size: Of the block's own.
         whole: Whether it acts on all wires.
     """
 
-    def __init__(self, place: Place, before: int, *, whole: bool):
-        self.places, self.before, self.whole = (place,), before, whole
+    def __init__(self, block: int, before: int, size: int, *, whole: bool):
+        self.block, self.before, self.size, self.whole = block, before, size, whole
+        self.by_hand = whole  # else by products of torch's
 
-    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
-        [matrix] = matrices
+    def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         if self.whole:
-            return (matrix @ state.flatten(0, 1)).view(state.shape)
-        a, b, re, im = self._split(matrix, state)
+            return matrices[self.block] @ state
+        a, b, re, im = self._split(matrices[self.block], state)
         return torch.stack([a @ re - b @ im, b @ re + a @ im]).view(state.shape)
 
-    def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        return self._apply(self.matrices(groups)[0], state), state
+    def forward(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        return self._apply(matrices[self.block], state), state
 
-    def backward(
-        self, gradient: Tensor, saved: Any, columns: Tensor, groups: Sequence[Tensor], to: Gradients
-    ) -> Tensor:
-        state, [matrix], [(group, row)] = saved, self.matrices(groups), self.places
-        if (target := to.groups[group]) is not None:
-            self._add_outer(target[row], gradient, state)
-        return self._apply(matrix.t(), gradient)
+    def backward(self, gradient: Tensor, saved: Any, matrices: Sequence[Tensor], to: Gradients) -> Tensor:
+        if to.matrices is not None:
+            to.add_matrix(self.block, self._outer(gradient, saved))
+        return self._apply(matrices[self.block].T, gradient)
 
     def _split(self, matrix: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Real and imaginary parts of the matrix, (before, d, d), and of the state, (before, d, the rest)."""
-        size = len(matrix) // 2
-        a, b = (part.expand(self.before, -1, -1) for part in matrix[:, :size].unflatten(0, (2, size)))
-        re, im = state.reshape(2, self.before, size, -1)
+        parts = matrix[:, : self.size].unflatten(0, (2, self.size))
+        a, b = (part.expand(self.before, -1, -1) for part in parts)
+        re, im = state.reshape(2, self.before, self.size, -1)
         return a, b, re, im
 
     def _apply(self, matrix: Tensor, state: Tensor) -> Tensor:
         if self.whole:
-            return (matrix @ state.flatten(0, 1)).view(state.shape)
+            return matrix @ state
         a, b, re, im = self._split(matrix, state)
-        product = torch.empty_like(state, memory_format=torch.contiguous_format)
+        product = state.new_empty(state.shape)
         new_re, new_im = product.view(2, *re.shape)
         torch.bmm(a, re, out=new_re).baddbmm_(b, im, alpha=-1)
         torch.bmm(b, re, out=new_im).baddbmm_(a, im)
         return product
 
-    def _add_outer(self, target: Tensor, gradient: Tensor, state: Tensor) -> None:
+    def _outer(self, gradient: Tensor, state: Tensor) -> Tensor:
         if self.whole:
-            target.addmm_(gradient.flatten(0, 1), state.flatten(0, 1).t())
-            return
-        size = len(target) // 2
-        re, im = state.reshape(2, self.before, size, -1).transpose(2, 3)
-        to_re, to_im = gradient.reshape(2, self.before, size, -1)
+            return gradient @ state.T
+        re, im = state.reshape(2, self.before, self.size, -1).transpose(2, 3)
+        to_re, to_im = gradient.reshape(2, self.before, self.size, -1)
         # Only the left half of the real form is read above: the right half repeats it.
-        target[:size, :size] += torch.bmm(to_re, re).baddbmm_(to_im, im).sum(0)
-        target[size:, :size] += torch.bmm(to_im, re).baddbmm_(to_re, im, alpha=-1).sum(0)
+        top = torch.bmm(to_re, re).baddbmm_(to_im, im).sum(0)
+        below = torch.bmm(to_im, re).baddbmm_(to_re, im, alpha=-1).sum(0)
+        return torch.cat([torch.cat([top, below]), top.new_zeros(2 * self.size, self.size)], 1)
 
 
 # --- the end --------------------------------------------------------------------------------------
@@ -353,28 +321,24 @@ class Weigh(Step):
     """Expectation values of what is diagonal: table @ |state|^2, of shape (n_columns, batch).
 
     Args:
-        table: Of shape (n_columns, 2**n_wires).
+        table: Of shape (n_columns, 2 * 2**n_wires); the same weight for a real and an imaginary part.
     """
 
+    by_hand = True
+
     def __init__(self, table: Tensor):
-        self.table = table
+        self.table, self.twice = table, 2 * table.T
 
-    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
-        return self.table @ probabilities(state)
+    def run(self, state: Any, columns: Array, matrices: Sequence[Array]) -> Array:
+        return self.table @ (state * state)
 
-    def forward(self, state: Any, columns: Tensor, groups: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        return self.run(state, columns, ()), state
+    def forward(self, state: Array, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
+        return self.table @ (state * state), state
 
-    def backward(
-        self, gradient: Tensor, saved: Any, columns: Tensor, groups: Sequence[Tensor], to: Gradients
-    ) -> Tensor:
-        return (self.table.t() @ (2 * gradient)) * saved
-
-
-def probabilities(state: Tensor) -> Tensor:
-    """|state|^2, of shape (2**n_wires, batch)."""
-    re, im = state
-    return torch.addcmul(re * re, im, im)
+    def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> Array:
+        to_state = self.twice @ gradient
+        to_state *= saved
+        return to_state
 
 
 class Correlate(Step):
@@ -387,14 +351,13 @@ class Correlate(Step):
     def __init__(self, flips: Sequence[tuple[int, Tensor, Tensor, Tensor]]):
         self.flips = flips
 
-    def run(self, state: Any, columns: Any, matrices: Sequence[Tensor]) -> Tensor:
-        re, im = state
-        values = state.new_zeros(())
+    def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        (re, im), values = state.chunk(2), state.new_zeros(())
         for flip, real, imag, partner in self.flips:
             if flip == 0:
                 values = values + real @ (re * re + im * im)
                 continue
-            other_re, other_im = state[:, partner]
+            other_re, other_im = re.index_select(0, partner), im.index_select(0, partner)
             values = values + real @ (other_re * re + other_im * im)
             values = values - imag @ (other_re * im - other_im * re)
         return values

@@ -1,4 +1,4 @@
-"""A user's QNode, whatever its Python, as a fixed list of gates and a torch graph of their angles."""
+"""A user's QNode, whatever its Python, as a fixed list of gates and a graph of their angles."""
 
 # PennyLane makes most of its names at run time, where pyright cannot see them.
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
+import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,18 +17,69 @@ from typing import Any, TypeVar
 import numpy as np
 import pennylane as qp
 import torch
-from torch import Tensor, fx
-from torch._subclasses import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor
 
-_TRACING_ONE_AT_A_TIME = threading.Lock()
+from qnnkit.simulator import gates as forms
+from qnnkit.simulator.graph import INPUTS, WEIGHTS, Graph, Node, NotFusable, Recorder, Traced, aten, merge
+from qnnkit.simulator.readout import Readout, readout
+
 T = TypeVar("T")
-UNLIKELY = 100_003
-"""Length of a batch that no axis of weights or features has by chance."""
+_ONE_AT_A_TIME = threading.Lock()
+STATE_NORM = 1e-5 + 1e-10
+"""PennyLane leaves a state as it is whose norm is that close to 1."""
 
 
-class NotFusable(Exception):
-    """Why a circuit has no fused program, in words that complete "because ..."."""
+@dataclass(frozen=True)
+class Gate:
+    """An operation with at most one angle."""
+
+    operation: qp.operation.Operator
+    """As it was queued; its matrix is asked for again at other angles."""
+    wires: tuple[int, ...]
+    """Positions of its wires, most significant first."""
+    angle: Node | None
+    """None for a constant gate."""
+
+    @property
+    def on_inputs(self) -> bool:
+        """Whether the angle differs from sample to sample."""
+        return self.angle is not None and (bool(self.angle.sources & INPUTS) or self.angle.axis is not None)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The state that a circuit begins with, as amplitudes of some wires; the others are |0>."""
+
+    wires: tuple[int, ...]
+    amplitudes: Node | np.ndarray
+    """Of shape (batch, 2**n) if it depends on inputs, else (2**n,)."""
+
+    @property
+    def is_complex(self) -> bool:
+        if isinstance(self.amplitudes, Node):
+            return self.amplitudes.shadow.is_complex()
+        return bool(np.iscomplexobj(self.amplitudes))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a QNode does for inputs of one form."""
+
+    prepared: Prepared | None
+    gates: tuple[Gate, ...]
+    readout: Readout
+    wires: tuple[Any, ...]
+    """The QNode's wire labels by position; position 0 is the most significant bit."""
+    as_list: bool
+    """Whether the QNode returns several measurements, as a list or a tuple."""
+    nodes: list[Node]
+    """All recorded operations, the arguments first."""
+    n_arguments: int
+    signature: tuple
+    """Equal for two traces that are the same program."""
+
+    def graph(self, wanted: list[Node]) -> Graph:
+        return Graph(self.nodes, self.n_arguments, wanted)
 
 
 def apart(make: Callable[[], T]) -> T:
@@ -45,176 +95,224 @@ def apart(make: Callable[[], T]) -> T:
             raise
         except Exception as error:
             reason = str(error).strip().split("\n")[0]
-            raise NotFusable(f"it could not be compiled ({type(error).__name__}: {reason})") from error
+            raise NotFusable(
+                f"its Python could not be followed without values ({type(error).__name__}: {reason})"
+            ) from error
 
 
-@dataclass(frozen=True)
-class Gate:
-    """An operation with at most one angle."""
-
-    operation: qp.operation.Operator
-    """As it was queued; its matrix is asked for again at other angles."""
-    wires: tuple[int, ...]
-    """Positions of its wires, most significant first."""
-    angle: int | None
-    """Index into the angles that the graph gives; None for a constant gate."""
-    on_inputs: bool
-    """Whether the angle depends on the inputs, and so differs from sample to sample."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The state that a circuit begins with, as amplitudes of some wires; the others are |0>."""
-
-    wires: tuple[int, ...]
-    output: int
-    """Which output of the graph it is, of shape (batch, 2**n) if it depends on inputs, else (2**n,)."""
-    on_inputs: bool
-    is_complex: bool
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a QNode does for inputs of one form."""
-
-    prepared: Prepared | None
-    gates: tuple[Gate, ...]
-    measurements: tuple[Any, ...]
-    wires: tuple[Any, ...]
-    """The QNode's wire labels by position; position 0 is the most significant bit."""
-    as_list: bool
-    """Whether the QNode returns several measurements, as a list or a tuple."""
-    graph: fx.GraphModule
-    """(inputs, *weights) -> angles, of shape (batch,) if they depend on inputs, else ()."""
-
-    @property
-    def batched(self) -> bool:
-        """Whether the inputs it takes are of shape (batch, n_features)."""
-        return next(iter(self.graph.graph.nodes)).meta["val"].ndim == 2
-
-
-def trace(qnode: qp.QNode, inputs: Tensor, weights: dict[str, Tensor], input_name: str = "inputs") -> Trace:
-    """Runs the QNode's Python once on symbolic tensors.
+def trace(
+    qnode: qp.QNode,
+    inputs_shape: tuple[int, ...],
+    weight_shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype = torch.float32,
+    input_name: str = "inputs",
+    device: torch.device | str = "cpu",
+) -> Trace:
+    """Runs the QNode's Python on tensors without values, at two sizes of batch, and compares.
 
     Args:
-        qnode: Takes `input_name` and the names of `weights`.
-        inputs: Example of shape (batch, n_features), or (n_features,).
-        weights: Examples, by name.
+        qnode: Takes `input_name` and the names of `weight_shapes`.
+        inputs_shape: (batch, n_features), or (n_features,).
+        weight_shapes: Shapes by name, in the order in which the graph takes the weights.
+        dtype: Of inputs and weights.
+        input_name: Name of the argument that takes the data.
+        device: Of inputs and weights.
 
     Raises:
-        NotFusable: The circuit depends on values, or holds what no unitary program can express.
+        NotFusable: The circuit depends on values or on the batch as a whole, or holds what no unitary
+            program can express.
     """
-    names, seen = list(weights), {}
-
-    @functools.wraps(qnode.func)
-    def function(*given: Any, **named: Any) -> Any:
-        seen["result"] = qnode.func(*given, **named)  # a list, or a single measurement: no tape tells
-        return seen["result"]
-
-    watched = copy.copy(qnode)  # with the transforms that were applied to it
-    watched.func = function
-
-    def run(inputs: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        tape = qp.workflow.construct_tape(watched, level="user")(
-            **{input_name: inputs}, **dict(zip(names, weights, strict=True))
+    batch = inputs_shape[0] if len(inputs_shape) == 2 else 1
+    sizes = batch, batch if batch == 1 else 2 if batch > 2 else 3
+    records = []
+    with _quietly(), contextlib.ExitStack() as stack:
+        for size in sizes:
+            stack.enter_context(_same_draws())
+            recorder = Recorder(torch.device(device))
+            with recorder:
+                arguments = {
+                    name: recorder.argument(shape, dtype, WEIGHTS) for name, shape in weight_shapes.items()
+                }
+                shape = (size, *inputs_shape[1:]) if len(inputs_shape) == 2 else inputs_shape
+                arguments[input_name] = recorder.argument(shape, dtype, INPUTS, 0 if batch > 1 else None)
+                found = _circuit(qnode, arguments, recorder)
+            records.append((recorder.nodes, *found))
+    # the graph takes the inputs first
+    n = len(weight_shapes)
+    for nodes, *_ in records:
+        nodes.insert(0, nodes.pop(n))
+    (nodes, tape, as_list), (others, again, _) = records
+    merge(nodes, others, sizes)
+    wires = _wires(qnode, tape)
+    signature = _signature(tape, nodes, wires)
+    if signature != _signature(again, others, wires):
+        raise NotFusable(
+            "its Python makes another circuit each time it runs, or for another size of the batch"
         )
-        [tape], _ = qp.transforms.decompose(tape, stopping_condition=is_elementary)
-        angles, gates, operations = [], [], list(tape.operations)
-        if operations and isinstance(operations[0], qp.StatePrep):
-            angles.append(_amplitudes(seen.setdefault("prepared", operations.pop(0))))
-        elif operations and _is_traced_basis_state(operations[0]):
-            operations[:1] = _flips(operations[0], inputs.dtype)
-        for operation in operations:
-            angle = None
-            _require_unitary(operation)
-            traced = [value for value in operation.data if isinstance(value, Tensor)]
-            if traced:
-                angle = len(angles)
-                angles.append(traced[0])
-            gates.append((operation, angle))
-        seen.update(tape=tape, gates=gates, as_list=isinstance(seen.pop("result"), list | tuple))
-        return tuple(angles)
+    return _assemble(tape, wires, as_list, nodes, n + 1, (signature, as_list, _of_nodes(nodes)))
 
-    if inputs.ndim == 2:  # no other axis may have its length: equal lengths would share a symbol
-        inputs = inputs.new_full((UNLIKELY, inputs.shape[1]), 0.1)
+
+def _circuit(qnode: qp.QNode, arguments: dict[str, Any], recorder: Recorder) -> tuple[Any, bool]:
+    """The tape of elementary gates for traced arguments, and whether the QNode returns a list."""
+    if not isinstance(qnode.diff_method, str) or qnode.diff_method == "spsa":
+        raise NotFusable(f"its gradients are asked for by diff_method={qnode.diff_method}")
     try:
-        with _quietly():
-            mode = "symbolic" if inputs.ndim == 2 else "fake"  # without a batch no length varies
-            graph = make_fx(run, tracing_mode=mode, _allow_non_fake_inputs=True)(inputs, *weights.values())
+        with qp.queuing.AnnotatedQueue() as queue:
+            result = qnode.func(**arguments)
+        tape = qp.tape.QuantumScript.from_queue(queue, qnode.shots)
     except NotFusable:
         raise
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise NotFusable(
-            f"its Python could not be followed without values ({type(error).__name__}: {reason})"
-        ) from error
-    first = next(iter(graph.graph.nodes)).meta["val"]
-    if inputs.ndim == 2:
-        guards = first.fake_mode.shape_env.guards
-        if any(first.shape[0].node.expr in guard.expr.free_symbols for guard in guards):
-            raise NotFusable("its Python depends on the size of the batch")
-    for node in graph.graph.nodes:  # a constant made in the QNode is lifted; one from outside is not
-        lifted = all("lift_fresh" in str(user.target) for user in node.users)
-        if node.op == "get_attr" and not lifted:
-            raise NotFusable("it uses a tensor from outside, which may change or ask for a gradient")
-    return _assemble(qnode, graph, seen, inputs.ndim == 2)
-
-
-def _assemble(qnode: qp.QNode, graph: fx.GraphModule, seen: dict[str, Any], batched: bool) -> Trace:
-    tape = seen["tape"]
-    if tape.shots:
+    except Exception:
+        if recorder.refusal is not None:  # somebody made another error of it
+            raise NotFusable(recorder.refusal) from None
+        raise
+    pipeline = qnode.compile_pipeline
+    returned = list(result) if isinstance(result, list | tuple) else [result]
+    if [id(each) for each in returned] != [id(each) for each in tape.measurements]:
+        raise NotFusable("it returns something else than its measurements, in their order")
+    if pipeline.has_final_transform or pipeline.is_informative:
+        raise NotFusable("a transform of it returns something else than its measurements")
+    mark = object()
+    tapes, finish = pipeline((tape,)) if pipeline else ((tape,), lambda results: results[0])
+    if len(tapes) != 1 or _of(finish, mark) is not mark:
+        raise NotFusable("a transform of it computes with the measured values")
+    [tape], _ = qp.transforms.decompose(tapes[0], stopping_condition=_is_taken)
+    if recorder.refusal is not None:
+        raise NotFusable(recorder.refusal)
+    if tape.shots or qnode.shots:
         raise NotFusable("it has a finite number of shots")
-    label = list(qnode.device.wires or tape.wires)
-    label += [wire for wire in tape.wires if wire not in label]
-    place = {wire: i for i, wire in enumerate(label)}
-    on_inputs = _depends_on_inputs(graph)
-    [output] = [node for node in graph.graph.nodes if node.op == "output"]
+    return tape, isinstance(result, list | tuple)
 
-    def require_shape(index: int, operation: qp.operation.Operator, shape: tuple[int, ...]) -> None:
-        expected = (UNLIKELY, *shape) if batched and on_inputs[index] else shape
-        if tuple(int(length) for length in output.args[0][index].meta["val"].shape) != expected:
+
+def _is_taken(operation: qp.operation.Operator) -> bool:
+    if isinstance(operation, qp.BasisState) and isinstance(operation.data[0], Traced):
+        raise NotFusable("PennyLane looks at the bits that it prepares")
+    return is_elementary(operation)
+
+
+def _of(finish: Callable[..., Any], mark: object) -> Any:
+    """What a transform makes of a result that is no number; None where it computes with it."""
+    try:
+        found = finish((mark,))
+    except Exception:
+        return None
+    return found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
+
+
+def _wires(qnode: qp.QNode, tape: Any) -> tuple[Any, ...]:
+    """The labels in the order of the state's bits."""
+    if qnode.device.wires is not None:
+        label = list(qnode.device.wires)
+        return (*label, *(wire for wire in tape.wires if wire not in label))
+    on_order = any(
+        isinstance(each, qp.measurements.ProbabilityMP | qp.measurements.StateMP)
+        and each.obs is None
+        and not each.wires
+        for each in tape.measurements
+    )
+    used = qp.wires.Wires.all_wires([operation.wires for operation in tape.operations])
+    standard = set(tape.wires) == set(range(len(tape.wires))) and set(used) == set(range(len(used)))
+    if on_order and not standard:
+        raise NotFusable(
+            "its device has no wires, and their labels are not 0, 1, 2, ...: give the device its wires"
+        )
+    return tuple(sorted(tape.wires)) if standard else tuple(tape.wires)
+
+
+def _assemble(
+    tape: Any, wires: tuple[Any, ...], as_list: bool, nodes: list[Node], n_arguments: int, signature: tuple
+) -> Trace:
+    place = {wire: i for i, wire in enumerate(wires)}
+
+    def require_shape(value: Traced, operation: qp.operation.Operator, shape: tuple[int, ...]) -> Node:
+        node = value.node
+        expected = [shape, (1, *shape)] if node.axis is None else [(value.shape[0], *shape)]
+        if tuple(value.shape) not in expected or node.axis not in (None, 0):
             raise NotFusable(f"what {operation.name} takes is no single number for each sample")
+        return node
 
-    prepared, gates = None, []
-    if (operation := seen.get("prepared")) is not None:
-        wires = tuple(place[wire] for wire in operation.wires)
-        require_shape(0, operation, (2 ** len(wires),))
-        is_complex = output.args[0][0].meta["val"].is_complex()
-        prepared = Prepared(wires, 0, on_inputs[0], is_complex)
-    for operation, angle in seen["gates"]:
-        if angle is not None:
-            require_shape(angle, operation, ())
-        wires = tuple(place[wire] for wire in operation.wires)
-        gates.append(Gate(operation, wires, angle, angle is not None and on_inputs[angle]))
-    return Trace(prepared, tuple(gates), tuple(tape.measurements), tuple(label), seen["as_list"], graph)
+    prepared, operations, gates = None, list(tape.operations), []
+    if operations and isinstance(operations[0], qp.StatePrep):
+        operation = operations.pop(0)
+        [value], settings = operation.data, operation.hyperparameters
+        if not isinstance(value, Traced):
+            value = np.asarray(operation.state_vector()).ravel()
+        elif (
+            settings.get("validate_norm")
+            and not settings.get("normalize")
+            and settings.get("pad_with") is None
+        ):
+            raise NotFusable("PennyLane checks the norm of its states; normalize=True needs no check")
+        else:
+            value = require_shape(value, operation, (2 ** len(operation.wires),))
+        prepared = Prepared(tuple(place[wire] for wire in operation.wires), value)
+    for operation in operations:
+        _require_unitary(operation)
+        traced = [value for value in operation.data if isinstance(value, Traced)]
+        angle = require_shape(traced[0], operation, ()) if traced else None
+        gates.append(Gate(operation, tuple(place[wire] for wire in operation.wires), angle))
+    return Trace(
+        prepared,
+        tuple(gates),
+        readout(tuple(tape.measurements), wires),
+        wires,
+        as_list,
+        nodes,
+        n_arguments,
+        signature,
+    )
 
 
-def _depends_on_inputs(graph: fx.GraphModule) -> list[bool]:
-    """For each angle, whether the first placeholder reaches it."""
-    reached, first = set(), True
-    outputs: list[bool] = []
-    for node in graph.graph.nodes:
-        if node.op == "placeholder" and first:
-            reached.add(node)
-            first = False
-        elif node.op == "output":
-            outputs = [angle in reached for angle in node.args[0]]
-        elif any(argument in reached for argument in node.all_input_nodes) and _is_value(node):
-            reached.add(node)
-    return outputs
+# --- what makes two traces the same program ---------------------------------------------------------
 
 
-def _is_value(node: fx.Node) -> bool:
-    """False for sizes: a tensor made in the size of the batch does not depend on what is in it."""
-    value = node.meta.get("val")
-    parts = value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(part, Tensor) for part in parts)
+def _signature(tape: Any, nodes: list[Node], wires: tuple[Any, ...]) -> tuple:
+    place = {id(node): i for i, node in enumerate(nodes)}
+
+    def of(operation: Any) -> tuple:
+        data = tuple(place[id(v.node)] if isinstance(v, Traced) else _bytes(v) for v in operation.data)
+        matrix = None
+        if operation.has_matrix and not isinstance(operation, qp.operation.StatePrepBase):
+            traced = any(isinstance(value, Traced) for value in operation.data)
+            matrix = forms.at(operation, 0.7) if traced else forms.constant(operation)
+        return operation.name, tuple(operation.wires), data, None if matrix is None else matrix.tobytes()
+
+    measured = readout(tuple(tape.measurements), wires)
+    tables = tuple((flip, table.tobytes()) for flip, table in sorted(measured.flips.items()))
+    return tuple(map(of, tape.operations)), tables, tuple(measured.shapes), wires
+
+
+def _of_nodes(nodes: list[Node]) -> tuple:
+    place = {id(node): i for i, node in enumerate(nodes)}
+    return tuple(
+        (
+            str(node.func),
+            *(
+                place.get(id(leaf), repr(leaf)) if isinstance(leaf, Node) else _bytes(leaf)
+                for leaf in node.leaves
+            ),
+        )
+        for node in nodes
+    )
+
+
+def _bytes(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (
+            str(value.dtype),
+            tuple(value.shape),
+            value.cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.ndim else value.item(),
+        )
+    return np.asarray(value).tobytes() if isinstance(value, np.ndarray | np.generic) else repr(value)
+
+
+# --- gates ----------------------------------------------------------------------------------------
 
 
 def is_elementary(operation: qp.operation.Operator) -> bool:
     """Whether a gate is taken as it is: a matrix on few wires, with at most one number as its angle."""
     template = type(operation).__module__.startswith("pennylane.templates")
-    if isinstance(operation, qp.StatePrep | qp.GlobalPhase) or _is_traced_basis_state(operation):
+    if isinstance(operation, qp.StatePrep | qp.GlobalPhase):
         return True  # a global phase would be decomposed into nothing
     if not operation.has_matrix or template:
         return not operation.has_decomposition
@@ -234,68 +332,46 @@ def _require_unitary(operation: qp.operation.Operator) -> None:
         raise NotFusable(f"{operation.name} is no unitary gate")
     if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
         raise NotFusable(f"{operation.name} has no matrix")
-    if any(isinstance(value, Tensor) for value in operation.data) and operation.num_params != 1:
+    if any(isinstance(value, Traced) for value in operation.data) and operation.num_params != 1:
         raise NotFusable(f"{operation.name} cannot be taken apart into gates of one angle")
+
+
+# --- around a trace -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _same_draws() -> Iterator[None]:
+    """Afterwards, Python's and NumPy's global generators are where they were."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Tracing is nobody's concern: no gradients are recorded, no warnings shown."""
-    with torch.no_grad(), warnings.catch_warnings(), _states_unseen():
+    """No gradients are recorded, no warnings shown; PennyLane is told that traced tensors have no values."""
+    known = qp.math.is_abstract
+
+    def is_abstract(tensor: Any, like: Any = None) -> bool:
+        if not isinstance(tensor, Traced):
+            return known(tensor, like)
+        if tensor.node.func is aten.linalg_vector_norm.default:  # by which a state is about to be divided
+            tensor.node.instead = norm_or_one
+        return True
+
+    with torch.no_grad(), warnings.catch_warnings(), _ONE_AT_A_TIME:
         warnings.simplefilter("ignore")
-        yield
-
-
-# --- states that the circuit begins with ----------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _states_unseen() -> Iterator[None]:
-    """Lets state preparations take tensors without values, at whose values PennyLane would look."""
-    state, basis = qp.StatePrep.__dict__["_preprocess"], qp.BasisState.__init__
-
-    def preprocess(values: Any, wires: Any, pad_with: Any, normalize: bool, validate_norm: bool) -> Any:
-        if not isinstance(values, FakeTensor):
-            return state.__func__(values, wires, pad_with, normalize, validate_norm)
-        if not normalize and pad_with is None:
-            raise NotFusable("PennyLane checks the norm of its states; normalize=True needs no check")
-        missing = 2 ** len(qp.wires.Wires(wires)) - values.shape[-1]
-        if missing and (pad_with is None or missing < 0):
-            raise NotFusable("PennyLane refuses the number of its amplitudes")
-        values = torch.nn.functional.pad(values, (0, missing), value=pad_with) if missing else values
-        return values / torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-
-    def init(self: Any, state: Any, wires: Any, id: Any = None) -> None:
-        if isinstance(state, FakeTensor) and state.ndim:
-            qp.operation.Operation.__init__(self, state, wires=wires, id=id)
-        else:
-            basis(self, state, wires, id=id)
-
-    with _TRACING_ONE_AT_A_TIME:
-        qp.StatePrep._preprocess, qp.BasisState.__init__ = staticmethod(preprocess), init
+        qp.math.is_abstract = is_abstract
         try:
             yield
         finally:
-            qp.StatePrep._preprocess, qp.BasisState.__init__ = state, basis
+            qp.math.is_abstract = known
 
 
-def _amplitudes(operation: qp.operation.Operator) -> Tensor:
-    if isinstance(operation.data[0], Tensor):
-        return operation.data[0]
-    return torch.tensor(np.asarray(operation.state_vector()).ravel().tolist(), dtype=torch.complex128)
-
-
-def _is_traced_basis_state(operation: qp.operation.Operator) -> bool:
-    return isinstance(operation, qp.BasisState) and isinstance(operation.data[0], Tensor)
-
-
-def _flips(operation: qp.operation.Operator, dtype: torch.dtype) -> list[qp.operation.Operator]:
-    """Bits as rotations of |0> by 0 or pi; what is no bit, at which PennyLane stops, becomes NaN."""
-    bits = operation.data[0].unbind(-1)
-    if len(bits) != len(operation.wires):
-        raise NotFusable("PennyLane refuses the number of its bits")
-    flips = []
-    for bit, wire in zip(bits, operation.wires, strict=True):
-        angle = (bit == 1).to(dtype) * torch.pi
-        flips.append(qp.RY(torch.where((bit == 0) | (bit == 1), angle, torch.nan), wires=wire))
-    return flips
+def norm_or_one(states: Tensor, *given: Any, **named: Any) -> Tensor:
+    """What PennyLane divides states by: their norms, or 1 where all of them are normalised already."""
+    norm = aten.linalg_vector_norm.default(states, *given, **named)
+    return torch.where(((norm - 1).abs() <= STATE_NORM).all(), torch.ones_like(norm), norm)

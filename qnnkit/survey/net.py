@@ -38,8 +38,8 @@ def measured(
 ) -> Net:
     """Forward, backward, optimizer, seconds per epoch and peak memory of the recipe's net.
 
-    Each device and precision has a process of its own, so that no other's memory counts. Circuits are not
-    compiled, and a float16 scaler is left out.
+    Each device and precision has a process of its own, so that no other's memory counts. A float16 scaler is
+    left out.
 
     Args:
         config: The recipe.
@@ -175,7 +175,7 @@ def _times(stepper: train.Stepper, batch: Any, device: torch.device, seconds: fl
     taken: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": [], "update": []}
     for _ in range(WARMUP):
         stepper(batch)
-    measure.reset_peak(device)  # circuits were traced, and simulators tried, once and for all
+    measure.reset_peak(device)  # circuits were traced once and for all
     begin = time.perf_counter()
     for n in range(MOST):
         if n >= LEAST and time.perf_counter() - begin > seconds:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from qnnkit.simulator.gates import EXACT, TrigForm, constant, eigenbasis, is_monomial, trig_form
+from qnnkit.simulator.graph import Node
 from qnnkit.simulator.trace import Trace
 
 DENSE_WIRES = 6
@@ -69,6 +70,7 @@ def alternate(
     items: Sequence[Item],
     turns: Callable[[Item], bool] = lambda item: item.angle is not None,
     earliest: int = 0,
+    through: bool = False,
 ) -> tuple[list[list[Item]], list[Phases]]:
     """The gates as segments with phases between them: U(t) = V exp(-i rates t) V^dagger U(0).
 
@@ -78,6 +80,7 @@ def alternate(
         items: Gates in the order of time.
         turns: Which of them become phases.
         earliest: First segment to which a gate may be moved back; 1 leaves what is before the first phases.
+        through: Whether phases pass permutations on their way back: their rates are permuted.
 
     Returns:
         Segments, one more than there are phases; the phases.
@@ -96,18 +99,21 @@ def alternate(
             continue
         assert isinstance(item.form, TrigForm) and item.angle is not None
         basis, rates = eigenbasis(item.form)
-        home = None
-        for k in range(len(phases) - 1, -1, -1):
-            if wires & touched[k + 1]:
-                break
-            if phases[k].accepts(item.wires, basis):
-                home = k
-            if phases[k].touches(wires):
-                break
+        on, home = item.wires, None
         start = item.form.at(0.0)
         starts = np.abs(start - np.eye(len(start))).max() > EXACT  # such as a controlled swap with a phase
-        if starts:
-            home = None
+        moved = on, rates
+        for k in range(len(phases) - 1, -1, -1) if not starts else ():
+            if through and _is_identity(basis):
+                moved = _before(segments[k + 1], *moved)
+                if moved is None:
+                    break
+            elif wires & touched[k + 1]:
+                break
+            if phases[k].accepts(moved[0], basis):
+                home, (on, rates) = k, moved
+            if phases[k].touches(set(moved[0])):
+                break
         if home is None:
             home = len(phases)
             phases.append(Phases())
@@ -118,12 +124,57 @@ def alternate(
         if not phases[home].covers(item.wires) and not _is_identity(basis):
             segments[home].append(Item(item.wires, basis.conj().T))
             segments[home + 1].insert(0, Item(item.wires, basis))
-        phases[home].members.append((item.wires, basis, rates, item.angle))
+        phases[home].members.append(
+            (on, np.eye(len(rates)) if on != item.wires else basis, rates, item.angle)
+        )
     return segments, phases
 
 
-def items(trace: Trace) -> tuple[list[Item], list[int], list[int]]:
-    """The traced gates; the traced indices of the weights' angles and of the inputs' angles."""
+def _before(
+    segment: Sequence[Item], wires: tuple[int, ...], rates: np.ndarray
+) -> tuple[tuple[int, ...], np.ndarray] | None:
+    """Wires and rates of a diagonal gate behind the segment, moved to the front of it: D P = P (P^-1 D P).
+
+    None where a gate on its way is no permutation.
+    """
+    for item in reversed(segment):
+        if not set(item.wires) & set(wires):
+            continue
+        if not isinstance(item.form, np.ndarray) or not is_monomial(item.form):
+            return None
+        both = tuple(sorted({*wires, *item.wires}))
+        states, target = (
+            np.arange(2 ** len(both)),
+            np.argmax(np.abs(item.form), axis=0),
+        )  # of each local state
+        local, places = _local(item.wires, both), states_of([both.index(w) for w in item.wires], len(both))
+        after = states - places[local] + places[target[local]]
+        wires, rates = both, rates[_local(wires, both)][after]
+    return wires, rates
+
+
+def seen(items: Sequence[Item]) -> list[Item]:
+    """The gates without those that probabilities do not see: diagonal, with only permutations after them."""
+    kept, blocked = [], set()
+    for item in reversed(items):
+        wires = set(item.wires)
+        parts = (
+            [item.form]
+            if isinstance(item.form, np.ndarray)
+            else [item.form.fixed, item.form.cosine, item.form.sine]
+        )
+        if not wires & blocked and all(
+            np.count_nonzero(part - np.diag(np.diag(part))) == 0 for part in parts
+        ):
+            continue
+        if wires & blocked or not isinstance(item.form, np.ndarray) or not is_monomial(item.form):
+            blocked |= wires
+        kept.append(item)
+    return kept[::-1]
+
+
+def items(trace: Trace) -> tuple[list[Item], list[Node], list[Node]]:
+    """The traced gates; the angles that depend on the weights alone, and those that depend on the inputs."""
     found, on_weights, on_inputs = [], [], []
     for gate in trace.gates:
         wires = gate.wires or (0,)  # a global phase acts anywhere
@@ -151,6 +202,11 @@ class Block:
     columns: np.ndarray | None = None
     """At the start of a circuit: the state of these wires in terms of features, (2**n_wires, n_features)."""
 
+    @property
+    def n_columns(self) -> int:
+        """Of its matrix in real form; features are real."""
+        return 2 ** (len(self.wires) + 1) if self.columns is None else self.columns.shape[1]
+
     def takes(self, item: Item) -> bool:
         return set(item.wires) <= set(self.wires)
 
@@ -159,19 +215,17 @@ class Block:
         return bool(set(used) & set(item.wires))
 
     def chain(self, n_angles: int) -> tuple[np.ndarray, np.ndarray]:
-        """Matrices K of shape (m + 1, d, d), and rates of the phases after each, (m + 1, d, n_angles).
+        """Matrices K of shape (m + 1, d, d), and rates of the phases between them, (m, d, n_angles).
 
-        No phases follow the last: its rates are zero. The columns of a start fill K_0 up with zeros.
+        The columns of a start fill K_0 up with zeros.
         """
-        segments, phases = alternate(self.items)
+        segments, phases = alternate(self.items, through=True)
         size = 2 ** len(self.wires)
         matrices = np.stack([_product(segment, self.wires) for segment in segments])
         if self.columns is not None:
             matrices[0] = matrices[0] @ np.pad(self.columns, ((0, 0), (0, size - self.columns.shape[1])))
-        rates = np.zeros((len(matrices), size, n_angles))
-        for i, group in enumerate(phases):
-            rates[i] = group.table(self.wires, range(n_angles))
-        return matrices, rates
+        rates = [group.table(self.wires, range(n_angles)) for group in phases]
+        return matrices, np.array(rates).reshape(len(rates), size, n_angles)
 
 
 @dataclass
@@ -274,10 +328,10 @@ def _gather(item: Item) -> list[Item]:
 class Plan:
     """A circuit as a product state to start from, and the steps from there to the final state."""
 
-    half: np.ndarray | None
-    """Rates of the half angles of an embedding at the start, (n_embedded, n_angles)."""
-    embedded: list[int]
-    """Number of embedded wires in each cell."""
+    waves: np.ndarray | None
+    """Of an embedding at the start: features are cos and sin of `waves @ angles`, (n_waves, n_angles)."""
+    n_waves: list[int]
+    """Of each cell of wires; 0 where nothing is embedded."""
     start: list[Block]
     """One for each cell of wires; none where the circuit is given its first state."""
     steps: list[Block | Permutation | Phases]
@@ -291,33 +345,29 @@ class Plan:
 def plan(items: Sequence[Item], n_wires: int, n_angles: int, *, given: bool = False) -> Plan:
     """The plan of a circuit whose inputs give `n_angles` angles, on |0...0> or on a given state."""
     segments, phases = alternate(items, turns=lambda item: item.on_inputs, earliest=1)
-    half, columns = None, [np.eye(2, dtype=complex)[:, :1]] * n_wires
+    states, turned = [np.eye(2, dtype=complex)[:, 0]] * n_wires, {}
     product = None if given else product_start(segments[0], phases, n_wires, n_angles)
     if product is not None:
-        half, columns = product
+        states, turned = product
         segments, phases = segments[1:], phases[1:]
-    start, embedded = [], []
+    start, waves, n_waves = [], [np.zeros((0, n_angles))], []
     for cell in () if given else cells(n_wires):
-        of_cell = np.eye(1)
-        for wire in cell:
-            of_cell = np.kron(of_cell, columns[wire])
-        start.append(Block(cell, [], of_cell))
-        embedded.append(of_cell.shape[1].bit_length() - 1)
+        columns, of_cell = start_of_cell([states[w] for w in cell], [turned.get(w) for w in cell], n_angles)
+        start.append(Block(cell, [], columns))
+        waves.append(of_cell)
+        n_waves.append(len(of_cell))
     steps: list[Block | Permutation | Phases] = []
     for i, segment in enumerate(segments):
         first = start if i == 0 else []
         steps += arrange(segment, n_wires, first)[len(first) :]
         steps += phases[i : i + 1]
-    return Plan(half, embedded, start, steps)
+    return Plan(np.concatenate(waves) if turned else None, n_waves, start, steps)
 
 
 def product_start(
     segment: Sequence[Item], phases: Sequence[Phases], n_wires: int, n_angles: int
-) -> tuple[np.ndarray, list[np.ndarray]] | None:
-    """The first embedding on |0...0>, as the product state that it is.
-
-    Phases exp(-+i h) take a wire's state u to cos(h) u + sin(h) (-+i u): features (cos, sin) of the half
-    angle h, and a constant 2 x 2 matrix, which goes into the first block.
+) -> tuple[list[np.ndarray], dict[int, np.ndarray]] | None:
+    """The first embedding on |0...0>: the state of each wire, (2,), and how it is turned.
 
     Args:
         segment: Constants before the phases, basis change included.
@@ -326,23 +376,50 @@ def product_start(
         n_angles: Number of the inputs' angles.
 
     Returns:
-        (half, columns): rates of shape (n_embedded, n_angles) of the embedded wires' half angles, and for
-        each wire its state in terms of its features, (2, 2) or, where nothing is embedded, (2, 1).
+        States u of all wires, and for those that are turned the rates r, (n_angles,), of exp(-+i r @ angles).
         None if the circuit does not begin so.
     """
-    columns = [np.array([[1.0], [0.0]], dtype=complex) for _ in range(n_wires)]
+    states = [np.eye(2, dtype=complex)[:, 0] for _ in range(n_wires)]
     for item in segment:
         if len(item.wires) != 1 or not isinstance(item.form, np.ndarray):
             return None
-        columns[item.wires[0]] = item.form @ columns[item.wires[0]]
+        states[item.wires[0]] = item.form @ states[item.wires[0]]
     rows: dict[int, np.ndarray] = {}
     for wires, _, rates, angle in phases[0].members if phases else ():
         if len(wires) != 1 or abs(rates.sum()) > EXACT:
             return None
         rows.setdefault(wires[0], np.zeros(n_angles))[angle] += rates[0]
-    for wire in rows:
-        columns[wire] = np.concatenate([columns[wire], np.diag([-1j, 1j]) @ columns[wire]], axis=1)
-    return (np.array([rows[wire] for wire in sorted(rows)]), columns) if rows else None
+    return (states, rows) if rows else None
+
+
+def start_of_cell(
+    states: Sequence[np.ndarray], turned: Sequence[np.ndarray | None], n_angles: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A product state in terms of real features: cosines, then sines, of sums and differences of angles.
+
+    Entry b of a turned wire is u_b exp(-+i h). In a product of k of them stand exp(-i s @ h) for all signs s,
+    of which s and -s have the same cosine and, but for its sign, the same sine: 2**(k-1) of each are enough.
+
+    Args:
+        states: Of each wire of the cell, (2,).
+        turned: Of each, the rates of its angle h, (n_angles,), or None.
+        n_angles: Number of the inputs' angles.
+
+    Returns:
+        (columns, waves): state = columns @ (cos, sin)(waves @ angles); of shapes (2**n_wires, 2 n_waves), or
+        (2**n_wires, 1) if no wire is turned, and (n_waves, n_angles).
+    """
+    state, signs = np.ones(1, dtype=complex), np.zeros((1, 0))
+    for one, rates in zip(states, turned, strict=True):
+        state = np.kron(state, one)
+        each = np.array([[1.0], [-1.0]]) if rates is not None else np.zeros((2, 0))
+        signs = np.concatenate([np.repeat(signs, 2, axis=0), np.tile(each, (len(signs), 1))], axis=1)
+    rates = [each for each in turned if each is not None]
+    if not rates:
+        return state[:, None], np.zeros((0, n_angles))
+    waves = np.unique(signs[signs[:, 0] > 0], axis=0)
+    same, opposite = (state[:, None] * (signs @ waves.T == sign * len(rates)) for sign in (1, -1))
+    return np.concatenate([same + opposite, 1j * (opposite - same)], axis=1), waves @ np.array(rates)
 
 
 # --- small things ---------------------------------------------------------------------------------

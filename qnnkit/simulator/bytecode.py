@@ -1,0 +1,162 @@
+"""What a function's code does with names from outside, read off its bytecode."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import re
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from qnnkit.simulator.graph import names
+from qnnkit.simulator.trusted import CONSTRUCTORS, DYNAMIC, MUTATORS, REFLECTION
+
+SKIPPED = names("CACHE EXTENDED_ARG PUSH_NULL NOP RESUME PRECALL COPY_FREE_VARS MAKE_CELL NOT_TAKEN")
+ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
+CONSTANTS = names(
+    "LOAD_CLOSURE LOAD_CONST LOAD_SMALL_INT LOAD_CONST_IMMORTAL LOAD_CONST_MORTAL LOAD_ASSERTION_ERROR "
+    "LOAD_COMMON_CONSTANT LOAD_SPECIAL LOAD_SUPER_ATTR"
+)
+LOADS = {
+    "LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_DEREF": "cell", "LOAD_FAST": "local",
+    "LOAD_FAST_BORROW": "local", "LOAD_FAST_CHECK": "local", "LOAD_FAST_AND_CLEAR": "local",
+    "IMPORT_NAME": "import",
+}  # fmt: skip
+"""Instructions that load a name -> where it stands."""
+STORES = {
+    "STORE_GLOBAL": "writes to the global `{}`", "DELETE_GLOBAL": "deletes the global `{}`",
+    "STORE_ATTR": "writes to the attribute `{}`", "DELETE_ATTR": "deletes the attribute `{}`",
+    "LOAD_BUILD_CLASS": "defines a class", "IMPORT_STAR": "imports all names of a module",
+}  # fmt: skip
+COMPARES = re.compile("COMPARE_OP|CONTAINS_OP|FORMAT|CONVERT_VALUE")
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a function's code does with names from outside."""
+
+    reads: tuple[tuple[str, str, tuple[str, ...]], ...]
+    """(where, name, attributes) of chains; where: "global", "cell", "first" (argument), "import"."""
+    changes: frozenset[tuple[str, str]]
+    """(where, name) of what an item is set of, or a mutating method is called of."""
+    names: frozenset[str]
+    """Of all attributes, and all strings that could name one; "*" if names are computed, "==" if objects are
+    compared, "()" if classes are taken from objects."""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class _Step:
+    name: str
+    value: Any
+    start: tuple[int | None, int | None]
+    """Line and column where its expression begins."""
+
+
+def _steps(code: types.CodeType) -> Iterator[_Step]:
+    for each in dis.get_instructions(code):
+        start = (each.positions.lineno, each.positions.col_offset) if each.positions else (None, None)
+        if "_FAST_" in each.opname and isinstance(each.argval, tuple):  # two in one, since Python 3.13
+            for name, value in zip(re.findall("LOAD_FAST|STORE_FAST", each.opname), each.argval, strict=True):
+                yield _Step(name, value, start)
+        elif each.opname not in SKIPPED:
+            yield _Step(each.opname, each.argval, start)
+
+
+@functools.lru_cache(maxsize=4096)
+def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str | None = None) -> Code:
+    """Reads bytecode.
+
+    Args:
+        code: Of a function, or of one inside another.
+        local: Cells of the functions around it.
+        first: Name of the outermost function's first argument.
+    """
+    is_inner = bool(local) or first is not None
+    own = local | frozenset(code.co_cellvars)
+    first = first if is_inner else code.co_varnames[0] if code.co_argcount else ""
+    steps = list(_steps(code))
+    attributes = {
+        step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR", "IMPORT_FROM"}
+    }
+    reads, changes, names = [], set(), attributes | set(_words(code.co_consts))
+    refusals = [f"uses `.{name}`" for name in attributes & REFLECTION]
+
+    def where(step: _Step) -> str | None:
+        kind, name = LOADS.get(step.name), step.value
+        if kind == "local" and name in code.co_cellvars:  # makes a closure
+            return None
+        if kind in ("cell", "local") and name == first and (not is_inner or name in code.co_freevars):
+            return "first"
+        return None if kind == "local" or (kind == "cell" and name in own) else kind
+
+    for i, step in enumerate(steps):
+        name, value, place = step.name, step.value, where(step)
+        is_named = name in LOADS or name in ATTRIBUTES
+        if COMPARES.match(name) or (is_named and value in ("str", "repr", "format", "ascii")):
+            names.add("==")
+        if is_named and value in ("type", "__class__"):
+            names.add("()")
+        if name == "MATCH_CLASS" or (is_named and value in DYNAMIC):
+            names.add("*")
+        if name in LOADS and value in ("getattr", "hasattr") and not _names_a_constant(steps[i + 1 :]):
+            names.add("*")
+        is_own = code.co_name in CONSTRUCTORS and (steps[i - 1].value,) == code.co_varnames[:1]
+        if name in STORES and not (name == "STORE_ATTR" and is_own):
+            refusals.append(STORES[name].format(value))
+        elif name in ("STORE_DEREF", "DELETE_DEREF") and value not in own:
+            refusals.append(f"writes to `{value}`, which lies outside")
+        elif name.startswith("LOAD_") and not (is_named or name in CONSTANTS or name in STORES):
+            refusals.append(f"contains {name}, which is not known")
+        is_item = name in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
+        if is_item or (name in ATTRIBUTES and mutates(value)):
+            root = next((each for each in steps if each.start == step.start and each.name in LOADS), None)
+            if is_item and (root is None or None in step.start):
+                refusals.append("changes an item of an expression")
+            elif root is not None and where(root):
+                changes.add((where(root), root.value))
+        if place is None or (
+            value == "__class__" and [each.name for each in steps[i + 2 : i + 3]] == ["LOAD_SUPER_ATTR"]
+        ):
+            continue
+        chain = tuple(
+            each.value for each in itertools.takewhile(lambda each: each.name in ATTRIBUTES, steps[i + 1 :])
+        )
+        if any(map(mutates, chain)):
+            changes.add((place, value))
+        if place == "import" and steps[i - 2].value != 0:
+            refusals.append("imports from its own package")
+        if value == "super" and first:
+            reads.append(("first", first, ()))
+        reads.append((place, value, chain))
+    for inner in (each for each in code.co_consts if isinstance(each, types.CodeType)):
+        found = scan(inner, own, first)
+        reads, changes, names = [*reads, *found.reads], changes | found.changes, names | found.names
+        refusals += [found.refusal] if found.refusal else []
+    return Code(tuple(dict.fromkeys(reads)), frozenset(changes), frozenset(names), next(iter(refusals), ""))
+
+
+def mutates(name: str) -> bool:
+    return name in MUTATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _names_a_constant(steps: list[_Step]) -> bool:
+    """Whether `getattr` is called with a name and its attributes, a string, and perhaps one plain default."""
+    object_, *rest = itertools.islice(itertools.filterfalse(lambda step: step.name in ATTRIBUTES, steps), 4)
+    name, *after = rest or [object_]
+    after = [(step.name, step.value if step.name == "CALL" else None) for step in after]
+    called = after[:1] == [("CALL", 2)] or (
+        after[1:] == [("CALL", 3)] and after[0][0] in LOADS.keys() | CONSTANTS
+    )
+    return object_.name in LOADS and name.name in CONSTANTS and isinstance(name.value, str) and called
+
+
+def _words(constants: Iterable[Any]) -> Iterator[str]:
+    for each in constants:
+        if isinstance(each, str) and each.isidentifier():
+            yield each
+        elif isinstance(each, (tuple, frozenset)):
+            yield from _words(each)

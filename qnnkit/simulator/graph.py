@@ -1,0 +1,420 @@
+"""What a QNode's Python does to tensors, recorded without values, and what follows from the record.
+
+The QNode runs on tensors that have a shape and a dtype, but no values, once for each of two sizes of batch.
+What differs between the two records depends on the size; the rest is one graph. Its operations tell, without
+a look at any number, which angles are linear and that no sample depends on another.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import autoray
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+INPUTS, WEIGHTS = 1, 2
+"""Bits that tell what a tensor was computed from."""
+aten = torch.ops.aten
+
+MOVES = names(
+    "reshape expand permute transpose t unsqueeze squeeze select slice unbind split split_with_sizes "
+    "index_select flip roll diagonal clone alias cat stack repeat constant_pad_nd getitem index gather "
+    "lift_fresh_copy"
+)
+"""Operations that copy numbers to other places."""
+LINEAR = MOVES | names("add sub rsub neg sum mean cumsum")
+PRODUCTS = names("mul mm bmm mv addmm baddbmm")
+CONSTANT = names("zeros_like ones_like full_like new_zeros new_ones new_full")
+"""Operations whose result depends on the shape of a tensor only."""
+KEEP_SAMPLES = CONSTANT | names(
+    "expand permute transpose t unsqueeze clone alias detach repeat getitem lift_fresh_copy _to_copy stack"
+)
+"""Operations that never mix the entries of an axis which keeps its length, whatever axis it is."""
+ALONG = names(
+    "select slice unbind split split_with_sizes index_select flip roll gather cat squeeze sort topk median "
+    "cumsum cumprod sum mean prod amax amin max min argmax argmin any all std var logsumexp "
+    "linalg_vector_norm _softmax _log_softmax"
+)
+"""Operations that mix the entries of the axes named by `dim` or `dims`, and of no others."""
+SIZES = names("size shape repeats")
+"""Arguments that may be the size of the batch."""
+
+
+class NotFusable(Exception):
+    """Why a circuit has no fused program, in words that complete "because ..."."""
+
+
+class Traced(Tensor):
+    """A tensor without values: whoever looks at one stops the trace."""
+
+    node: Node
+    shadow: Tensor
+    """The same on the meta device, which tells shapes and dtypes."""
+    recorder: Recorder
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, node: Node, shadow: Tensor, recorder: Recorder) -> Traced:
+        found = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            cls, shadow.shape, strides=shadow.stride(), dtype=shadow.dtype, device=recorder.device
+        )
+        found.node, found.shadow, found.recorder = node, shadow, recorder
+        return found
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotFusable("it computes where it cannot be followed")
+
+
+def _refuse(what: str) -> Any:
+    def look(self: Traced, *given: Any, **named: Any) -> Any:
+        raise self.recorder.refuse(f"its Python {what}")
+
+    return look
+
+
+for name in ("data", "grad", "requires_grad"):
+    setattr(Traced, name, property(_refuse(f"reads `.{name}` of a tensor")))
+for name in ("numpy", "tolist", "register_hook", "requires_grad_", "__array__"):
+    setattr(Traced, name, _refuse(f"calls `.{name}()` of a tensor"))
+autoray.register_backend(Traced, "torch")
+
+
+class _Batch:
+    """Stands for the number of samples where a recorded operation takes it."""
+
+
+BATCH = _Batch()
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation on tensors: `func(*args)`, in which nodes stand for their results."""
+
+    func: Callable[..., Any] | None
+    """None for an argument of the QNode."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+    shadow: Tensor | None = None
+    sources: int = 0
+    """Bits: INPUTS, WEIGHTS."""
+    degree: int = 0
+    """0: a constant; 1: affine in the sources; 2: anything."""
+    axis: int | None = None
+    """Which axis holds the samples."""
+    instead: Callable[..., Any] | None = None
+    """Run in place of `func`."""
+
+    @property
+    def name(self) -> str:
+        return "getitem" if self.func is operator.getitem else self.func.overloadpacket.__name__  # pyright: ignore
+
+    @property
+    def leaves(self) -> list[Any]:
+        return tree_leaves((self.args, self.kwargs))
+
+    def argument(self, *names: str) -> Any:
+        """The argument of one of these names; None where the operation has none."""
+        if self.func is operator.getitem:
+            return None
+        given = {each.name: each.default_value for each in self.func._schema.arguments}  # pyright: ignore
+        given |= dict(zip(given, self.args, strict=False)) | (self.kwargs or {})
+        return next((given[name] for name in names if name in given), None)
+
+
+class Recorder(TorchDispatchMode):
+    """Records what is computed from traced tensors; computes what does not depend on them.
+
+    Args:
+        device: Of the traced tensors.
+    """
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.device, self.nodes, self.refusal = device, [], None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler, a second's work, to keep it out of here
+
+    def argument(
+        self, shape: Sequence[int], dtype: torch.dtype, sources: int, axis: int | None = None
+    ) -> Traced:
+        """A traced tensor that stands for an argument of the QNode."""
+        shadow = torch.empty(shape, dtype=dtype, device="meta")
+        return self._traced(Node(None, shadow=shadow, sources=sources, degree=1, axis=axis))
+
+    def refuse(self, reason: str) -> NotFusable:
+        """The exception for a reason, which holds even if somebody catches it."""
+        self.refusal = self.refusal or reason
+        return NotFusable(reason)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, leaves = kwargs or {}, tree_leaves((args, kwargs))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise self.refuse("its Python draws random numbers")
+        if any(
+            type(leaf) is not Traced and isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
+        ):
+            raise self.refuse("it uses a tensor from outside that asks for a gradient")
+        if not any(isinstance(leaf, Traced) for leaf in leaves):
+            return func(*args, **kwargs)
+        looks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        if looks and (func is not aten.index.Tensor or any(_is_mask(leaf) for leaf in leaves)):
+            raise self.refuse("its Python looks at the values of its arguments")
+        if func._schema.is_mutable:
+            raise self.refuse("its Python changes a tensor in place")
+        shadows = func(*tree_map(_shadow, args), **tree_map(_shadow, kwargs | _on_meta(kwargs)))
+        func = aten.reshape.default if func in (aten.view.default, aten._unsafe_view.default) else func
+        node = Node(func, tree_map(_kept, args), tree_map(_kept, kwargs))
+        if isinstance(shadows, Tensor):
+            node.shadow = shadows
+            return self._traced(node)
+        self.nodes.append(node)
+        return type(shadows)(
+            self._traced(Node(operator.getitem, (node, i), {}, shadow)) for i, shadow in enumerate(shadows)
+        )
+
+    def _traced(self, node: Node) -> Traced:
+        assert node.shadow is not None
+        self.nodes.append(node)
+        return Traced(node, node.shadow, self)
+
+
+def _is_mask(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.dtype in (torch.bool, torch.uint8)
+
+
+def _shadow(given: Any) -> Any:
+    if isinstance(given, Traced):
+        return given.shadow
+    return given.to("meta") if isinstance(given, Tensor) else given
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+
+
+def _kept(given: Any) -> Any:
+    """A constant may be changed later: the record has a copy."""
+    if isinstance(given, Traced):
+        return given.node
+    return given.detach().clone() if isinstance(given, Tensor) else given
+
+
+# --- two records become one graph -----------------------------------------------------------------
+
+
+def merge(nodes: Sequence[Node], others: Sequence[Node], sizes: tuple[int, int]) -> None:
+    """Compares two records of the same Python; in the first, the size of the batch becomes `BATCH`.
+
+    Then tells of each node of the first what it depends on, and how; see `Node`.
+
+    Args:
+        nodes: At the first size of the batch.
+        others: At the other.
+        sizes: Both; equal where the arguments have no batch.
+
+    Raises:
+        NotFusable: The records differ in more than the size, or samples depend on each other.
+    """
+    if len(nodes) != len(others):
+        raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+    place = {id(node): i for i, node in enumerate(others)}
+    for node, other in zip(nodes, others, strict=True):
+        leaves, form = tree_flatten((node.args, node.kwargs))
+        if node.func is not other.func or len(leaves) != len(other.leaves):
+            raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+        for k, (a, b) in enumerate(zip(leaves, other.leaves, strict=True)):
+            if not (nodes[place[id(b)]] is a if isinstance(b, Node) else _same(a, b)):
+                leaves[k] = _joined(a, b, sizes)
+        node.args, node.kwargs = tree_unflatten(leaves, form)
+        if node.func is not None:
+            _describe(node, other, sizes)
+
+
+_DIFFERS = "its Python does something else each time it runs"
+_ON_SIZE = "its Python depends on the size of the batch"
+_MIXES = "its Python mixes samples of the batch"
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        same = a.dtype == b.dtype and a.shape == b.shape
+        return same and (a.is_meta or torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return type(a) is type(b) and bool(a == b or a != a)
+
+
+def _joined(a: Any, b: Any, sizes: tuple[int, int]) -> Any:
+    """What stands for arguments that differ between two sizes of the batch."""
+    if sizes[0] != sizes[1] and type(a) is type(b) is int and (a, b) == sizes:
+        return BATCH
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.ndim == b.ndim:  # a column of ones, such as
+        for axis in [axis for axis in range(a.ndim) if (a.shape[axis], b.shape[axis]) == sizes]:
+            first = a.narrow(axis, 0, 1)
+            if _same(first.expand_as(a), a) and _same(first.expand_as(b), b):
+                shape = [*a.shape[:axis], BATCH, *a.shape[axis + 1 :]]
+                return Node(aten.expand.default, (first, shape), {}, a.to("meta"), axis=axis)
+    raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+
+
+def _describe(node: Node, other: Node, sizes: tuple[int, int]) -> None:
+    """Tells what a node depends on, how, and which of its axes holds the samples."""
+    given = [leaf for leaf in node.leaves if isinstance(leaf, Node)]
+    node.degree = _degree(node, given)
+    for each in given if node.degree else ():
+        node.sources |= each.sources
+    if sizes[0] == sizes[1]:
+        return
+    if node.shadow is not None and other.shadow is not None:
+        shapes = list(zip(node.shadow.shape, other.shadow.shape, strict=True))
+        varying = [axis for axis, (a, b) in enumerate(shapes) if a != b]
+        lost = not varying and any(each.axis is not None for each in given)
+        if lost or len(varying) > 1 or (varying and shapes[varying[0]] != sizes):
+            raise NotFusable(_MIXES)
+        node.axis = varying[0] if varying else None
+    if not _keeps_samples(node, [each for each in given if each.axis is not None]):
+        raise NotFusable(_MIXES)
+
+
+def _degree(node: Node, given: list[Node]) -> int:
+    degrees, name = [each.degree for each in given], node.name
+    if not any(degrees) or name in CONSTANT:
+        return 0
+    if name in LINEAR:
+        return max(degrees)
+    if name in PRODUCTS:
+        return min(sum(degrees), 2)
+    if name == "div" and node.argument("rounding_mode") is None:
+        return degrees[0] if isinstance(node.args[0], Node) and not any(degrees[1:]) else 2
+    if name == "_to_copy" and node.shadow is not None and given[0].shadow is not None:
+        before, after = given[0].shadow.dtype, node.shadow.dtype
+        keeps = before.is_floating_point and torch.promote_types(before, after) == after  # else it rounds
+        return degrees[0] if keeps else 2
+    return 2
+
+
+def _keeps_samples(node: Node, had: list[Node]) -> bool:
+    """Whether an operation is known to leave every sample to itself.
+
+    Args:
+        node: The operation.
+        had: Its arguments that have an axis of samples.
+    """
+    if node.func is operator.getitem:
+        return True
+    names = [each.name for each in node.func._schema.arguments]  # pyright: ignore
+    if any(BATCH in tree_leaves([node.argument(name)]) for name in names if name not in SIZES):
+        raise NotFusable(_ON_SIZE)
+    behind = {id(each): each.axis - each.shadow.ndim for each in had}  # pyright: ignore  # counted from the last axis
+    if not had or node.name in KEEP_SAMPLES:
+        return True
+    if torch.Tag.pointwise in node.func.tags:  # pyright: ignore
+        return len(set(behind.values())) == 1
+    if node.name == "reshape":  # rows stay rows if as many numbers precede and follow
+        return had[0].shadow.shape[: had[0].axis].numel() == node.shadow.shape[: node.axis].numel()  # pyright: ignore
+    if node.name == "constant_pad_nd":
+        return min(node.args[1]) >= 0
+    if node.name == "index":
+        indices, axis = node.args[1], node.args[0].axis if isinstance(node.args[0], Node) else None
+        return had == [node.args[0]] and (axis >= len(indices) or indices[axis] is None)
+    if node.name in PRODUCTS:
+        a, b = node.args[-2:]
+        return behind.get(id(a)) != -1 and behind.get(id(b)) != (-1 if node.name == "mv" else -2)
+    along = node.argument("dim", "dims")
+    along = along if isinstance(along, list | tuple) or along is None else [along]
+    if node.name == "slice" and node.argument("start") in (None, 0) and node.argument("step") == 1:
+        end = node.argument("end")
+        along = [] if end is None or end is BATCH or end == 2**63 - 1 else along
+        return all(each.axis != axis % each.shadow.ndim for each in had for axis in along)  # pyright: ignore
+    free = all(each.axis != axis % each.shadow.ndim for each in had for axis in along or ())  # pyright: ignore
+    return node.name in ALONG and bool(along) and free
+
+
+# --- the graph ------------------------------------------------------------------------------------
+
+
+class Graph:
+    """Some results of recorded operations, as a function of inputs and weights.
+
+    Args:
+        nodes: In the order in which they were computed; the first are the arguments.
+        n_arguments: How many these are.
+        wanted: The results.
+    """
+
+    def __init__(self, nodes: Sequence[Node], n_arguments: int, wanted: Sequence[Node]):
+        self.arguments, self.wanted = list(nodes[:n_arguments]), list(wanted)
+        needed, left = set(), list(wanted)
+        while left:
+            node = left.pop()
+            if id(node) not in needed:
+                needed.add(id(node))
+                left += [leaf for leaf in node.leaves if isinstance(leaf, Node)]
+        known = {id(node) for node in nodes}
+        self.nodes = []
+        for node in nodes[n_arguments:]:
+            if id(node) in needed:
+                self.nodes += [
+                    leaf for leaf in node.leaves if isinstance(leaf, Node) and id(leaf) not in known
+                ]
+                self.nodes.append(node)
+
+        self._copies: dict[tuple, Tensor] = {}
+
+    def _moved(self, constant: Tensor, device: torch.device, double: bool) -> Tensor:
+        """A constant where it is computed with; moved once, since a device waits for what the host sends."""
+        key = id(constant), device, double
+        if key not in self._copies:
+            dtype = torch.float64 if double and constant.is_floating_point() else constant.dtype
+            self._copies[key] = constant.to(device, dtype)
+        return self._copies[key]
+
+    @property
+    def degree(self) -> int:
+        return max((node.degree for node in self.wanted), default=0)
+
+    @property
+    def is_polynomial(self) -> bool:
+        """Whether there are only sums and products."""
+        return all(node.degree < 2 or node.name in LINEAR | PRODUCTS for node in self.nodes)
+
+    def __call__(self, inputs: Tensor, weights: Sequence[Tensor], *, double: bool = False) -> list[Tensor]:
+        """The results for inputs of shape (batch, n_features) or (n_features,).
+
+        Args:
+            inputs: The first argument.
+            weights: The others.
+            double: Whether constants are taken as float64.
+        """
+        found = dict(zip(map(id, self.arguments), (inputs, *weights), strict=True))
+
+        def put(leaf: Any) -> Any:
+            if isinstance(leaf, Node):
+                return found[id(leaf)]
+            if leaf is BATCH:
+                return len(inputs)
+            if isinstance(leaf, Tensor):
+                return leaf.to(
+                    inputs.device, torch.float64 if double and leaf.is_floating_point() else leaf.dtype
+                )
+            if isinstance(leaf, torch.dtype) and leaf.is_floating_point and double:
+                return torch.float64
+            return inputs.device if isinstance(leaf, torch.device) else leaf
+
+        for node in self.nodes:
+            args, kwargs = tree_map(put, (node.args, node.kwargs))
+            found[id(node)] = (node.instead or node.func)(*args, **kwargs)
+        return [found[id(node)] for node in self.wanted]

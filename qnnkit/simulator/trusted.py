@@ -1,0 +1,155 @@
+"""Which packages, functions and classes a watch knows, and how their objects are told apart."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import collections
+import decimal
+import enum
+import fractions
+import gc
+import re
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import torch
+from pennylane.measurements import MeasurementProcess, Shots
+from pennylane.operation import Operator
+from pennylane.transforms.core import BoundTransform, CompilePipeline, Transform
+from pennylane.wires import Wires
+
+from qnnkit.simulator.graph import names
+
+LARGEST_ARRAY, MOST_VALUES = 4096, 10_000
+"""Elements of an array that is compared, and values of one QNode."""
+
+TRUSTED = names(
+    "abc autoray cmath collections copy dataclasses decimal enum fractions functools itertools math "
+    "networkx numbers numpy operator pennylane re reprlib scipy string sympy torch types typing autograd "
+    "contextlib _operator _functools _collections _collections_abc"
+)
+"""Packages whose functions and classes are known by identity, unless `IMPURE` names them."""
+TORCH = names(
+    "torch torch.functional torch.nn torch.nn.functional torch.linalg torch.fft torch.special torch.func "
+    "torch._C._nn torch._C._linalg torch._C._fft torch._C._special torch._functorch.apis "
+    "torch._functorch.eager_transforms"
+)
+"""The modules of torch whose functions have no state."""
+IMPURE = re.compile(
+    r"(?<!ope)rand(?!om\.RandomLayers$|omLayers$)|empty|memmap|seed|"
+    r"^torch\.(.*\.)?(bernoulli|multinomial|normal$|poisson$|binomial|.*dropout|rrelu|gumbel|fractional|multi_head|"
+    r"scaled_dot|set_|get_(?!default_dtype)|is_grad|is_inference|is_anomaly|are_|load|save|compile|use_|from_file|default_gen|"
+    r"nn\.[A-Z_]|autograd|cuda|backends|jit|export|library|utils|thread|ops|classes|distributed)|"
+    r"^(autograd\.)?numpy\.(.*\.)?(load|save|from(file|regex|txt)|genfromtxt|set_|get_|seterr|errstate|print|show|put|"
+    r"copyto|place|fill_diagonal|nditer|testing|ctypeslib)|"
+    r"^pennylane\.(.*\.)?(QNode|qnode|devices?\b|QDrift|shadow|Shadow|classical_shadow|capture|logging|data$|draw|snapshots|"
+    r"debug|breakpoint|enable|disable|toggle|workflow|specs|execute|qnn|optimize|concurrency|io\b|add_decomps|register)|"
+    r"^(scipy\.(stats|io|optimize)|sympy\.testing|networkx\.(read|write)|functools\.(singledispatch|_lru|lru_|cache)|"
+    r"_?operator\.(setitem|delitem|i(add|sub|mul|and|or|xor|concat|pow|matmul|mod|truediv|floordiv|lshift|rshift)$)|"
+    r"types\.(Function|Code|Cell|Frame|Dynamic)|contextlib\.(redirect|chdir))"
+)
+"""Names, with their modules, of what reads or changes state that nobody can watch."""
+BUILTINS = names(
+    "abs all any ascii bin bool bytes callable chr classmethod complex dict dir divmod enumerate filter "
+    "float format frozenset getattr hasattr hex int isinstance issubclass iter len list map max min next "
+    "object oct ord pow property range repr reversed round set slice sorted staticmethod str sum super "
+    "tuple type vars zip ellipsis NotImplementedType"
+) | {
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+"""Built-in functions and types whose result depends on their arguments only."""
+DYNAMIC = names("vars dir __dict__ asdict astuple replace fields attrgetter methodcaller __match_args__")
+"""Names of what reads attributes that no name in the code tells."""
+REFLECTION = names(
+    "__self__ __func__ __closure__ __code__ __globals__ __builtins__ __defaults__ __kwdefaults__ "
+    "cell_contents gi_frame f_locals f_globals f_back __subclasses__ __getattribute__ __reduce__ "
+    "__bases__ __mro__ __loader__ __spec__ __set__ __delete__ __setitem__ __delitem__ __delattr__ "
+    "bernoulli multinomial"
+)
+"""Attributes, of whatever object, that no code may use."""
+MUTATORS = names(
+    "append extend insert pop popitem remove clear update add discard setdefault sort reverse fill put "
+    "itemset resize rotate appendleft popleft extendleft move_to_end subtract intersection_update "
+    "difference_update set send"
+)
+"""Methods that change their object; those of tensors end in an underscore."""
+CONSTRUCTORS = names(
+    "__init__ __new__ __post_init__ __init_subclass__ __set_name__ __del__ __class_getitem__"
+)
+"""Special methods that an existing object never runs by itself."""
+CACHES = names("_hash _pauli_rep _has_overlapping_wires _overlapping_ops _batch_size _ndim_params _id")
+"""Attributes that PennyLane's operators fill in when they are used."""
+FIELDS: dict[type, tuple[str, ...] | None] = {
+    Operator: None,
+    MeasurementProcess: None,
+    Wires: ("_labels",),
+    CompilePipeline: ("_compile_pipeline",),
+    BoundTransform: ("_transform", "_args", "_kwargs"),
+    Transform: ("_tape_transform", "_expand_transform", "_classical_cotransform", "_custom_qnode_transform"),
+    collections.ChainMap: ("maps",),
+}
+"""Classes of libraries whose objects are known by these attributes; None: by all but `CACHES`."""
+BY_VALUE = (type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType)
+BY_TEXT = (
+    float,
+    complex,
+    range,
+    fractions.Fraction,
+    decimal.Decimal,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    Shots,
+)
+LISTS = (list, tuple, set, frozenset, collections.deque)
+DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter, types.MappingProxyType)
+NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+ACCESSORS = (
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    type(vars(collections.namedtuple("_", "x"))["x"]),
+)
+CONSTANT_OBJECTS = (np.ufunc, np.dtype, enum.Enum, re.Pattern)
+ABSENT = object()
+
+
+def is_users(module: Any) -> bool:
+    """Whether a module's Python is followed: neither a library that is trusted nor the standard library."""
+    root = module.partition(".")[0] if type(module) is str else ""
+    return root not in TRUSTED and (root == "__main__" or root not in sys.stdlib_module_names)
+
+
+def is_users_class(kind: type) -> bool:
+    return bool(kind.__flags__ & 1 << 9) and is_users(type.__getattribute__(kind, "__module__"))
+
+
+def is_users_function(value: Any) -> bool:
+    return type(value) is types.FunctionType and is_users(value.__globals__.get("__name__"))
+
+
+def is_library_module(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and not is_users(value.__name__)
+
+
+def dict_of(kind: type) -> dict[str, Any]:
+    """The dictionary behind the read-only view that a class shows."""
+    return gc.get_referents(type.__dict__["__dict__"].__get__(kind))[0]
+
+
+def is_open(base: type) -> bool:
+    """Whether the state of a base class's objects lies in their attributes, or in their items."""
+    open_modules = ("pennylane", "enum", "typing", "abc", "collections.abc", "contextlib")
+    is_module = base.__module__ in open_modules or base.__module__.startswith("pennylane.")
+    return is_module or base in (object, tuple, torch.nn.Module, *NAMESPACES) or is_users_class(base)
+
+
+def has_library(kind: type) -> bool:
+    """Whether a user's class has a base whose code may read any attribute of it."""
+    plain = (object, tuple, *NAMESPACES)
+    bases = (base for base in kind.__mro__ if base not in plain and not is_users_class(base))
+    return any(base.__module__ not in ("typing", "abc", "collections.abc") for base in bases)

@@ -1,0 +1,82 @@
+"""What a QNode's Python reads besides its arguments, by value, and whether it is as it was.
+
+A fused program stands for Python that ran once. `watch` follows that Python through its bytecode to every
+value it can reach: globals, closures, attributes, containers, arrays, helpers. No user code runs. What cannot
+be followed, such as a random number or a file, is refused.
+
+A chain of attributes that starts at a global, at a closure cell or at `self` is resolved exactly: `net.scale`
+watches one attribute of `net`. Any other use hands the object on. Code that gets hold of an object can read
+of it only the attributes that the code names, and run its special methods: these are watched, and what they
+lead to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Hashable
+from typing import Any
+
+import pennylane as qp
+import torch
+
+from qnnkit.simulator.graph import NotFusable
+from qnnkit.simulator.trusted import ABSENT
+from qnnkit.simulator.walk import Walk, content_of
+
+
+class Watch:
+    """What a QNode's Python reads, as it was when the watch was made.
+
+    Attributes:
+        key: Everything read, by value: the Python does the same under two equal keys.
+    """
+
+    def __init__(self, walk: Walk):
+        self.key: Hashable = (torch.get_default_dtype(), *walk.key)
+        self._dtype = torch.get_default_dtype()
+        self._entries, self._fields, self._states = map(_columns, (walk.entries, walk.fields, walk.states))
+        self._containers = [container for container, _ in walk.containers.values()]
+        self._lengths = [len(items) for _, items in walk.containers.values()]
+        self._items = [item for _, items in walk.containers.values() for item in items]
+        self._arrays = list(walk.arrays.values())
+
+    def holds(self) -> bool:
+        """Whether everything read is as it was: parts by identity, arrays by content; some microseconds."""
+        (dicts, names, values), (owners, fields, contents) = self._entries, self._fields
+        objects, attributes, states = self._states
+        is_ = operator.is_
+        try:
+            return (
+                torch.get_default_dtype() is self._dtype
+                and all(map(is_, map(dict.get, dicts, names, itertools.repeat(ABSENT)), values))
+                and all(map(is_, map(getattr, owners, fields), contents))
+                and all(map(is_, map(object.__getattribute__, objects, attributes), states))
+                and list(map(len, self._containers)) == self._lengths
+                and all(map(is_, itertools.chain.from_iterable(self._containers), self._items))
+                and all(content_of(array) == content for array, content in self._arrays)
+            )
+        except (AttributeError, RuntimeError, ValueError):  # an attribute or a cell is empty now
+            return False
+
+
+def watch(qnode: qp.QNode) -> Watch:
+    """Follows a QNode's Python to everything it reads.
+
+    Raises:
+        NotFusable: The Python reads, or changes, what cannot be watched.
+    """
+    names: frozenset[str] = frozenset()
+    try:
+        while True:
+            walk = Walk(names)
+            walk.qnode(qnode)
+            if walk.names == names:
+                return Watch(walk)
+            names = frozenset(walk.names)
+    except RecursionError:
+        raise NotFusable("its Python reads what is nested too deeply to be watched") from None
+
+
+def _columns(rows: dict[Any, tuple[Any, Any, Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(zip(*rows.values(), strict=True)) or ((), (), ())

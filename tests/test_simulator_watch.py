@@ -1,0 +1,180 @@
+"""What a QNode's Python reads is noticed when it changes, or else refused; no user code runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import time
+import types
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import circuits
+from qnnkit.simulator.graph import NotFusable
+from qnnkit.simulator.watch import watch
+
+DEVICE = circuits.make_device("default.qubit", 2)
+STORE = {"scale": 1.0, "kept": {"log": []}, "alias": None}
+ARRAY, TENSOR = np.ones(3), torch.ones(3)
+LARGE = np.zeros(5000)
+ITERATOR, GENERATOR = iter([1.0]), np.random.default_rng(0)
+
+
+@dataclasses.dataclass
+class Config:
+    scale: float = 1.0
+    other: float = 1.0
+
+    @property
+    def double(self):
+        return 2 * self.scale
+
+    def __eq__(self, other):
+        raise AssertionError("user code ran")
+
+    __hash__ = __repr__ = __eq__  # pyright: ignore
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(2, 2), 1.0
+
+    def forward(self, inputs):
+        return self.linear(inputs) * time.time()
+
+    def circuit(self, inputs, weights):
+        return self.scale if self.training else 2 * self.scale
+
+
+class Raises:
+    scale = 1.0
+
+    @property
+    def other(self):
+        raise AssertionError("user code ran")
+
+
+CONFIG, NET, RAISES = Config(), Net(), Raises()
+
+
+def wrapped(read):
+    return qp.QNode(lambda inputs, weights: qp.RX(read(), wires=0) and qp.expval(qp.Z(0)), DEVICE)
+
+
+def setting(holder, name, *values):
+    put = holder.__setitem__ if isinstance(holder, (dict, np.ndarray)) else functools.partial(setattr, holder)
+    return [functools.partial(put, name, value) for value in values]
+
+
+def local_write():
+    found = [0]
+    found[0] += 1
+    found.append(2)
+    return found[0]
+
+
+def aliased():
+    other = CONFIG
+    return other.scale
+
+
+READS = {  # name -> (function, changes; the last of them restores the start)
+    "dict": (lambda: STORE["scale"], setting(STORE, "scale", 2.0, 1, -0.0, 1.0)),
+    "attribute": (lambda: CONFIG.scale, setting(CONFIG, "scale", 2.0, 1.0)),
+    "alias of an object": (aliased, setting(CONFIG, "scale", 2.0, 1.0)),
+    "property": (lambda: CONFIG.double, setting(CONFIG, "scale", 2.0, 1.0)),
+    "computed name": (lambda: getattr(CONFIG, "sca" + "le"), setting(CONFIG, "scale", 2.0, 1.0)),
+    "class attribute": (lambda: Raises.scale, setting(Raises, "scale", 2.0, 1.0)),
+    "attribute of an object or its class": (lambda: RAISES.scale, setting(Raises, "scale", 2.0, 1.0)),
+    "fields by a library": (lambda: dataclasses.astuple(CONFIG)[1], setting(CONFIG, "other", 2.0, 1.0)),
+    "array": (lambda: ARRAY[0], setting(ARRAY, 0, 2.0, 1.0)),
+    "tensor": (lambda: TENSOR[0].item(), [TENSOR.zero_, lambda: TENSOR.data.fill_(1)]),
+    "tensor through numpy": (
+        lambda: TENSOR[0].item(),
+        [lambda: TENSOR.numpy().fill(3), lambda: TENSOR.fill_(1)],
+    ),
+    "identity": (lambda: STORE["alias"] is CONFIG, setting(STORE, "alias", CONFIG, None)),
+    "absent global": (
+        lambda: abs(-1),
+        [lambda: globals().update(abs=lambda x: 5), lambda: globals().pop("abs")],
+    ),
+    "default dtype": (
+        lambda: torch.tensor(0.5),
+        [functools.partial(torch.set_default_dtype, each) for each in (torch.float64, torch.float32)],
+    ),
+}
+REFUSED = {
+    "random": lambda: random.random(),
+    "clock": lambda: time.time(),
+    "generator": lambda: GENERATOR.normal(),
+    "iterator": lambda: next(ITERATOR),
+    "torch's generator": lambda: torch.rand(1),
+    "alias of a module": lambda: [np][0].random.rand(),
+    "file": lambda: open("x"),  # noqa: PTH123, SIM115
+    "address": lambda: id(STORE),
+    "written list": lambda: STORE["kept"]["log"].append(1),
+    "called net": lambda: NET(1),
+    "parameter": lambda: NET.linear.weight,
+    "large array": lambda: LARGE[0],
+    "cache": functools.cache(lambda: 1),
+    "code": lambda: eval("1"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_changes_are_noticed(name):
+    read, changes = READS[name]
+    qnode = wrapped(read)
+    start = before = watch(qnode)
+    assert before.holds()
+    for change in changes:
+        change()
+        now = watch(qnode)
+        assert not before.holds() and now.holds() and now.key != before.key
+        before = now
+    assert before.key == start.key and hash(before.key) == hash(start.key)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name):
+    with pytest.raises(NotFusable, match=r"^its "):
+        watch(wrapped(REFUSED[name]))
+
+
+def test_what_is_not_read_may_change():
+    """A method of a net does not lead to its layers, nor a chain of attributes to an object's other ones."""
+    qnode = wrapped(lambda: CONFIG.scale + NET.circuit(0, 0) + RAISES.scale + local_write())
+    first = watch(qnode)
+    NET.linear, NET.log, CONFIG.other = nn.Identity(), types.SimpleNamespace(), 7.0
+    assert first.holds()
+    NET.eval()
+    assert not first.holds() and watch(qnode).key != first.key
+    NET.train()
+    assert watch(qnode).key == first.key
+
+
+def test_equal_values_of_other_objects_are_the_same_python():
+    def made(scale):
+        return wrapped(lambda: scale["value"])
+
+    assert watch(made({"value": [1.0]})).key == watch(made({"value": [1.0]})).key
+    assert watch(made({"value": [1.0]})).key != watch(made({"value": (1.0,)})).key
+
+
+def test_no_user_code_runs():
+    watch(wrapped(lambda: (STORE["alias"], RAISES.other, CONFIG == RAISES)))
+
+
+def test_the_qnode_itself():
+    qnode = wrapped(lambda: 1.0)
+    first = watch(qnode)
+    assert watch(qp.set_shots(qnode, 10)).key != first.key
+    assert watch(qp.transforms.cancel_inverses(qnode)).key != first.key
+    qnode.func = lambda inputs, weights: qp.expval(qp.X(0))
+    assert not first.holds()
