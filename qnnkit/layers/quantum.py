@@ -38,8 +38,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         weight_shapes: Shape of each weight by name; weights are angles in radians.
         init_method: As in TorchLayer: a function such as `torch.nn.init.normal_`, or one (or a tensor) per
             name; uniform in [0, 2 pi) by default.
-        backend: "auto" runs the fused program where there is one, up to MOST_WIRES wires, else the QNode's
-            own device; "batched" insists on the program; a device's name moves the QNode there
+        backend: "auto" runs the fused program where there is one, up to 24 wires, else the QNode's own
+            device; "batched" insists on the program; a device's name moves the QNode there
             (differentiated by backprop on `default.qubit`, by the adjoint method on `lightning.*`).
 
     Raises:
@@ -206,9 +206,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
     def _measured(self, inputs: Tensor, weights: list[Tensor], dtype: torch.dtype) -> Tensor:
         """The outputs, computed in `dtype` by the program or else by the QNode's own device."""
         find: Any = self._found
-        if torch.compiler.is_compiling():  # what looks at the Python is no part of the graph
+        if compiles := torch.compiler.is_compiling():  # what looks at the Python is no part of the graph
             find = torch.compiler.disable(find)
-        rows, program = find(inputs, dtype)
+        rows, program = find(inputs, dtype, compiles)
         if program is None:
             return self._on_own_device(inputs.to(dtype))
         given = [weight.to(rows) for weight in weights]
@@ -217,9 +217,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
             outputs = outputs.reshape((*inputs.shape[:-1], *outputs.shape[1:]))
         return outputs
 
-    def _found(self, inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Fused | None]:
+    def _found(self, inputs: Tensor, dtype: torch.dtype, compiles: bool) -> tuple[Tensor, Fused | None]:
         """The inputs as rows of the dtype to compute in, and their program."""
-        if dtype == torch.float32 and autograd_must() and rounds(inputs.device.type):
+        if dtype == torch.float32 and (compiles or autograd_must()) and rounds(inputs.device.type):
             dtype = torch.float64  # torch itself goes back, and would round there
         rows = inputs.to(dtype)
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])

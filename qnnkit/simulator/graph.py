@@ -85,9 +85,9 @@ def _refuse(what: str) -> Any:
     return look
 
 
-for name in ("data", "grad", "requires_grad"):
+for name in ("data", "grad", "requires_grad", "grad_fn", "is_leaf", "_version", "_base"):
     setattr(Traced, name, property(_refuse(f"reads `.{name}` of a tensor")))
-for name in ("numpy", "tolist", "register_hook", "requires_grad_", "__array__"):
+for name in ("numpy", "tolist", "register_hook", "requires_grad_", "__array__", "data_ptr", "is_inference"):
     setattr(Traced, name, _refuse(f"calls `.{name}()` of a tensor"))
 autoray.register_backend(Traced, "torch")
 
@@ -293,17 +293,28 @@ def _degree(node: Node, given: list[Node]) -> int:
     degrees, name = [each.degree for each in given], node.name
     if not any(degrees) or name in CONSTANT:
         return 0
+    if name in LINEAR | PRODUCTS and _loses_digits(node, given):
+        return 2
     if name in LINEAR:
         return max(degrees)
     if name in PRODUCTS:
         return min(sum(degrees), 2)
     if name == "div" and node.argument("rounding_mode") is None:
         return degrees[0] if isinstance(node.args[0], Node) and not any(degrees[1:]) else 2
-    if name == "_to_copy" and node.shadow is not None and given[0].shadow is not None:
-        before, after = given[0].shadow.dtype, node.shadow.dtype
-        keeps = before.is_floating_point and torch.promote_types(before, after) == after  # else it rounds
-        return degrees[0] if keeps else 2
+    if name == "_to_copy":
+        return 2 if _loses_digits(node, given) else degrees[0]
     return 2
+
+
+def _loses_digits(node: Node, given: list[Node]) -> bool:
+    """Whether the result has a dtype that holds fewer numbers than an argument's."""
+    dtypes = [each.shadow.dtype for each in given if each.degree and each.shadow is not None]
+    if node.shadow is None:  # several results, of the argument's dtype
+        return False
+    return any(
+        not d.is_floating_point or torch.promote_types(d, node.shadow.dtype) != node.shadow.dtype
+        for d in dtypes
+    )
 
 
 def _keeps_samples(node: Node, had: list[Node]) -> bool:

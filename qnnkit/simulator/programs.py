@@ -15,7 +15,7 @@ from qnnkit.simulator.watch import Watch, watch
 
 MOST_STATES = 8
 """A QNode whose Python reads more different things than that, one after the other, is not traced again."""
-MOST_SIZES = 32
+MOST_SIZES = 4096
 """So many sizes of batch are traced, each when it is first met, to see that they give the same circuit."""
 AUDITS = frozenset(4**n for n in range(3, 16))
 """At these calls the Python runs again: a net under the watch."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,8 @@ from qnnkit.simulator.readout import Readout, readout
 
 T = TypeVar("T")
 _ONE_AT_A_TIME = threading.Lock()
+EXACT_METHODS = ("best", "backprop", "adjoint", "parameter-shift", "hadamard", "device")
+"""Those that give the gradient itself."""
 STATE_NORM = 1e-5 + 1e-10
 """PennyLane leaves a state as it is whose norm is that close to 1."""
 
@@ -154,7 +157,7 @@ def trace(
 
 def _circuit(qnode: qp.QNode, arguments: dict[str, Any], recorder: Recorder) -> tuple[Any, bool]:
     """The tape of elementary gates for traced arguments, and whether the QNode returns a list."""
-    if not isinstance(qnode.diff_method, str) or qnode.diff_method == "spsa":
+    if qnode.diff_method not in EXACT_METHODS:
         raise NotFusable(f"its gradients are asked for by diff_method={qnode.diff_method}")
     try:
         with qp.queuing.AnnotatedQueue() as queue:
@@ -226,7 +229,9 @@ def _assemble(
 
     def require_shape(value: Traced, operation: qp.operation.Operator, shape: tuple[int, ...]) -> Node:
         node = value.node
-        expected = [shape, (1, *shape)] if node.axis is None else [(value.shape[0], *shape)]
+        alone = nodes[0].shadow.ndim == 1  # PennyLane would take one row for a batch
+        one = [shape] if alone else [shape, (1, *shape)]
+        expected = one if node.axis is None else [(value.shape[0], *shape)]
         if tuple(value.shape) not in expected or node.axis not in (None, 0):
             raise NotFusable(f"what {operation.name} takes is no single number for each sample")
         return node
@@ -358,7 +363,9 @@ def _quietly() -> Iterator[None]:
     def is_abstract(tensor: Any, like: Any = None) -> bool:
         if not isinstance(tensor, Traced):
             return known(tensor, like)
-        if tensor.node.func is aten.linalg_vector_norm.default:  # by which a state is about to be divided
+        # by this norm a state is about to be divided
+        in_preparation = sys._getframe(1).f_code is qp.StatePrep._preprocess.__code__
+        if in_preparation and tensor.node.func is aten.linalg_vector_norm.default:
             tensor.node.instead = norm_or_one
         return True
 

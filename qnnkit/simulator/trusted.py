@@ -41,7 +41,7 @@ TORCH = names(
 IMPURE = re.compile(
     r"(?<!ope)rand(?!om\.RandomLayers$|omLayers$)|empty|memmap|seed|"
     r"^torch\.(.*\.)?(bernoulli|multinomial|normal$|poisson$|binomial|.*dropout|rrelu|gumbel|fractional|multi_head|"
-    r"scaled_dot|set_|get_(?!default_dtype)|is_grad|is_inference|is_anomaly|are_|load|save|compile|use_|from_file|default_gen|"
+    r"scaled_dot|set_|get_(?!default_dtype)|is_grad|is_inference|is_autocast|is_anomaly|are_|load|save|compile|use_|from_file|default_gen|"
     r"nn\.[A-Z_]|autograd|cuda|backends|jit|export|library|utils|thread|ops|classes|distributed)|"
     r"^(autograd\.)?numpy\.(.*\.)?(load|save|from(file|regex|txt)|genfromtxt|set_|get_|seterr|errstate|print|show|put|"
     r"copyto|place|fill_diagonal|nditer|testing|ctypeslib)|"
