@@ -328,12 +328,16 @@ class Weigh(Step):
 
     def __init__(self, table: Tensor):
         self.table, self.twice = table, 2 * table.T
+        self.half = table[:, : table.shape[1] // 2]
 
     def run(self, state: Any, columns: Array, matrices: Sequence[Array]) -> Array:
-        return self.table @ (state * state)
+        if not isinstance(state, Tensor):  # in few operations; else in few passes over memory
+            return self.table @ (state * state)
+        re, im = state[: len(state) // 2], state[len(state) // 2 :]
+        return self.half @ torch.addcmul(re * re, im, im)
 
     def forward(self, state: Array, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
-        return self.table @ (state * state), state
+        return self.run(state, columns, matrices), state
 
     def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> Array:
         to_state = self.twice @ gradient
