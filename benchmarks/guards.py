@@ -29,9 +29,13 @@ def microseconds(run: Callable[[], Any]) -> float:
     return 1e6 * statistics.median(times)
 
 
+class Net(torch.nn.Module):
+    """A user's module, of which the QNode reads the mode."""
+
+
 def closure() -> tuple[qp.QNode, dict[str, tuple[int, ...]]]:
     """A user's QNode that reads a dictionary, an attribute and an array."""
-    settings, offsets, net = {"scale": 0.5}, torch.zeros(4), torch.nn.Identity()
+    settings, offsets, net = {"scale": 0.5}, torch.zeros(4), Net()
 
     @qp.qnode(circuits.make_device("default.qubit", range(4)))
     def circuit(inputs, weights):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import copy
 import functools
 import gc
 import importlib
@@ -292,9 +293,8 @@ def without_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     known = tracing._circuit
 
     def circuit(qnode: Any, *given: Any) -> Any:
-        plain = types.SimpleNamespace(
-            func=qnode.func, shots=qnode.shots, compile_pipeline=qp.CompilePipeline()
-        )
+        plain = copy.copy(qnode)
+        plain._compile_pipeline = qp.CompilePipeline()
         return known(plain, *given)
 
     monkeypatch.setattr(tracing, "_circuit", circuit)
