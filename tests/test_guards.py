@@ -701,7 +701,7 @@ def context_variable():
     return Case(scaled(lambda: scale.get()), [functools.partial(scale.set, value) for value in VALUES])
 
 
-@reads_on_device
+@reads
 def operation_with_an_attribute():
     class Kick(qp.operation.Operation):
         num_wires, num_params, strength = 1, 0, 0.5
@@ -899,6 +899,33 @@ case("curved", "batched", "degrees")(**{name: curved(*given) for name, given in 
 case("curved", "batched", "degrees")(
     **{name: curved_in_weights(*given) for name, given in OF_WEIGHTS.items()}
 )
+
+
+def of_numbers(angles: Callable[[Tensor], Tensor]) -> Callable[[], Case]:
+    """Numbers that come from rounding have no gradients."""
+    return lambda: Case(
+        embedded(angles), grad=(False,), tolerance=FLOAT32
+    )  # PennyLane's of integers are float32
+
+
+case("curved", "batched", "degrees")(
+    sum_of_integers=of_numbers(lambda x: x * x.sum(-1, keepdim=True, dtype=torch.int64)),
+    cumsum_of_integers=of_numbers(lambda x: x.cumsum(-1, dtype=torch.int32) * 0.3),
+)
+
+
+@case("curved", "batched")
+def norm_that_pennylane_looks_at():
+    """A norm is 1 within rounding; the state preparation's rule is not for it."""
+
+    def circuit(inputs, weights):
+        norm = torch.linalg.norm(inputs, dim=-1)
+        qp.equal(qp.RX(norm, 0), qp.RX(norm, 0))
+        qp.RX(100 * norm, wires=0)
+        return body(weights / 2, weights)
+
+    top = 3**-0.5 * 1.000003
+    return Case(circuit, rows=(1, 1), tops=(top,))
 
 
 case("curved", "device")(
@@ -1200,6 +1227,25 @@ def bits_of_the_inputs():
     return Case(circuit, rows=(None,))
 
 
+@case("odd", "device")
+def finite_differences():
+    """Their gradients are not the exact ones."""
+    settings = {"diff_method": "finite-diff", "gradient_kwargs": {"h": 0.1}}
+    return Case(body, rows=(None,), options=settings)
+
+
+@case("odd", "device")
+def one_angle_for_one_sample():
+    """PennyLane takes a weight of shape (1,) for a batch."""
+
+    def circuit(inputs, weights):
+        qp.RX(weights, wires=0)
+        qp.RY(inputs[0], wires=1)
+        return qp.probs(wires=[0, 1])
+
+    return Case(circuit, shapes={"weights": (1,)}, rows=(None,))
+
+
 # --- the tests ----------------------------------------------------------------------------------------
 
 
@@ -1330,6 +1376,21 @@ def test_a_thousand_calls_neither_retrace_nor_grow(traces):
     assert layer.backend == "batched"
     assert 2 * len(traces) <= 20
     assert grown < 100_000
+
+
+def test_the_fortieth_size_of_batch_agrees():
+    """However many there were before it."""
+    agree(Case(embedded(lambda x: x / 2 if len(x) == 45 else x), rows=(*range(2, 42), 45)))
+
+
+def test_a_feature_that_nothing_reads_may_be_missing():
+    """As TorchLayer's, values and gradients of the rows that are read are finite."""
+    function = embedded(lambda x: torch.stack([x[..., 0], x[..., 1], x[..., 0]], -1))
+    both, inputs = layers(Case(function)), uniform(4, 3)
+    inputs[1, 2], inputs[2, 2] = math.nan, math.inf
+    for found, true in zip(*(measured(each, inputs, ()) for each in reversed(both)), strict=True):
+        assert found.isfinite().all() and torch.allclose(found, true, rtol=0, atol=FLOAT64)
+    assert both[1].backend == "batched"
 
 
 @pytest.mark.parametrize("sizes", [(32, 64, 5, 1), (64, 32, 5, 1), (1, 5, 64, 5)])

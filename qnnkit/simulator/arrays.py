@@ -45,6 +45,18 @@ def add_product(target: Array, a: Array, b: Array, sign: int) -> None:
         target -= a * b
 
 
+def without_periods(columns: Array, period: float) -> Array:
+    """The columns less whole periods: sums of large angles would lose digits.
+
+    The period is the sum of a number of few digits, of which multiples are exact, and of a small one
+    (Cody and Waite 1980). Its multiples are constants to autograd.
+    """
+    few = 12 if xp(columns).finfo(columns.dtype).bits == 32 else 28
+    coarse = float(np.ldexp(np.round(np.ldexp(period, few - 6)), 6 - few))
+    turns = xp(columns).round(columns * (1 / period))
+    return columns - turns * coarse - turns * (period - coarse)
+
+
 def in_numpy(given: Any) -> Any:
     """The same with arrays in place of tensors, sharing memory; of lists, tuples, the simulator's objects."""
     if isinstance(given, Tensor):

@@ -13,7 +13,8 @@ from torch import Tensor
 from qnnkit.device import machine
 from qnnkit.simulator import plan, steps
 from qnnkit.simulator.angles import Angles
-from qnnkit.simulator.arrays import Array, in_numpy
+from qnnkit.simulator.arrays import Array, in_numpy, without_periods, xp
+from qnnkit.simulator.gates import EXACT
 from qnnkit.simulator.graph import Node, NotFusable
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.simulator.precision import autocasts, full_precision, rounds
@@ -98,11 +99,19 @@ class Fused:
         )
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
+        self.period: float | None = None
+        """Of all angles in each column, if there is one, in radians."""
+        self._rates: list[np.ndarray] = []
         with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
             self.matrices = Matrices(
                 self.plan.blocks, self.weight_angles.matrix, self.weight_angles.offset, self._put
             )
             self.steps = self._steps()
+        for parts in (1, 2, 4, 8) if self._rates else ():
+            if self.period is None and all(
+                np.abs((parts * r).round() - parts * r).max() < EXACT for r in self._rates
+            ):
+                self.period = 2 * np.pi * parts
         self.near = None
         """Matrices and steps for small batches, over NumPy arrays; None where they need torch."""
         if self.device.type == "cpu" and all(step.by_hand for step in self.steps):
@@ -136,6 +145,7 @@ class Fused:
         )
         rows = np.flatnonzero(matrix[:, used].any(axis=1))
         of_rows, constant = table @ matrix[rows][:, used].T, self._put((table @ offset[used])[:, None])
+        self._rates.append(of_rows)
         if 2 * len(rows) <= len(matrix) > MOST_DENSE:  # a table of all columns would be mostly zeros
             return steps.Affine(self._put(of_rows), constant, self._put(rows))
         table_of_columns = np.zeros((len(table), len(matrix) + n_amplitudes))
@@ -270,10 +280,20 @@ class Fused:
     def plain(self, rows: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """The same in plain torch, which autograd can follow."""
         (matrices, _), state = self.matrices.forward(self.flat(vectors)), None
+        columns = self._reduced(rows.t())
         for step in self.steps:
-            state = step.run(state, rows.t(), matrices)
+            state = step.run(state, columns, matrices)
         assert state is not None  # a program has steps
         return state.t()
+
+    def _reduced(self, columns: Array) -> Array:
+        """The columns with angles in one period, so that their sums keep their digits."""
+        if self.period is None:
+            return columns
+        n = len(self.input_angles.matrix)
+        if n == len(columns):
+            return without_periods(columns, self.period)
+        return xp(columns).concatenate([without_periods(columns[:n], self.period), columns[n:]])  # amplitudes
 
     def flat(self, vectors: Sequence[Tensor]) -> Tensor:
         if len(vectors) == 1:
@@ -302,7 +322,7 @@ class Fused:
 
     def forward(self, columns: Array, matrices: Sequence[Array], near: bool, tape: list[Any] | None) -> Array:
         """From columns and matrices to values; what the way back needs goes on the tape."""
-        state: Any = None
+        state, columns = None, self._reduced(columns)
         for step in self.near[1] if near else self.steps:  # pyright: ignore[reportOptionalSubscript]
             state, saved = step.forward(state, columns, matrices)
             if tape is not None:

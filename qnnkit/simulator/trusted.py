@@ -84,6 +84,8 @@ CONSTRUCTORS = names(
 """Special methods that an existing object never runs by itself."""
 CACHES = names("_hash _pauli_rep _has_overlapping_wires _overlapping_ops _batch_size _ndim_params _id")
 """Attributes that PennyLane's operators fill in when they are used."""
+LIBRARY_OWN = names("_abc_impl _primitive")
+"""Attributes that a library keeps in a user's class; the second is there where JAX is installed."""
 FIELDS: dict[type, tuple[str, ...] | None] = {
     Operator: None,
     MeasurementProcess: None,

@@ -35,6 +35,7 @@ from qnnkit.simulator.trusted import (
     FIELDS,
     IMPURE,
     LARGEST_ARRAY,
+    LIBRARY_OWN,
     LISTS,
     MOST_VALUES,
     NAMESPACES,
@@ -403,7 +404,7 @@ class Walk:
                 special = name.startswith("__") and name.endswith("__")
                 is_code = isinstance(holder[name], (types.FunctionType, property, staticmethod, classmethod))
                 runs = special and is_code and (constructed or name not in CONSTRUCTORS)
-                if name in self.given or runs or (whole and not special and name != "_abc_impl"):
+                if name in self.given or runs or (whole and not special and name not in LIBRARY_OWN):
                     self.key.append(name)
                     self.definition(self.entry(holder, name), f"{kind.__name__}.{name}")
 
