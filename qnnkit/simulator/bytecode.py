@@ -7,12 +7,12 @@ import functools
 import itertools
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from qnnkit.simulator.graph import names
-from qnnkit.simulator.trusted import CONSTRUCTORS, DYNAMIC, MUTATORS, REFLECTION
+from qnnkit.simulator.trusted import CONSTRUCTORS, MUTATORS, REFLECTION
 
 SKIPPED = names("CACHE EXTENDED_ARG PUSH_NULL NOP RESUME PRECALL COPY_FREE_VARS MAKE_CELL NOT_TAKEN")
 ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
@@ -23,28 +23,25 @@ CONSTANTS = names(
 LOADS = {
     "LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_DEREF": "cell", "LOAD_FAST": "local",
     "LOAD_FAST_BORROW": "local", "LOAD_FAST_CHECK": "local", "LOAD_FAST_AND_CLEAR": "local",
-    "IMPORT_NAME": "import",
 }  # fmt: skip
 """Instructions that load a name -> where it stands."""
 STORES = {
     "STORE_GLOBAL": "writes to the global `{}`", "DELETE_GLOBAL": "deletes the global `{}`",
     "STORE_ATTR": "writes to the attribute `{}`", "DELETE_ATTR": "deletes the attribute `{}`",
-    "LOAD_BUILD_CLASS": "defines a class", "IMPORT_STAR": "imports all names of a module",
+    "LOAD_BUILD_CLASS": "defines a class", "IMPORT_NAME": "imports `{}`: import it outside",
 }  # fmt: skip
-COMPARES = re.compile("COMPARE_OP|CONTAINS_OP|FORMAT|CONVERT_VALUE")
 
 
 @dataclass(frozen=True)
 class Code:
     """What a function's code does with names from outside."""
 
-    reads: tuple[tuple[str, str, tuple[str, ...]], ...]
-    """(where, name, attributes) of chains; where: "global", "cell", "first" (argument), "import"."""
+    chains: tuple[tuple[str, str, tuple[str, ...]], ...]
+    """(where, name, attributes); where: "global", "cell", "first" (argument)."""
     changes: frozenset[tuple[str, str]]
     """(where, name) of what an item is set of, or a mutating method is called of."""
-    names: frozenset[str]
-    """Of all attributes, and all strings that could name one; "*" if names are computed, "==" if objects are
-    compared, "()" if classes are taken from objects."""
+    makes: bool
+    """Whether it takes classes from objects, for more than their names and comparisons."""
     refusal: str = ""
 
 
@@ -79,10 +76,8 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     own = local | frozenset(code.co_cellvars)
     first = first if is_inner else code.co_varnames[0] if code.co_argcount else ""
     steps = list(_steps(code))
-    attributes = {
-        step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR", "IMPORT_FROM"}
-    }
-    reads, changes, names = [], set(), attributes | set(_words(code.co_consts))
+    attributes = {step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR"}}
+    chains, changes, makes = [], set(), False
     refusals = [f"uses `.{name}`" for name in attributes & REFLECTION]
 
     def where(step: _Step) -> str | None:
@@ -96,14 +91,10 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     for i, step in enumerate(steps):
         name, value, place = step.name, step.value, where(step)
         is_named = name in LOADS or name in ATTRIBUTES
-        if COMPARES.match(name) or (is_named and value in ("str", "repr", "format", "ascii")):
-            names.add("==")
-        if is_named and value in ("type", "__class__"):
-            names.add("()")
-        if name == "MATCH_CLASS" or (is_named and value in DYNAMIC):
-            names.add("*")
-        if name in LOADS and value in ("getattr", "hasattr") and not _names_a_constant(steps[i + 1 :]):
-            names.add("*")
+        if name in ATTRIBUTES and value == "__class__":
+            after = [each.value if each.name in ATTRIBUTES else each.name for each in steps[i + 1 : i + 4]]
+            after = after[2:] if after[1:2] == ["__class__"] else after
+            makes |= not {*after[:1]} <= {"IS_OP", "COMPARE_OP", "__name__", "__qualname__"}
         is_own = code.co_name in CONSTRUCTORS and (steps[i - 1].value,) == code.co_varnames[:1]
         if name in STORES and not (name == "STORE_ATTR" and is_own):
             refusals.append(STORES[name].format(value))
@@ -127,36 +118,15 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
         )
         if any(map(mutates, chain)):
             changes.add((place, value))
-        if place == "import" and steps[i - 2].value != 0:
-            refusals.append("imports from its own package")
         if value == "super" and first:
-            reads.append(("first", first, ()))
-        reads.append((place, value, chain))
+            chains.append(("first", first, ()))
+        chains.append((place, value, chain))
     for inner in (each for each in code.co_consts if isinstance(each, types.CodeType)):
         found = scan(inner, own, first)
-        reads, changes, names = [*reads, *found.reads], changes | found.changes, names | found.names
+        chains, changes, makes = [*chains, *found.chains], changes | found.changes, makes or found.makes
         refusals += [found.refusal] if found.refusal else []
-    return Code(tuple(dict.fromkeys(reads)), frozenset(changes), frozenset(names), next(iter(refusals), ""))
+    return Code(tuple(dict.fromkeys(chains)), frozenset(changes), makes, next(iter(refusals), ""))
 
 
 def mutates(name: str) -> bool:
     return name in MUTATORS or (name.endswith("_") and not name.endswith("__"))
-
-
-def _names_a_constant(steps: list[_Step]) -> bool:
-    """Whether `getattr` is called with a name and its attributes, a string, and perhaps one plain default."""
-    object_, *rest = itertools.islice(itertools.filterfalse(lambda step: step.name in ATTRIBUTES, steps), 4)
-    name, *after = rest or [object_]
-    after = [(step.name, step.value if step.name == "CALL" else None) for step in after]
-    called = after[:1] == [("CALL", 2)] or (
-        after[1:] == [("CALL", 3)] and after[0][0] in LOADS.keys() | CONSTANTS
-    )
-    return object_.name in LOADS and name.name in CONSTANTS and isinstance(name.value, str) and called
-
-
-def _words(constants: Iterable[Any]) -> Iterator[str]:
-    for each in constants:
-        if isinstance(each, str) and each.isidentifier():
-            yield each
-        elif isinstance(each, (tuple, frozenset)):
-            yield from _words(each)

@@ -109,7 +109,7 @@ class Fused:
             self.steps = self._steps()
         for parts in (1, 2, 4, 8) if self._rates else ():
             if self.period is None and all(
-                np.abs((parts * r).round() - parts * r).max() < EXACT for r in self._rates
+                np.all(np.abs((parts * r).round() - parts * r) < EXACT) for r in self._rates
             ):
                 self.period = 2 * np.pi * parts
         self.near = None

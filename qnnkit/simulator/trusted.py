@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import collections
+import dataclasses
 import decimal
 import enum
 import fractions
@@ -63,8 +64,8 @@ BUILTINS = names(
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 """Built-in functions and types whose result depends on their arguments only."""
-DYNAMIC = names("vars dir __dict__ asdict astuple replace fields attrgetter methodcaller __match_args__")
-"""Names of what reads attributes that no name in the code tells."""
+MAKERS = names("type replace copy deepcopy")
+"""Names of what makes objects of a class that no name in the code tells."""
 REFLECTION = names(
     "__self__ __func__ __closure__ __code__ __globals__ __builtins__ __defaults__ __kwdefaults__ "
     "cell_contents gi_frame f_locals f_globals f_back __subclasses__ __getattribute__ __reduce__ "
@@ -79,13 +80,18 @@ MUTATORS = names(
 )
 """Methods that change their object; those of tensors end in an underscore."""
 CONSTRUCTORS = names(
-    "__init__ __new__ __post_init__ __init_subclass__ __set_name__ __del__ __class_getitem__"
+    "__init__ __new__ __post_init__ __init_subclass__ __set_name__ __del__ __class_getitem__ __setattr__ "
+    "__delattr__ __hash__"
 )
-"""Special methods that an existing object never runs by itself."""
+"""Special methods that no object runs whose attributes nobody sets; a hash goes with what == compares."""
 CACHES = names("_hash _pauli_rep _has_overlapping_wires _overlapping_ops _batch_size _ndim_params _id")
 """Attributes that PennyLane's operators fill in when they are used."""
-LIBRARY_OWN = names("_abc_impl _primitive")
-"""Attributes that a library keeps in a user's class; the second is there where JAX is installed."""
+NOT_READ = names(
+    "_abc_impl _primitive __module__ __doc__ __dict__ __weakref__ __annotations__ __annotate__ __slots__ "
+    "__qualname__ __dataclass_fields__ __dataclass_params__ __abstractmethods__ __orig_bases__ "
+    "__parameters__ __static_attributes__ __firstlineno__ __annotations_cache__ __annotate_func__"
+)
+"""Attributes of a class that tell about it; the second is PennyLane's own, where JAX is installed."""
 FIELDS: dict[type, tuple[str, ...] | None] = {
     Operator: None,
     MeasurementProcess: None,
@@ -108,15 +114,16 @@ BY_TEXT = (
     torch.Size,
     Shots,
 )
-LISTS = (list, tuple, set, frozenset, collections.deque)
-DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter, types.MappingProxyType)
+COLLECTIONS = (
+    list, tuple, set, frozenset, collections.deque, dict, collections.OrderedDict, collections.Counter,
+    types.MappingProxyType,
+)  # fmt: skip
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-ACCESSORS = (
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
+CONSTANT_OBJECTS = (
+    np.ufunc, np.dtype, re.Pattern, enum.Enum, type(dataclasses.MISSING),
+    type(dataclasses._HAS_DEFAULT_FACTORY),  # pyright: ignore[reportAttributeAccessIssue]
     type(vars(collections.namedtuple("_", "x"))["x"]),
-)
-CONSTANT_OBJECTS = (np.ufunc, np.dtype, enum.Enum, re.Pattern)
+)  # fmt: skip
 ABSENT = object()
 
 
@@ -143,15 +150,27 @@ def dict_of(kind: type) -> dict[str, Any]:
     return gc.get_referents(type.__dict__["__dict__"].__get__(kind))[0]
 
 
-def is_open(base: type) -> bool:
-    """Whether the state of a base class's objects lies in their attributes, or in their items."""
-    open_modules = ("pennylane", "enum", "typing", "abc", "collections.abc", "contextlib")
-    is_module = base.__module__ in open_modules or base.__module__.startswith("pennylane.")
-    return is_module or base in (object, tuple, torch.nn.Module, *NAMESPACES) or is_users_class(base)
+def is_users_object(value: Any) -> bool:
+    """Whether a value is a user's class, or an object of one; or a namespace."""
+    kind = value if isinstance(value, type) else type(value)
+    return type(value) in NAMESPACES or is_users_class(kind) or is_users_class(type(value))
 
 
-def has_library(kind: type) -> bool:
-    """Whether a user's class has a base whose code may read any attribute of it."""
-    plain = (object, tuple, *NAMESPACES)
-    bases = (base for base in kind.__mro__ if base not in plain and not is_users_class(base))
-    return any(base.__module__ not in ("typing", "abc", "collections.abc") for base in bases)
+def is_plain(kind: type) -> bool:
+    """Whether the state of a class's objects lies in their attributes, or in their items."""
+    own = object, tuple, torch.nn.Module, *NAMESPACES
+    modules = "pennylane", "enum", "typing", "abc", "collections.abc", "contextlib"
+    bases = [base for base in kind.__mro__ if base not in own and not is_users_class(base)]
+    is_open = enum.Enum in bases or all(
+        base.__module__ in modules or base.__module__.startswith("pennylane.") for base in bases
+    )
+    return is_open and not is_users_class(type(kind))
+
+
+def is_pure(module: str, name: str) -> bool:
+    """Whether a name in a module is known to depend on its arguments only."""
+    root = module.partition(".")[0]
+    known = (
+        name in BUILTINS if module == "builtins" else root in TRUSTED and (root != "torch" or module in TORCH)
+    )
+    return known and not IMPURE.search(f"{module}.{name}".rstrip("."))

@@ -5,9 +5,8 @@ value it can reach: globals, closures, attributes, containers, arrays, helpers. 
 be followed, such as a random number or a file, is refused.
 
 A chain of attributes that starts at a global, at a closure cell or at `self` is resolved exactly: `net.scale`
-watches one attribute of `net`. Any other use hands the object on. Code that gets hold of an object can read
-of it only the attributes that the code names, and run its special methods: these are watched, and what they
-lead to.
+watches one attribute of `net`. Any other use hands the object on: then all of it is watched, whatever its
+class defines included.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Watch:
     def __init__(self, walk: Walk):
         self.key: Hashable = (torch.get_default_dtype(), *walk.key)
         self._dtype = torch.get_default_dtype()
-        self._entries, self._fields, self._states = map(_columns, (walk.entries, walk.fields, walk.states))
+        self._entries, self._fields = _columns(walk.entries), _columns(walk.fields)
         self._containers = [container for container, _ in walk.containers.values()]
         self._lengths = [len(items) for _, items in walk.containers.values()]
         self._items = [item for _, items in walk.containers.values() for item in items]
@@ -44,14 +43,12 @@ class Watch:
     def holds(self) -> bool:
         """Whether everything read is as it was: parts by identity, arrays by content; some microseconds."""
         (dicts, names, values), (owners, fields, contents) = self._entries, self._fields
-        objects, attributes, states = self._states
         is_ = operator.is_
         try:
             return (
                 torch.get_default_dtype() is self._dtype
                 and all(map(is_, map(dict.get, dicts, names, itertools.repeat(ABSENT)), values))
-                and all(map(is_, map(getattr, owners, fields), contents))
-                and all(map(is_, map(object.__getattribute__, objects, attributes), states))
+                and all(map(is_, map(object.__getattribute__, owners, fields), contents))
                 and list(map(len, self._containers)) == self._lengths
                 and all(map(is_, itertools.chain.from_iterable(self._containers), self._items))
                 and all(content_of(array) == content for array, content in self._arrays)
@@ -66,14 +63,8 @@ def watch(qnode: qp.QNode) -> Watch:
     Raises:
         NotFusable: The Python reads, or changes, what cannot be watched.
     """
-    names: frozenset[str] = frozenset()
     try:
-        while True:
-            walk = Walk(names)
-            walk.qnode(qnode)
-            if walk.names == names:
-                return Watch(walk)
-            names = frozenset(walk.names)
+        return Watch(Walk(qnode))
     except RecursionError:
         raise NotFusable("its Python reads what is nested too deeply to be watched") from None
 
