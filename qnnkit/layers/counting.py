@@ -45,13 +45,7 @@ def circuits_by_layer(model: nn.Module, image: Given) -> dict[QuantumLayer, int]
         if not tensor.ndim or len(tensor) != 1:
             rule, step = "be a batch of one image", "Give images[:1]."
             raise ValueError(checks.message("image", rule, tuple(tensor.shape), step))
-    counts: dict[QuantumLayer, int] = {}
-
-    def count(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        counts[layer] = counts.get(layer, 0) + inputs[0].numel() // inputs[0].shape[-1]
-
-    _look(model, image, [module for module in model.modules() if isinstance(module, QuantumLayer)], count)
-    return counts
+    return {layer: len(rows) for layer, rows in circuit_inputs(model, image).items()}
 
 
 def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor] | None:
@@ -64,14 +58,9 @@ def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor]
     Returns:
         The layer, and features of shape (n_features,) in float64, on the CPU.
     """
-    found: list[tuple[QuantumLayer, Tensor]] = []
-
-    def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
-        if not found:
-            found.append((layer, inputs[0].detach().reshape(-1, inputs[0].shape[-1])[0].cpu().double()))
-
-    _look(model, image, [module for module in model.modules() if isinstance(module, QuantumLayer)], keep)
-    return found[0] if found else None
+    for layer, rows in circuit_inputs(model, image).items():
+        return layer, rows[0].cpu().double()
+    return None
 
 
 def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor]:
@@ -89,7 +78,7 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
     def keep(layer: Any, inputs: tuple[Tensor, ...], outputs: Any) -> None:
         found.setdefault(layer, []).append(inputs[0].detach().reshape(-1, inputs[0].shape[-1]))
 
-    _look(model, images, [module for module in model.modules() if isinstance(module, QuantumLayer)], keep)
+    _look(model, images, QuantumLayer, keep)
     return {layer: torch.cat(rows) for layer, rows in found.items()}
 
 
@@ -113,7 +102,7 @@ def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
     def keep(layer: Any, inputs: Any, outputs: Tensor) -> None:
         found.append(outputs.detach().cpu())
 
-    _look(model, images, [module for module in model.modules() if isinstance(module, Quanv2d)], keep)
+    _look(model, images, Quanv2d, keep)
     return found[0] if found else None
 
 
@@ -130,14 +119,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _look(model: nn.Module, images: Given, modules: list[Any], hook: Callable[..., None]) -> None:
-    """One forward pass, with the hook on some of its modules."""
-    if not modules:
-        return
-    handles = [module.register_forward_hook(hook) for module in modules]
-    try:
-        with evaluating(model):
+def _look(model: nn.Module, images: Given, kind: type[nn.Module], hook: Callable[..., None]) -> None:
+    """One forward pass, with the hook on the modules of a kind; none without such modules."""
+    if modules := [module for module in model.modules() if isinstance(module, kind)]:
+        with contextlib.ExitStack() as stack, evaluating(model):
+            for module in modules:
+                stack.enter_context(module.register_forward_hook(hook))
             called(model, images)
-    finally:
-        for handle in handles:
-            handle.remove()

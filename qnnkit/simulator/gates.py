@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pennylane as qp
@@ -109,3 +111,20 @@ def real_form(matrix: np.ndarray) -> np.ndarray:
 def is_monomial(matrix: np.ndarray) -> bool:
     """Whether it only renames basis states and turns their phases, as CNOT, SWAP, CZ and T do."""
     return bool((np.count_nonzero(np.abs(matrix) > EXACT, axis=0) == 1).all())
+
+
+def local_states(wires: Sequence[Any], among: Sequence[Any]) -> np.ndarray:
+    """For each basis state of `among`, the state of `wires` in it."""
+    states, n = np.arange(2 ** len(among)), len(among)
+    local = np.zeros_like(states)
+    for wire in wires:
+        local = 2 * local + (states >> (n - 1 - among.index(wire)) & 1)
+    return local
+
+
+def states_of(wires: Sequence[int], n_wires: int) -> np.ndarray:
+    """For each state of `wires`, the basis state of all wires in which the others are 0."""
+    local, states = np.arange(2 ** len(wires)), np.zeros(2 ** len(wires), dtype=int)
+    for place, wire in enumerate(reversed(wires)):
+        states |= (local >> place & 1) << (n_wires - 1 - wire)
+    return states

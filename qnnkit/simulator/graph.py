@@ -382,7 +382,6 @@ class Graph:
                     leaf for leaf in node.leaves if isinstance(leaf, Node) and id(leaf) not in known
                 ]
                 self.nodes.append(node)
-
         self._copies: dict[tuple, Tensor] = {}
 
     def _moved(self, constant: Tensor, device: torch.device, double: bool) -> Tensor:
@@ -418,9 +417,7 @@ class Graph:
             if leaf is BATCH:
                 return len(inputs)
             if isinstance(leaf, Tensor):
-                return leaf.to(
-                    inputs.device, torch.float64 if double and leaf.is_floating_point() else leaf.dtype
-                )
+                return self._moved(leaf, inputs.device, double)
             if isinstance(leaf, torch.dtype) and leaf.is_floating_point and double:
                 return torch.float64
             return inputs.device if isinstance(leaf, torch.device) else leaf

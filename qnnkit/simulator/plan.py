@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qnnkit.simulator.gates import EXACT, TrigForm, constant, eigenbasis, is_monomial, trig_form
+from qnnkit.simulator.gates import (
+    EXACT,
+    TrigForm,
+    constant,
+    eigenbasis,
+    is_monomial,
+    local_states,
+    states_of,
+    trig_form,
+)
 from qnnkit.simulator.graph import Node
 from qnnkit.simulator.trace import Trace
 
@@ -62,7 +71,7 @@ class Phases:
         """Rates of every basis state of `wires` by each of the angles: (2**len(wires), n_angles)."""
         table, column = np.zeros((2 ** len(wires), len(angles))), {each: i for i, each in enumerate(angles)}
         for on, _, rates, angle in self.members:
-            table[:, column[angle]] += rates[_local(on, wires)]
+            table[:, column[angle]] += rates[local_states(on, wires)]
         return table
 
 
@@ -147,9 +156,12 @@ def _before(
             np.arange(2 ** len(both)),
             np.argmax(np.abs(item.form), axis=0),
         )  # of each local state
-        local, places = _local(item.wires, both), states_of([both.index(w) for w in item.wires], len(both))
+        local, places = (
+            local_states(item.wires, both),
+            states_of([both.index(w) for w in item.wires], len(both)),
+        )
         after = states - places[local] + places[target[local]]
-        wires, rates = both, rates[_local(wires, both)][after]
+        wires, rates = both, rates[local_states(wires, both)][after]
     return wires, rates
 
 
@@ -249,7 +261,7 @@ class Permutation:
         for item in self.items:
             assert isinstance(item.form, np.ndarray)
             source = np.argmax(np.abs(item.form), axis=1)  # of each local state
-            local, of_wires = _local(item.wires, everything), states_of(item.wires, self.n_wires)
+            local, of_wires = local_states(item.wires, everything), states_of(item.wires, self.n_wires)
             old = states - of_wires[local] + of_wires[source[local]]
             turn = item.form[np.arange(len(source)), source][local]
             index, phases = index[old], turn * phases[old]
@@ -434,23 +446,6 @@ def _product(segment: Sequence[Item], wires: tuple[int, ...]) -> np.ndarray:
         gate = item.form.reshape([2] * (2 * k))
         product = np.moveaxis(np.tensordot(gate, product, (range(k, 2 * k), axes)), range(k), axes)
     return product.reshape(2**n, -1)
-
-
-def _local(wires: Sequence[int], among: Sequence[int]) -> np.ndarray:
-    """For each basis state of `among`, the state of `wires` in it."""
-    states, n = np.arange(2 ** len(among)), len(among)
-    local = np.zeros_like(states)
-    for wire in wires:
-        local = 2 * local + (states >> (n - 1 - list(among).index(wire)) & 1)
-    return local
-
-
-def states_of(wires: Sequence[int], n_wires: int) -> np.ndarray:
-    """For each state of `wires`, the basis state of all wires in which the others are 0."""
-    local, states = np.arange(2 ** len(wires)), np.zeros(2 ** len(wires), dtype=int)
-    for place, wire in enumerate(reversed(wires)):
-        states |= (local >> place & 1) << (n_wires - 1 - wire)
-    return states
 
 
 def _is_identity(matrix: np.ndarray) -> bool:

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pennylane as qp
 
+from qnnkit.simulator.gates import local_states
 from qnnkit.simulator.graph import NotFusable
 
 MOST_COLUMNS = 4096
@@ -50,8 +52,7 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
                 columns.append(_words(measurement.obs, wires))
                 kind = "expval"
             case qp.measurements.VarianceMP():
-                words = _words(measurement.obs, wires)
-                columns += [words, _squared(measurement.obs, wires)]
+                columns += [_words(measurement.obs, wires, squared=squared) for squared in (False, True)]
                 kind = "var"
             case qp.measurements.ProbabilityMP() if measurement.obs is None:
                 columns += _projectors(measurement.wires or wires, wires)
@@ -76,11 +77,12 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
 Column = dict[int, np.ndarray]
 
 
-def _words(observable: Any, wires: tuple[Any, ...]) -> Column:
+def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) -> Column:
     if observable is None or getattr(observable, "mv", None) is not None:
         raise NotFusable("it measures in the middle of the circuit")
-    if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):
-        return _projector(observable, wires)
+    if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):  # its own square
+        outcome = int("".join(str(int(bit)) for bit in observable.data[0]), 2)
+        return _projectors(observable.wires, wires, [outcome])[0]  # words would be too many
     # anew, as PennyLane keeps this form when a coefficient changes in place
     observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
     sentence = observable.pauli_rep
@@ -89,58 +91,24 @@ def _words(observable: Any, wires: tuple[Any, ...]) -> Column:
             raise NotFusable(f"the observable {observable.name} has no Pauli form")
         matrix = np.asarray(qp.matrix(observable, wire_order=observable.wires))
         sentence = qp.pauli_decompose(matrix, wire_order=observable.wires, pauli=True, check_hermitian=False)
-    return _column(sentence, wires)
-
-
-def _squared(observable: Any, wires: tuple[Any, ...]) -> Column:
-    if isinstance(observable, qp.ops.qubit.observables.BasisStateProjector):
-        return _projector(observable, wires)  # its own square
-    observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
-    sentence = observable.pauli_rep
-    if sentence is None:
-        matrix = np.asarray(qp.matrix(observable, wire_order=observable.wires))
-        squared = matrix @ matrix
-        sentence = qp.pauli_decompose(squared, wire_order=observable.wires, pauli=True, check_hermitian=False)
-        return _column(sentence, wires)
-    return _column(sentence @ sentence, wires)
-
-
-def _column(sentence: Any, wires: tuple[Any, ...]) -> Column:
-    n, place = len(wires), {wire: i for i, wire in enumerate(wires)}
-    states, column = np.arange(2**n), {}
-    for word, coefficient in sentence.items():
+    n, states, column = len(wires), np.arange(2 ** len(wires)), {}
+    for word, coefficient in (sentence @ sentence if squared else sentence).items():
         flip, phases = 0, np.full(2**n, complex(coefficient))
         for wire, letter in word.items():
-            shift = n - 1 - place[wire]
-            bit = states >> shift & 1
+            shift = n - 1 - wires.index(wire)
+            sign = 1 - 2 * (states >> shift & 1)
             if letter in "XY":
                 flip |= 1 << shift
-            if letter == "Z":
-                phases = phases * (1 - 2 * bit)
-            elif letter == "Y":
-                phases = phases * 1j * (1 - 2 * bit)
+            if letter in "YZ":
+                phases = phases * (1j * sign if letter == "Y" else sign)
         column[flip] = column.get(flip, 0) + phases
     return column
 
 
-def _projector(observable: Any, among: tuple[Any, ...]) -> Column:
-    """On a basis state: on many wires it would be a sum of too many words."""
-    outcome = int("".join(str(int(bit)) for bit in observable.data[0]), 2)
-    return {0: (_local(observable.wires, among) == outcome).astype(complex)}
-
-
-def _local(wires: Any, among: tuple[Any, ...]) -> np.ndarray:
-    """For each basis state of `among`, that of `wires` in it."""
-    n, place = len(among), {wire: i for i, wire in enumerate(among)}
-    states = np.arange(2**n)
-    local = np.zeros_like(states)
-    for wire in wires:
-        local = 2 * local + (states >> (n - 1 - place[wire]) & 1)
-    return local
-
-
-def _projectors(wires: Any, among: tuple[Any, ...]) -> list[Column]:
-    local = _local(wires, among)
-    if 2 ** len(wires) > MOST_COLUMNS:
+def _projectors(wires: Any, among: tuple[Any, ...], outcomes: Iterable[int] | None = None) -> list[Column]:
+    """On basis states of some wires; on all of them by default."""
+    if outcomes is None and 2 ** len(wires) > MOST_COLUMNS:
         raise NotFusable(f"it measures probabilities of {len(wires)} wires")
-    return [{0: (local == outcome).astype(complex)} for outcome in range(2 ** len(wires))]
+    state_of = local_states(tuple(wires), among)
+    outcomes = range(2 ** len(wires)) if outcomes is None else outcomes
+    return [{0: (state_of == outcome).astype(complex)} for outcome in outcomes]

@@ -152,7 +152,8 @@ def trace(
         raise NotFusable(
             "its Python makes another circuit each time it runs, or for another size of the batch"
         )
-    return _assemble(tape, wires, as_list, nodes, n + 1, (signature, as_list, _of_nodes(nodes)))
+    computed = [(str(node.func), _plain(node.leaves, nodes)) for node in nodes]
+    return _assemble(tape, wires, as_list, nodes, n + 1, (signature, as_list, computed))
 
 
 def _circuit(qnode: qp.QNode, arguments: dict[str, Any], recorder: Recorder) -> tuple[Any, bool]:
@@ -272,43 +273,33 @@ def _assemble(
 
 
 def _signature(tape: Any, nodes: list[Node], wires: tuple[Any, ...]) -> tuple:
-    place = {id(node): i for i, node in enumerate(nodes)}
-
-    def of(operation: Any) -> tuple:
-        data = tuple(place[id(v.node)] if isinstance(v, Traced) else _bytes(v) for v in operation.data)
+    operations, measured = [], readout(tuple(tape.measurements), wires)
+    for operation in tape.operations:
         matrix = None
         if operation.has_matrix and not isinstance(operation, qp.operation.StatePrepBase):
             traced = any(isinstance(value, Traced) for value in operation.data)
             matrix = forms.at(operation, 0.7) if traced else forms.constant(operation)
-        return operation.name, tuple(operation.wires), data, None if matrix is None else matrix.tobytes()
-
-    measured = readout(tuple(tape.measurements), wires)
-    tables = tuple((flip, table.tobytes()) for flip, table in sorted(measured.flips.items()))
-    return tuple(map(of, tape.operations)), tables, tuple(measured.shapes), wires
+        operations.append((operation.name, tuple(operation.wires), *_plain([*operation.data, matrix], nodes)))
+    tables = _plain([part for flip in sorted(measured.flips.items()) for part in flip], nodes)
+    return tuple(operations), tables, tuple(measured.shapes), wires
 
 
-def _of_nodes(nodes: list[Node]) -> tuple:
-    place = {id(node): i for i, node in enumerate(nodes)}
-    return tuple(
-        (
-            str(node.func),
-            *(
-                place.get(id(leaf), repr(leaf)) if isinstance(leaf, Node) else _bytes(leaf)
-                for leaf in node.leaves
-            ),
-        )
-        for node in nodes
-    )
+def _plain(leaves: list[Any], nodes: list[Node]) -> tuple:
+    """What can be compared: arrays by their bytes, nodes by their places."""
 
+    def plain(leaf: Any) -> Any:
+        leaf = leaf.node if isinstance(leaf, Traced) else leaf
+        if isinstance(leaf, Node):
+            return next((i for i, node in enumerate(nodes) if node is leaf), repr(leaf))
+        if isinstance(leaf, Tensor):
+            return (
+                leaf.dtype,
+                leaf.shape,
+                leaf.cpu().reshape(-1).view(torch.uint8).numpy().tobytes(),
+            )
+        return leaf.tobytes() if isinstance(leaf, np.ndarray | np.generic) else repr(leaf)
 
-def _bytes(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return (
-            str(value.dtype),
-            tuple(value.shape),
-            value.cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.ndim else value.item(),
-        )
-    return np.asarray(value).tobytes() if isinstance(value, np.ndarray | np.generic) else repr(value)
+    return tuple(map(plain, leaves))
 
 
 # --- gates ----------------------------------------------------------------------------------------
