@@ -11,6 +11,7 @@ import collections
 import contextlib
 import contextvars
 import copy
+import enum
 import functools
 import gc
 import importlib
@@ -529,6 +530,82 @@ def class_exchanged():
     return Case(scaled(lambda: embed.scale()), attributes(embed, "__class__", Narrow, Wide))
 
 
+@dataclass
+class Settings:
+    scale: float = 1.0
+    layers: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    scale: float = 1.0
+
+
+class Mode(enum.Enum):
+    WHOLE, HALF = 1.0, 0.5
+
+    def factor(self):
+        return self.value
+
+
+def by_settings(settings: Any, inputs: Tensor) -> Tensor:
+    """A helper that is handed an object."""
+    return settings.scale * inputs
+
+
+@reads
+def object_handed_on():
+    settings = Settings()
+    return Case(embedded(lambda inputs: by_settings(settings, inputs)), attributes(settings, "scale"))
+
+
+@reads
+def frozen_object_replaced():
+    state = {"settings": Frozen()}
+    changes = items(state, "settings", Frozen(0.5), Frozen(2.0))
+    return Case(embedded(lambda inputs: by_settings(state["settings"], inputs)), changes)
+
+
+@reads
+def attribute_by_a_computed_name():
+    settings = Settings()
+    return Case(scaled(lambda: getattr(settings, "sc" + "ale")), attributes(settings, "scale"))
+
+
+@reads
+def member_of_an_enumeration():
+    state = {"mode": Mode.WHOLE}
+    return Case(scaled(lambda: state["mode"].factor()), items(state, "mode", Mode.HALF, Mode.WHOLE))
+
+
+@reads
+def class_taken_from_an_object():
+    start = Settings()
+
+    class Maker:
+        def __init__(self):
+            self.scale = start.scale
+
+    maker = Maker()
+    return Case(scaled(lambda: type(maker)().scale), attributes(start, "scale"))
+
+
+@reads
+def object_that_is_indexed():
+    class Schedule:
+        epoch = 0
+
+        @classmethod
+        def share(cls, epoch):
+            return 1 / (1 + epoch)
+
+        def __getitem__(self, wire):
+            return wire + self.share(self.epoch)
+
+    schedule = Schedule()
+    return Case(scaled(lambda: schedule[0]), attributes(schedule, "epoch", 1, 2))
+
+
 @reads
 def equal_to_everything():
     """A configuration whose == compares something else."""
@@ -671,6 +748,23 @@ def module_parameter():
     net = Net()
     step = functools.partial(torch.Tensor.add_, net.angle.data, 0.5)
     return Case(net.by_parameter, [step, step], outside=[net.angle])
+
+
+@reads_on_device
+def module_handed_on():
+    net = Net()
+    circuit = scaled(lambda: 1.0 if getattr(net, "training") else 0.5)  # noqa: B009
+    return Case(circuit, [net.eval, net.train])
+
+
+@reads_on_device
+def slots():
+    class Config:
+        __slots__ = ("scale",)
+
+    config = Config()
+    config.scale = 1.0
+    return Case(scaled(lambda: config.scale), attributes(config, "scale"))
 
 
 @reads_on_device
