@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PYTORCH_ENABLE_MPS_FALLBACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow lint format type lab torture bench clean
+.PHONY: help run test slow lint format type lab torture bench address clean
 
 help:  ## what each target does
 	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
@@ -47,6 +47,10 @@ torture: .venv/installed  ## kill trainings, notebook chains and batches at rand
 bench: .venv/installed  ## time and memory beside PennyLane's simulators and JAX, as a table and a plot
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m benchmarks.run
+
+# Needs no environment.
+address:  ## write the repository's address into badges and notebooks: make address REPO=owner/name
+	@$(PYTHON) docs/address.py '$(REPO)'
 
 clean:  ## remove the environment and caches, keep runs
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

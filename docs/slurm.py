@@ -2,7 +2,7 @@
 
 On the login node, in tmux, with the same environment as the jobs and a workspace that they all see:
 
-    pip install 'qnnkit[cluster]' dask-jobqueue
+    pip install -e '.[cluster]' dask-jobqueue
     export QNNKIT_HOME=/shared/you/qnnkit
     python docs/slurm.py docs/batch.yaml
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import tomllib
 import venv
 from dataclasses import dataclass
 from importlib import metadata
@@ -27,8 +28,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "colab_setup.ipynb"
-NUMBERED = sorted((ROOT / "notebooks").glob("0*.ipynb"))
-REPOSITORY = "https://github.com/qnnkit/qnnkit"
+NUMBERED = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 
 # What Python runs first on the stand-in machine. Colab imports google.colab before the first cell, and its
 # Drive is a mount point, which a test cannot make without being root.
@@ -207,13 +208,19 @@ class Machine:
         """Runs the notebook's code in a plain Python: quicker than a kernel, and the same code."""
         return self.run_code("\n\n".join(self.cells(until, **changes)))
 
+    def fetched(self) -> list[str]:
+        """The git commands that fetch code, of processes that were given `GIT_TRACE` at `git.txt`."""
+        trace = self.folder / "git.txt"
+        lines = trace.read_text().splitlines() if trace.exists() else []
+        return [line for line in lines if re.search(r"built-in: git (clone|fetch|pull)", line)]
+
     def run_code(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs `code` with __file__ unknown, as it is in a notebook."""
         return self.run(self.python, "-c", code, **variables)
 
-    def run_ipython(self, code: str) -> subprocess.CompletedProcess[str]:
+    def run_ipython(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs `code` as one cell, which may hold lines that begin with ! or %."""
-        return self.run(self.python, "-m", "IPython", "--colors=NoColor", "-c", code)
+        return self.run(self.python, "-m", "IPython", "--colors=NoColor", "-c", code, **variables)
 
     def run_kernel(self, **changes: object) -> str:
         """Runs the notebook through papermill in this machine's kernel; gives all that it printed."""
@@ -464,6 +471,222 @@ def test_a_folder_that_is_no_checkout_stays(machine: Machine) -> None:
     assert [path.name for path in machine.checkout.iterdir()] == ["thesis.txt"]
 
 
+# --- where the code comes from ---
+
+
+def without_address(source: str) -> str:
+    """A cell as it is before `make address` was run."""
+    return re.sub(r'(\\?")[^"]*"(?=  # written by `make address`)', r"\1\1", source)
+
+
+def test_without_an_address_nothing_is_fetched(machine: Machine) -> None:
+    code = without_address("\n\n".join(machine.cells(repository="")))
+    done = machine.run_code(code, GIT_TRACE=str(machine.folder / "git.txt"))
+    assert sentence(done) == (
+        "RuntimeError: No repository is named to fetch qnnkit from: fill in `repository` above, such as "
+        "https://github.com/owner/name, and run this notebook again."
+    )
+    assert machine.fetched() == []
+    assert list(machine.content.iterdir()) == []
+    assert machine.mounts() == [], "Drive was mounted for nothing"
+
+
+def test_parameter_variable_remote_and_what_was_written_come_in_this_order(machine: Machine) -> None:
+    machine.git(machine.content, "init", "--quiet", str(machine.checkout))
+    machine.git(machine.checkout, "remote", "add", "origin", "file:///remote")
+
+    def taken(repository: str = "", **variables: str) -> str:
+        code = without_address("\n\n".join(machine.cells(until="address = ", repository=repository)))
+        code = code.replace('""  # written', '"file:///written"  # written') + "\nprint(address)"
+        done = machine.run_code(code, **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert taken("file:///parameter", QNNKIT_REPOSITORY="file:///variable") == "file:///parameter"
+    assert taken(QNNKIT_REPOSITORY="file:///variable") == "file:///variable"
+    assert taken() == "file:///remote"
+    machine.git(machine.checkout, "remote", "remove", "origin")
+    assert taken() == "file:///written"
+
+
+def test_a_variable_clones_and_the_remote_updates(machine: Machine) -> None:
+    code = without_address("\n\n".join(machine.cells(until="Its last commit:", repository="")))
+    trace = machine.folder / "git.txt"
+    done = machine.run_code(code, QNNKIT_REPOSITORY=machine.repository, GIT_TRACE=str(trace))
+    assert len(machine.fetched()) == 1, "a clone leaves no trace, so a test sees none"
+    assert f"is new, cloned from {machine.repository}." in done.stdout, done.stderr
+    newest = machine.publish({"qnnkit/extra.py": "more = True\n"})
+    assert "It is up to date with 'main'." in machine.run_code(code).stdout
+    assert machine.head() == newest
+    machine.git(machine.checkout, "remote", "remove", "origin")
+    trace.unlink()
+    done = machine.run_code(code, GIT_TRACE=str(trace))
+    assert "It stays as it is, because no repository is named." in done.stdout, done.stderr
+    assert machine.fetched() == []
+
+
+# --- the address in badges, cells and pyproject.toml ---
+
+
+def addresses(root: Path) -> dict[str, str]:
+    """What each place of a tree names: an address, or nothing."""
+    urls = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]
+    named = {"pyproject.toml": urls.get("Repository", "")}
+    notebooks = [root / "colab_setup.ipynb", *sorted((root / "notebooks").glob("[0-9]*.ipynb"))]
+    for path in notebooks:
+        cells = nbformat.read(path, as_version=4).cells
+        (written,) = re.findall(r'address = "(.*)"  # written by', "\n".join(cell.source for cell in cells))
+        named[f"cell of {path.name}"] = written
+    tops = {path: nbformat.read(path, as_version=4).cells[0].source for path in notebooks}
+    for path, top in {root / "README.md": (root / "README.md").read_text(), **tops}.items():
+        opened = path.relative_to(root).as_posix() if path.suffix == ".ipynb" else "colab_setup.ipynb"
+        badge = re.search(
+            r"^\[!\[Open in Colab\]\(\S+\)\]\(https://colab\.research\.google\.com/github/(\S+)/blob/main/(\S+)\)$",
+            top,
+            flags=re.MULTILINE,
+        )
+        if badge is None:
+            assert "\nNo address yet: `make address REPO=owner/name` writes it into every badge" in top, path
+            named[f"badge of {path.name}"] = ""
+        else:
+            assert badge[2] == opened, "the badge opens another notebook"
+            named[f"badge of {path.name}"] = f"https://github.com/{badge[1]}"
+    return named
+
+
+def make_address(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "address", f"PYTHON={sys.executable}", *words]
+    environment = {name: value for name, value in os.environ.items() if name not in ("REPO", "MAKEFLAGS")}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+def texts(root: Path) -> dict[str, str]:
+    """Every file of a tree that is no part of git's own."""
+    files = [path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts]
+    return {path.relative_to(root).as_posix(): path.read_text() for path in files}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what `make address` reads and writes."""
+    root = tmp_path / "tree"
+    (root / "docs").mkdir(parents=True)
+    for name in ("Makefile", "README.md", "pyproject.toml", "colab_setup.ipynb", "docs/address.py"):
+        shutil.copy(ROOT / name, root / name)
+    shutil.copytree(ROOT / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns(".*", "[!0-9]*"))
+    return root
+
+
+def test_badges_cells_and_pyproject_name_the_same_address() -> None:
+    named = addresses(ROOT)
+    assert len(named) == 4 + 2 * len(NUMBERED), sorted(named)
+    assert len(set(named.values())) == 1, named
+
+
+def test_no_file_names_another_repository_of_the_kit() -> None:
+    (address,) = set(addresses(ROOT).values())
+    tops = [path for path in ROOT.iterdir() if path.is_file()]
+    folders = [ROOT / name for name in ("benchmarks", "docs", "notebooks", "qnnkit", "tests", ".ci")]
+    kit = re.compile(r"github(?:\.com)?[/:]([\w.-]+/qnnkit)\b")  # as an address, and in Colab's
+    for path in [*tops, *(path for folder in folders for path in folder.rglob("*"))]:
+        if path.is_file() and "__pycache__" not in path.parts:
+            for found in kit.findall(path.read_text(errors="replace")):
+                assert address == f"https://github.com/{found}", path
+
+
+@NEEDS_MAKE
+def test_make_address_rewrites_every_place_and_nothing_else(tree: Path) -> None:
+    before = texts(tree)
+    for repo in ("a-fork/kit.of_mine", "Owner2/qnn-kit"):  # from what stands there, then from another address
+        done = make_address(tree, f"REPO={repo}")
+        assert done.returncode == 0, done.stderr
+        assert repo in done.stdout and len(done.stdout.splitlines()) == 1
+        assert set(addresses(tree).values()) == {f"https://github.com/{repo}"}
+        after = texts(tree)
+        assert after.keys() == before.keys()
+        for name, text in after.items():
+            pairs = list(zip(before[name].splitlines(), text.splitlines(), strict=True))
+            wanted = 1 if name in ("README.md", "pyproject.toml") else 2 * name.endswith(".ipynb")
+            assert sum(old != new for old, new in pairs) == wanted, name
+        assert make_address(tree, f"REPO={repo}").returncode == 0
+        assert texts(tree) == after, "a second time changed something"
+        before = after
+    for words in (["check", "--select=E501"], ["format", "--check"]):  # the lines' lengths have changed
+        command = [sys.executable, "-m", "ruff", *words, "--no-cache", tree]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize(
+    "remote",
+    [
+        "https://github.com/a-fork/kit",
+        "https://github.com/a-fork/kit.git",
+        "https://student:secret@github.com/a-fork/kit.git",
+        "git@github.com:a-fork/kit.git",
+        "ssh://git@github.com/a-fork/kit",
+    ],
+)
+def test_make_address_alone_takes_the_remote(tree: Path, remote: str) -> None:
+    subprocess.run(["git", "init", "--quiet", tree], check=True)
+    subprocess.run(["git", "-C", tree, "remote", "add", "origin", remote], check=True)
+    done = make_address(tree)
+    assert done.returncode == 0, done.stderr
+    assert set(addresses(tree).values()) == {"https://github.com/a-fork/kit"}
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize(
+    "repo",
+    [
+        "kit",
+        "a-fork/",
+        "/kit",
+        "a fork/kit",
+        "-a/kit",
+        "a/b/kit",
+        "a/..",
+        "a/kit.git",
+        'a/k"+evil',
+        "https://x.org/a/b",
+    ],
+)
+def test_a_bad_repo_is_refused_with_one_sentence(tree: Path, repo: str) -> None:
+    before = texts(tree)
+    done = make_address(tree, f"REPO={repo}")
+    assert done.returncode != 0
+    said = done.stderr.splitlines()[0]
+    assert said.startswith(f"REPO must be owner/name on GitHub, but is {repo!r}. Type: make address REPO=")
+    assert texts(tree) == before
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize(
+    "remote", [None, "https://gitlab.com/a/kit", "https://x.org/github.com/a/kit", "a/kit"]
+)
+def test_make_address_without_a_github_remote_says_what_to_give(tree: Path, remote: str | None) -> None:
+    before = texts(tree)
+    around = tree if remote else tree.parent  # an unpacked copy inside another checkout is no checkout itself
+    subprocess.run(["git", "init", "--quiet", around], check=True)
+    remote = remote or "https://github.com/another/project"
+    subprocess.run(["git", "-C", around, "remote", "add", "origin", remote], check=True)
+    done = make_address(tree)
+    assert done.returncode != 0
+    assert "is empty, and the git remote `origin` is not on GitHub. Type: make address" in done.stderr
+    assert texts(tree) == before
+
+
+@NEEDS_MAKE
+def test_a_lost_place_is_named_and_nothing_is_written(tree: Path) -> None:
+    notebook = tree / "notebooks" / NUMBERED[-1].name
+    notebook.write_text(notebook.read_text().replace("  # written by `make address`", ""))
+    before = texts(tree)
+    done = make_address(tree, "REPO=a-fork/kit")
+    assert f"`{notebook.name}` must hold one place for the address, but holds 0." in done.stderr
+    assert texts(tree) == before
+
+
 # --- torch and numpy ---
 
 
@@ -585,23 +808,44 @@ def test_setup_cell_says_what_to_do_elsewhere(machine: Machine, bootstrap: str) 
     machine.colab = False
     done = machine.run_ipython(bootstrap)
     assert done.returncode != 0
-    assert "ModuleNotFoundError: qnnkit is not installed here." in done.stdout + done.stderr
+    assert "ModuleNotFoundError: qnnkit is not installed here: type make run;" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cloned", [False, True])
-def test_setup_cell_sets_colab_up(machine: Machine, bootstrap: str, cloned: bool) -> None:
-    content = f"{machine.content}/"
-    machine.publish({"colab_setup.ipynb": NOTEBOOK.read_text().replace("/content/", content)})
-    # The cell names the real repository: git is told to look for it in the stand-in's.
-    with (machine.folder / "gitconfig").open("a") as settings:
-        settings.write(f'[url "{machine.repository}"]\n    insteadOf = {REPOSITORY}\n')
-    if cloned:  # a bare folder named qnnkit, where the notebook starts, is no package
-        machine.git(machine.content, "clone", "--quiet", "--depth", "1", REPOSITORY, str(machine.checkout))
+def test_setup_cell_fetches_nothing_without_an_address(machine: Machine, bootstrap: str) -> None:
+    code = without_address(bootstrap).replace("/content/", f"{machine.content}/")
+    done = machine.run_ipython(code, GIT_TRACE=str(machine.folder / "git.txt"))
+    assert done.returncode != 0
+    assert "on Colab, fill in `address`." in (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert not (machine.folder / "git.txt").exists(), "git was called"
+    assert list(machine.content.iterdir()) == []
+    assert machine.mounts() == []
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize("source", ["variable", "written", "checkout"])
+def test_setup_cell_sets_colab_up(machine: Machine, tree: Path, source: str) -> None:
+    """From the variable, from a fork's own cell after `make address`, or as a checkout that is there."""
+    content, variables = f"{machine.content}/", {}
+    if source == "written":  # git is told to look for the fork in the stand-in's repository
+        assert make_address(tree, "REPO=a-fork/kit").returncode == 0
+        with (machine.folder / "gitconfig").open("a") as settings:
+            settings.write(f'[url "{machine.repository}"]\n    insteadOf = https://github.com/a-fork/kit\n')
+    setup = (tree / "colab_setup.ipynb").read_text()
+    bootstrap = setup_cell(tree / "notebooks" / NUMBERED[0].name)
+    if source != "written":
+        setup, bootstrap = without_address(setup), without_address(bootstrap)
+    machine.publish({"colab_setup.ipynb": setup.replace("/content/", content)})
+    if source == "variable":
+        variables["QNNKIT_REPOSITORY"] = machine.repository
+    if source == "checkout":  # a bare folder named qnnkit, where the notebook starts, is no package
+        machine.git(
+            machine.content, "clone", "--quiet", "--depth", "1", machine.repository, str(machine.checkout)
+        )
     code = (
         bootstrap.replace("/content/", content)
         + "\nimport os, qnnkit\nprint(os.environ['QNNKIT_HOME'], qnnkit.edition)"
     )
-    done = machine.run_ipython(code)
+    done = machine.run_ipython(code, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(f"{content}drive/MyDrive/qnnkit 1\n")
     assert machine.mounts() == [f"{content}drive"]

@@ -70,7 +70,6 @@ def test_code_cells_are_short_and_come_after_prose(path: Path) -> None:
     for word in ("Question:", "Reads", "Writes", "Takes"):
         assert f"**{word}**" in cells[0].source
     assert any("**Prediction:**" in cell.source for cell in cells if cell.cell_type == "markdown")
-    assert f"notebooks/{path.name})" in cells[0].source, "the badge opens another notebook"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
