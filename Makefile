@@ -1,6 +1,7 @@
-# Every target makes the environment first; a machine needs only Python 3.11+ and make.
+# Every target makes the environment that it needs first; a machine needs only Python 3.11+ and make.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 export PYTORCH_ENABLE_MPS_FALLBACK := 1
 
 .DEFAULT_GOAL := help
@@ -9,43 +10,47 @@ export PYTORCH_ENABLE_MPS_FALLBACK := 1
 help:  ## what each target does
 	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
 
-# The stamp is older than what it was made from: install again.
+# What running needs. The stamp is older than what it was made from: install again.
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "qnnkit needs Python 3.11, 3.12 or 3.13, but this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) .
+	@touch $@
+
+# What an extra of pyproject.toml adds to it: `dev` is what testing needs.
+.venv/with-%: .venv/installed
+	$(INSTALL) '.[$*]'
 	@touch $@
 
 run: .venv/installed  ## the main job: digits, a hybrid net beside its controls, a report
 	$(BIN)/qnnkit run --recipe digits_quanv --run-dir runs/first
 
 # Two files of tests at a time, each on one thread: on two cores, more threads only wait for each other.
-test: .venv/installed  ## every test but the slow ones
+test: .venv/with-dev  ## every test but the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-slow: .venv/installed  ## the tests that take long or ask a package registry
+slow: .venv/with-dev  ## the tests that take long or ask a package registry
 	$(BIN)/python -m pytest -m slow
 	QNNKIT_EXAMPLES=all $(BIN)/python -m pytest tests/test_random_circuits.py
 
-lint: .venv/installed  ## style and common mistakes, notebooks included
+lint: .venv/with-dev  ## style and common mistakes, notebooks included
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: .venv/installed  ## mend what lint can mend by itself
+format: .venv/with-dev  ## mend what lint can mend by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-type: .venv/installed  ## types, by pyright
+type: .venv/with-dev  ## types, by pyright
 	$(BIN)/pyright
 
-lab: .venv/installed  ## JupyterLab on the notebooks
+lab: .venv/with-lab  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks
 
-torture: .venv/installed  ## kill trainings, notebook chains and batches at random moments, and compare
+torture: .venv/with-dev  ## kill trainings, notebook chains and batches at random moments, and compare
 	$(BIN)/python -m tests.torture
 
-bench: .venv/installed  ## time and memory beside PennyLane's simulators and JAX, as a table and a plot
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+bench: .venv/with-bench  ## time and memory beside PennyLane's simulators and JAX, as a table and a plot
 	$(BIN)/python -m benchmarks.run
 
 # Needs no environment.

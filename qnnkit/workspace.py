@@ -25,8 +25,8 @@ DRIVE = Path("/content/drive")
 def home() -> Path:
     """The folder that relative run folders are meant from.
 
-    `QNNKIT_HOME` where it is set (on Colab: a folder on Drive); else the current folder, or the checkout
-    when a notebook is open in its `notebooks/`, so that the shell and JupyterLab agree.
+    `QNNKIT_HOME` where it is set (on Colab: a folder on Drive); else the current folder, or the one around it
+    when that is a `notebooks/` with numbered notebooks in it, so that the shell and JupyterLab agree.
 
     Raises:
         NotADirectoryError: `QNNKIT_HOME` names a file.
@@ -36,7 +36,7 @@ def home() -> Path:
         _refuse_file("QNNKIT_HOME", path)
         return path
     here = Path.cwd()
-    return here.parent if here.name == "notebooks" and (here.parent / "qnnkit").is_dir() else here
+    return here.parent if here.name == "notebooks" and any(here.glob("0[0-6]_*.ipynb")) else here
 
 
 def shelf(name: str) -> Path | None:

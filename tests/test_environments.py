@@ -1,11 +1,13 @@
-"""pyproject.toml, environment.yml and requirements-colab.txt ask for the same, and for what exists."""
+"""environment.yml and requirements-colab.txt ask for what pyproject.toml lists, and it exists."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +16,7 @@ from packaging.version import Version
 from uv import find_uv_bin
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("environment.yml", "requirements-colab.txt")
 
 # Colab's image, as far as it bears on what may be chosen. PyPI has no +cu128 build; 2.11.0 stands for it.
 COLAB_IMAGE = {
@@ -34,43 +37,47 @@ def by_name(lines: list[str]) -> dict[str, Requirement]:
     return dict(zip(names, found, strict=True))
 
 
-def pyproject() -> dict[str, Requirement]:
-    """What a user of the kit needs: the dependencies and the extra `gpu`."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return by_name(project["dependencies"] + project["optional-dependencies"]["gpu"])
+def project() -> dict[str, Any]:
+    """The table `project` of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def environment() -> dict[str, object]:
+def environment() -> dict[str, Any]:
     """environment.yml as it is written."""
     return yaml.safe_load((ROOT / "environment.yml").read_text())
 
 
-def environment_pip_lines() -> list[str]:
-    """The pip section of environment.yml."""
-    sections = [part["pip"] for part in environment()["dependencies"] if isinstance(part, dict)]
-    assert len(sections) == 1
-    return sections[0]
-
-
-def colab() -> dict[str, Requirement]:
-    """What requirements-colab.txt asks for."""
+def line_of(source: str) -> str:
+    """The one line that environment.yml's pip section, or requirements-colab.txt, has for pip."""
     lines = (ROOT / "requirements-colab.txt").read_text().splitlines()
-    return by_name([line for line in lines if line and not line.startswith("#")])
+    if source == "environment.yml":
+        lines = environment()["dependencies"][-1]["pip"]
+    (line,) = (line for line in lines if line and not line.startswith("#"))
+    return line
 
 
-def test_environment_yml_names_the_packages_of_pyproject() -> None:
-    *lines, kit = environment_pip_lines()
-    assert kit == "-e ."  # so the names before it are a list of their own, not pyproject's read back
-    assert by_name(lines) == pyproject()
+def asked(source: str) -> list[str]:
+    """The requirements of pyproject.toml that `source` asks for by its extras."""
+    found = re.fullmatch(r"-e \.\[([a-z,]+)\]", line_of(source))
+    assert found, "the list stands in pyproject.toml alone"
+    extras = project()["optional-dependencies"]
+    return [*project()["dependencies"], *(line for name in found[1].split(",") for line in extras[name])]
 
 
-def test_colab_names_the_packages_of_pyproject() -> None:
-    image = {"torch", "numpy"}
-    others = {name: requirement for name, requirement in pyproject().items() if name not in image}
-    found = colab()
-    assert {name: requirement for name, requirement in found.items() if name not in image} == others
-    for name in image:  # any bound could move what the image has
-        assert str(found[name]) == name
+def test_pyproject_names_what_was_prescribed() -> None:
+    named = by_name(project()["dependencies"])
+    wanted = ("torch", "pennylane", "pennylane-lightning", "ipywidgets", "matplotlib", "papermill")
+    assert {*wanted, "nbstripout"} <= named.keys()
+    (gpu,) = by_name(project()["optional-dependencies"]["gpu"]).values()
+    assert (gpu.name, str(gpu.marker)) == ("pennylane-lightning-gpu", 'sys_platform == "linux"')
+    assert named["pennylane"].specifier == named["pennylane-lightning"].specifier == gpu.specifier
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_the_documents_promise_is_installed(source: str) -> None:
+    names = by_name(asked(source)).keys()
+    # lightning.gpu, MIDI and the corpus, 06_study and batches, sweeps, trackers
+    assert {"pennylane-lightning-gpu", "mido", "music21", "distributed", "optuna", "mlflow-skinny"} <= names
 
 
 def test_environment_yml_is_for_mac_and_linux() -> None:
@@ -122,12 +129,10 @@ def resolve(folder: Path, lines: list[str], *options: str, **variables: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", ["3.13", "3.12"])
 def test_colab_resolves_beside_the_image(registry: None, tmp_path: Path, python: str) -> None:
-    lines = [str(requirement) for requirement in colab().values()]
     constraints = tmp_path / "image.txt"
     constraints.write_text("".join(f"{name}{version}\n" for name, version in COLAB_IMAGE.items()))
     options = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_35"]
-    # transformers and peft are not asked for, but the image has them: both must go with what is chosen.
-    chosen = resolve(tmp_path, [*lines, "transformers", "peft"], *options, "-c", str(constraints))
+    chosen = resolve(tmp_path, asked("requirements-colab.txt"), *options, "-c", str(constraints))
     for name, version in COLAB_IMAGE.items():
         assert chosen[name] in Requirement(name + version).specifier
     for name in ("pennylane", "pennylane-lightning", "pennylane-lightning-gpu"):
@@ -136,13 +141,9 @@ def test_colab_resolves_beside_the_image(registry: None, tmp_path: Path, python:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["pyproject.toml", "environment.yml"])
-def test_mac_resolves(registry: None, tmp_path: Path, source: str) -> None:
-    lines = (
-        environment_pip_lines()[:-1] if source == "environment.yml" else list(map(str, pyproject().values()))
-    )
+def test_mac_resolves(registry: None, tmp_path: Path) -> None:
     options = ["--python-version", "3.12", "--python-platform", "aarch64-apple-darwin"]
-    chosen = resolve(tmp_path, lines, *options, MACOSX_DEPLOYMENT_TARGET="14.0")
+    chosen = resolve(tmp_path, asked("environment.yml"), *options, MACOSX_DEPLOYMENT_TARGET="14.0")
     assert chosen["torch"] >= Version("2.6")
     assert chosen["numpy"] >= Version("2.0")
     for name in ("pennylane", "pennylane-lightning"):
@@ -154,7 +155,7 @@ def test_mac_resolves(registry: None, tmp_path: Path, source: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["x86_64-manylinux_2_35", "aarch64-unknown-linux-gnu"])
 def test_linux_resolves(registry: None, tmp_path: Path, platform: str) -> None:
-    lines = environment_pip_lines()[:-1]
-    chosen = resolve(tmp_path, lines, "--python-version", "3.12", "--python-platform", platform)
+    options = ["--python-version", "3.12", "--python-platform", platform]
+    chosen = resolve(tmp_path, asked("environment.yml"), *options)
     assert chosen["torch"] >= Version("2.6")
     assert chosen["pennylane"].release[:2] == chosen["pennylane-lightning-gpu"].release[:2] == (0, 45)

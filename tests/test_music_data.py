@@ -393,7 +393,7 @@ def test_music21(monkeypatch):
 
 def test_music21_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "music21", None)
-    assert "pip install -e '.[music]'" in refused("music21", "music21:bach")
+    assert "pip install 'qnnkit[music]'" in refused("music21", "music21:bach")
 
 
 # --- the real data

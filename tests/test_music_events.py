@@ -303,7 +303,7 @@ def test_other_refusals_of_midi(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mido", None)
     for call in (lambda: write_midi(PIECES["one note"], tmp_path / "a.mid"), lambda: parse_midi(b"", "a")):
         with pytest.raises(
-            ValueError, match=r"Argument `mido` must be installed.*pip install -e '\.\[music\]'"
+            ValueError, match=r"Argument `mido` must be installed.*pip install 'qnnkit\[music\]'"
         ):
             call()
     assert not (tmp_path / "a.mid").exists()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +22,8 @@ from qnnkit import report, runs, survey
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# What only extras bring: in the environment that holds the wheel they are as good as missing.
+EXTRAS = ("dask", "distributed", "hypothesis", "jupyterlab", "mido", "optuna", "pytest", "tensorboard")
 PARAMETER = re.compile(
     r"^\w+: (int|float|str|bool|list) = "
     r'("[^"=]*"|-?\d+(\.\d+)?(e-?\d+)?|\[[-\d., ]+\]|True|False|None)  # [^=]+$'
@@ -33,6 +40,21 @@ def code_cells(path: Path) -> list[nbformat.NotebookNode]:
 
 def tagged(path: Path, tag: str) -> list[nbformat.NotebookNode]:
     return [cell for cell in code_cells(path) if tag in cell.metadata.get("tags", [])]
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def outside(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command in `folder`, where nothing leads to this checkout; it must succeed."""
+    leave_out = ("PYTHON", "QNNKIT_", "PIP_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(leave_out)}
+    environment |= {"PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    words = list(map(str, command))
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def qnnkit(*words: object) -> subprocess.CompletedProcess[str]:
@@ -89,17 +111,59 @@ def test_one_parameters_cell_that_papermill_can_read(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
-    """A whole run at toy size, made by the command that people type."""
-    folder = tmp_path_factory.mktemp("chain") / "run"
-    words = ("--recipe", "digits_quanv", "--run-dir", folder, "--set", "epochs=1", "--set", "n_seeds=1")
-    done = qnnkit("run", *words, "--set", 'controls=["classical"]', "--set", "stride=2")
-    assert done.returncode == 0, done.stderr
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: setuptools leaves files where it builds."""
+    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("qnnkit", "notebooks"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made)
+    outside(source, *pip, source)
+    return next(made.glob("qnnkit-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that holds the wheel; beside it, of the packages of this one, what running needs."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps")
+    outside(folder, *pip, wheel)
+    # Of an editable qnnkit there, the path stands in a .pth file, which is not read here.
+    lines = (sysconfig.get_path("purelib"), f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))")
+    own = next((folder / "lib").glob("python*/site-packages"))
+    (own / "zz_packages.pth").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
+    """A whole run at toy size, by the command that people type, in an empty folder without a checkout."""
+    home, before = tmp_path_factory.mktemp("chain"), files(installed.parent)
+    words = ("--recipe", "digits_quanv", "--run-dir", "runs/first", "--epochs", "1", "--set", "n_seeds=1")
+    command = (installed / "bin" / "qnnkit", "run", *words, "--set", 'controls=["classical"]')
+    done = outside(home, *command, "--set", "stride=2")
     assert done.stderr == ""
     for index, name in enumerate(runs.NOTEBOOKS, start=1):
+        assert f"[{index}/5] {name} from {installed / 'share/qnnkit/notebooks'} ..." in done.stdout
         assert f"[{index}/5] {name}: done" in done.stdout
     assert re.search(r"hybrid +seed 0 +epoch +1/1 ", done.stdout), "no line for the epoch"
-    return runs.open_run(folder)
+    assert {path.name for path in home.iterdir()} <= {"runs", "measured"}
+    assert files(installed.parent) == before
+    return runs.open_run(home / "runs" / "first")
+
+
+def test_the_wheel_carries_notebooks_recipes_and_templates(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sorted(Path(name).name for name in names if name.endswith(".ipynb")) == [p.name for p in SOURCES]
+    kept = {path.relative_to(ROOT).as_posix() for path in files(ROOT / "qnnkit") if path.suffix != ".pyc"}
+    assert {name for name in kept if not name.endswith(".md")} <= set(names)
+
+
+def test_what_is_installed_is_the_wheel(installed: Path, tmp_path: Path) -> None:
+    found = outside(tmp_path, installed / "bin" / "python", "-c", "import qnnkit; print(qnnkit.__file__)")
+    assert installed in Path(found.stdout).parents
 
 
 def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:

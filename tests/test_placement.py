@@ -611,7 +611,7 @@ def test_the_chain_tells_where_it_trains(tiny):
 
 
 def test_a_notebook_takes_auto_for_a_size_of_batch():
-    path = runs.launch.__globals__["notebook_folder"]() / "00_setup.ipynb"
+    path = runs.find_notebook("00_setup")
     runs.check_parameters(path, {"batch_size": "auto"})
     with pytest.raises(TypeError, match="`batch_size` must be of type int, but is 'many'"):
         runs.check_parameters(path, {"batch_size": "many"})

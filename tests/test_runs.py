@@ -789,21 +789,25 @@ def test_a_missing_notebook(tmp_path):
         runs.launch(tmp_path / "none.ipynb", tmp_path / "copy.ipynb", {})
 
 
-def test_two_launches_share_no_sockets(notebook, tmp_path):
+def test_two_launches_share_no_sockets(notebook, tmp_path, monkeypatch):
     """Those of Jupyter's own choice lie in the current folder, where two at once may take the same."""
+    monkeypatch.chdir(tmp_path)
     source = notebook(
         "import json, ipykernel.connect as kernel\nplace = json.loads(kernel.get_connection_info())['ip']",
         "from pathlib import Path\nPath(f'seen{count}').write_text(place)",
     )
     for count in range(2):
         runs.launch(source, tmp_path / f"out{count}.ipynb", {"count": count})
-    places = [Path((source.parent / f"seen{count}").read_text()) for count in range(2)]
+    places = [Path((tmp_path / f"seen{count}").read_text()) for count in range(2)]
     assert len(set(places)) == 2 and all(place.is_absolute() for place in places)
     assert not any(place.parent.exists() for place in places)  # and none is left
 
 
 def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
-    """Parameters arrive, the kernel has the launch's variables, this process gets its own back."""
+    """Parameters arrive, the kernel has the launch's variables and folder, this process gets its own back."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     source = notebook("""
         import json, os
         from pathlib import Path
@@ -821,12 +825,12 @@ def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
     output.parent.mkdir()
     output.with_suffix(".failed.ipynb").write_text("of an earlier try")
     assert runs.launch(source, output, {"count": 5, "rate": 0.5}) == output
-    told = json.loads((tmp_path / "told.json").read_text())
+    told = json.loads((here / "told.json").read_text())
     assert told == {
         "count": 5,
         "rate": 0.5,
         "name": "a",
-        "cwd": str(tmp_path),
+        "cwd": str(here),
         "QNNKIT_PROBE": "1",
         "QNNKIT_MINE": "my own",
     }
@@ -874,7 +878,8 @@ def test_a_full_disk_before_a_notebook_starts(notebook, tmp_path):
     assert not (tmp_path / "copy.ipynb").exists()
 
 
-def test_a_full_disk_inside_a_notebook(notebook, tmp_path):
+def test_a_full_disk_inside_a_notebook(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "data.bin").write_bytes(b"old")
     source = notebook("""
         from pathlib import Path
@@ -886,9 +891,20 @@ def test_a_full_disk_inside_a_notebook(notebook, tmp_path):
     assert (tmp_path / "data.bin").read_bytes() == b"old"
 
 
+def test_a_copy_beside_the_workspace_comes_before_the_kits_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    mine, kits = tmp_path / "notebooks", Path(runs.__file__).parents[2] / "notebooks"
+    mine.mkdir()
+    (mine / "03_train.ipynb").write_text("{}")
+    assert runs.find_notebook("03_train") == mine / "03_train.ipynb"
+    assert runs.find_notebook("04_analyze") == kits / "04_analyze.ipynb"
+    with pytest.raises(FileNotFoundError, match=f"but is '03_trian'. Put one into `{mine}`"):
+        runs.find_notebook("03_trian")
+
+
 @pytest.mark.parametrize("name", runs.NOTEBOOKS)
 def test_what_the_chain_passes_is_what_the_notebooks_declare(tiny, name):
-    source = launching.notebook_folder() / f"{name}.ipynb"
+    source = runs.find_notebook(name)
     parameters = chain._parameters(tiny(device="cpu"), source)
     runs.check_parameters(source, parameters)
     assert {"recipe", "run_dir", "data_dir"} <= parameters.keys()

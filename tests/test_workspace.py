@@ -187,12 +187,12 @@ def test_home_is_the_current_folder(tmp_path, monkeypatch):
     assert workspace.place("runs/first") == tmp_path / "runs/first"
 
 
-def test_home_from_the_notebooks_of_a_checkout_is_the_checkout(tmp_path, monkeypatch):
+def test_home_from_a_folder_of_numbered_notebooks_is_the_one_around_it(tmp_path, monkeypatch):
     monkeypatch.delenv("QNNKIT_HOME", raising=False)
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
-    assert workspace.home() == tmp_path / "notebooks"  # a folder of that name is not yet a checkout
-    (tmp_path / "qnnkit").mkdir()
+    assert workspace.home() == tmp_path / "notebooks"  # a folder of that name may be anyone's
+    (tmp_path / "notebooks" / "03_train.ipynb").touch()
     assert workspace.home() == tmp_path
 
 

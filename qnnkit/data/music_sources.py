@@ -245,7 +245,7 @@ def _read_corpus(name: str, collection: Collection) -> None:
     try:
         from music21 import corpus  # pyright: ignore[reportMissingImports]
     except ImportError:
-        rule, step = "be installed to read its corpus", "Run: pip install -e '.[music]'"
+        rule, step = "be installed to read its corpus", "Run: pip install 'qnnkit[music]'"
         raise ValueError(checks.message("music21", rule, "missing", step)) from None
     paths = corpus.getComposer(name)
     if not paths:

@@ -4,7 +4,7 @@ from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
 from qnnkit.runs.export import export, merge
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
-from qnnkit.runs.launch import NotebookError, check_parameters, declared, launch
+from qnnkit.runs.launch import NotebookError, check_parameters, declared, find_notebook, launch
 from qnnkit.runs.nets import (
     best,
     build,
@@ -33,6 +33,7 @@ __all__ = [
     "declared",
     "epoch_line",
     "export",
+    "find_notebook",
     "finished",
     "first_batch",
     "fork",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit.runs.folder import Run, placement_for_kernels
-from qnnkit.runs.launch import declared, launch, notebook_folder
+from qnnkit.runs.launch import declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
 
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
@@ -50,8 +50,8 @@ def _run_notebooks(run: Run, echo: Callable[[str], None]) -> dict[str, Any]:
         if run.result is not None or (run.notebook(name).exists() and not last):
             echo(f"{label}: finished before")
             continue
-        echo(f"{label} ...")
-        start, source = time.perf_counter(), notebook_folder() / f"{name}.ipynb"
+        start, source = time.perf_counter(), find_notebook(name)
+        echo(f"{label} from {source.parent} ...")
         with _Following(run, echo):
             launch(source, run.notebook(name), _parameters(run, source), placement_for_kernels(run))
         echo(f"{label}: done in {time.perf_counter() - start:.0f} s")

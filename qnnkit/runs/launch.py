@@ -78,6 +78,7 @@ def launch(
 ) -> Path:
     """Executes a notebook with checked parameters in a fresh kernel, and keeps the executed copy.
 
+    The kernel works in the current folder, so a relative path means the same in both.
     While it runs the copy is `<name>.running.ipynb`; it gets its own name only when every cell has finished,
     and `<name>.failed.ipynb`, with the error in it, when one has not.
 
@@ -109,7 +110,6 @@ def launch(
                 kernel_name="python3",
                 progress_bar=False,
                 start_timeout=START_TIMEOUT,
-                cwd=str(notebook.parent),
                 config=config,
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
             )
@@ -131,19 +131,23 @@ def launch(
     return running.replace(output)
 
 
-def notebook_folder() -> Path:
-    """Where the numbered notebooks are: in the checkout that qnnkit was imported from.
+def find_notebook(name: str) -> Path:
+    """The numbered notebook `name`, such as "03_train".
+
+    A copy in `notebooks/` of the workspace comes first, then that of the checkout that qnnkit was imported
+    from, then the one that its wheel brought: `share/qnnkit/notebooks` of the environment.
 
     Raises:
-        FileNotFoundError: qnnkit was installed without its checkout.
+        FileNotFoundError: There is none.
     """
-    folder = Path(qnnkit.__file__).parent.parent / "notebooks"
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"The notebooks must lie in `{folder}`, but do not. Clone the repository and install it from "
-            "there with `pip install -e .`."
-        )
-    return folder
+    package = Path(qnnkit.__file__).parent
+    folders = [workspace.home() / "notebooks", package.parent / "notebooks"]
+    folders += [parent / "share/qnnkit/notebooks" for parent in package.parents]
+    for folder in folders:
+        if (path := folder / f"{name}.ipynb").is_file():
+            return path.absolute()
+    step = f"Put one into `{folders[0]}`, or install qnnkit again."
+    raise FileNotFoundError(checks.message("notebook", "be one that comes with qnnkit", name, step))
 
 
 @contextlib.contextmanager
