@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -351,10 +351,21 @@ def flat_names() -> dict[str, str]:
     return names
 
 
+def is_text(name: str) -> bool:
+    """Whether a setting is a text, even where a value of it looks like a number."""
+    section = flat_names().get(name)
+    kind = None if section is None else _model_of(section).model_fields[name].annotation
+    return kind is str or str in get_args(kind)
+
+
+def _model_of(section: str) -> type[Settings]:
+    return _SECTIONS[section] if section else RunConfig
+
+
 def describe(name: str) -> str:
     """What a setting means, in one line."""
     section = flat_names()[checks.choice("setting", name, flat_names())]
-    field = (_SECTIONS[section] if section else RunConfig).model_fields[name]
+    field = _model_of(section).model_fields[name]
     return (field.description or "").replace("\n", " ")
 
 

@@ -700,14 +700,33 @@ def test_a_chain_in_use_is_not_extended_nor_run(tiny, holder, monkeypatch):
     assert runs.open_run(run.folder).config == run.config
 
 
+def test_a_chain_inside_a_kernel_of_a_chain_has_its_own_placement(tmp_path, monkeypatch):
+    """As a notebook does that begins another run: the kernel of the inner chain is told of the inner run."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("import os; os.environ['QNNKIT_PLACEMENT']")]
+    )
+    nbformat.write(notebook, tmp_path / "shows.ipynb")
+    monkeypatch.setenv("QNNKIT_PLACEMENT", "the outer run's")
+    told = {"QNNKIT_PLACEMENT": "the inner run's"}
+    done = runs.launch(tmp_path / "shows.ipynb", tmp_path / "out" / "shows.ipynb", {}, told)
+    assert "the inner run's" in done.read_text()
+    assert os.environ["QNNKIT_PLACEMENT"] == "the outer run's"
+
+
 def test_drafts_of_the_dead_are_cleared_and_others_stay(tiny):
     run, dead = tiny(), subprocess.Popen(["true"])
     dead.wait()
     (run.folder / "figures").mkdir()
-    drafts = [run.folder / f".metrics.jsonl.{dead.pid}", run.folder / "figures" / f".a.png.{dead.pid}"]
-    others = [run.folder / f".mine.{os.getpid()}", run.folder / ".hidden"]
+    names = "metrics.jsonl", "figures/a.png"
+    drafts = [workspace.draft_of(run.folder / name, dead.pid) for name in names]
+    elsewhere = [run.folder / f".{name}.0123abcd-{dead.pid}" for name in ("b", "c")]
+    earlier = [run.folder / f".{name}.{dead.pid}" for name in ("d", "e")]  # names of an earlier version
+    others = [workspace.draft_of(run.folder / "mine"), run.folder / ".hidden", elsewhere[0], earlier[0]]
+    drafts += [elsewhere[1], earlier[1]]
     for path in (*drafts, *others):
         path.touch()
+    for path in (elsewhere[1], earlier[1]):  # nobody has been writing them since two days
+        os.utime(path, (time.time() - 2 * 86400,) * 2)
     list(runs.train_all(run))
     assert not any(path.exists() for path in drafts) and all(path.exists() for path in others)
 
