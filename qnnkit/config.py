@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -288,6 +289,11 @@ class RunConfig(Settings):
             name: nested[section][name] if section else nested[name] for name, section in flat_names().items()
         }
 
+    def with_paths(self, change: Callable[[str], str]) -> RunConfig:
+        """A copy whose paths are changed, such as by `workspace.portable` or `workspace.located`."""
+        flat = self.flat()
+        return self.override(**{name: change(flat[name]) for name in PATHS if flat[name] is not None})
+
     def digest(self) -> str:
         """SHA-256 (hex) over every setting but placement: equal for runs that would be the same experiment.
 
@@ -332,6 +338,8 @@ PLACEMENT = (
     *CriteriaConfig.model_fields,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
+PATHS = ("data_dir", "pretrained", "tokenizer")
+"""Settings that name a place; the last two, or a name on the Hub."""
 _SECTIONS = {
     "data": DataConfig,
     "model": ModelConfig,

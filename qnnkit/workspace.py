@@ -69,6 +69,27 @@ def data_place(root: str) -> str:
     return root if is_url(root) else str(place(root))
 
 
+def portable(path: str) -> str:
+    """A path inside the workspace as `./...`, which holds wherever the workspace lies; others as they are.
+
+    Example:
+        >>> portable("/elsewhere/images"), portable("gs://bucket/images"), portable(str(home() / "images"))
+        ('/elsewhere/images', 'gs://bucket/images', './images')
+    """
+    inside = _inside(Path(path), home()) if Path(path).is_absolute() else None
+    return path if inside is None else f"./{inside.as_posix()}"
+
+
+def located(path: str) -> str:
+    """What `portable` made, as a path of this workspace.
+
+    Example:
+        >>> located("./images") == str(place("images")), located("meta-llama/Llama-3.2-3B")
+        (True, 'meta-llama/Llama-3.2-3B')
+    """
+    return str(place(path[2:])) if path.startswith("./") else path
+
+
 def is_url(root: str) -> bool:
     """Whether `root` names a filesystem of its own, as `gs://bucket/images` does."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", root) is not None

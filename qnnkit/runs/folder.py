@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
 from qnnkit.config import (
+    PATHS,
     PLACEMENT,
     CriteriaConfig,
     DataConfig,
@@ -62,9 +64,18 @@ class Run:
     def identity(self, net: str, seed: int) -> dict[str, Any]:
         """What tells one net's checkpoints from others: what it is made of and sees."""
         # Without defaults: a setting that a later version adds makes no other net of an older one.
-        made_of = self.config.model_dump(mode="json", include={"data", "model"}, exclude_defaults=True)
+        made_of = self.asked.model_dump(mode="json", include={"data", "model"}, exclude_defaults=True)
         digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
         return {"net": net, "seed": seed, "data and model": digest[:16]}
+
+    @property
+    def asked(self) -> RunConfig:
+        """The settings with paths as config.json has them, which hold wherever the workspace lies."""
+        begun = read_config(self.folder / "config.json")
+        if begun is None:
+            return self.config.with_paths(workspace.portable)
+        flat = begun.flat()
+        return self.config.override(**{name: flat[name] for name in PATHS})
 
     @property
     def report(self) -> Path:
@@ -226,14 +237,19 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         workspace.make_folder(folder)
         with alone(folder, "begin", wait=BEGIN):
             if read_config(path) is None:
-                run.note_provenance(**origin())
+                run.note_provenance(**origin(), data=run.splits.fingerprint())
                 run = settle_batch_size(run, begins=True)
                 require_last_batch(run)
-                workspace.write_json(path, config.model_dump(mode="json"))  # last: now it is a run
+                kept = config.with_paths(workspace.portable)
+                workspace.write_json(path, kept.model_dump(mode="json"))  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
+    told = _told_by_chain(folder)
+    placement = {name: value for name, value in told.items() if name in PLACEMENT}
+    begun = begun.override(**{name: told[name] for name in PATHS if told.get(name)})
+    begun = begun.with_paths(workspace.located)
     check_criteria(begun, given)
-    placement = _placement_of_chain(folder)
+    given, begun = _moved(folder, begun, given)
     placement |= {name: value for name, value in given.items() if name in PLACEMENT}
     asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
     if recipe is not None and recipe != begun.recipe:
@@ -278,11 +294,31 @@ CHAIN = "QNNKIT_PLACEMENT"
 def placement_for_kernels(run: Run) -> dict[str, str]:
     """The variable that makes a kernel compute where, and save as often as, the chain was told."""
     flat = run.config.flat()
-    told = {"folder": str(run.folder), "settings": {name: flat[name] for name in PLACEMENT}}
+    told = {"folder": str(run.folder), "settings": {name: flat[name] for name in (*PLACEMENT, *PATHS)}}
     return {CHAIN: json.dumps(told)}
 
 
-def _placement_of_chain(folder: Path) -> dict[str, FlatValue]:
+def _moved(
+    folder: Path, begun: RunConfig, given: Mapping[str, FlatValue]
+) -> tuple[dict[str, FlatValue], RunConfig]:
+    """What was given, and the settings, where the run's data may lie elsewhere now than when it began.
+
+    A place that is gone stands for the run's own, if that is there; one that holds the same data is taken.
+    """
+    own, now = begun.data.data_dir, given.get("data_dir")
+    if own is None or not isinstance(now, str) or now == own:
+        return dict(given), begun
+    rest = {name: value for name, value in given.items() if name != "data_dir"}
+    if not workspace.is_url(now) and not Path(now).exists() and Path(own).exists():
+        warnings.warn(f"`{now}` is no longer there; the run's data in `{own}` are taken.", stacklevel=3)
+        return rest, begun
+    moved, trained_on = begun.override(data_dir=now), Run(folder, begun).provenance.get("data")
+    if trained_on is None or Run(folder, moved).load_data().fingerprint() != trained_on:
+        return dict(given), begun
+    return rest, moved
+
+
+def _told_by_chain(folder: Path) -> dict[str, FlatValue]:
     told = json.loads(os.environ.get(CHAIN) or "{}")
     return dict(told["settings"]) if told.get("folder") == str(folder) else {}
 
@@ -329,7 +365,7 @@ def extend(run: Run, epochs: int) -> None:
             (run.folder / "result.json").replace(run.folder / f"result.epochs-{fewer}.json")
         told = {"from": fewer, "to": epochs, "at": now()}
         run.note_provenance(extended=[*run.provenance.get("extended", []), told])
-        config = run.config.override(epochs=epochs)
+        config = run.asked.override(epochs=epochs)
         workspace.write_json(run.folder / "config.json", config.model_dump(mode="json"))
 
 
