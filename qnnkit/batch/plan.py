@@ -333,7 +333,8 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         OSError: Its data_dir is no folder.
     """
     # Loads torch, for which a worker has no use.
-    from qnnkit.runs.folder import check_base, check_criteria, check_names, in_workspace
+    from qnnkit.runs.allowed import check_base, check_names
+    from qnnkit.runs.folder import check_criteria, in_workspace
 
     given = in_workspace({**config.settings, **varied})
     name = given.pop("recipe", config.recipes[0])
