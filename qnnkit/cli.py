@@ -69,11 +69,14 @@ def run(
 
         asked = parse_settings(settings or []) | ({} if epochs is None else {"epochs": epochs})
         asked |= {} if on_oom is None else {"on_oom": on_oom}
+        own = runs.of_notebooks(asked)
+        asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, **asked) if fork else runs.open_run(run_dir, recipe, **asked)
+        runs.check_finished(begun, own)
         result = runs.finished(begun)
         if result is None:
             _tell_data(begun)  # data that cannot be used stops here, before a notebook starts
-            result = runs.run_notebooks(begun, echo=typer.echo)
+            result = runs.run_notebooks(begun, echo=typer.echo, parameters=own)
         _print_result(begun, _judged_anew(begun, result))
 
 
@@ -83,6 +86,9 @@ def train(
     recipe: Annotated[str | None, typer.Option(help="Named settings; a begun folder knows its own.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
     ] = None,
     on_oom: OnOom = None,
 ) -> None:
@@ -94,7 +100,9 @@ def train(
     from qnnkit.train.processes import is_main, wait_for_all
 
     with _ending_cleanly():
-        asked = parse_settings(settings or []) | ({} if on_oom is None else {"on_oom": on_oom})
+        given = {"epochs": epochs, "on_oom": on_oom}
+        asked = parse_settings(settings or [])
+        asked |= {name: value for name, value in given.items() if value is not None}
         begun = runs.open_run(run_dir, recipe, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, recipe, **asked)
@@ -409,6 +417,8 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
         >>> parse_settings(["epochs=2", "circuit=random", "trainable=false"])
         {'epochs': 2, 'circuit': 'random', 'trainable': False}
     """
+    from qnnkit import config
+
     values = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -424,6 +434,8 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
             values[name] = json.loads(text)
         except json.JSONDecodeError:
             values[name] = text
+        if values[name] is not None and not isinstance(values[name], str) and config.is_text(name):
+            values[name] = text  # tokenizer=123 is the folder of that name
         if values[name] is None:
             raise ValueError(
                 f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."

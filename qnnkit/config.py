@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -288,6 +289,11 @@ class RunConfig(Settings):
             name: nested[section][name] if section else nested[name] for name, section in flat_names().items()
         }
 
+    def with_paths(self, change: Callable[[str], str]) -> RunConfig:
+        """A copy whose paths are changed, such as by `workspace.portable` or `workspace.located`."""
+        flat = self.flat()
+        return self.override(**{name: change(flat[name]) for name in PATHS if flat[name] is not None})
+
     def digest(self) -> str:
         """SHA-256 (hex) over every setting but placement: equal for runs that would be the same experiment.
 
@@ -332,6 +338,8 @@ PLACEMENT = (
     *CriteriaConfig.model_fields,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
+PATHS = ("data_dir", "pretrained", "tokenizer")
+"""Settings that name a place; the last two, or a name on the Hub."""
 _SECTIONS = {
     "data": DataConfig,
     "model": ModelConfig,
@@ -351,10 +359,21 @@ def flat_names() -> dict[str, str]:
     return names
 
 
+def is_text(name: str) -> bool:
+    """Whether a setting is a text, even where a value of it looks like a number."""
+    section = flat_names().get(name)
+    kind = None if section is None else _model_of(section).model_fields[name].annotation
+    return kind is str or str in get_args(kind)
+
+
+def _model_of(section: str) -> type[Settings]:
+    return _SECTIONS[section] if section else RunConfig
+
+
 def describe(name: str) -> str:
     """What a setting means, in one line."""
     section = flat_names()[checks.choice("setting", name, flat_names())]
-    field = (_SECTIONS[section] if section else RunConfig).model_fields[name]
+    field = _model_of(section).model_fields[name]
     return (field.description or "").replace("\n", " ")
 
 

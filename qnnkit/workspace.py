@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import json
 import os
+import platform
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +67,27 @@ def data_place(root: str) -> str:
         ('gs://bucket/images', '/images')
     """
     return root if is_url(root) else str(place(root))
+
+
+def portable(path: str) -> str:
+    """A path inside the workspace as `./...`, which holds wherever the workspace lies; others as they are.
+
+    Example:
+        >>> portable("/elsewhere/images"), portable("gs://bucket/images"), portable(str(home() / "images"))
+        ('/elsewhere/images', 'gs://bucket/images', './images')
+    """
+    inside = _inside(Path(path), home()) if Path(path).is_absolute() else None
+    return path if inside is None else f"./{inside.as_posix()}"
+
+
+def located(path: str) -> str:
+    """What `portable` made, as a path of this workspace.
+
+    Example:
+        >>> located("./images") == str(place("images")), located("meta-llama/Llama-3.2-3B")
+        (True, 'meta-llama/Llama-3.2-3B')
+    """
+    return str(place(path[2:])) if path.startswith("./") else path
 
 
 def is_url(root: str) -> bool:
@@ -206,13 +230,40 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+"""This machine in the names of drafts: another one that shares the disk has processes of the same numbers."""
+DRAFT = re.compile(r"\..+\.(?:([0-9a-f]{8})-)?(\d+)")
+"""What `draft_of` calls a file: its machine (of an earlier version none) and its process."""
+OLD_DRAFT = 86400.0
+"""Seconds after which a draft of another machine counts as left behind."""
+
+
+def draft_of(path: Path, process: int | None = None) -> Path:
+    """Where a file is written until it is whole: beside `path`, by this process."""
+    return path.with_name(f".{path.name}.{MACHINE}-{process or os.getpid()}")
+
+
+def clear_drafts(folder: Path) -> None:
+    """Removes what killed processes of this machine left half written, and what of others is a day old."""
+    import psutil
+
+    for path in folder.rglob(".*"):
+        found = DRAFT.fullmatch(path.name)
+        with contextlib.suppress(OSError):
+            if not found or not path.is_file():
+                continue
+            is_own, is_old = found[1] == MACHINE, time.time() - path.stat().st_mtime > OLD_DRAFT
+            if is_old if not is_own else not psutil.pid_exists(int(found[2])):
+                path.unlink()
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replaces the file at `path` in one step; a kill or a full disk leaves the old one whole.
 
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = draft_of(path)
     try:
         with draft.open("wb") as file:
             file.write(content)

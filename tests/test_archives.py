@@ -19,7 +19,8 @@ from PIL import Image
 from qnnkit import workspace
 from qnnkit.config import RunConfig
 from qnnkit.data import cache, fetch, load, places
-from qnnkit.runs.folder import Run, check_names
+from qnnkit.runs.allowed import check_names
+from qnnkit.runs.folder import Run
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import pickle
 import random
 import shutil
 import struct
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from qnnkit import checkpoint
+from qnnkit import checkpoint, workspace
 from qnnkit.checkpoint import Store, file, weights
 
 IDENTITY = {"net": "hybrid", "seed": 0}
@@ -489,10 +490,13 @@ def test_a_reader_beside_the_writer_always_finds_a_whole_state(tmp_path):
 
 
 def test_drafts_are_cleared_by_the_writer_alone(kept):
-    for name in (".step-00000009.123", ".current.json.123"):
-        (kept / name).write_bytes(b"half")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    drafts = [workspace.draft_of(kept / name, dead.pid) for name in ("step-00000009", "current.json")]
+    for draft in drafts:
+        draft.write_bytes(b"half")
     (kept / ".mine").touch()
     restored(kept)
-    assert (kept / ".step-00000009.123").exists()
-    Store(kept, IDENTITY).clear_drafts()
+    assert all(draft.exists() for draft in drafts)
+    workspace.clear_drafts(kept)
     assert {path.name for path in kept.glob(".*")} == {".mine"}

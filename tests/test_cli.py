@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from qnnkit import cli, device, report, runs
+from qnnkit.runs import chain
 
 NOBODY = 65534
 HERE = Path(sys.executable).parent
@@ -75,6 +76,9 @@ def refused(answer, *told):
         ('controls=["classical"]', {"controls": ["classical"]}),
         ("data_dir=/my=data", {"data_dir": "/my=data"}),
         ("data_dir=", {"data_dir": ""}),
+        ("tokenizer=123", {"tokenizer": "123"}),  # a text, whatever it looks like
+        ("pretrained=true", {"pretrained": "true"}),
+        ('label_pattern="a"', {"label_pattern": "a"}),
     ],
 )
 def test_settings_are_json_or_text(word, value):
@@ -255,6 +259,48 @@ def test_a_finished_run_is_only_printed(qnnkit, pictures):
     assert "hybrid and classical differ by +25.0 points on one seed" in out
     assert out.rstrip().endswith(f"Report: {begun.report}")
     assert {path: path.stat().st_mtime_ns for path in begun.folder.rglob("*")} == before
+
+
+def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        chain, "launch", lambda source, output, parameters, environment: asked.append(parameters)
+    )
+    monkeypatch.setattr(chain, "finished", lambda run: None)
+    begin = "run", "--run-dir", "run", "--recipe", "folder_quanv", "--set", "data_dir=pictures"
+    own = "--set", "plateau_qubits=4", "--set", "hardware_images=8", "--set", "n_seeds=1"
+    with pytest.raises(RuntimeError, match=r"must write result\.json"):
+        qnnkit(*begin, *own)
+    shared = {"recipe", "run_dir", "device", "backend", "data_dir"}
+    assert [
+        {name: value for name, value in given.items() if name not in shared | {"n_seeds"}} for given in asked
+    ] == [{}, {}, {"plateau_qubits": 4}, {}, {"hardware_images": 8}]
+    status, _, err = qnnkit(*begin, "--set", "plateau_qubits=four", "--set", "n_seeds=1")
+    assert status == 2 and "`plateau_qubits` must be of type int, but is 'four'" in err
+    status, _, err = qnnkit(*begin, "--set", "plateau_qubit=4", "--set", "n_seeds=1")
+    assert status == 2 and "be a known name, but is 'plateau_qubit'" in err
+
+
+def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
+    begun = finish("run")
+    executed = begun.notebook("02_gradient_check")
+    executed.parent.mkdir(exist_ok=True)
+    executed.write_text(json.dumps({"metadata": {"papermill": {"parameters": {"plateau_qubits": 4}}}}))
+    assert qnnkit("run", "--run-dir", "run", "--set", "plateau_qubits=4", "--set", "samples=4")[0] == 0
+    for other in ("plateau_qubits=5", "samples=5"):
+        status, _, err = qnnkit("run", "--run-dir", "run", "--set", other)
+        assert status == 2 and "be what 02_gradient_check of this run has finished with" in err
+
+
+def test_train_takes_epochs(qnnkit, pictures):
+    begin = "train", "--run-dir", "run", "--recipe", "folder_quanv", "--set", "data_dir=pictures"
+    small = [
+        word for each in ("n_seeds=1", "controls=[]", "stride=8", "hidden=2") for word in ("--set", each)
+    ]
+    assert qnnkit(*begin, *small, "--epochs", "1")[0] == 0
+    assert len(runs.open_run("run").epochs()) == 1
+    assert qnnkit("train", "--run-dir", "run", "--epochs", "2")[0] == 0
+    assert runs.open_run("run").config.training.epochs == 2 and len(runs.open_run("run").epochs()) == 2
 
 
 def test_report_writes_the_page_anew(qnnkit, pictures):

@@ -17,7 +17,7 @@ from PIL import Image
 from qnnkit.config import RunConfig
 from qnnkit.data import load
 from qnnkit.runs import Run
-from qnnkit.runs.folder import check_names
+from qnnkit.runs.allowed import check_names
 
 KINDS = (
     "train-images-idx3-ubyte",

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from qnnkit.train.processes import _Share
+from qnnkit.config import TrainingConfig
+from qnnkit.train.processes import _Share, accelerated
 
 TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24 steps
 
@@ -215,3 +216,22 @@ def test_adapters_on_two_processes_are_those_of_one_with_twice_the_batch(tmp_pat
         assert weights and all(torch.allclose(weights[key], other[key], atol=TOLERANCE) for key in weights)
         for row, other_row in zip(rows, other_rows, strict=True):
             assert row == pytest.approx(other_row, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["meta", "cpu"])
+def test_one_process_trains_on_the_device_that_it_is_told(name, monkeypatch):
+    """As cuda:1 is, which Accelerate by itself would not take; nothing of it stays in the environment."""
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
+    with accelerated(torch.nn.Identity(), torch.device(name), TrainingConfig()) as accelerator:
+        assert accelerator.device == torch.device(name)
+    assert "ACCELERATE_TORCH_DEVICE" not in os.environ
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_training_on_the_second_gpu():
+    with accelerated(torch.nn.Identity(), torch.device("cuda:1"), TrainingConfig()) as accelerator:
+        assert accelerator.device == torch.device("cuda:1")
+        assert accelerator.prepare(
+            torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)
+        ).weight.device == torch.device("cuda:1")

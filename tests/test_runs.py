@@ -700,14 +700,95 @@ def test_a_chain_in_use_is_not_extended_nor_run(tiny, holder, monkeypatch):
     assert runs.open_run(run.folder).config == run.config
 
 
+@pytest.mark.parametrize("where", ["relative", "absolute", "outside"])
+def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, tmp_path, monkeypatch, where):
+    """Killed half-way, all of it moved, the old place gone: the same command goes on, in the same bits."""
+
+    def place_of(workspace):
+        if where == "outside":
+            return tmp_path / f"beside {workspace.name}"
+        return workspace / "my images"
+
+    def open_(workspace, named=None):
+        monkeypatch.setenv("QNNKIT_HOME", str(workspace))
+        told = "my images" if where == "relative" else str(named or place_of(workspace))
+        return runs.open_run("runs/a", "folder_quanv", data_dir=told, **{**TINY, "epochs": 3})
+
+    def losses(run):
+        return run.epochs()[["net", "seed", "epoch", "train_loss", "validation_loss"]].to_dict("records")
+
+    first, second, whole = tmp_path / "first", tmp_path / "second", tmp_path / "whole"
+    for workspace_ in (first, whole):
+        shutil.copytree(pictures, place_of(workspace_))
+    list(runs.train_all(open_(whole)))
+
+    class Killed(Exception):
+        pass
+
+    def kill(row):
+        if row["epoch"] == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        list(runs.train_all(open_(first), on_epoch=kill))
+    first.rename(second)
+    if where == "outside":
+        place_of(first).rename(place_of(second))
+        with pytest.raises(FileNotFoundError, match="`data_dir` must be an existing folder"):
+            list(runs.train_all(runs.open_run(second / "runs" / "a")))
+        moved = open_(second)  # given anew
+    elif where == "absolute":
+        with pytest.warns(UserWarning, match="is no longer there; the run's data in"):
+            moved = open_(second, place_of(first))
+    else:
+        moved = open_(second)
+    assert Path(moved.config.data.data_dir) == place_of(second)
+    before = [path.name for path in moved.checkpoints("hybrid", 0).glob("step-*")]
+    assert before  # what the killed one had
+    list(runs.train_all(moved))
+    assert losses(moved) == losses(open_(whole))
+    assert (
+        runs.open_run(second / "runs" / "a", data_dir=str(place_of(second))).tested().keys()
+        == moved.tested().keys()
+    )
+
+
+def test_other_data_are_another_experiment(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    runs.open_run("a", "folder_quanv", data_dir=str(pictures), **TINY)
+    other = shutil.copytree(pictures, tmp_path / "other")
+    next(path for path in other.rglob("*.png")).unlink()
+    with pytest.raises(ValueError, match="another experiment \\(data_dir:"):
+        runs.open_run("a", data_dir="other")
+
+
+def test_a_chain_inside_a_kernel_of_a_chain_has_its_own_placement(tmp_path, monkeypatch):
+    """As a notebook does that begins another run: the kernel of the inner chain is told of the inner run."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("import os; os.environ['QNNKIT_PLACEMENT']")]
+    )
+    nbformat.write(notebook, tmp_path / "shows.ipynb")
+    monkeypatch.setenv("QNNKIT_PLACEMENT", "the outer run's")
+    told = {"QNNKIT_PLACEMENT": "the inner run's"}
+    done = runs.launch(tmp_path / "shows.ipynb", tmp_path / "out" / "shows.ipynb", {}, told)
+    assert "the inner run's" in done.read_text()
+    assert os.environ["QNNKIT_PLACEMENT"] == "the outer run's"
+
+
 def test_drafts_of_the_dead_are_cleared_and_others_stay(tiny):
     run, dead = tiny(), subprocess.Popen(["true"])
     dead.wait()
     (run.folder / "figures").mkdir()
-    drafts = [run.folder / f".metrics.jsonl.{dead.pid}", run.folder / "figures" / f".a.png.{dead.pid}"]
-    others = [run.folder / f".mine.{os.getpid()}", run.folder / ".hidden"]
+    names = "metrics.jsonl", "figures/a.png"
+    drafts = [workspace.draft_of(run.folder / name, dead.pid) for name in names]
+    elsewhere = [run.folder / f".{name}.0123abcd-{dead.pid}" for name in ("b", "c")]
+    earlier = [run.folder / f".{name}.{dead.pid}" for name in ("d", "e")]  # names of an earlier version
+    others = [workspace.draft_of(run.folder / "mine"), run.folder / ".hidden", elsewhere[0], earlier[0]]
+    drafts += [elsewhere[1], earlier[1]]
     for path in (*drafts, *others):
         path.touch()
+    for path in (elsewhere[1], earlier[1]):  # nobody has been writing them since two days
+        os.utime(path, (time.time() - 2 * 86400,) * 2)
     list(runs.train_all(run))
     assert not any(path.exists() for path in drafts) and all(path.exists() for path in others)
 

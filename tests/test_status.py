@@ -121,6 +121,18 @@ def test_time_left_and_speed(tmp_path, monkeypatch):
     assert content(tmp_path)["ended"] == "stopped"
 
 
+def test_a_net_that_stopped_early_took_the_epochs_that_it_had(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    row = {"epochs": 4, "epochs_trained": 2, "seconds_per_epoch": 3.0}
+    with reported(tmp_path, finished={("classical", 0): row, ("hybrid", 0): row}.items()) as reporter:
+        reporter.begin("hybrid", 1, CPU)
+        for updates in range(1, 12):
+            reporter.update(moment(updates))
+            clock.now += 0.5
+        found = content(tmp_path)
+        assert found["seconds_left_run"] - found["seconds_left_net"] == pytest.approx(2 * 3.0)
+
+
 def test_it_is_written_about_once_a_second(tmp_path, monkeypatch):
     clock, writes = Clock(monkeypatch), []
     real = Reporter._write

@@ -75,7 +75,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
 def test_no_space_left_on_the_device(tmp_path):
     path = tmp_path / "result.json"
     path.write_bytes(b"old")
-    (tmp_path / f".result.json.{os.getpid()}").symlink_to("/dev/full")  # where the draft goes
+    workspace.draft_of(path).symlink_to("/dev/full")  # where the draft goes
     with pytest.raises(OSError, match="No space left") as caught:
         workspace.write_bytes(path, b"new")
     assert caught.value.errno == errno.ENOSPC

@@ -146,13 +146,20 @@ class Planned:
 
     @property
     def id(self) -> str:
-        """Start of the digest: the same for the same experiment, in every batch."""
-        return self.config.digest()[:12]
+        """Start of the digest: the same for the same experiment, in every batch and workspace."""
+        earlier = self.config.digest()[:12]  # an earlier version had whole paths in it
+        if (self._runs / f"{self.config.recipe}-{earlier}").exists():
+            return earlier
+        return self.config.with_paths(workspace.portable).digest()[:12]
 
     @property
     def folder(self) -> Path:
         """Where it runs; shared by all batches that ask for the same experiment."""
-        return workspace.home().absolute() / "runs" / f"{self.config.recipe}-{self.id}"
+        return self._runs / f"{self.config.recipe}-{self.id}"
+
+    @property
+    def _runs(self) -> Path:
+        return workspace.home().absolute() / "runs"
 
     @property
     def score(self) -> Score:
@@ -326,7 +333,8 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         OSError: Its data_dir is no folder.
     """
     # Loads torch, for which a worker has no use.
-    from qnnkit.runs.folder import check_base, check_criteria, check_names, in_workspace
+    from qnnkit.runs.allowed import check_base, check_names
+    from qnnkit.runs.folder import check_criteria, in_workspace
 
     given = in_workspace({**config.settings, **varied})
     name = given.pop("recipe", config.recipes[0])

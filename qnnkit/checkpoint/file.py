@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qnnkit.workspace import cannot_write
+from qnnkit.workspace import cannot_write, draft_of
 
 FORMAT = 2
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.safetensors")
@@ -40,7 +40,7 @@ def write(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """
     tensors: dict[str, Tensor] = {}
     header = json.dumps({"format": FORMAT, "step": step, "state": _pack(state, "", tensors)})
-    draft = folder / f".step-{step:08d}.{os.getpid()}"
+    draft = draft_of(folder / f"step-{step:08d}")
     try:
         save_file(_alone(tensors), draft, metadata={"qnnkit": header})
         with draft.open("rb") as file:

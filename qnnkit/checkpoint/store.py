@@ -132,12 +132,6 @@ class Store:
         weights.load(self.folder / self.best, model, state["model"])
         return state
 
-    def clear_drafts(self) -> None:
-        """Removes what a killed writer has left half written; only the one writer may."""
-        for draft in self.folder.glob(".*"):
-            if draft.name.startswith((".step-", f".{POINTER}.")):
-                draft.unlink(missing_ok=True)
-
     def _read(self, name: str) -> dict[str, Any]:
         content = file.read(self.folder / name)
         if content.get("identity") != self.identity:

@@ -13,7 +13,8 @@ from qnnkit import checks, recipes, workspace
 from qnnkit.config import RunConfig, TrainingConfig, flat_names, require_batch_size, validate
 from qnnkit.plan.transformer import SIZES, of_transformer
 from qnnkit.plan.workload import OF_MODELS, Workload, of_recipe
-from qnnkit.runs.folder import Run, check_names
+from qnnkit.runs.allowed import check_names
+from qnnkit.runs.folder import Run
 from qnnkit.runs.placing import placed, settle_batch_size
 
 

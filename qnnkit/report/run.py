@@ -282,7 +282,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str
         "criteria": judge(run),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config_digest": run.config.digest(),
+        "config_digest": run.asked.digest(),
     }
     workspace.write_bytes(run.report, render(run, result).encode())
     # What was trained keeps the hashes it had: they would say nothing if every report took them anew.

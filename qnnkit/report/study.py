@@ -177,7 +177,7 @@ def _read_run(
     ]
     told = json.dumps([result.get("nets"), result.get("verdicts")], sort_keys=True)
     said = hashlib.sha256(told.encode()).hexdigest()
-    identity = f"{result.get('config_digest') or run.config.digest()} {hashed} {said}"
+    identity = f"{result.get('config_digest') or run.asked.digest()} {hashed} {said}"
     return rows, learned, identity, data_notes(provenance)
 
 

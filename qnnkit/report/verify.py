@@ -159,7 +159,7 @@ def _check_settings(run: Run, result: dict[str, Any]) -> Finding:
     if kept is None:
         told = "result.json holds no digest of the settings: the run finished before qnnkit kept one."
         return Finding("settings", None, told)
-    if run.config.digest() == kept:
+    if run.asked.digest() == kept:
         return Finding("settings", True, "The settings in config.json are those that the run finished with.")
     told = f"The settings in config.json are not those that the run finished with. {_REMEDY}"
     return Finding("settings", False, told)

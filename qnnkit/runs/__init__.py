@@ -1,6 +1,13 @@
 """Run folders, the nets trained in them, and the strict launch of notebooks."""
 
-from qnnkit.runs.chain import NOTEBOOKS, epoch_line, finished, run_notebooks
+from qnnkit.runs.chain import (
+    NOTEBOOKS,
+    check_finished,
+    epoch_line,
+    finished,
+    of_notebooks,
+    run_notebooks,
+)
 from qnnkit.runs.export import export, merge
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
@@ -28,6 +35,7 @@ __all__ = [
     "Status",
     "best",
     "build",
+    "check_finished",
     "check_parameters",
     "count_parameters",
     "declared",
@@ -39,6 +47,7 @@ __all__ = [
     "fork",
     "launch",
     "merge",
+    "of_notebooks",
     "open_run",
     "parameter_groups",
     "placed",

@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qnnkit import checks
+from qnnkit.config import flat_names
 from qnnkit.runs.folder import Run, placement_for_kernels
-from qnnkit.runs.launch import declared, find_notebook, launch
+from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
 
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
 
 
-def run_notebooks(run: Run, echo: Callable[[str], None] = print) -> dict[str, Any]:
+def of_notebooks(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given values that are no settings of a run, but parameters of its notebooks.
+
+    Raises:
+        TypeError: A value has another type than the notebook declares.
+    """
+    others = {name: value for name, value in given.items() if name not in flat_names()}
+    found = {}
+    for each in NOTEBOOKS if others else ():
+        notebook = find_notebook(each)
+        own = {name: value for name, value in others.items() if name in declared(notebook)}
+        check_parameters(notebook, own)
+        found |= own
+    return found
+
+
+def check_finished(run: Run, parameters: Mapping[str, Any]) -> None:
+    """Refuses parameters with which a notebook of the run can no longer be run.
+
+    Raises:
+        ValueError: It has finished, with another value.
+    """
+    for name in NOTEBOOKS if parameters else ():
+        if not run.notebook(name).exists():
+            continue
+        known = declared(find_notebook(name))
+        used = json.loads(run.notebook(name).read_bytes())["metadata"]["papermill"]["parameters"]
+        for each in parameters.keys() & known.keys():
+            if used.get(each, ast.literal_eval(known[each]["default"])) != parameters[each]:
+                rule = f"be what {name} of this run has finished with"
+                step = "Begin another run_dir, or run that notebook alone, by papermill."
+                raise ValueError(checks.message(each, rule, parameters[each], step))
+
+
+def run_notebooks(
+    run: Run, echo: Callable[[str], None] = print, parameters: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Runs what has not finished yet, and returns the run's result.
 
     Every notebook gets the run folder and reads its settings there, so that each agrees with config.json.
@@ -24,13 +64,14 @@ def run_notebooks(run: Run, echo: Callable[[str], None] = print) -> dict[str, An
     Args:
         run: The run, as `open_run` gives it.
         echo: Called with one line per notebook and per epoch.
+        parameters: Of the notebooks themselves, by name; each gets those that it declares.
 
     Raises:
         NotebookError: A notebook stopped; the ones before it stay finished.
         BlockingIOError: Another process runs the notebooks of this run.
     """
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
-        return _run_notebooks(run, echo)
+        return _run_notebooks(run, echo, parameters or {})
 
 
 def finished(run: Run) -> dict[str, Any] | None:
@@ -43,7 +84,7 @@ def finished(run: Run) -> dict[str, Any] | None:
     return result
 
 
-def _run_notebooks(run: Run, echo: Callable[[str], None]) -> dict[str, Any]:
+def _run_notebooks(run: Run, echo: Callable[[str], None], own: Mapping[str, Any]) -> dict[str, Any]:
     for index, name in enumerate(NOTEBOOKS, start=1):
         label = f"[{index}/{len(NOTEBOOKS)}] {name}"
         last = name == NOTEBOOKS[-1]  # it is its result that says that it has finished
@@ -53,7 +94,7 @@ def _run_notebooks(run: Run, echo: Callable[[str], None]) -> dict[str, Any]:
         start, source = time.perf_counter(), find_notebook(name)
         echo(f"{label} from {source.parent} ...")
         with _Following(run, echo):
-            launch(source, run.notebook(name), _parameters(run, source), placement_for_kernels(run))
+            launch(source, run.notebook(name), _parameters(run, source, own), placement_for_kernels(run))
         echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
     result = run.result
     if result is None:
@@ -61,10 +102,10 @@ def _run_notebooks(run: Run, echo: Callable[[str], None]) -> dict[str, Any]:
     return result
 
 
-def _parameters(run: Run, notebook: Path) -> dict[str, Any]:
-    """What a notebook declares of the run's own settings; the rest it reads from the run folder."""
+def _parameters(run: Run, notebook: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a notebook declares of the run's settings and its own; the rest it reads from the run folder."""
     values = {"recipe": run.config.recipe, "run_dir": str(run.folder), "device": run.config.device}
-    values |= {"backend": run.config.backend, "data_dir": run.config.data.data_dir}
+    values |= {"backend": run.config.backend, "data_dir": run.config.data.data_dir, **own}
     return {name: value for name, value in values.items() if name in declared(notebook) and value is not None}
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
 from qnnkit.config import (
+    PATHS,
     PLACEMENT,
     CriteriaConfig,
     DataConfig,
     FlatValue,
-    ModelConfig,
     RunConfig,
-    TrainingConfig,
     validate,
 )
+from qnnkit.runs.allowed import check_base, check_names
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
-from qnnkit.runs.trackers import TRACKERS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 
-OF_NETS = ("classical", "no_entanglement", "frozen_random", "no_quantum", "classical_trained")
-OF_ADAPTERS = ("lora", "vera", "no_entanglement", "frozen_random")
-"""Controls of nets, and those of adapters."""
 PLACED = "placement.json"
 """Where and in which batches a run is trained, as it was found on the machine that trains it."""
 CRITERIA = "criteria.json"
@@ -62,9 +59,18 @@ class Run:
     def identity(self, net: str, seed: int) -> dict[str, Any]:
         """What tells one net's checkpoints from others: what it is made of and sees."""
         # Without defaults: a setting that a later version adds makes no other net of an older one.
-        made_of = self.config.model_dump(mode="json", include={"data", "model"}, exclude_defaults=True)
+        made_of = self.asked.model_dump(mode="json", include={"data", "model"}, exclude_defaults=True)
         digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
         return {"net": net, "seed": seed, "data and model": digest[:16]}
+
+    @property
+    def asked(self) -> RunConfig:
+        """The settings with paths as config.json has them, which hold wherever the workspace lies."""
+        begun = read_config(self.folder / "config.json")
+        if begun is None:
+            return self.config.with_paths(workspace.portable)
+        flat = begun.flat()
+        return self.config.override(**{name: flat[name] for name in PATHS})
 
     @property
     def report(self) -> Path:
@@ -226,14 +232,19 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
         workspace.make_folder(folder)
         with alone(folder, "begin", wait=BEGIN):
             if read_config(path) is None:
-                run.note_provenance(**origin())
+                run.note_provenance(**origin(), data=run.splits.fingerprint())
                 run = settle_batch_size(run, begins=True)
                 require_last_batch(run)
-                workspace.write_json(path, config.model_dump(mode="json"))  # last: now it is a run
+                kept = config.with_paths(workspace.portable)
+                workspace.write_json(path, kept.model_dump(mode="json"))  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
+    told = _told_by_chain(folder)
+    placement = {name: value for name, value in told.items() if name in PLACEMENT}
+    begun = begun.override(**{name: told[name] for name in PATHS if told.get(name)})
+    begun = begun.with_paths(workspace.located)
     check_criteria(begun, given)
-    placement = _placement_of_chain(folder)
+    given, begun = _moved(folder, begun, given)
     placement |= {name: value for name, value in given.items() if name in PLACEMENT}
     asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
     if recipe is not None and recipe != begun.recipe:
@@ -278,11 +289,31 @@ CHAIN = "QNNKIT_PLACEMENT"
 def placement_for_kernels(run: Run) -> dict[str, str]:
     """The variable that makes a kernel compute where, and save as often as, the chain was told."""
     flat = run.config.flat()
-    told = {"folder": str(run.folder), "settings": {name: flat[name] for name in PLACEMENT}}
+    told = {"folder": str(run.folder), "settings": {name: flat[name] for name in (*PLACEMENT, *PATHS)}}
     return {CHAIN: json.dumps(told)}
 
 
-def _placement_of_chain(folder: Path) -> dict[str, FlatValue]:
+def _moved(
+    folder: Path, begun: RunConfig, given: Mapping[str, FlatValue]
+) -> tuple[dict[str, FlatValue], RunConfig]:
+    """What was given, and the settings, where the run's data may lie elsewhere now than when it began.
+
+    A place that is gone stands for the run's own, if that is there; one that holds the same data is taken.
+    """
+    own, now = begun.data.data_dir, given.get("data_dir")
+    if own is None or not isinstance(now, str) or now == own:
+        return dict(given), begun
+    rest = {name: value for name, value in given.items() if name != "data_dir"}
+    if not workspace.is_url(now) and not Path(now).exists() and Path(own).exists():
+        warnings.warn(f"`{now}` is no longer there; the run's data in `{own}` are taken.", stacklevel=3)
+        return rest, begun
+    moved, trained_on = begun.override(data_dir=now), Run(folder, begun).provenance.get("data")
+    if trained_on is None or Run(folder, moved).load_data().fingerprint() != trained_on:
+        return dict(given), begun
+    return rest, moved
+
+
+def _told_by_chain(folder: Path) -> dict[str, FlatValue]:
     told = json.loads(os.environ.get(CHAIN) or "{}")
     return dict(told["settings"]) if told.get("folder") == str(folder) else {}
 
@@ -329,83 +360,12 @@ def extend(run: Run, epochs: int) -> None:
             (run.folder / "result.json").replace(run.folder / f"result.epochs-{fewer}.json")
         told = {"from": fewer, "to": epochs, "at": now()}
         run.note_provenance(extended=[*run.provenance.get("extended", []), told])
-        config = run.config.override(epochs=epochs)
+        config = run.asked.override(epochs=epochs)
         workspace.write_json(run.folder / "config.json", config.model_dump(mode="json"))
 
 
 def _told(difference: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
-
-
-def check_base(config: RunConfig) -> None:
-    """Refuses an adapter to weights that nobody trained; a plan may ask what it would take all the same."""
-    if config.model.adapter and config.model.pretrained is None:
-        step = "Give the folder or Hub name of a trained model, such as the model/ of a finished run."
-        rule = "name the weights that an adapter changes"
-        raise ValueError(checks.message("pretrained", rule, None, step))
-
-
-ONLY_FOR = {"label_smoothing": "images", "augmentation": "images", "chunk": "captions"}
-"""Settings of a training that mean nothing to other kinds of data."""
-OF_AN_ADAPTER = ("adapter_weights", "rank", "alpha", "targets", "base_precision")
-
-
-def _check_kind(config: RunConfig) -> None:
-    """Refuses settings that would change nothing, and would make another experiment all the same."""
-    from qnnkit import data
-
-    usual, kind = TrainingConfig(), data.kind(config.data.dataset)
-    for name, only in ONLY_FOR.items():
-        value = getattr(config.training, name)
-        if kind != only and value != getattr(usual, name):
-            raise ValueError(checks.message(name, f"be left out for {kind}", value, f"It is for {only}."))
-    for name in OF_AN_ADAPTER:
-        value = getattr(config.model, name)
-        if not config.model.adapter and value != getattr(ModelConfig(), name):
-            raise ValueError(checks.message(name, "be left out", value, "It is for an adapter: set one."))
-
-
-def check_names(config: RunConfig) -> None:
-    """Refuses what only the registries can: unknown datasets, models, circuits."""
-    from qnnkit import adapters, circuits, data, models
-
-    checks.choice("dataset", config.data.dataset, data.DATASETS)
-    checks.choice("model", config.model.model, models.MODELS)
-    checks.choice("circuit", config.model.circuit, circuits.ANSAETZE)
-    checks.choice("embedding", config.model.embedding, circuits.EMBEDDINGS)
-    if config.model.adapter:
-        checks.choice("adapter", config.model.adapter, adapters.names())
-    if config.controls and not models.has_circuit(config.model):
-        step = "Set controls=() for a model without a circuit."
-        raise ValueError(checks.message("controls", "be left out", list(config.controls), step))
-    if models.kind(config.model.model) != data.kind(config.data.dataset):
-        rule = f"take {data.kind(config.data.dataset)}, as {config.data.dataset} has them"
-        fitting = [name for name in models.MODELS if models.kind(name) == data.kind(config.data.dataset)]
-        raise ValueError(checks.message("model", rule, config.model.model, f"Use {', '.join(fitting)}."))
-    if config.model.adapter and models.kind(config.model.model) != "tokens":
-        step = "Only language models are adapted."
-        raise ValueError(checks.message("adapter", "be left out", config.model.adapter, step))
-    if config.model.four_bit and not (config.model.adapter and config.model.pretrained):
-        rule = "be left out without an adapter on published weights, which alone stay as they are"
-        step = "Give adapter=lora and pretrained=FOLDER (or a name on the Hub), or four_bit=false."
-        raise ValueError(checks.message("four_bit", rule, True, step))
-    _check_kind(config)
-    known = OF_ADAPTERS if config.model.adapter else OF_NETS
-    for name in config.controls:
-        checks.choice("control", name, known)
-    for name in config.trackers:
-        checks.choice("tracker", name, TRACKERS)
-    usual = DataConfig()
-    for option in set(DataConfig.model_fields) - {"dataset", "data_dir", "train_fraction"}:
-        value = getattr(config.data, option)
-        if value != getattr(usual, option) and not data.takes(config.data.dataset, option):
-            raise ValueError(data.not_taken(config.data.dataset, option, value))
-    place = config.data.data_dir
-    if place is None or workspace.is_url(place) or config.data.download:
-        return  # what an address holds, only the dataset knows
-    if not Path(place).exists():
-        step = "Give the folder, archive, file or URL that holds the dataset."
-        raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
 
 
 def check_criteria(config: RunConfig, given: Mapping[str, FlatValue]) -> None:

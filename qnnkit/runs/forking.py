@@ -25,8 +25,8 @@ def fork(run_dir: str | Path, new_dir: str | Path, **settings: FlatValue) -> Run
     source = open_run(run_dir)
     folder = workspace.run_folder(new_dir)
     bring(folder)
-    config = source.config.override(**{name: value for name, value in settings.items() if value is not None})
-    difference = source.config.difference(config)
+    config = source.asked.override(**{name: value for name, value in settings.items() if value is not None})
+    difference = source.asked.difference(config)
     made_of = [name for name in difference if flat_names()[name] != "training"]
     if made_of:
         rule = f"change how a run trains, and {made_of[0]} makes other nets or data"
@@ -42,7 +42,7 @@ def fork(run_dir: str | Path, new_dir: str | Path, **settings: FlatValue) -> Run
     if enough and len(source.tested()) >= len(source.nets) * len(source.seeds):
         rule = f"be above {config.training.epochs}, to which `{source.folder}` is trained"
         raise ValueError(checks.message("epochs", rule, config.training.epochs, "Add --epochs with more."))
-    run = Run(folder, config)
+    run = Run(folder, config.with_paths(workspace.located))
     require_usable(run)
     workspace.make_folder(folder)
     with alone(source.folder, "train"):

@@ -102,7 +102,8 @@ def launch(
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
     try:
-        with _environment({**launch_environment(), **(environment or {})}), _kernels() as config:
+        usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
+        with _environment({**usual, **(environment or {})}), _kernels() as config:
             papermill.execute_notebook(
                 str(notebook),
                 str(running),
@@ -169,10 +170,12 @@ def _kernels() -> Iterator[Config]:
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Variables that a kernel inherits; this process gets its own back."""
     before = {name: os.environ.get(name) for name in variables}
-    os.environ.update({name: value for name, value in variables.items() if before[name] is None})
+    os.environ.update(variables)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

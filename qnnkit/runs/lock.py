@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import platform
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,8 +16,6 @@ from qnnkit import workspace
 
 WAIT = 10.0
 """Seconds that a newcomer waits: a killed parent's notebook needs a moment to notice."""
-DRAFT = re.compile(r"\..+\.(\d+)")
-"""What `workspace.write_bytes` calls a file that is not whole yet; the number is its process."""
 
 
 @contextlib.contextmanager
@@ -40,7 +37,7 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
         )
         raise BlockingIOError(errno.EWOULDBLOCK, f"{sentence}command again.") from None
     try:
-        clear_drafts(folder)
+        workspace.clear_drafts(folder)
         owner = {"pid": os.getpid(), "machine": platform.node(), "since": time.strftime("%H:%M:%S")}
         with contextlib.suppress(OSError):  # it only helps the sentence above
             note.write_text(json.dumps(owner))
@@ -85,16 +82,6 @@ def bring(folder: Path) -> None:
         evict()  # what comes wants room
     for note in restore(remote, folder):
         warnings.warn(note, stacklevel=3)
-
-
-def clear_drafts(folder: Path) -> None:
-    """Removes what killed processes have left half written."""
-    import psutil
-
-    for path in folder.rglob(".*"):
-        found = DRAFT.fullmatch(path.name)
-        if found and path.is_file() and not psutil.pid_exists(int(found[1])):
-            path.unlink(missing_ok=True)
 
 
 def _owner(note: Path) -> str:

@@ -356,6 +356,7 @@ def _train(
         "net": net,
         "seed": seed,
         "epochs": config.epochs,
+        "epochs_trained": progress.epoch,
         "best_epoch": progress.best_epoch,
         f"validation_{score.on_validation}": (1 if score.larger else -1) * progress.best_score[0],
         **{f"test_{name}": value for name, value in test.items()},

@@ -145,7 +145,7 @@ class Reporter:
 
     def _write(self, facts: dict[str, Any]) -> None:
         """Without asking the disk to keep it, as what counts is: this is worth nothing after a power cut."""
-        draft = self.path.with_name(f".{FILE}.{os.getpid()}")
+        draft = workspace.draft_of(self.path)
         content = facts | {"time": time.time()}
         with contextlib.suppress(OSError, ValueError):
             draft.write_text(json.dumps(content, allow_nan=False) + "\n")
@@ -154,7 +154,9 @@ class Reporter:
 
 def seconds_of(row: Mapping[str, Any]) -> float:
     """Seconds that a net's training took, of its final row; 0 where it does not tell."""
-    return float(row.get("seconds_per_epoch") or 0.0) * int(row.get("epochs") or 0)
+    # rows of an earlier version do not tell after how many epochs a net stopped early
+    n_epochs = row.get("epochs_trained") or row.get("epochs") or 0
+    return float(row.get("seconds_per_epoch") or 0.0) * int(n_epochs)
 
 
 def _on_device(place: torch.device) -> int | None:

@@ -347,7 +347,7 @@ def _mlflow_database(home: Path) -> Path:
     import mlflow  # pyright: ignore[reportMissingImports]
     from filelock import FileLock
 
-    path, draft = home / "mlflow.db", home / f".mlflow.db.{os.getpid()}"
+    path, draft = home / "mlflow.db", workspace.draft_of(home / "mlflow.db")
     with FileLock(home / ".mlflow.lock"):
         for left in home.glob(".mlflow.db.*"):  # by one that was killed: nobody makes one now
             left.unlink(missing_ok=True)

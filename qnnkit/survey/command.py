@@ -9,7 +9,8 @@ from typing import Any
 
 from qnnkit import checks, device, plots, recipes, runs, workspace
 from qnnkit.config import require_batch_size
-from qnnkit.runs.folder import check_names, in_workspace
+from qnnkit.runs.allowed import check_names
+from qnnkit.runs.folder import in_workspace
 from qnnkit.survey.comparison import Comparison, compare, comparison_table, files
 from qnnkit.survey.file import default_place, write
 from qnnkit.survey.form import Profile, Survey

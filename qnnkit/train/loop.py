@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from qnnkit import checks
+from qnnkit import checks, workspace
 from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state, weights
 from qnnkit.config import TrainingConfig
 from qnnkit.tasks import Step, Task
@@ -459,7 +459,7 @@ class _Loop:
 
     def _resume(self, store: Store) -> None:
         if self.accelerator.is_main_process:
-            store.clear_drafts()
+            workspace.clear_drafts(store.folder)
         state = store.restore()
         if state is None:
             return

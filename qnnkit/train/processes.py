@@ -27,6 +27,7 @@ def accelerated(model: nn.Module, device: torch.device, config: TrainingConfig) 
     """An Accelerator for exactly this device and precision; it leaves nothing behind, `model` included."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import patch_environment
 
     if config.precision == "float16" and device.type == "cpu":
         raise ValueError(
@@ -40,11 +41,11 @@ def accelerated(model: nn.Module, device: torch.device, config: TrainingConfig) 
     hung = ("forward", "_original_forward", "_is_accelerate_prepared")  # what `prepare` sets on a module
     before = {name: vars(model)[name] for name in hung if name in vars(model)}
     forget()
+    # Accelerate shares the GPUs out among several processes; a single one computes where it is told.
+    told = {} if n_processes() > 1 else {"ACCELERATE_TORCH_DEVICE": str(device)}
     try:
-        accelerator = Accelerator(
-            cpu=device.type == "cpu",
-            mixed_precision=PRECISIONS[config.precision],
-        )
+        with patch_environment(**told):
+            accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=PRECISIONS[config.precision])
         if torch.zeros(0, device=device).device != torch.zeros(0, device=accelerator.device).device:
             rule = f"be the one that Accelerate gives this process ({accelerator.device})"
             step = "Choose another GPU by CUDA_VISIBLE_DEVICES."
