@@ -986,6 +986,6 @@ def test_a_copy_beside_the_workspace_comes_before_the_kits_own(tmp_path, monkeyp
 @pytest.mark.parametrize("name", runs.NOTEBOOKS)
 def test_what_the_chain_passes_is_what_the_notebooks_declare(tiny, name):
     source = runs.find_notebook(name)
-    parameters = chain._parameters(tiny(device="cpu"), source)
+    parameters = chain._parameters(tiny(device="cpu"), source, {})
     runs.check_parameters(source, parameters)
     assert {"recipe", "run_dir", "data_dir"} <= parameters.keys()
