@@ -556,7 +556,8 @@ def addresses(root: Path) -> dict[str, str]:
 
 def make_address(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = ["make", "address", f"PYTHON={sys.executable}", *words]
-    environment = {name: value for name, value in os.environ.items() if name not in ("REPO", "MAKEFLAGS")}
+    of_make = "REPO", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"  # these tests are run by `make test` themselves
+    environment = {name: value for name, value in os.environ.items() if name not in of_make}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
 
 

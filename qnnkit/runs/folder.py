@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -298,19 +299,21 @@ def _moved(
 ) -> tuple[dict[str, FlatValue], RunConfig]:
     """What was given, and the settings, where the run's data may lie elsewhere now than when it began.
 
-    A place that is gone stands for the run's own, if that is there; one that holds the same data is taken.
+    Its place in a workspace that has moved stands for that in this one; data that are the same are taken.
     """
     own, now = begun.data.data_dir, given.get("data_dir")
     if own is None or not isinstance(now, str) or now == own:
         return dict(given), begun
     rest = {name: value for name, value in given.items() if name != "data_dir"}
-    if not workspace.is_url(now) and not Path(now).exists() and Path(own).exists():
+    inside = workspace.portable(own).removeprefix(".")  # "/my_images", where it lies in the workspace
+    if inside != own and now.endswith(inside) and not Path(now).exists() and Path(own).exists():
         warnings.warn(f"`{now}` is no longer there; the run's data in `{own}` are taken.", stacklevel=3)
         return rest, begun
     moved, trained_on = begun.override(data_dir=now), Run(folder, begun).provenance.get("data")
-    if trained_on is None or Run(folder, moved).load_data().fingerprint() != trained_on:
-        return dict(given), begun
-    return rest, moved
+    same = False
+    with contextlib.suppress(ValueError, OSError):  # what cannot be read is not the same
+        same = trained_on is not None and Run(folder, moved).load_data().fingerprint() == trained_on
+    return (rest, moved) if same else (dict(given), begun)
 
 
 def _told_by_chain(folder: Path) -> dict[str, FlatValue]:
