@@ -7,10 +7,13 @@ guard that a case names, they are not.
 
 from __future__ import annotations
 
+import abc
+import builtins
 import collections
 import contextlib
 import contextvars
 import copy
+import datetime
 import enum
 import functools
 import gc
@@ -742,6 +745,179 @@ def python_that_raises():
     return Case(scaled(lambda: 1 / state["scale"]), items(state, "scale", 0, 2.0), raises=True, rows=(5, 3))
 
 
+def passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator as people write them."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@reads
+def decorated_method():
+    class Encoder:
+        scale = 1.0
+
+        @passed_on
+        def angles(self, inputs):
+            return self.scale * inputs
+
+    encoder = Encoder()
+    return Case(embedded(encoder.angles), attributes(encoder, "scale"))
+
+
+@reads
+def two_slices():
+    state, scales = {"above": slice(0, 1), "below": slice(0, 2)}, [1.0, 2.0, 4.0]
+    circuit = scaled(lambda: sum(scales[state["above"]]) / sum(scales[state["below"]]))
+    return Case(circuit, items(state, "below", slice(0, 3), slice(1, 2)))
+
+
+@reads
+def two_class_methods_of_an_object_handed_on():
+    state = {"scale": 1.0}
+
+    class Schedule:
+        @classmethod
+        def one(cls):
+            return 1.0
+
+        @classmethod
+        def other(cls):
+            return state["scale"]
+
+    def share(schedule):
+        return schedule.one() * schedule.other()
+
+    schedule = Schedule()
+    return Case(scaled(lambda: share(schedule)), items(state, "scale"))
+
+
+@reads
+def operator_of_an_operator():
+    state = {"angle": 1.0}
+
+    def turn():
+        qp.RX(state["angle"], wires=0)
+
+    undone = qp.adjoint(qp.adjoint(turn))
+
+    def circuit(inputs, weights):
+        undone()
+        return body(inputs, weights)
+
+    return Case(circuit, items(state, "angle"))
+
+
+@reads
+def builtin_in_its_place(monkeypatch):
+    monkeypatch.setattr(builtins, "SCALE_OF_ALL", 1.0, raising=False)
+    circuit = scaled(lambda: SCALE_OF_ALL)  # noqa: F821  # pyright: ignore
+    return Case(circuit, attributes(builtins, "SCALE_OF_ALL"))
+
+
+@reads
+def attribute_of_a_method():
+    class Encoder:
+        def angles(self, inputs):
+            return inputs * encoder.angles.scale
+
+    Encoder.angles.scale, encoder = 1.0, Encoder()
+    return Case(embedded(encoder.angles), attributes(Encoder.angles, "scale"))
+
+
+@reads
+def name_of_a_function():
+    def RX():
+        pass
+
+    def circuit(inputs, weights):
+        getattr(qp, RX.__name__)(0.7, wires=0)
+        return body(inputs, weights)
+
+    return Case(circuit, attributes(RX, "__name__", "RY", "RZ"))
+
+
+@reads
+def attribute_of_a_partial():
+    angles = functools.partial(lambda inputs: inputs * angles.scale)
+    angles.scale = 1.0
+    return Case(embedded(angles), attributes(angles, "scale"))
+
+
+@reads
+def order_of_a_class():
+    class Gates:
+        a, b = "RX", "RZ"
+
+    def circuit(inputs, weights):
+        for name in vars(Gates).values():
+            if name in ("RX", "RZ"):
+                getattr(qp, name)(0.7, wires=0)
+        return body(inputs, weights)
+
+    def reverse():
+        name = Gates.a
+        del Gates.a
+        Gates.a = name
+
+    return Case(circuit, [reverse])
+
+
+@reads
+def class_that_looks_like_a_librarys():
+    made = types.new_class("Config", (), {}, lambda space: space.update(scale=1.0, __module__="types"))
+    return Case(scaled(lambda: made.scale), attributes(made, "scale"))
+
+
+@reads
+def class_that_is_told_to_be_another():
+    class Angle(abc.ABC):  # noqa: B024
+        pass
+
+    class Number:
+        pass
+
+    number = Number()
+    circuit = scaled(lambda: 0.5 if isinstance(number, Angle) else 1.0)
+    return Case(circuit, [lambda: Angle.register(Number)])
+
+
+@reads_on_device
+def metaclass_that_makes_up_attributes():
+    state = {"scale": 1.0}
+
+    class Meta(type):
+        def __getattr__(cls, name):
+            return state[name]
+
+    class Config(metaclass=Meta):
+        pass
+
+    return Case(scaled(lambda: Config.scale), items(state, "scale"))
+
+
+@reads_on_device
+def class_attribute_that_makes_up_attributes():
+    class Options(dict):
+        __getattr__ = dict.__getitem__
+
+    class Config:
+        options = Options(scale=1.0)
+
+    config = Config()
+    return Case(scaled(lambda: config.options["scale"]), items(Config.options, "scale"))
+
+
+@reads_on_device
+def clock_in_a_cell():
+    now, state = datetime.datetime.now, {"until": datetime.datetime.max}
+    circuit = scaled(lambda: 1.0 if now() < state["until"] else 0.5)
+    return Case(circuit, items(state, "until", datetime.datetime.min, datetime.datetime.min))
+
+
 @reads_on_device
 def module_parameter():
     """Its gradient is asked for as well."""
@@ -1363,6 +1539,15 @@ def test_every_call_agrees(name, built):
     explained = agree(built(name))
     RAN[name] = ran(explained)
     assert RAN[name] == CASES[name].where, explained
+
+
+@pytest.mark.parametrize("name", [name for name, entry in CASES.items() if entry.guard == "watch"])
+def test_a_change_is_seen_at_one_size_of_batch(name, built):
+    """Without another size, at which the Python would be traced again, and the change be found."""
+    case = built(name)
+    case.rows = case.rows[:1]
+    explained = agree(case)
+    assert ran(explained) == "batched", explained
 
 
 IN_FLOAT32 = (

@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,10 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     steps = list(_steps(code))
     attributes = {step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR"}}
     chains, changes, makes = [], set(), False
-    refusals = [f"uses `.{name}`" for name in attributes & REFLECTION]
+    named = attributes | set(_words(code.co_consts))
+    refusals = [f"uses `.{name}`" for name in named & REFLECTION]
+    makes |= code.co_name not in CONSTRUCTORS and bool(named & CONSTRUCTORS)
+    makes |= "__class__" in named - attributes
 
     def where(step: _Step) -> str | None:
         kind, name = LOADS.get(step.name), step.value
@@ -95,6 +98,12 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
             after = [each.value if each.name in ATTRIBUTES else each.name for each in steps[i + 1 : i + 4]]
             after = after[2:] if after[1:2] == ["__class__"] else after
             makes |= not {*after[:1]} <= {"IS_OP", "COMPARE_OP", "__name__", "__qualname__"}
+        if (
+            name in LOADS
+            and value in ("vars", "dir")
+            and [(e.name, e.value) for e in steps[i + 1 : i + 2]] == [("CALL", 0)]
+        ):
+            refusals.append(f"reads its local variables by `{value}()`")
         is_own = code.co_name in CONSTRUCTORS and (steps[i - 1].value,) == code.co_varnames[:1]
         if name in STORES and not (name == "STORE_ATTR" and is_own):
             refusals.append(STORES[name].format(value))
@@ -130,3 +139,12 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
 
 def mutates(name: str) -> bool:
     return name in MUTATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _words(constants: Iterable[Any]) -> Iterator[str]:
+    """The strings among a code's constants, which may name attributes."""
+    for each in constants:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, (tuple, frozenset)):
+            yield from _words(each)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import random
 import sys
 import threading
@@ -93,7 +94,7 @@ def apart(make: Callable[[], T]) -> T:
     """
     with ThreadPoolExecutor(max_workers=1) as thread:
         try:
-            return thread.submit(make).result()
+            return thread.submit(contextvars.copy_context().run, make).result()
         except NotFusable:
             raise
         except Exception as error:

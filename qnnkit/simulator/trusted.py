@@ -6,9 +6,9 @@ import argparse
 import builtins
 import collections
 import dataclasses
-import decimal
 import enum
 import fractions
+import functools
 import gc
 import re
 import sys
@@ -28,7 +28,7 @@ LARGEST_ARRAY, MOST_VALUES = 4096, 10_000
 """Elements of an array that is compared, and values of one QNode."""
 
 TRUSTED = names(
-    "abc autoray cmath collections copy dataclasses decimal enum fractions functools itertools math "
+    "abc autoray cmath collections copy dataclasses enum fractions functools itertools math "
     "networkx numbers numpy operator pennylane re reprlib scipy string sympy torch types typing autograd "
     "contextlib _operator _functools _collections _collections_abc"
 )
@@ -42,13 +42,13 @@ TORCH = names(
 IMPURE = re.compile(
     r"(?<!ope)rand(?!om\.RandomLayers$|omLayers$)|empty|memmap|seed|"
     r"^torch\.(.*\.)?(bernoulli|multinomial|normal$|poisson$|binomial|.*dropout|rrelu|gumbel|fractional|multi_head|"
-    r"scaled_dot|set_|get_(?!default_dtype)|is_grad|is_inference|is_autocast|is_anomaly|are_|load|save|compile|use_|from_file|default_gen|"
+    r"scaled_dot|set_|get_(?!default_dtype)|is_grad|is_inference|is_autocast|is_anomaly|is_warn|is_deterministic|are_|load|save|compile|use_|from_file|default_gen|"
     r"nn\.[A-Z_]|autograd|cuda|backends|jit|export|library|utils|thread|ops|classes|distributed)|"
-    r"^(autograd\.)?numpy\.(.*\.)?(load|save|from(file|regex|txt)|genfromtxt|set_|get_|seterr|errstate|print|show|put|"
+    r"^(autograd\.)?numpy\.(.*\.)?(load|save|geterr|getbufsize|array2string|array_str|array_repr|from(file|regex|txt)|genfromtxt|set_|get_|seterr|errstate|print|show|put|"
     r"copyto|place|fill_diagonal|nditer|testing|ctypeslib)|"
     r"^pennylane\.(.*\.)?(QNode|qnode|devices?\b|QDrift|shadow|Shadow|classical_shadow|capture|logging|data$|draw|snapshots|"
     r"debug|breakpoint|enable|disable|toggle|workflow|specs|execute|qnn|optimize|concurrency|io\b|add_decomps|register)|"
-    r"^(scipy\.(stats|io|optimize)|sympy\.testing|networkx\.(read|write)|functools\.(singledispatch|_lru|lru_|cache)|"
+    r"^dataclasses\.fields|^(scipy\.(stats|io|optimize)|sympy\.testing|networkx\.(read|write)|functools\.(singledispatch|_lru|lru_|cache)|"
     r"_?operator\.(setitem|delitem|i(add|sub|mul|and|or|xor|concat|pow|matmul|mod|truediv|floordiv|lshift|rshift)$)|"
     r"types\.(Function|Code|Cell|Frame|Dynamic)|contextlib\.(redirect|chdir))"
 )
@@ -70,7 +70,7 @@ REFLECTION = names(
     "__self__ __func__ __closure__ __code__ __globals__ __builtins__ __defaults__ __kwdefaults__ "
     "cell_contents gi_frame f_locals f_globals f_back __subclasses__ __getattribute__ __reduce__ "
     "__bases__ __mro__ __loader__ __spec__ __set__ __delete__ __setitem__ __delitem__ __delattr__ "
-    "bernoulli multinomial"
+    "bernoulli multinomial __annotations__ __dataclass_fields__ _version"
 )
 """Attributes, of whatever object, that no code may use."""
 MUTATORS = names(
@@ -84,10 +84,12 @@ CONSTRUCTORS = names(
     "__delattr__ __hash__"
 )
 """Special methods that no object runs whose attributes nobody sets; a hash goes with what == compares."""
+MAKES_CLASSES = names("types abc enum collections dataclasses typing")
+"""Modules whose classes a user's Python may make."""
 CACHES = names("_hash _pauli_rep _has_overlapping_wires _overlapping_ops _batch_size _ndim_params _id")
 """Attributes that PennyLane's operators fill in when they are used."""
 NOT_READ = names(
-    "_abc_impl _primitive __module__ __doc__ __dict__ __weakref__ __annotations__ __annotate__ __slots__ "
+    "_abc_impl _primitive __module__ __dict__ __weakref__ __annotations__ __annotate__ "
     "__qualname__ __dataclass_fields__ __dataclass_params__ __abstractmethods__ __orig_bases__ "
     "__parameters__ __static_attributes__ __firstlineno__ __annotations_cache__ __annotate_func__"
 )
@@ -108,7 +110,6 @@ BY_TEXT = (
     complex,
     range,
     fractions.Fraction,
-    decimal.Decimal,
     torch.dtype,
     torch.device,
     torch.Size,
@@ -127,6 +128,17 @@ CONSTANT_OBJECTS = (
 ABSENT = object()
 
 
+def holds_users(part: Any) -> bool:
+    """Whether there is code of the user in what a library's function closes over."""
+    if type(part) in (types.MethodType, functools.partial) or is_users_function(part):
+        return True
+    if isinstance(part, (list, tuple, set, frozenset, dict)):
+        return any(map(holds_users, part.values() if isinstance(part, dict) else part))
+    if type(part) is types.FunctionType:
+        return any(holds_users(cell.cell_contents) for cell in part.__closure__ or ())
+    return is_users_class(type(part))
+
+
 def is_users(module: Any) -> bool:
     """Whether a module's Python is followed: neither a library that is trusted nor the standard library."""
     root = module.partition(".")[0] if type(module) is str else ""
@@ -134,11 +146,19 @@ def is_users(module: Any) -> bool:
 
 
 def is_users_class(kind: type) -> bool:
-    return bool(kind.__flags__ & 1 << 9) and is_users(type.__getattribute__(kind, "__module__"))
+    """Whether its code is the user's; of a class made at run time, its module does not tell."""
+    if not kind.__flags__ & 1 << 9:
+        return False
+    module = type.__getattribute__(kind, "__module__")
+    made = module in MAKES_CLASSES and "." not in kind.__qualname__
+    return is_users(module) or (made and vars(sys.modules[module]).get(kind.__qualname__) is not kind)
 
 
 def is_users_function(value: Any) -> bool:
-    return type(value) is types.FunctionType and is_users(value.__globals__.get("__name__"))
+    if type(value) is not types.FunctionType:
+        return False
+    name = value.__globals__.get("__name__")
+    return is_users(name) or value.__globals__ is not vars(sys.modules.get(name, types))
 
 
 def is_library_module(value: Any) -> bool:

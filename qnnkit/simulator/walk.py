@@ -40,6 +40,7 @@ def content_of(value: Any) -> tuple[Any, ...]:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.strides, value.flags.num, value.tobytes()
     about = value.dtype, value.shape, value.stride(), value.device, value.requires_grad, value.grad is None
+    about += (not vars(value),)
     if value.device.type != "cpu":
         return *about, value._version, value.data_ptr(), Is(value)
     plain = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
@@ -55,17 +56,20 @@ class Walk:
         containers: (container, its items), for identity.
         arrays: (array, its content).
         kinds, makes: Classes of objects, and whether the Python may make another object of an object's class.
+        checks_kinds: Whether it asks what is an instance of what, which abstract classes may be told anew.
     """
 
     def __init__(self, qnode: qp.QNode):
         self.key: list[Hashable] = []
         self.entries, self.fields, self.containers, self.arrays = {}, {}, {}, {}
-        self.seen: dict[Hashable, int] = {}
+        self.seen: dict[Hashable, tuple[int, Any]] = {}  # with what is seen: else another may get its id
         self.kinds: list[type] = []
-        self.makes = False
+        self.makes = self.checks_kinds = False
         device = vars(qnode)["device"] if type(qnode) is qp.QNode else None
         if device is None or "_wires" not in vars(device):
             raise NotFusable("its QNode or its device is of a kind that cannot be watched")
+        self.field(qnode, "__class__")
+        self.entry(vars(qnode), "construct")
         self.key.append(Is(self.entry(vars(qnode), "device")))
         self.value(self.entry(vars(device), "_wires"), "wires")
         for name in ("_shots", "_interface", "diff_method", "_compile_pipeline", "func"):
@@ -94,9 +98,9 @@ class Walk:
         if len(self.key) > trusted.MOST_VALUES:
             raise NotFusable("its Python reads too much to be watched")
         if place in self.seen:
-            self.key += "again", self.seen[place]
+            self.key += "again", self.seen[place][0]
             return False
-        self.seen[place] = len(self.key)
+        self.seen[place] = len(self.key), parts
         return True
 
     # --- functions --------------------------------------------------------------------------------
@@ -111,8 +115,11 @@ class Walk:
             raise NotFusable(f"its Python {reads.refusal}")
         self.key.append(code)
         self.makes |= reads.makes
-        for name in ("__defaults__", "__kwdefaults__"):
+        for name in ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__"):
             self.value(self.field(function, name), function.__name__)
+        self.attributes(self.field(function, "__dict__"), function.__name__)
+        if first is not ABSENT and not code.co_argcount:  # it comes in *args
+            self.value(first, function.__name__)
         for where, name in reads.changes:
             owner = self.root(function, first, where, name)
             is_code = isinstance(owner, (type, types.FunctionType, types.BuiltinFunctionType))
@@ -129,23 +136,25 @@ class Walk:
             place = function.__code__.co_freevars.index(name)
             return self.field((function.__closure__ or ())[place], "cell_contents", name)
         found = self.entry(function.__globals__, name)
-        return function.__builtins__.get(name, ABSENT) if found is ABSENT else found
+        return self.entry(function.__builtins__, name) if found is ABSENT else found
 
     def chain(self, owner: Any, attributes: tuple[str, ...], label: str) -> None:
         """Follows `owner.a.b.c`, and takes in what stands at its end."""
         for name in attributes:
             label = f"{label}.{name}"
+            if owner is self:  # which stands for what was taken in already
+                break
             if isinstance(owner, types.ModuleType):
                 owner = self.of_module(owner, name, label)
             elif is_users_function(owner) and not hasattr(types.FunctionType, name):
-                owner = self.entry(owner.__dict__, name)
+                owner = self.entry(self.field(owner, "__dict__"), name)
             elif type(owner) is qp.QNode and name == "func":
                 owner = self.entry(vars(owner), name)
             elif trusted.is_users_object(owner):
                 owner = self.of_object(owner, name, label)
             else:
                 break
-        if owner is not self:  # which stands for what was taken in already
+        if owner is not self:
             self.value(owner, label)
 
     def of_module(self, module: types.ModuleType, name: str, label: str) -> Any:
@@ -153,11 +162,11 @@ class Walk:
         is_library = trusted.is_library_module(module)
         if is_library:
             self.pure(module.__name__, name, label)
-        found = self.entry(holder, name)
-        if found is not ABSENT or "__getattr__" not in holder:
+        found, makes_up = self.entry(holder, name), self.entry(holder, "__getattr__")
+        if not is_library and (type(module) is not types.ModuleType or makes_up is not ABSENT):
+            raise NotFusable(f"its Python reads `{label}`, of a module that makes up its attributes")
+        if found is not ABSENT or makes_up is ABSENT:
             return found
-        if not is_library:
-            raise NotFusable(f"its Python reads `{label}`, which a module makes up")
         found = getattr(module, name, ABSENT)
         if isinstance(found, (types.ModuleType, type)):
             return found
@@ -167,18 +176,22 @@ class Walk:
     def of_object(self, owner: Any, name: str, label: str) -> Any:
         """An attribute of a user's class, or of an object of one; a method's own reads, with its object."""
         kind = owner if isinstance(owner, type) else type(owner)
+        if is_users_class(type(kind)):
+            raise NotFusable(f"its Python reads `{label}`, of a class whose metaclass cannot be watched")
         base, definition = self.lookup(kind, name)
         found = ABSENT if owner is kind else self.entry(holder := self.dict_of_object(owner, label), name)
         if found is not ABSENT and not hasattr(type(definition), "__set__"):
             return found
         if isinstance(owner, torch.nn.Module) and base is None:
-            parts = [self.entry(holder[group], name) for group in ("_parameters", "_buffers", "_modules")]
+            groups = [self.entry(holder, group) for group in ("_parameters", "_buffers", "_modules")]
+            parts = [self.entry(group, name) for group in groups if group is not ABSENT]
             return next((part for part in parts if part is not ABSENT), ABSENT)
         if owner is kind and isinstance(kind, enum.EnumMeta) and name in kind._member_map_:
             return kind._member_map_[name]
         if base is None and (owner is not kind or not hasattr(type(kind), name)):
             return ABSENT
-        inner = getattr(definition, "fget" if type(definition) is property else "__func__", None)
+        inner = definition.fget if type(definition) is property else None
+        inner = definition.__func__ if type(definition) in (classmethod, staticmethod) else inner
         if base is None or not is_users_class(base):
             self.value(owner, label)
         elif is_users_function(definition):
@@ -228,7 +241,7 @@ class Walk:
             self.key.append("absent")
         elif kind in trusted.BY_VALUE:
             self.key += kind, value
-        elif kind in trusted.BY_TEXT or isinstance(value, np.generic):
+        elif kind in trusted.BY_TEXT or (isinstance(value, np.generic) and not isinstance(value, np.void)):
             self.key += kind, repr(value), value.tobytes() if isinstance(value, np.generic) else ""
         elif not self.once(value):
             return
@@ -240,12 +253,12 @@ class Walk:
             self.array(value, label)
         elif is_users_function(value):
             self.function(value)
-            self.attributes(value.__dict__, label)
         elif kind is types.MethodType and is_users_function(value.__func__):
             self.function(value.__func__, value.__self__)
         elif kind is functools.partial:
             for part in (value.func, value.args, value.keywords):
                 self.value(part, label)
+            self.attributes(self.field(value, "__dict__"), label)
         elif isinstance(value, type) and is_users_class(value):
             self.class_(value, label)
         elif trusted.is_users_object(value):
@@ -271,9 +284,9 @@ class Walk:
         if is_tensor := isinstance(value, torch.Tensor):
             if value.requires_grad:
                 raise NotFusable(f"its Python uses `{label}`, a tensor from outside that asks for a gradient")
-            is_watched = value.layout == torch.strided and not vars(value)
+            is_watched = value.layout == torch.strided and not vars(value) and value.grad is None
         else:
-            is_watched = not value.dtype.hasobject
+            is_watched = not value.dtype.hasobject and value.dtype.names is None
         here = not is_tensor or value.device.type == "cpu"
         size = value.numel() if is_tensor else value.size
         if not is_watched or (here and size > trusted.LARGEST_ARRAY):
@@ -310,11 +323,11 @@ class Walk:
             raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
         if not self.once(kind, constructed):
             return
-        self.key.append(Is(kind))
+        self.key += Is(kind), self.field(kind, "__name__"), self.field(kind, "__qualname__")
         for base in filter(is_users_class, self.field(kind, "__mro__")):
             holder = dict_of(base)
             self.containers[id(holder), dict] = holder, list(holder)
-            for name in sorted(holder.keys() - trusted.NOT_READ):
+            for name in [name for name in holder if name not in trusted.NOT_READ]:
                 definition = self.entry(holder, name)
                 if type(definition) is classmethod and is_users_function(definition.__func__):
                     definition = types.MethodType(definition.__func__, kind)
@@ -354,12 +367,16 @@ class Walk:
                 and (owner is None or isinstance(owner, (types.ModuleType, type)))
             ):
                 self.makes |= value.__name__ in trusted.MAKERS
-                self.pure(value.__module__ or "torch", value.__qualname__, label)
+                self.checks_kinds |= value in (isinstance, issubclass)
+                module, name = value.__module__, value.__qualname__
+                if module is None and isinstance(owner, type):  # a method that comes with Python's own type
+                    module, name = owner.__module__, owner.__name__
+                self.pure(module or "", name, label)
             elif not (
                 value is qp  # of which `getattr` takes operators by name
-                or isinstance(value, trusted.CONSTANT_OBJECTS)
+                or (isinstance(value, trusted.CONSTANT_OBJECTS) and getattr(value, "names", None) is None)
                 or kind is object
-                or kind.__module__ == "typing"
+                or (kind.__module__ == "typing" and not hasattr(value, "__origin__"))
             ):
                 raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
             self.key.append(Is(value))
@@ -372,7 +389,6 @@ class Walk:
         self.pure(
             "functools.lru_cache" if inner and module == "functools" else module, function.__name__, label
         )
-        code = types.MethodType, functools.partial
-        if any(type(part) in code or is_users_function(part) or is_users_class(type(part)) for part in inner):
+        if any(map(trusted.holds_users, inner)):
             for part in inner:
                 self.value(part, label)

@@ -11,6 +11,7 @@ class defines included.
 
 from __future__ import annotations
 
+import abc
 import itertools
 import operator
 from collections.abc import Hashable
@@ -32,7 +33,8 @@ class Watch:
     """
 
     def __init__(self, walk: Walk):
-        self.key: Hashable = (torch.get_default_dtype(), *walk.key)
+        self._token = abc.get_cache_token() if walk.checks_kinds else None
+        self.key: Hashable = (torch.get_default_dtype(), self._token, *walk.key)
         self._dtype = torch.get_default_dtype()
         self._entries, self._fields = _columns(walk.entries), _columns(walk.fields)
         self._containers = [container for container, _ in walk.containers.values()]
@@ -47,6 +49,7 @@ class Watch:
         try:
             return (
                 torch.get_default_dtype() is self._dtype
+                and (self._token is None or abc.get_cache_token() == self._token)
                 and all(map(is_, map(dict.get, dicts, names, itertools.repeat(ABSENT)), values))
                 and all(map(is_, map(object.__getattribute__, owners, fields), contents))
                 and list(map(len, self._containers)) == self._lengths
@@ -65,8 +68,12 @@ def watch(qnode: qp.QNode) -> Watch:
     """
     try:
         return Watch(Walk(qnode))
+    except NotFusable:
+        raise
     except RecursionError:
         raise NotFusable("its Python reads what is nested too deeply to be watched") from None
+    except Exception as error:  # of an object that makes up what is asked of it
+        raise NotFusable(f"its Python reads what cannot be watched ({type(error).__name__})") from error
 
 
 def _columns(rows: dict[Any, tuple[Any, Any, Any]]) -> tuple[tuple[Any, ...], ...]:
