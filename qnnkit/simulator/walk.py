@@ -68,8 +68,11 @@ class Walk:
         device = vars(qnode)["device"] if type(qnode) is qp.QNode else None
         if device is None or "_wires" not in vars(device):
             raise NotFusable("its QNode or its device is of a kind that cannot be watched")
-        self.field(qnode, "__class__")
-        self.entry(vars(qnode), "construct")
+        if (
+            self.field(qnode, "__class__") is not qp.QNode
+            or self.entry(vars(qnode), "construct") is not ABSENT
+        ):
+            raise NotFusable("its QNode is of a kind that cannot be watched")
         self.key.append(Is(self.entry(vars(qnode), "device")))
         self.value(self.entry(vars(device), "_wires"), "wires")
         for name in ("_shots", "_interface", "diff_method", "_compile_pipeline", "func"):
