@@ -252,8 +252,11 @@ def clear_drafts(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if not found or not path.is_file():
                 continue
-            is_own, is_old = found[1] == MACHINE, time.time() - path.stat().st_mtime > OLD_DRAFT
-            if is_old if not is_own else not psutil.pid_exists(int(found[2])):
+            if found[1] == MACHINE:
+                is_left = not psutil.pid_exists(int(found[2]))
+            else:
+                is_left = time.time() - path.stat().st_mtime > OLD_DRAFT
+            if is_left:
                 path.unlink()
 
 

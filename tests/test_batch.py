@@ -194,6 +194,20 @@ def varied(**keys):
     return list(plan.combinations(batch.read_config({**BASE, **keys})))
 
 
+def test_runs_of_a_batch_keep_their_names_where_the_workspace_moves(tmp_path, monkeypatch):
+    ids, digests = [], []
+    for name in ("first", "second"):
+        (tmp_path / name / "my images").mkdir(parents=True)
+        monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / name))
+        settings = {"dataset": "class_folder", "data_dir": "my images"}
+        (run,) = plan.plan(batch.read_config({**BASE, "recipe": "folder_quanv", "settings": settings}))
+        ids.append(run.id)
+        digests.append(run.config.digest()[:12])
+    assert len(set(ids)) == 1 and len({*ids, *digests}) == 3
+    (tmp_path / "second" / "runs" / f"folder_quanv-{digests[1]}").mkdir(parents=True)
+    assert run.id == digests[1]  # as a run of an earlier version is called that is there
+
+
 def test_a_batch_of_one(home):
     (run,) = plan.plan(batch.read_config({**BASE, "settings": {"epochs": 3}}))
     assert run.varied == {} and run.config == recipes.recipe("digits_quanv").override(epochs=3)

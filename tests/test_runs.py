@@ -731,6 +731,7 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, tmp_path, monkeyp
 
     with pytest.raises(Killed):
         list(runs.train_all(open_(first), on_epoch=kill))
+    settings = runs.open_run(first / "runs" / "a").asked.digest()  # what result.json keeps of them
     first.rename(second)
     if where == "outside":
         place_of(first).rename(place_of(second))
@@ -743,6 +744,7 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, tmp_path, monkeyp
     else:
         moved = open_(second)
     assert Path(moved.config.data.data_dir) == place_of(second)
+    assert moved.asked.digest() == settings
     before = [path.name for path in moved.checkpoints("hybrid", 0).glob("step-*")]
     assert before  # what the killed one had
     list(runs.train_all(moved))

@@ -267,7 +267,7 @@ class Walk:
         elif trusted.is_users_object(value):
             self.instance(value, label)
         else:
-            self.library(value, label)
+            self.of_library(value, label)
 
     def collection(self, value: Any, label: str) -> None:
         self.key += Is(type(value)), len(value), getattr(value, "maxlen", None)
@@ -349,7 +349,7 @@ class Walk:
         if not trusted.is_pure(module, name):
             raise NotFusable(f"its Python uses `{label}`, whose result cannot be watched")
 
-    def library(self, value: Any, label: str) -> None:
+    def of_library(self, value: Any, label: str) -> None:
         """A function, a class or an object that is not the user's."""
         kind = type(value)
         fields = next((names for base, names in trusted.FIELDS.items() if base in kind.__mro__), ABSENT)
