@@ -20,11 +20,11 @@ from typing import Any
 from torch import nn
 
 from qnnkit import RECIPES, layers, stats, train
-from qnnkit.config import RunConfig, TrainingConfig
 from qnnkit.data.captions import CaptionSplits, captions, digit_captions
 from qnnkit.models import Clip
 from qnnkit.retrieval import embed
 from qnnkit.runs.nets import made, parameter_groups
+from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive
 
 RECIPE = "digits_clip"
@@ -37,7 +37,7 @@ def run(
     name: str,
     model: nn.Module,
     data: CaptionSplits,
-    training: TrainingConfig,
+    training: Settings,
     seed: int,
     judged: tuple[str, ...],
 ) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def run(
     return found
 
 
-def digits_net(name: str, config: RunConfig, data: CaptionSplits, seed: int) -> nn.Module:
+def digits_net(name: str, config: Settings, data: CaptionSplits, seed: int) -> nn.Module:
     """The recipe's own net, one of its controls, or one with another head."""
     if name in ("linear", "full"):
         return made(config.override(head=name), data, "reference", seed)
     return made(config, data, name, seed)
 
 
-def chosen(name: str, config: RunConfig, data: CaptionSplits) -> RunConfig:
+def chosen(name: str, config: Settings, data: CaptionSplits) -> Settings:
     """The recipe with the step sizes that serve this net best on validation digits."""
     rates = QUANTUM_RATES if name not in ("linear", "full") else QUANTUM_RATES[:1]
     scored = []

@@ -7,8 +7,8 @@ import time
 import torch
 from torch import Tensor, nn
 
-from qnnkit.config import ModelConfig
 from qnnkit.models import ResidualQuanvNet
+from qnnkit.settings import ModelConfig
 
 
 def hybrid_net(quanv: nn.Module, *, n_classes: int = 44) -> ResidualQuanvNet:

@@ -18,8 +18,8 @@ from torch import nn
 
 from benchmarks import worker, workloads
 from qnnkit import QuantumLayer, layers, measure, placement, runs, train
-from qnnkit.config import TrainingConfig
 from qnnkit.data.sample import Batches
+from qnnkit.settings import Settings
 from qnnkit.tasks import Step
 
 ONE_BY_ONE = ("lightning.qubit", "lightning.gpu")
@@ -67,7 +67,7 @@ def _evaluation(
     layer = QuantumLayer(qnode, shapes, {"weights": torch.from_numpy(data.weights)}, backend=place["backend"])
     n = min(CIRCUITS, workload.total) if place["backend"] in ONE_BY_ONE else workload.total
     batch = torch.from_numpy(data.inputs[:n]), torch.from_numpy(data.mixture[:n])
-    config, task = TrainingConfig(batch_size=n), Mixture()
+    config, task = Settings(batch_size=n), Mixture()
     found = placement.place(
         layer, task, batch, config, device=place["device"], threads=place["threads"], seconds=place["seconds"]
     )
@@ -93,7 +93,7 @@ def _epoch(
     settings = {name: place[name] for name in ("device", "backend", "threads")}
     fraction = {"train_fraction": 0.05} if quick else {}
     run = runs.open_run(key, key, controls=[], n_seeds=1, epochs=1, **exchanged, **settings, **fraction)
-    found, training = runs.placed(run), run.config.training
+    found, training = runs.placed(run), run.config
     model = runs.build(run, "hybrid", run.config.seed)
     splits, n = runs.seen_by(run, model, found.device), len(run.splits.train)
     if place["backend"] in ONE_BY_ONE:

@@ -50,7 +50,7 @@ class Setting:
 
     def workload(self) -> Any:
         from qnnkit import plan
-        from qnnkit.config import TrainingConfig
+        from qnnkit.settings import Settings
 
         training = {"epochs": self.epochs, **self.settings}
         if self.kind in plan.SIZES:
@@ -59,7 +59,7 @@ class Setting:
             return plan.of_transformer(
                 self.kind,
                 self.size,
-                TrainingConfig(**{**usual, **training}),
+                Settings(**{**usual, **training}),
                 n_samples=self.samples or 1,
                 sequence_length=length,
                 lora_rank=rank,

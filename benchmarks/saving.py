@@ -22,8 +22,8 @@ from torch import nn
 from benchmarks.net import hybrid_net
 from qnnkit import Quanv2d, measure, train
 from qnnkit.checkpoint import Store
-from qnnkit.config import TrainingConfig
 from qnnkit.data.sample import Batches
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train import loop
 
@@ -68,7 +68,7 @@ def seconds(net: nn.Module, images: torch.Tensor, batch: int, folder: Path | Non
         "train": Batches(images, labels, batch, shuffle=True),
         "validation": Batches(images[:batch], labels[:batch], batch, shuffle=False),
     }
-    config = TrainingConfig(epochs=1, save_every_steps=EVERY, save_every_minutes=None)
+    config = Settings(epochs=1, save_every_steps=EVERY, save_every_minutes=None)
     return train.fit(net, Classification(), loaders, config, folder=folder).seconds[0]
 
 

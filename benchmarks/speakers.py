@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import RECIPES, report, runs, stats, train
-from qnnkit.config import RunConfig
 from qnnkit.data import Splits, load
 from qnnkit.runs.nets import made, parameter_groups
+from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 
 SPEAKERS = "^(ROMEO|JULIET|MERCUTIO|BENVOLIO|TYBALT|Nurse|FRIAR LAURENCE|CAPULET|LADY CAPULET)$"
@@ -47,9 +47,9 @@ def base(text: str, folder: Path) -> runs.Run:
     return run
 
 
-def trained(name: str, config: RunConfig, data: Splits, seed: int, split: str) -> dict[str, Any]:
+def trained(name: str, config: Settings, data: Splits, seed: int, split: str) -> dict[str, Any]:
     """One net, trained and judged at its best epoch."""
-    model, task, settings = made(config, data, name, seed), Language(), config.training
+    model, task, settings = made(config, data, name, seed), Language(), config
     loaders = {
         each: data.batches(each, settings.batch_size, shuffle=each == "train", seed=seed)
         for each in ("train", "validation", "test")
@@ -69,7 +69,7 @@ def trained(name: str, config: RunConfig, data: Splits, seed: int, split: str) -
     return row
 
 
-def chosen(name: str, config: RunConfig, data: Splits) -> RunConfig:
+def chosen(name: str, config: Settings, data: Splits) -> Settings:
     """The recipe with the step sizes that serve this net best on validation speeches."""
     scored = []
     for rate, quantum_rate in RATES:

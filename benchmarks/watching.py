@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from qnnkit import gradients, layers, measure, models, recipes, train, workspace
-from qnnkit.config import RunConfig, TrainingConfig
 from qnnkit.data.sample import Batches
 from qnnkit.runs.nets import parameter_groups, task_of
+from qnnkit.settings import Settings
 
 CASES = {"digits_quanv": (8, 1078, 10), "ahcd_trainable": (32, 3840, 28)}
 """Recipe -> side of its images in pixels, images of a timed epoch, classes."""
@@ -53,12 +53,12 @@ class Timed(gradients.Watch):
 class Case:
     """A recipe's net on random images of its size."""
 
-    def __init__(self, config: RunConfig, side: int, n: int, classes: int, epochs: int):
+    def __init__(self, config: Settings, side: int, n: int, classes: int, epochs: int):
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randint(256, (n, 1, side, side), generator=generator, dtype=torch.uint8)
         self.labels = torch.arange(n) % classes
         self.config, self.net = config, (side, classes)
-        self.training = config.training.model_copy(update={"epochs": epochs, "augmentation": "none"})
+        self.training = config.model_copy(update={"epochs": epochs, "augmentation": "none"})
 
     def model(self) -> nn.Module:
         side, classes = self.net
@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=TrainingConfig().gradient_samples)
+    parser.add_argument("--samples", type=int, default=Settings().gradient_samples)
     parser.add_argument("--only", choices=list(CASES), nargs="*", default=list(CASES))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()

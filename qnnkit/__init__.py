@@ -14,14 +14,28 @@ if TYPE_CHECKING:
     from qnnkit.layers import QuantumLayer, Quanv2d, controls
     from qnnkit.models import MODELS
     from qnnkit.recipes import RECIPES
+    from qnnkit.runs import open_run
+    from qnnkit.settings import Settings
 
 __version__ = "0.1.0"
-__all__ = ["QuantumLayer", "Quanv2d", "controls", "CIRCUITS", "DATASETS", "MODELS", "RECIPES"]
+__all__ = [
+    "QuantumLayer",
+    "Quanv2d",
+    "Settings",
+    "controls",
+    "open_run",
+    "CIRCUITS",
+    "DATASETS",
+    "MODELS",
+    "RECIPES",
+]
 
 _HOMES = {
     "QuantumLayer": "layers",
     "Quanv2d": "layers",
+    "Settings": "settings",
     "controls": "layers",
+    "open_run": "runs",
     "CIRCUITS": "circuits",
     "DATASETS": "data",
     "MODELS": "models",

@@ -17,6 +17,17 @@ import typer
 
 from qnnkit import device, workspace
 
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME_OR_FILE", help="What to compute; a begun folder knows a shipped one."),
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+]
+FilesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--settings", metavar="FILE.yaml", help="Settings in a file; of several, later ones win."),
+]
 OnOom = Annotated[
     str | None,
     typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller parts."),
@@ -50,9 +61,12 @@ def main() -> None:
 @app.command()
 def run(
     run_dir: Annotated[Path, typer.Option(help="Folder of the run; relative to the workspace.")],
-    recipe: Annotated[str | None, typer.Option(help="Named settings; a begun folder knows its own.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    files: FilesOption = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical."),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
@@ -67,11 +81,10 @@ def run(
     with _ending_cleanly():
         from qnnkit import runs
 
-        asked = parse_settings(settings or []) | ({} if epochs is None else {"epochs": epochs})
-        asked |= {} if on_oom is None else {"on_oom": on_oom}
-        own = runs.of_notebooks(asked)
+        named, asked = _asked(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
+        own = runs.of_notebooks(asked, named.Settings.model_fields)
         asked = {name: value for name, value in asked.items() if name not in own}
-        begun = runs.fork(run_dir, fork, **asked) if fork else runs.open_run(run_dir, recipe, **asked)
+        begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
         runs.check_finished(begun, own)
         result = runs.finished(begun)
         if result is None:
@@ -83,9 +96,12 @@ def run(
 @app.command()
 def train(
     run_dir: Annotated[Path, typer.Option(help="Folder of the run; relative to the workspace.")],
-    recipe: Annotated[str | None, typer.Option(help="Named settings; a begun folder knows its own.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    files: FilesOption = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical."),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
@@ -100,12 +116,10 @@ def train(
     from qnnkit.train.processes import is_main, wait_for_all
 
     with _ending_cleanly():
-        given = {"epochs": epochs, "on_oom": on_oom}
-        asked = parse_settings(settings or [])
-        asked |= {name: value for name, value in given.items() if value is not None}
-        begun = runs.open_run(run_dir, recipe, **asked) if is_main() else None
+        named, asked = _asked(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
+        begun = runs.open_run(run_dir, named, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
-        begun = begun or runs.open_run(run_dir, recipe, **asked)
+        begun = begun or runs.open_run(run_dir, named, **asked)
         placed = runs.placed(begun)
         if is_main():
             _tell_data(begun)
@@ -407,8 +421,64 @@ def _follow(parent: int, patience: float = 60.0) -> None:
     os._exit(128 + signal.SIGTERM)  # its kernel follows by itself
 
 
-def parse_settings(words: list[str]) -> dict[str, Any]:
+def _asked(
+    run_dir: Path,
+    recipe: str | None,
+    files: list[Path] | None,
+    words: list[str] | None,
+    only: str | None,
+    **given: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The recipe that is meant, and the settings of files, then of words, then of options of their own."""
+    from qnnkit import recipes
+    from qnnkit.runs import folder
+
+    if recipe is not None:
+        named = recipes.find(recipe)
+    else:
+        begun = folder.read_config(workspace.run_folder(run_dir) / "config.json")
+        if begun is None:
+            from qnnkit import checks
+
+            rule, step = "hold a run", "Name a recipe to begin one there."
+            raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))
+        named = recipes.of(begun)
+    asked: dict[str, Any] = {}
+    for path in files or ():
+        asked |= read_settings(path)
+    asked |= parse_settings(words or [], named.Settings)
+    asked |= {name: value for name, value in given.items() if value is not None}
+    if only is not None:
+        asked["controls"] = [name for name in only.split(",") if name not in recipes.MAIN_NETS]
+    return named, asked
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Settings in a YAML file, by name.
+
+    Raises:
+        ValueError: It holds something else.
+        OSError: It cannot be read.
+    """
+    found = workspace.read_yaml(path, "settings file")
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
+    for name in ("recipe", "run_dir"):
+        if name in found:
+            step = f"Use --{name.replace('_', '-')}."
+            raise ValueError(f"Settings file `{path}` must hold settings, but names `{name}`. {step}")
+    if empty := [name for name, value in found.items() if value is None]:
+        step = "Leave the line out to keep the recipe's own."
+        raise ValueError(f"Settings file `{path}` must give a value for `{empty[0]}`. {step}")
+    return found
+
+
+def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
     """`["epochs=2", "circuit=random"]` as values: JSON where it is JSON, else text.
+
+    Args:
+        words: As `--set` is given them.
+        kind: Settings class of the recipe: a text in it stays one, whatever it looks like.
 
     Raises:
         ValueError: A word has no `=`, or names what an option of its own does.
@@ -417,8 +487,6 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
         >>> parse_settings(["epochs=2", "circuit=random", "trainable=false"])
         {'epochs': 2, 'circuit': 'random', 'trainable': False}
     """
-    from qnnkit import config
-
     values = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -434,7 +502,8 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
             values[name] = json.loads(text)
         except json.JSONDecodeError:
             values[name] = text
-        if values[name] is not None and not isinstance(values[name], str) and config.is_text(name):
+        text_wanted = kind is not None and kind.is_text(name)
+        if values[name] is not None and not isinstance(values[name], str | list) and text_wanted:
             values[name] = text  # tokenizer=123 is the folder of that name
         if values[name] is None:
             raise ValueError(
@@ -448,7 +517,7 @@ def _tell_data(begun: Any) -> None:
     for note in begun.splits.notes:
         typer.echo(f"Note: {note}")
     if "batch_size" in begun.provenance:
-        typer.echo(f"Batch size: {begun.config.training.batch_size}, measured when the run began.")
+        typer.echo(f"Batch size: {begun.config.batch_size}, measured when the run began.")
 
 
 def _write_study(folder: Path) -> None:

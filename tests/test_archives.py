@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from qnnkit.config import RunConfig
+from qnnkit.runs.allowed import check_names
 
 from qnnkit import workspace
-from qnnkit.config import RunConfig
 from qnnkit.data import cache, fetch, load, places
-from qnnkit.runs.allowed import check_names
 from qnnkit.runs.folder import Run
 
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from qnnkit.config import TrainingConfig
 from torch import nn
 
 from qnnkit import runs, tasks
-from qnnkit.config import TrainingConfig
 from qnnkit.data import augment
 
 NOISE = torch.randint(256, (6, 3, 9, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
+from qnnkit.config import TrainingConfig
 from torch import nn
 
 from qnnkit import train
 from qnnkit.adapters import adapt
 from qnnkit.adapters.skeleton import on_skeleton
-from qnnkit.config import TrainingConfig
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 from qnnkit.models.causal_lm import LLAMA, causal_lm, four_bit, in_four_bits, llama_config, without_weights
 from qnnkit.tasks import Language, perplexity

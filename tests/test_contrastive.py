@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from qnnkit.config import TrainingConfig
 from torch import nn
 
 from qnnkit import train
 from qnnkit.checkpoint import own_generators
-from qnnkit.config import TrainingConfig
 from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
 from qnnkit.retrieval import Embeddings

@@ -12,9 +12,9 @@ import pennylane as qp
 import pytest
 import torch
 from PIL import Image
+from qnnkit.config import ModelConfig
 
 from qnnkit import controls, report, runs, workspace
-from qnnkit.config import ModelConfig
 from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.layers import QuantumLayer, Quanv2d
 from qnnkit.models import build, features

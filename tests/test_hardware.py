@@ -8,10 +8,10 @@ import math
 import pennylane as qp
 import pytest
 import torch
+from qnnkit.config import ModelConfig
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, hardware, models
-from qnnkit.config import ModelConfig
 from qnnkit.layers import circuits_per_image, feature_maps_of
 
 EXACT = 1e-6

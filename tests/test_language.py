@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from qnnkit.config import TrainingConfig
 
 from qnnkit import adapters, language, train, workspace
 from qnnkit.adapters import adapt
-from qnnkit.config import TrainingConfig
 from qnnkit.data import tokenizer as tokenizers
 from qnnkit.data.text import text
 from qnnkit.models.blocks import seeded

@@ -7,11 +7,11 @@ import re
 import pennylane as qp
 import pytest
 import torch
+from qnnkit.config import ModelConfig
 from safetensors.torch import load_file, save_file
 
 from qnnkit import MODELS, controls
 from qnnkit.circuits import ANSAETZE
-from qnnkit.config import ModelConfig
 from qnnkit.layers import QuantumLayer, count_parameters, quantum_parameters
 from qnnkit.models import CLASSICAL, build, kind, table
 

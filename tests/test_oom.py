@@ -10,12 +10,12 @@ from collections import namedtuple
 
 import pytest
 import torch
+from qnnkit.config import TrainingConfig
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import runs, train
 from qnnkit.cli import main
-from qnnkit.config import TrainingConfig
 from qnnkit.data.sample import Batches
 from qnnkit.tasks import Classification, Step
 from qnnkit.train import memory, portions

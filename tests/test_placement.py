@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from qnnkit.config import TrainingConfig
 from torch import nn
 from torch.utils.data import DataLoader
 
 from qnnkit import QuantumLayer, circuits, measure, placement, recipes, runs, train, workspace
-from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
 from qnnkit.placement import Candidate, candidates, decision, race
 from qnnkit.plan.asked import asked

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from qnnkit.config import TrainingConfig
 
 from qnnkit import measure, plan, recipes, train
-from qnnkit.config import TrainingConfig
 from qnnkit.plan import depth
 from qnnkit.plan.ledger import Ledger
 from qnnkit.plan.trace import trace

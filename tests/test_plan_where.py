@@ -4,8 +4,8 @@ import itertools
 from dataclasses import dataclass, replace
 
 import pytest
-
 from qnnkit.config import TrainingConfig
+
 from qnnkit.plan import machines, places, where
 from qnnkit.plan.elsewhere import Estimate, Range, estimate
 from qnnkit.plan.places import HERE, Place, Spot, needed, of_table

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from qnnkit.config import validate
 
 from qnnkit import RECIPES, layers, recipes, runs
 from qnnkit.circuits import ANSAETZE, EMBEDDINGS
-from qnnkit.config import validate
 from qnnkit.data import DATASETS, kind
 from qnnkit.models import CLASSICAL, MODELS
 

@@ -6,11 +6,11 @@ import copy
 import pennylane as qp
 import pytest
 import torch
+from qnnkit.config import ModelConfig, TrainingConfig
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from qnnkit import MODELS, circuits, layers, train
-from qnnkit.config import ModelConfig, TrainingConfig
 from qnnkit.data.sample import Batches
 from qnnkit.models import build, kind
 from qnnkit.tasks import Classification

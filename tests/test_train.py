@@ -17,12 +17,12 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
+from qnnkit.config import TrainingConfig
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import circuits, layers, train
 from qnnkit.checkpoint import Store
-from qnnkit.config import TrainingConfig
 from qnnkit.data.sample import Batches
 from qnnkit.tasks import Classification, Step
 from qnnkit.workspace import read_lines

@@ -9,11 +9,11 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
+from qnnkit.config import TrainingConfig
 from torch import nn
 
 from qnnkit import QuantumLayer, gradients, runs, train, workspace
 from qnnkit.checkpoint import Store
-from qnnkit.config import TrainingConfig
 from qnnkit.gradients import Watch
 from qnnkit.gradients.watch import QUANTUM_SKETCH, signal_to_noise
 from qnnkit.tasks import Classification

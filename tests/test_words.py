@@ -8,10 +8,10 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
+from qnnkit.config import ModelConfig, TrainingConfig
 from torch import nn
 
 from qnnkit import QuantumLayer, gradients, models, runs, train
-from qnnkit.config import ModelConfig, TrainingConfig
 from qnnkit.gradients import Watch, influence, words
 from tests.watched import TASK, Turned, data, groups, layer, net, trained
 

@@ -6,10 +6,10 @@ import json
 
 import pennylane as qp
 import torch
+from qnnkit.config import TrainingConfig
 from torch import nn
 
 from qnnkit import QuantumLayer, circuits, gradients, train
-from qnnkit.config import TrainingConfig
 from qnnkit.data.sample import Batches
 from qnnkit.gradients import Watch
 from qnnkit.tasks import Classification

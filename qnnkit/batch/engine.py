@@ -106,7 +106,7 @@ def as_yaml(config: BatchConfig) -> str:
 def _threads(config: BatchConfig) -> int | None:
     """The most that a run of the batch wants; None where one of them takes what it can get."""
     given = {name: value for name, value in config.settings.items() if name == "threads"}
-    wanted = [recipes.recipe(name).override(**given).threads for name in config.recipes]
+    wanted = [recipes.settings(name, **given).threads for name in config.recipes]
     return None if {None, "auto"} & set(wanted) else max(filter(None, wanted))
 
 

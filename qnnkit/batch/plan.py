@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from qnnkit import checks, recipes, workspace
-from qnnkit.config import PLACEMENT, RunConfig, Settings, flat_names
+from qnnkit.settings import PLACEMENT, Base, Settings
 from qnnkit.stats import Score
 
 MOST_RUNS = 10_000
@@ -35,7 +35,7 @@ Value = Annotated[Any, BeforeValidator(_plain)]
 Choices = Annotated[list[Value], Field(min_length=1)]
 
 
-class Range(Settings):
+class Range(Base):
     """Numbers from low to high, both included."""
 
     low: float
@@ -74,7 +74,7 @@ Recipes = Annotated[
 ]
 
 
-class RandomConfig(Settings):
+class RandomConfig(Base):
     n: int = Field(ge=1)
     """How many runs are drawn."""
     seed: int = Field(default=0, ge=0)
@@ -83,7 +83,7 @@ class RandomConfig(Settings):
     """Setting -> a list of choices, or {low, high, log, int}."""
 
 
-class OptunaConfig(Settings):
+class OptunaConfig(Base):
     n_trials: int = Field(ge=1)
     """How many runs the sampler may ask for, pruned ones included."""
     sampler: Literal["tpe", "random"] = "tpe"
@@ -102,13 +102,13 @@ class OptunaConfig(Settings):
     """What chooses, of the run's own net as a mean over seeds; None takes what the kind of work has."""
 
 
-class BatchConfig(Settings):
+class BatchConfig(Base):
     """Everything a batch is made from; written to batch.yaml in its folder."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """Name of the batch's folder: letters, digits, `.`, `_` and `-`."""
     recipe: Recipes
-    """Name of the entry of RECIPES that every run starts from; of a list, each is run with all the rest."""
+    """What every run starts from, a name or a file; of a list, each is run with all the rest."""
     settings: dict[str, Value] = Field(default_factory=dict)
     """Settings that every run has in common."""
     grid: dict[str, Choices] = Field(default_factory=dict)
@@ -140,33 +140,24 @@ class BatchConfig(Settings):
 class Planned:
     """One run of a batch."""
 
-    config: RunConfig
+    config: Settings
     varied: dict[str, Any]  # what sets it apart in its batch
     words: tuple[str, ...]  # what `--set` is given
 
     @property
     def id(self) -> str:
         """Start of the digest: the same for the same experiment, in every batch and workspace."""
-        earlier = self.config.digest()[:12]  # an earlier version had whole paths in it
-        if (self._runs / f"{self.config.recipe}-{earlier}").exists():
-            return earlier
         return self.config.with_paths(workspace.portable).digest()[:12]
 
     @property
     def folder(self) -> Path:
         """Where it runs; shared by all batches that ask for the same experiment."""
-        return self._runs / f"{self.config.recipe}-{self.id}"
-
-    @property
-    def _runs(self) -> Path:
-        return workspace.home().absolute() / "runs"
+        return workspace.home().absolute() / "runs" / f"{recipes.of(self.config).name}-{self.id}"
 
     @property
     def score(self) -> Score:
         """The number that its nets are compared by."""
-        from qnnkit.runs import Run
-
-        return Run(self.folder, self.config).score
+        return recipes.of(self.config).task(self.config).score
 
 
 def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
@@ -201,7 +192,7 @@ def _told(error: ValidationError) -> str:
     path = [part for part in first["loc"] if part not in ("range", "choices", "one", "several")]
     name = ".".join(map(str, path)) or "batch"
     if first["type"] == "extra_forbidden":
-        inner: type[Settings] = BatchConfig
+        inner: type[Base] = BatchConfig
         if len(path) > 1:
             own = RandomConfig if path[0] == "random" else OptunaConfig
             inner = Range if "range" in first["loc"] else own
@@ -256,10 +247,11 @@ def _check_keys(config: BatchConfig) -> None:
         "optuna.space": config.optuna.space if config.optuna else {},
         "seeds": {"seed": 0} if config.seeds else {},
     }
+    kinds = [recipes.find(name).Settings.model_fields for name in config.recipes]
+    known = [name for name in kinds[0] if all(name in fields for fields in kinds)]
     seen: dict[str, str] = {}
     for section, names in sections.items():
         for name, value in names.items():
-            known = [each for each in flat_names() if each != "recipe"]
             checks.choice(f"setting in {section}", name, known)
             if section != "settings" and name in PLACEMENT:
                 raise ValueError(
@@ -332,22 +324,17 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         ValueError: A value breaks its rule.
         OSError: Its data_dir is no folder.
     """
-    # Loads torch, for which a worker has no use.
-    from qnnkit.runs.allowed import check_base, check_names
-    from qnnkit.runs.folder import check_criteria, in_workspace
+    from qnnkit.runs.usable import checked  # loads torch, for which a worker has no use
 
-    given = in_workspace({**config.settings, **varied})
-    name = given.pop("recipe", config.recipes[0])
-    run = recipes.recipe(name).override(**given)
-    if run.training.batch_size == "auto":  # runs of one study could settle on different numbers
+    given = {**config.settings, **varied}
+    recipe = recipes.find(given.pop("recipe", config.recipes[0]))
+    run = checked(recipe, given)
+    if run.batch_size == "auto":  # runs of one study could settle on different numbers
         step = "Name a number; qnnkit run --set batch_size=auto finds one."
         raise ValueError(checks.message("batch_size", "be a number in a batch", "auto", step))
-    check_names(run)
-    check_base(run)
-    check_criteria(run, given)
     flat = run.flat()  # YAML reads 1e-3 as a text; here it is a number
     words = tuple(f"{name}={json.dumps(flat[name])}" for name in given)
-    return Planned(run, {name: flat[name] for name in varied}, words)
+    return Planned(run, {name: recipe.name if name == "recipe" else flat[name] for name in varied}, words)
 
 
 def plan(config: BatchConfig) -> list[Planned]:
@@ -370,7 +357,8 @@ def plan(config: BatchConfig) -> list[Planned]:
     first = runs[0]
     for run in runs:
         if run.score != first.score:
-            told = f"{first.score.word} ({first.config.recipe}) and {run.score.word} ({run.config.recipe})"
+            both = (f"{one.score.word} ({recipes.of(one.config).name})" for one in (first, run))
+            told = " and ".join(both)
             step = "Make a batch of each: what one table compares is one number."
             raise ValueError(checks.message("batch", "be of runs with one kind of score", told, step))
     return runs

@@ -7,13 +7,13 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, recipes, workspace
+from qnnkit import checks, workspace
 from qnnkit.checkpoint.restore import stored_file
-from qnnkit.config import MAIN_NETS
+from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, SCORES, Score
 
 if TYPE_CHECKING:
@@ -88,23 +88,14 @@ def write_runs(
         {"id": run.id, "folder": os.path.relpath(run.folder, batch), "settings": run.varied} for run in runs
     ]
     workspace.write_json(
-        batch / "batch.json", {"name": name, "recipe": recipe, "score": score.name, "runs": rows}
+        batch / "batch.json", {"name": name, "recipe": recipe, "score": asdict(score), "runs": rows}
     )
 
 
 def score_of(content: Mapping[str, Any]) -> Score:
-    """What the nets of a batch are compared by, from what its batch.json says.
-
-    One that an earlier version wrote says nothing of it: then the first of its recipes does.
-    """
-    if content.get("score") in SCORES:
-        return SCORES[content["score"]]
-    from qnnkit import data, tasks
-
-    recipe = content.get("recipe")
-    names = recipe if isinstance(recipe, list) and recipe else [recipe]
-    known = recipes.RECIPES.get(names[0]) if isinstance(names[0], str) else None
-    return ACCURACY if known is None else tasks.SCORES[data.kind(known.data.dataset)]
+    """What the nets of a batch are compared by, from what its batch.json says."""
+    kept = content.get("score")
+    return Score(**kept) if isinstance(kept, dict) else SCORES.get(str(kept), ACCURACY)
 
 
 def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list[Outcome]:
@@ -197,8 +188,11 @@ def _progress(folder: Path, score: Score) -> dict[str, Any]:
     found = rows(folder)
     if settings is None or not found:
         return {}
-    epochs = settings["training"]["epochs"]
-    total = (1 + len(settings["controls"])) * settings["n_seeds"] * epochs
+    if "epochs" not in settings:  # of an earlier version
+        return {}
+    nets = (read_json(work(folder) / "provenance.json") or {}).get("nets") or [None, *settings["controls"]]
+    epochs = settings["epochs"]
+    total = len(nets) * settings["n_seeds"] * epochs
     done: dict[tuple[str, int], int] = {}
     for row in found:
         pair = (row["net"], row["seed"])

@@ -16,7 +16,7 @@ from qnnkit.batch import plan, state
 from qnnkit.batch.cluster import need
 from qnnkit.batch.engine import Crew
 from qnnkit.batch.plan import OptunaConfig, Planned, Range
-from qnnkit.config import MAIN_NETS
+from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import Score
 
 GRACE = 5

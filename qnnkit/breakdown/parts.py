@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from qnnkit import measure, train
 from qnnkit.checkpoint import own_generators
-from qnnkit.config import TrainingConfig
 from qnnkit.layers import QuantumLayer, Quanv2d
 from qnnkit.runs.nets import parameter_groups
+from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 
 PARTS = {
@@ -51,7 +51,7 @@ def step(
     model: nn.Module,
     task: Task,
     loader: Iterable[Any],
-    config: TrainingConfig | None = None,
+    config: Settings | None = None,
     device: torch.device | str = "cpu",
     *,
     steps: int = 10,
@@ -77,7 +77,7 @@ def step(
         warmup: Steps before them that are not.
         threads: CPU threads that train; None leaves torch's choice.
     """
-    config, device = config or TrainingConfig(), torch.device(device)
+    config, device = config or Settings(), torch.device(device)
     model, batches = copy.deepcopy(model), _endless(loader)
     stepper = train.Stepper(model, task, config, parameter_groups(model, config), device)
     with own_generators(), measure.threads(threads), _Clock(model, device) as clock:

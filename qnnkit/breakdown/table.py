@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from qnnkit import data, measure, models, train
+from qnnkit import measure, recipes, train
 from qnnkit.checkpoint import own_generators
-from qnnkit.config import RunConfig
 from qnnkit.data import ImageSplits, Splits
 from qnnkit.layers import QuantumLayer, circuits_by_layer, circuits_per_image
 from qnnkit.layers.calling import Given
-from qnnkit.runs.nets import made, parameter_groups, task_of
+from qnnkit.runs.nets import made, parameter_groups
+from qnnkit.settings import Settings
 
 BATCHES, LAYERS = (64, 128, 256), (1, 2, 3)
 MOST_ROUNDS = 200
@@ -48,7 +48,7 @@ class Strategy:
 
 
 def strategies(
-    config: RunConfig, splits: Splits, *, device: torch.device | str = "cpu", seconds: float = 60.0
+    config: Settings, splits: Splits, *, device: torch.device | str = "cpu", seconds: float = 60.0
 ) -> list[Strategy]:
     """What people try to make training faster, each measured on this machine, one change at a time.
 
@@ -82,7 +82,7 @@ class _Turn:
 
 @dataclass
 class _Bench:
-    config: RunConfig
+    config: Settings
     splits: Splits
     device: torch.device
     seconds: float
@@ -109,25 +109,25 @@ class _Bench:
             told = "All circuits of a batch at once, gate by gate."
             yield self.train("simulator", "default.qubit", told, "default.qubit")
             yield self.train("simulator", "batched", "All circuits of a batch as a fused program.", "batched")
-        own = self.config.training.batch_size
+        own = self.config.batch_size
         sizes = BATCHES if isinstance(self.splits, ImageSplits) else (max(1, own // 2), own, 2 * own)
         for size in dict.fromkeys(sizes):
             yield self.train("batch", f"batch {size}", f"{size} samples a step.", batch_size=size)
         if hybrid:
-            for n in LAYERS:
+            known = type(self.config).model_fields
+            for n in LAYERS if "n_layers" in known else ():
                 told = f"The ansatz has {n} layer{'s' * (n > 1)}."
                 yield self.train("layers", f"n_layers {n}", told, n_layers=n)
-            yield self.train("circuit", "frozen", "The circuit stays as it is drawn.", trainable=False)
+            if "trainable" in known:
+                yield self.train("circuit", "frozen", "The circuit stays as it is drawn.", trainable=False)
             yield self.cached()
         for precision in ("float32", "bfloat16"):
             told = f"Classical layers compute in {precision}{'; circuits stay in float32' * hybrid}."
             yield self.train("precision", precision, told, precision=precision)
 
     def build(self, backend: str | None = None, **settings: Any) -> nn.Module:
-        changed = {"model": self.config.model.model_copy(update=settings)}
-        changed |= {"backend": backend or self.config.backend}
-        main = "hybrid" if models.has_circuit(self.config.model) else "reference"
-        return made(self.config.model_copy(update=changed), self.splits, main, self.config.seed)
+        changed = self.config.override(**settings, backend=backend or self.config.backend)
+        return made(changed, self.splits, "", self.config.seed)
 
     def train(
         self,
@@ -141,7 +141,7 @@ class _Bench:
         **settings: Any,
     ) -> _Turn:
         """Full training steps."""
-        size, train = batch_size or self.config.training.batch_size, self.splits.train
+        size, train = batch_size or self.config.batch_size, self.splits.train
         row = Strategy(group, name, change, None, None)
         if batch_size and size > len(train):
             return _Turn(replace(row, why=f"The training split has {len(train)} samples only."))
@@ -155,10 +155,12 @@ class _Bench:
         return next(iter(self.splits.batches("train", size, shuffle=False)))
 
     def steps(self, row: Strategy, model: nn.Module, batch: Any, precision: str | None = None) -> _Turn:
-        config = self.config.training
+        config = self.config
         config = config.model_copy(update={"precision": precision or config.precision})
-        config = config.model_copy(update={"accumulation": 1, "augmentation": "none"})
-        task = task_of(config, data.kind(self.config.data.dataset))
+        config = config.model_copy(update={"accumulation": 1})
+        if hasattr(config, "augmentation"):
+            config = config.model_copy(update={"augmentation": "none"})
+        task = recipes.of(config).task(config)
         groups = parameter_groups(model, config)
         stepper = train.Stepper(model, task, config, groups, self.device)
 
@@ -211,7 +213,7 @@ class _Bench:
         model: Any = self.build(trainable=False, frozen_backbone=True).to(self.device)
         if getattr(model, "steady_part", None) is None:
             return _Turn(replace(row, why="This model takes no features in place of its data."))
-        images, labels = self.batch(self.config.training.batch_size)
+        images, labels = self.batch(self.config.batch_size)
         with torch.no_grad():
             features = model.eval().features(images.to(self.device)).cpu()
         return self.steps(row, model, (features, labels))

@@ -14,9 +14,11 @@ from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.fetch import download
 from qnnkit.data.folders import class_folder, flat_folder
 from qnnkit.data.idx import emnist, fashion_mnist, kmnist, mnist
+from qnnkit.data.kinds import Captions, Images, Music, Text, of, uncached
 from qnnkit.data.music import music
 from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
+from qnnkit.data.tensors import TensorSplits, arrays
 from qnnkit.data.text import text
 
 DATASETS: dict[str, Callable[..., Splits]] = {
@@ -116,7 +118,8 @@ def _options(loader: Callable[..., Splits]) -> set[str]:
 
 
 __all__ = [
-    "DATASETS", "ImageSet", "ImageSplits", "Splits", "ahcd", "captions", "class_folder",
-    "digit_captions", "digits", "download", "emnist", "fashion_mnist", "flat_folder", "kind", "kmnist",
-    "load", "mnist", "music", "npz", "sample_files", "takes", "text", "write_sample",
+    "DATASETS", "Captions", "ImageSet", "ImageSplits", "Images", "Music", "Splits", "TensorSplits", "Text",
+    "ahcd", "arrays", "captions", "class_folder", "digit_captions", "digits", "download", "emnist",
+    "fashion_mnist", "flat_folder", "kind", "kmnist", "load", "mnist", "music", "npz", "of", "sample_files",
+    "takes", "text", "uncached", "write_sample",
 ]  # fmt: skip

@@ -130,7 +130,7 @@ class Source:
 
     def _gradient_on_a_batch(self, net: Net) -> dict[str, Any]:
         """A row of one update in the form that training writes, of the net as it is, without dropout."""
-        train, task = self.run.splits.train, runs.task_for(self.run)
+        train, task = self.run.splits.train, self.run.task
         batch = train.images[:ON_BATCH], train.labels[:ON_BATCH]
         owners = {name: _trained_weights(module) for name, module in net.layers.items()}
         flat = [weight for weights in owners.values() for weight in weights]

@@ -1,6 +1,6 @@
 """Training settings by machine, for LoRA on a language model of some billion weights.
 
-Each is a dictionary of names of `TrainingConfig`, for `TrainingConfig(**PRESETS["mac"])` or as overrides of a
+Each is a dictionary of names of `Settings`, for `Settings(**PRESETS["mac"])` or as overrides of a
 recipe.
 """
 

@@ -20,7 +20,7 @@ def save_adapter(model: Any, tokenizer: Any, folder: str | Path, training_config
         model: A model with an adapter.
         tokenizer: The one that it was trained with.
         folder: Where to.
-        training_config: A TrainingConfig or a dictionary of plain values; None writes none.
+        training_config: A Settings or a dictionary of plain values; None writes none.
 
     Returns:
         The folder's absolute path.

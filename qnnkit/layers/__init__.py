@@ -7,6 +7,8 @@ from qnnkit.layers.controls import (
     controls,
     count_parameters,
     exchanged_parameters,
+    has_circuit,
+    on_backend,
     quantum_parameters,
 )
 from qnnkit.layers.counting import (
@@ -28,6 +30,8 @@ __all__ = [
     "controls",
     "count_parameters",
     "exchanged_parameters",
+    "has_circuit",
+    "on_backend",
     "quantum_parameters",
     "called",
     "circuit_inputs",

@@ -153,6 +153,19 @@ def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [weight for module in found for weight in module.parameters()]
 
 
+def on_backend(model: nn.Module, backend: str) -> nn.Module:
+    """`model`, changed in place: its circuits whose backend nobody has chosen run on this one."""
+    return _exchange(
+        model,
+        lambda layer, i: layer.with_qnode(layer.qnode, backend) if layer.wanted_backend == "auto" else layer,
+    )
+
+
+def has_circuit(model: nn.Module) -> bool:
+    """Whether there is a circuit in `model`, trained or frozen."""
+    return any(map(_is_circuit, model.modules()))
+
+
 def _is_circuit(module: nn.Module) -> bool:
     """Whether its parameters are a circuit's weights; an adapter holds angles in a module of their own."""
     return isinstance(module, QuantumLayer) or getattr(type(module), "of_circuit", False)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
 from qnnkit import checks
 from qnnkit.data import hub
+from qnnkit.device import choose
 from qnnkit.models.blocks import seeded
+from qnnkit.settings import Base, Place
 
 # hidden size, layers, heads, key-value heads, inner size, vocabulary
 LLAMA = {
@@ -20,6 +25,53 @@ LLAMA = {
     "3b": (3072, 28, 24, 8, 8192, 128256),  # of Llama 3.2
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+_bare: ContextVar[bool | str] = ContextVar("bare", default=False)
+
+
+class LanguageModelSettings(Base):
+    """Which language model."""
+
+    size: str = "tiny"
+    """How large a model is that starts from scratch: tiny, small, medium or 3b."""
+    pretrained: Place | None = None
+    """Folder, or name on the Hugging Face Hub, of a model's weights; None starts from scratch."""
+    base_precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision in which weights are kept; half of it for about half of the memory."""
+
+
+@contextlib.contextmanager
+def bare(*, asked: bool | str = True) -> Iterator[None]:
+    """Inside, `language_model` leaves weights on the meta device, where they take no memory.
+
+    Such a net can be counted, and what is refused is refused alike, but nothing can be computed. Of "shapes"
+    only the configuration is read: the weights need not be there.
+    """
+    token = _bare.set(asked)
+    try:
+        yield
+    finally:
+        _bare.reset(token)
+
+
+def language_model(settings: Any, splits: Any, seed: int) -> Any:
+    """The model that settings ask for, with the tokens of the data.
+
+    Args:
+        settings: Derived from `LanguageModelSettings`; `four_bit` and `device` count where they are there.
+        splits: Its `sizes` are the vocabulary and the length of a sequence.
+        seed: Fixes initial weights.
+    """
+    dtype = settings.base_precision
+    if getattr(settings, "four_bit", False) and not _bare.get():
+        place = choose(settings.device)
+        return four_bit(str(settings.pretrained), device=place, dtype=dtype, **splits.sizes)
+    place = "meta" if _bare.get() else "cpu"
+    name = settings.pretrained or settings.size
+    if _bare.get() == "shapes":
+        return without_weights(name, dtype=dtype, **splits.sizes)
+    return causal_lm(name, seed=seed, dtype=dtype, device=place, **splits.sizes)
 
 
 def llama_config(size: str, *, vocabulary: int | None = None, length: int | None = None) -> Any:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
+from qnnkit.circuits import CircuitSettings
 from qnnkit.data.captioned_tokens import CaptionTokenizer
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import pretrained
 from qnnkit.models.blocks import pixels, precise, seeded
+from qnnkit.settings import Place
 
 # of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
 CLIP = {
@@ -27,6 +30,21 @@ LARGEST_LOGIT_SCALE = math.log(100)
 
 # Of the photographs that published weights were trained on, by colour.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class ClipSettings(CircuitSettings):
+    """Sizes of the towers, and the circuits behind them."""
+
+    size: str = "tiny"
+    """How large a CLIP is that starts from scratch: tiny, small, ..."""
+    patch_size: int | None = Field(default=None, ge=1)
+    """Side of the patches that it sees, in pixels; None takes the size's own."""
+    pretrained: Place | None = None
+    """Folder, or name on the Hugging Face Hub, of a CLIP's weights; None starts from scratch."""
+    head: Literal["full", "linear", "quantum"] = "quantum"
+    """How it projects: one matrix, through n_qubits numbers, or through a circuit of n_qubits wires."""
+    n_qubits: int = Field(default=4, ge=1)
+    """Wires of a circuit."""
 
 
 class Clip(nn.Module):
@@ -113,6 +131,12 @@ class Clip(nn.Module):
                     width = n_features(n_qubits)
                 sizes = tower.config.hidden_size, width, n_qubits, self.net.config.projection_dim
                 setattr(self.net, name, Projection(*sizes, layer))
+
+    @classmethod
+    def of(cls, settings: ClipSettings, *, seed: int = 0, backend: str = "auto", **sizes: Any) -> Clip:
+        """The net that settings ask for, for data of these sizes (`splits.sizes`)."""
+        own = {name: getattr(settings, name) for name in ClipSettings.model_fields}
+        return cls(**sizes, **own, seed=seed, backend=backend)
 
     def forward(
         self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None

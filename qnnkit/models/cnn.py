@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.config import ModelConfig
 from qnnkit.models.blocks import pixels, seeded
+from qnnkit.settings import Base
+
+
+class CNNSettings(Base):
+    """Sizes of the net."""
+
+    width: int = Field(default=64, ge=1)
+    """Channels of the first layers; later ones have twice and four times as many."""
+    hidden: int = Field(default=16, ge=1)
+    """Units of the layer before the last."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the values before the last layer that is dropped, in training only."""
 
 
 class SmallCNN(nn.Module):
@@ -29,7 +41,7 @@ class SmallCNN(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: CNNSettings,
         *,
         channels: int,
         image_size: tuple[int, int],

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import math
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.config import ModelConfig
+from qnnkit.circuits import CircuitSettings
 from qnnkit.layers import Quanv2d
 from qnnkit.models.blocks import seeded
+
+
+class QuanvSettings(CircuitSettings):
+    """Circuit, patches and sizes."""
+
+    kernel_size: int = Field(default=2, ge=1)
+    """Side of a patch, in pixels."""
+    stride: int = Field(default=2, ge=1)
+    """Step between patches, in pixels."""
+    filters: int = Field(default=1, ge=1)
+    """Number of circuits, each with its own weights."""
+    hidden: int = Field(default=16, ge=1)
+    """Channels (of QuanvNet) or units of the classical layer that reads the circuit's values."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the values before the last layer that is dropped, in training only."""
 
 
 class QuanvNet(nn.Module):
@@ -29,7 +45,7 @@ class QuanvNet(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: QuanvSettings,
         *,
         channels: int,
         image_size: tuple[int, int],

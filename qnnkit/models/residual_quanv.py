@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.config import ModelConfig
 from qnnkit.layers import Quanv2d
 from qnnkit.models.blocks import Residual, pixels, precise, seeded
+from qnnkit.models.quanv import QuanvSettings
+
+
+class ResidualQuanvSettings(QuanvSettings):
+    """Circuit, patches, and the sizes of the stem before them."""
+
+    width: int = Field(default=64, ge=1)
+    """Channels of the residual stem; its first layers have fewer."""
+    blocks: int = Field(default=1, ge=1)
+    """Residual blocks of the stem."""
+    maps: int = Field(default=4, ge=1)
+    """Channels that the stem hands to the quanvolution."""
 
 
 class ResidualQuanvNet(nn.Module):
@@ -33,7 +45,7 @@ class ResidualQuanvNet(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ResidualQuanvSettings,
         *,
         channels: int,
         image_size: tuple[int, int],

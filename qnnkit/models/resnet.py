@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.config import ModelConfig
+from qnnkit.circuits import CircuitSettings
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import pretrained
 from qnnkit.models.blocks import pixels, precise, seeded
+from qnnkit.settings import Base, Place
 
 # Of the photographs that published weights were trained on, by colour.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -105,6 +107,28 @@ class _OnBackbone(nn.Module):
         return self.backbone
 
 
+class ResNetSettings(Base):
+    """Of the backbone."""
+
+    pretrained: Place | None = None
+    """Folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""
+    stem_stride: Literal[1, 2, 4] = 2
+    """How much the stem of a ResNet from scratch shrinks images: 4 for photographs, 1 or 2 for small ones."""
+    frozen_backbone: bool = False
+    """Whether a ResNet's own weights stay as they are; what it makes of the images is then kept."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the backbone's values that is dropped, in training only."""
+
+
+class ResNetCircuitSettings(ResNetSettings, CircuitSettings):
+    """Of the backbone, the circuit, and the layers behind it."""
+
+    n_qubits: int = Field(default=4, ge=1)
+    """Wires of the circuit."""
+    hidden: int = Field(default=16, ge=1)
+    """Units of the classical layer that reads the circuit's values."""
+
+
 class ResNetCircuit(_OnBackbone):
     """ResNet18 -> n angles in (0, pi) -> one circuit -> two linear layers -> logits.
 
@@ -124,7 +148,7 @@ class ResNetCircuit(_OnBackbone):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ResNetCircuitSettings,
         *,
         channels: int,
         image_size: tuple[int, int],
@@ -182,7 +206,7 @@ class ResNet18(_OnBackbone):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ResNetSettings,
         *,
         channels: int,
         image_size: tuple[int, int],
@@ -202,7 +226,7 @@ class ResNet18(_OnBackbone):
         return self.head(self.features(images))
 
 
-def _backbone(config: ModelConfig, channels: int) -> Backbone:
+def _backbone(config: ResNetSettings, channels: int) -> Backbone:
     return Backbone(
         channels,
         pretrained=config.pretrained,

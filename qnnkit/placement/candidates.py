@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from qnnkit import checks, device
-from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
+from qnnkit.settings import Settings
 
 SMALLEST, LARGEST = 16, 1024
 """Of the batches that are tried."""
@@ -48,7 +48,7 @@ class Candidate:
 
 
 def candidates(
-    device: str, threads: int | str | None, config: TrainingConfig, n_samples: int | None
+    device: str, threads: int | str | None, config: Settings, n_samples: int | None
 ) -> list[Candidate]:
     """Every way to train that the settings leave open: the CPU first, then few threads, small batches.
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from qnnkit import measure
-from qnnkit.config import TrainingConfig
 from qnnkit.layers import QuantumLayer
 from qnnkit.placement.candidates import UPDATES, Candidate, candidates, here
 from qnnkit.placement.race import RACED_AT, Groups, race
+from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 
 TIE = 0.05
@@ -58,7 +58,7 @@ def place(
     model: nn.Module,
     task: Task,
     samples: Any,
-    config: TrainingConfig | None = None,
+    config: Settings | None = None,
     *,
     device: str = "auto",
     threads: int | str | None = "auto",
@@ -99,7 +99,7 @@ def place(
         'cpu on 1 thread: nothing else to choose from, so nothing was measured.'
     """
     if config is None:
-        config = TrainingConfig(batch_size=_length(samples))
+        config = Settings(batch_size=_length(samples))
     found = candidates(device, threads, config, n_samples)
     wanted = {layer.wanted_backend for layer in model.modules() if isinstance(layer, QuantumLayer)}
     backend = wanted.pop() if len(wanted) == 1 else "auto"

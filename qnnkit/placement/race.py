@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from qnnkit import measure, train
 from qnnkit.checkpoint import own_generators
-from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
 from qnnkit.placement.candidates import Candidate
+from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 from qnnkit.train import memory
 
@@ -41,7 +41,7 @@ def race(
     model: nn.Module,
     task: Task,
     samples: Any,
-    config: TrainingConfig,
+    config: Settings,
     candidates: Sequence[Candidate],
     groups: Groups | None = None,
     seconds: float = 10.0,
@@ -105,7 +105,7 @@ class _Race:
     model: nn.Module
     task: Task
     samples: Any
-    config: TrainingConfig
+    config: Settings
     groups: Groups | None
     seconds: float
 

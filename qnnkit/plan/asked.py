@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from qnnkit import checks, recipes, workspace
-from qnnkit.config import RunConfig, TrainingConfig, flat_names, require_batch_size, validate
+from qnnkit import checks, recipes
 from qnnkit.plan.transformer import SIZES, of_transformer
 from qnnkit.plan.workload import OF_MODELS, Workload, of_recipe
-from qnnkit.runs.allowed import check_names
 from qnnkit.runs.folder import Run
 from qnnkit.runs.placing import placed, settle_batch_size
+from qnnkit.runs.usable import in_workspace
+from qnnkit.settings import Settings, require_batch_size
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def of_run(run: Run, *, measure: bool = True) -> Asked:
         device, threads = where.device, where.threads
     else:
         device, threads = config.device, config.threads if isinstance(config.threads, int) else None
-    if config.training.batch_size == "auto":
+    if config.batch_size == "auto":
         step = "Give --batch-size, or let it be measured."
         raise ValueError(checks.message("batch_size", "be a number where nothing is measured", "auto", step))
     return Asked(
@@ -62,7 +60,7 @@ def of_run(run: Run, *, measure: bool = True) -> Asked:
 
 
 def asked(
-    recipe: str | None = None,
+    recipe: Any = None,
     model: str | None = None,
     size: str | None = None,
     *,
@@ -73,7 +71,7 @@ def asked(
     """What is named: one of the recipes, on its data, or a transformers model, on data of any kind.
 
     Args:
-        recipe: Entry of RECIPES. No run folder is begun.
+        recipe: A shipped name, or a file: see `recipes.find`. No run folder is begun.
         model: "llama" or "clip", in its place.
         size: Of the model: a name in SIZES, or a local folder with a `config.json`.
         settings: Exchanged: of a recipe any setting, of a model those of the training, `sequence_length`,
@@ -93,22 +91,20 @@ def asked(
         kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(SIZES)}"
         raise ValueError(checks.message("recipe", rule, given, f"Name one: {kinds}."))
     if model is None:
-        found = _of_recipe(recipes.recipe(str(recipe)), settings, size, measure)
+        found = _of_recipe(recipes.find(recipe), settings, size, measure)
         return found if samples is None else replace(found, workload=found.workload.of_samples(samples))
     return _of_model(model, size or "small", settings, samples or 1000)
 
 
-def _of_recipe(config: RunConfig, settings: dict[str, Any], size: str | None, measure: bool) -> Asked:
-    of_models = {name: settings.get(name) for name in OF_MODELS if name not in flat_names()}
-    for name, value in {**of_models, "size": size}.items():
-        if value is not None:
-            step = "It belongs to --model."
-            raise ValueError(checks.message(name, f"be left out for the recipe {config.recipe}", value, step))
-    if isinstance(settings.get("data_dir"), str):
-        settings["data_dir"] = workspace.data_place(settings["data_dir"])
-    config = config.override(**settings)
-    require_batch_size(config.training)
-    check_names(config)
+def _of_recipe(recipe: recipes.Recipe, settings: dict[str, Any], size: str | None, measure: bool) -> Asked:
+    known = recipe.Settings.model_fields
+    settings |= {} if size is None else {"size": size}
+    for name in (*OF_MODELS, "size"):
+        if name in settings and name not in known:
+            step, rule = "It belongs to --model.", f"be left out for the recipe {recipe.name}"
+            raise ValueError(checks.message(name, rule, settings[name], step))
+    config = recipe.settings(**in_workspace(recipe.Settings, settings))  # not checked: a question
+    require_batch_size(config)
     with tempfile.TemporaryDirectory() as folder:  # what a run would write down is not kept
         run = Run(Path(folder), config)
         return of_run(settle_batch_size(run) if measure else run, measure=measure)
@@ -121,17 +117,13 @@ def _of_model(model: str, size: str, settings: dict[str, Any], samples: int) -> 
         del own["four_bit"]
     device = str(settings.pop("device", "auto"))
     for name in settings:
-        checks.choice("setting", name, (*TrainingConfig.model_fields, *OF_MODELS, "device"))
+        checks.choice("setting", name, (*Settings.model_fields, *OF_MODELS))
     for name, value in own.items():
         if not isinstance(value, int) or value < 1:
             raise ValueError(
                 checks.message(name, "be a whole number, 1 or more", value, "Leave it out, or raise it.")
             )
-    try:
-        training = TrainingConfig.model_validate(known | settings)
-    except ValidationError:
-        validate({"recipe": model, "training": known | settings})  # raises the same as one sentence
-        raise
+    training = Settings.of(known | settings)
     require_batch_size(training)
     workload = of_transformer(model, size, training, n_samples=samples, **own)
     return Asked(workload, device)

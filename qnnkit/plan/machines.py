@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from qnnkit import checks, workspace
-from qnnkit.config import Settings
 from qnnkit.plan import words
+from qnnkit.settings import Base
 
 OWN = Path(__file__).with_name("machines.yaml")
 OLD = 365
@@ -22,7 +22,7 @@ Positive = Annotated[float, Field(gt=0)]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
-class Processor(Settings):
+class Processor(Base):
     bandwidth_gb_s: Positive
     """Memory bandwidth, in 10^9 bytes per second."""
     tflops: dict[Precision, Positive] = Field(min_length=1)
@@ -33,7 +33,7 @@ class Processor(Settings):
     """Where these figures come from."""
 
 
-class Machine(Settings):
+class Machine(Base):
     kind: Literal["cuda", "mac", "cpu"]
     """Decides what has to fit: on a GPU what it computes on, elsewhere data and framework as well."""
     memory_gb: Positive
@@ -54,14 +54,14 @@ class Machine(Settings):
     """What it computes on -> how fast that is."""
 
 
-class ComputeUnit(Settings):
+class ComputeUnit(Base):
     price: float = Field(ge=0)
     """Of one compute unit of Colab."""
     source: str
     """Where the price comes from."""
 
 
-class Table(Settings):
+class Table(Base):
     """The machines of a plan."""
 
     as_of: datetime.date

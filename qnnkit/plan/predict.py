@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import measure, train
-from qnnkit.config import TrainingConfig
 from qnnkit.device import machine
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.plan.prediction import HOST, Prediction, Work
 from qnnkit.plan.trace import trace
 from qnnkit.plan.workload import Workload
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 
 SHARE = 0.5
@@ -198,7 +198,7 @@ def free_memory(device: torch.device) -> int:
 @functools.cache
 def _warm_up(device: torch.device) -> None:
     """Loads what the first step of any training loads: libraries, and kernels made when first used."""
-    config = TrainingConfig(epochs=1, batch_size=8)
+    config = Settings(epochs=1, batch_size=8)
     with seeded(0):
         model = nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 2)

@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qnnkit.config import TrainingConfig
 from qnnkit.measure import Spread
+from qnnkit.settings import Settings
 
 PARTS = {
     "weights": "What the net is made of, frozen parts included, and its buffers.",
@@ -42,7 +42,7 @@ class Prediction:
     """A training, as predicted."""
 
     name: str
-    training: TrainingConfig
+    training: Settings
     n_samples: int
     """In an epoch."""
     sequence_length: int | None

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from qnnkit.config import TrainingConfig
 from qnnkit.plan import words
 from qnnkit.plan.prediction import Prediction
 from qnnkit.plan.verdict import FULL
+from qnnkit.settings import Settings
 
 WORTH = 0.01
 """Share of the memory that a remedy must save to be named."""
@@ -34,7 +34,7 @@ class Changeable(Protocol):
     """What of a `Workload` is needed here."""
 
     @property
-    def training(self) -> TrainingConfig: ...
+    def training(self) -> Settings: ...
     @property
     def sequence_length(self) -> int | None: ...
     @property

@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from qnnkit import adapters, checks
-from qnnkit.config import TrainingConfig
 from qnnkit.models import clip
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import LLAMA, llama_config
 from qnnkit.plan.workload import Workload
+from qnnkit.settings import Settings
 from qnnkit.tasks import OwnLoss
 
 SIZES = {"llama": LLAMA, "clip": clip.CLIP}
@@ -25,7 +25,7 @@ USUAL_LENGTH = 256
 def of_transformer(
     kind: str,
     size: str,
-    training: TrainingConfig | None = None,
+    training: Settings | None = None,
     *,
     n_samples: int = 1000,
     sequence_length: int | None = None,
@@ -85,7 +85,7 @@ def of_transformer(
 
     return Workload(
         name=f"{kind} {Path(size).name}",
-        training=training or TrainingConfig(batch_size=8, learning_rate=3e-4, optimizer="adamw"),
+        training=training or Settings(batch_size=8, learning_rate=3e-4, optimizer="adamw"),
         n_samples=n_samples,
         build=build,
         batch=samples,

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from qnnkit import checks, data, gradients, layers, models
-from qnnkit.config import RunConfig, TrainingConfig
-from qnnkit.data import ImageSplits, Splits
+from qnnkit import checks, gradients, layers, recipes
+from qnnkit.data import ImageSplits, Splits, TensorSplits
 from qnnkit.data.batches import DictBatches
 from qnnkit.data.sample import Batches
 from qnnkit.data.splits import SPLITS
+from qnnkit.data.tokens import TokenSplits
 from qnnkit.models import features
-from qnnkit.models.causal_lm import without_weights
 from qnnkit.placement.race import take
-from qnnkit.runs.nets import adapted, made, parameter_groups, task_of
+from qnnkit.runs.nets import made, parameter_groups
+from qnnkit.settings import Settings
 from qnnkit.tasks import OwnLoss, Task
 from qnnkit.train import Group, Observer
 
@@ -35,7 +35,7 @@ class Workload:
     """A training that has not begun."""
 
     name: str
-    training: TrainingConfig
+    training: Settings
     n_samples: int
     """In an epoch."""
     build: Callable[[Workload, bool], nn.Module]
@@ -45,7 +45,7 @@ class Workload:
     loader: Callable[[Workload, int], DataLoader]
     """So many batches, to train on for a moment; no more samples than an epoch has."""
     task: Task
-    groups: Callable[[nn.Module, TrainingConfig], Sequence[Group] | None] = lambda model, config: None
+    groups: Callable[[nn.Module, Settings], Sequence[Group] | None] = lambda model, config: None
     watch: Callable[[nn.Module, Sequence[Group] | None, int], Observer | None] = lambda model, groups, n: None
     """Looks at the gradients of so many updates of an epoch, as training does."""
     prepare: Callable[[nn.Module], None] | None = None
@@ -78,8 +78,8 @@ class Workload:
             if value is not None:
                 checks.positive(name, value)
         for name in settings:
-            checks.choice("setting", name, TrainingConfig.model_fields)
-        training = TrainingConfig.model_validate({**self.training.model_dump(), **settings})
+            checks.choice("setting", name, Settings.model_fields)
+        training = Settings.model_validate({**self.training.model_dump(), **settings})
         return replace(self, training=training, **own)
 
     def of_samples(self, n: int) -> Workload:
@@ -87,7 +87,7 @@ class Workload:
         return replace(self, n_samples=n, data_bytes=round(self.data_bytes * n / self.n_samples))
 
 
-def of_recipe(config: RunConfig, splits: Splits) -> Workload:
+def of_recipe(config: Settings, splits: Splits) -> Workload:
     """The net of a run on its own data, as `qnnkit run` trains it.
 
     A frozen part whose values are computed once, before the first epoch, is left out of the steps, as it is
@@ -97,17 +97,16 @@ def of_recipe(config: RunConfig, splits: Splits) -> Workload:
         config: Settings of the run.
         splits: Its data.
     """
-    if not isinstance(splits, ImageSplits):
+    if not isinstance(splits, ImageSplits | TensorSplits):
         return _of_dictionaries(config, splits)
-    sizes = {"channels": splits.channels, "image_size": splits.image_size, "n_classes": splits.n_classes}
-    images, labels = splits.train.images, splits.train.labels
+    images, labels = tensors_of(splits.train)
     notes = []
     if config.backend not in ("auto", "batched"):
         notes.append(OTHER_BACKEND.format(config.backend))
 
     def build(workload: Workload, traced: bool) -> nn.Module:
         backend = "batched" if traced else config.backend  # PennyLane's devices need numbers
-        return models.build(config.model, **sizes, seed=config.seed, backend=backend)
+        return made(config.model_copy(update={"backend": backend}), splits, "", config.seed)
 
     def prepare(model: nn.Module) -> None:
         with layers.evaluating(model):
@@ -126,7 +125,7 @@ def of_recipe(config: RunConfig, splits: Splits) -> Workload:
 
     width = _computed_once(config, splits)
     parts = (splits.train, splits.validation, splits.test)
-    data_bytes = loaded_bytes = sum(part.images.nbytes for part in parts)
+    data_bytes = loaded_bytes = sum(tensors_of(part)[0].nbytes for part in parts)
     if width is not None:
         data_bytes += sum(len(part) for part in parts) * 4 * torch.Size(width).numel()
         notes.append(
@@ -134,12 +133,12 @@ def of_recipe(config: RunConfig, splits: Splits) -> Workload:
         )
     return Workload(
         name=config.recipe,
-        training=config.training,
+        training=config,
         n_samples=len(splits.train),
         build=build,
         batch=samples,
         loader=loader,
-        task=task_of(config.training),
+        task=recipes.of(config).task(config),
         groups=parameter_groups,
         watch=_watch,
         prepare=prepare,
@@ -149,23 +148,19 @@ def of_recipe(config: RunConfig, splits: Splits) -> Workload:
     )
 
 
-def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
+def _of_dictionaries(config: Settings, splits: Splits) -> Workload:
     """As `of_recipe`, of captions, text and music: batches are dictionaries."""
-    kind = data.kind(config.data.dataset)
-    main = "hybrid" if models.has_circuit(config.model) else "reference"
+    tokens = isinstance(splits, TokenSplits)
     notes = () if config.backend in ("auto", "batched") else (OTHER_BACKEND.format(config.backend),)
 
     # Of a language model shapes are all, of its adapter's circuits too: its weights, which may be many, are
     # not read.
-    bare = kind == "tokens"
+    bare = tokens
 
     def build(workload: Workload, traced: bool) -> nn.Module:
         backend = "batched" if traced else config.backend
-        if traced and bare:
-            name, dtype = config.model.pretrained or config.model.size, config.model.base_precision
-            base = without_weights(name, **splits.sizes, dtype=dtype)
-            return adapted(base, config.model, main, config.seed) if config.model.adapter else base
-        return made(config.model_copy(update={"backend": backend}), splits, main, config.seed)
+        own = config.model_copy(update={"backend": backend})
+        return made(own, splits, "", config.seed, bare="shapes" if traced and bare else False)
 
     def prepare(model: nn.Module) -> None:
         with layers.evaluating(model):
@@ -181,14 +176,11 @@ def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
 
     some = next(iter(splits.batches("train", min(SOME, len(splits.train)), shuffle=False)))
     # Language counts the tokens that are predicted, which tensors without data cannot tell.
-    task = OwnLoss() if kind == "tokens" else task_of(config.training, kind)
-    held = 0
-    for name in SPLITS:
-        tensors = vars(splits.split(name)).values()
-        held += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+    task = OwnLoss() if tokens else recipes.of(config).task(config)
+    held = sum(tensor.nbytes for name in SPLITS for tensor in tensors_of(splits.split(name)))
     return Workload(
         name=config.recipe,
-        training=config.training,
+        training=config,
         n_samples=len(splits.train),
         build=build,
         batch=samples,
@@ -197,24 +189,28 @@ def _of_dictionaries(config: RunConfig, splits: Splits) -> Workload:
         groups=parameter_groups,
         watch=_watch,
         prepare=None if bare else prepare,
-        four_bit=config.model.four_bit,
-        base_bytes=4 if config.model.base_precision == "float32" else 2,
+        four_bit=getattr(config, "four_bit", False),
+        base_bytes=4 if getattr(config, "base_precision", "float32") == "float32" else 2,
         data_bytes=held,
         loaded_bytes=held,
         notes=notes,
     )
 
 
+def tensors_of(part: Any) -> list[torch.Tensor]:
+    """What a split holds."""
+    return [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
+
+
 def _watch(model: nn.Module, groups: Sequence[Group] | None, n: int) -> Observer | None:
     return gradients.Watch(model, groups, per_epoch=n) if groups and n else None
 
 
-def _computed_once(config: RunConfig, splits: ImageSplits) -> torch.Size | None:
+def _computed_once(config: Settings, splits: Splits) -> torch.Size | None:
     """Shape of what the net is given in place of an image, where its frozen part runs before training."""
-    if config.training.augmentation != "none":
+    if getattr(config, "augmentation", "none") != "none" or not isinstance(splits, ImageSplits):
         return None
-    sizes = {"channels": splits.channels, "image_size": splits.image_size, "n_classes": splits.n_classes}
-    net = models.build(config.model, **sizes, seed=config.seed, backend="batched")
+    net = made(config.model_copy(update={"backend": "batched"}), splits, "", config.seed)
     n_images = len(splits.train) + len(splits.validation) + len(splits.test)
     values = features.made(net, splits.train.images[:1], n_images)
     return values.shape[1:] if values.is_floating_point() else None

@@ -23,7 +23,7 @@ def beside_base(run: Run) -> dict[str, Any] | None:
         adapter that cannot be merged); and a `sentence`. None for a run without an adapter.
     """
     splits, final = run.splits, run.tested().get((run.nets[0], run.config.seed))
-    if not run.config.model.adapter or not isinstance(splits, TokenSplits) or final is None:
+    if not getattr(run.config, "adapter", None) or not isinstance(splits, TokenSplits) or final is None:
         return None
     try:
         place = device.choose(str(run.provenance.get("device", "cpu")))

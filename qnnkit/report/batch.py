@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from qnnkit import checks, workspace
 from qnnkit.batch import state
-from qnnkit.config import MAIN_NETS
 from qnnkit.report.composers import batch_composers
+from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
 
 POINTS = 200  # of a curve that the page keeps

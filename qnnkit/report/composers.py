@@ -15,13 +15,13 @@ from torch import nn
 
 from qnnkit import device, measure, music, stats
 from qnnkit.batch import state
-from qnnkit.config import MAIN_NETS
 from qnnkit.data.music_events import MusicTokenizer
 from qnnkit.data.music_sources import composers_in
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.music.adapters import BASE
 from qnnkit.music.over_runs import RunsMatrix, spread
 from qnnkit.runs import Run, trained
+from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ def losses_by_composer(run: Run, most_blocks: int | None = MOST_BLOCKS) -> list[
         return []
     pieces, own = _pieces(run, most_blocks)
     place = device.choose("cpu" if run.config.device == "cpu" else "auto")
-    size = run.config.training.batch_size
+    size = run.config.batch_size
     rows: list[dict[str, Any]] = []
 
     def judge(model: nn.Module, net: str, kind: str, seed: int | None) -> None:
@@ -66,10 +66,11 @@ def losses_by_composer(run: Run, most_blocks: int | None = MOST_BLOCKS) -> list[
         for net in run.nets:
             for seed in run.seeds:
                 model = trained(run, net, seed)
-                if not rows and run.config.model.adapter:
+                if not rows and getattr(run.config, "adapter", None):
                     with music.using_adapter(model, BASE):
                         judge(model, BASE, BASE, None)
-                judge(model, net, (run.config.model.adapter or net) if net in MAIN_NETS else net, seed)
+                adapter = getattr(run.config, "adapter", None) if net in MAIN_NETS else None
+                judge(model, net, adapter or net, seed)
     return rows
 
 
@@ -172,8 +173,8 @@ def batch_composers(folder: Path, planned: Sequence[dict[str, Any]]) -> list[dic
 
 def _pieces(run: Run, most_blocks: int | None) -> tuple[dict[str, TokenSplits], set[str]]:
     """Composer -> some of its music; and on whom the run was trained."""
-    there = composers_in(str(run.config.data.data_dir))
-    own = run.config.data.composers or there
+    there = composers_in(str(run.config.data_dir))
+    own = run.config.composers or there
     names = sorted(there, key=lambda name: name not in own)[:MOST_COMPOSERS]
     if len(names) < len(there):
         print(f"{len(names)} of {len(there)} composers are judged, those of the training first.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from qnnkit import stats
 from qnnkit.runs import Run
+from qnnkit.settings import CRITERIA
 
 
 def judge(run: Run) -> list[dict[str, Any]]:
@@ -18,7 +19,7 @@ def judge(run: Run) -> list[dict[str, Any]]:
         Rows of `criterion`, `bound`, `measured` (over seeds: the mean, of memory the largest), `met` (None
         where it cannot be judged) and `sentence`; of a score also `low` and `high`, its 95 % interval.
     """
-    net, bounds = run.nets[0], run.config.criteria.model_dump()
+    net, bounds = run.nets[0], {name: getattr(run.config, name) for name in CRITERIA}
     finals = [row for (name, _), row in run.tested().items() if name == net]
     return [_row(name, bound, finals, run.score) for name, bound in bounds.items() if bound is not None]
 

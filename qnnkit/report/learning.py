@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from qnnkit import circuits, expressivity, gradients, layers, models
+from qnnkit import circuits, expressivity, gradients, layers
 from qnnkit.data import ImageSplits
 from qnnkit.gradients import plateau
 from qnnkit.inspector.source import Source
 from qnnkit.layers import QuantumLayer
 from qnnkit.report.circuits import NONE, OF_IMAGES
-from qnnkit.runs import Run, task_for
+from qnnkit.runs import Run
 from qnnkit.simulator import NotFusable
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def keep_gates(run: Run, model: nn.Module, batch: Any) -> Picture | None:
     name = next(name for name, module in model.named_modules() if module is layer)
     gates = gradients.gates(layer)
     cannot = [one.index for one in gradients.dead(model, _given(batch)) if one.layer == name]
-    sizes = gradients.of_weights(layer, model, task_for(run), batch).abs().numpy()
+    sizes = gradients.of_weights(layer, model, run.task, batch).abs().numpy()
     n_wires = len(layer.qnode.device.wires)
     label = "|gradient| on one batch (loss per radian)"
     figure = plots.coloured_circuit(gates, n_wires, sizes, label, dead=cannot)
@@ -101,9 +101,9 @@ def keep_plateau(run: Run, most_qubits: int, n_starts: int) -> Picture | None:
     """
     from qnnkit import plots
 
-    settings = run.config.model
-    if models.kind(settings.model) == "tokens":
-        print("A language model has no circuit of this kind: the scan is left out.")
+    settings: Any = run.config
+    if getattr(settings, "circuit", None) not in circuits.ANSAETZE:
+        print("The scan is of circuits in CIRCUITS, in many widths. This net has another: it is left out.")
         return None
     if most_qubits < 4:
         print("plateau_qubits is below 4: the scan is left out.")
@@ -154,11 +154,14 @@ def keep_expressivity(run: Run, model: nn.Module) -> tuple[list[dict[str, Any]],
     if layer is None or layer.n_features is None:
         print(NONE, "nothing is to be said of what it can express.")
         return [], []
-    settings, seed = run.config.model, run.config.seed
-    n_qubits, depth = min(len(layer.qnode.device.wires), MOST_WIRES), settings.n_layers
-    drawn = expressivity.states(settings.circuit, 2 * PAIRS, n_qubits=n_qubits, n_layers=depth, seed=seed)
+    settings, seed = run.config, run.config.seed
+    name = getattr(settings, "circuit", None)
+    if name not in circuits.ANSAETZE:
+        return [], _keep_spectrum(run, layer)
+    n_qubits, depth = min(len(layer.qnode.device.wires), MOST_WIRES), getattr(settings, "n_layers", 1)
+    drawn = expressivity.states(name, 2 * PAIRS, n_qubits=n_qubits, n_layers=depth, seed=seed)
     own = expressivity.expressibility(drawn, seed=seed)
-    figure = plots.fidelity_histograms({settings.circuit: own.fidelities}, own.haar, own.edges)
+    figure = plots.fidelity_histograms({name: own.fidelities}, own.haar, own.edges)
     told = f"Random states of the circuit ({n_qubits} wires, {depth} layers) beside Haar's."
     kept = run.keep(figure, "02_fidelities", "How much of the state space the circuit reaches", told)
     rows = expressivity.table(n_qubits=n_qubits, n_layers=depth, pairs=PAIRS, seed=seed)
@@ -241,7 +244,7 @@ def keep_landscape(run: Run) -> list[Picture]:
     n_circuits = layers.circuits_per_image(net.model, validation.images[:1])
     n = max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_CIRCUITS // max(1, n_circuits)))
     batch = validation.images[:n], validation.labels[:n]
-    task = task_for(run)
+    task = run.task
     lines = gradients.lines(net.model, task, batch, n_points=41, seed=run.config.seed)
     if lines is None:
         print(NONE, "there are no angles to move.")

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from qnnkit import breakdown, gradients, stats, survey, workspace
-from qnnkit.config import MAIN_NETS
 from qnnkit.data import ImageSplits
 from qnnkit.device import machine
 from qnnkit.report.adapted import beside_base
@@ -23,6 +22,7 @@ from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
 from qnnkit.runs import Run, build, export, seen_by, trained
 from qnnkit.runs.lock import mirrored
+from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -333,14 +333,14 @@ def render(run: Run, result: dict[str, Any]) -> str:
 
 def _of_gradients(run: Run) -> list[str]:
     """What the gradients of the training said against its circuits."""
-    if not run.config.training.gradient_samples:
+    if not run.config.gradient_samples:
         return ["No gradients were recorded: gradient_samples was 0."]
     try:
         found = gradients.read(run.folder)
     except (FileNotFoundError, ValueError):
         return ["No gradients were recorded: this run was trained by an earlier version."]
     if not any(training.quantum_layers for training in found.trainings.values()):
-        if run.config.model.adapter:
+        if getattr(run.config, "adapter", None):
             return ["An adapter's gradients were recorded by group; 04_analyze has the table."]
         return ["No net of this run has a circuit that trains."]
     damaged = [f"{found.damaged} damaged lines of gradients.jsonl were left out."] if found.damaged else []

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats, workspace
 from qnnkit.batch import state
-from qnnkit.config import MAIN_NETS, validate
 from qnnkit.report.batch import data_notes, noted, number, read_batch, show
 from qnnkit.report.tables import METRICS, latex, records, told_comparisons, told_means
 from qnnkit.runs import Run
-from qnnkit.runs.folder import settled
+from qnnkit.runs.folder import settings_of, settled
+from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,11 +141,11 @@ def _read_run(
     kept = result.get("hashes") or {}
     if kept.get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
-    run = Run(folder, settled(folder, validate(config)))
+    run = Run(folder, settled(folder, settings_of(config)))
     if run.score != score:
         raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
     metrics, _ = workspace.parse_lines(content)
-    epochs = run.config.training.epochs
+    epochs = run.config.epochs
     tests = {
         (row.get("net"), row.get("seed")): row
         for row in metrics
@@ -154,7 +154,7 @@ def _read_run(
     label, provenance = _label(run.config.recipe, settings), _json(folder, "provenance.json") or {}
     about = {
         "model": label,
-        "train_fraction": run.config.data.train_fraction,
+        "train_fraction": run.config.train_fraction,
         "run": folder.name,
         "data": provenance.get("data"),
     }

@@ -171,7 +171,7 @@ def _check_data(run: Run) -> Finding:
     except (OSError, ValueError):
         told = f"provenance.json cannot be read, nor the data checked. {_REMEDY}"
         return Finding("data", False, told)
-    place = run.config.data.data_dir
+    place = getattr(run.config, "data_dir", None)
     if kept is None:
         told = "provenance.json holds no fingerprint of the data, so they were not checked."
         return Finding("data", None, told)

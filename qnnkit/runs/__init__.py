@@ -19,8 +19,6 @@ from qnnkit.runs.nets import (
     first_batch,
     parameter_groups,
     seen_by,
-    task_for,
-    task_of,
     train_all,
     trained,
 )
@@ -53,8 +51,6 @@ __all__ = [
     "placed",
     "run_notebooks",
     "seen_by",
-    "task_for",
-    "task_of",
     "train_all",
     "trained",
     "watch",

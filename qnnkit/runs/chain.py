@@ -7,12 +7,11 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.config import flat_names
 from qnnkit.runs.folder import Run, placement_for_kernels
 from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
@@ -20,13 +19,17 @@ from qnnkit.runs.lock import alone, mirrored
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
 
 
-def of_notebooks(given: Mapping[str, Any]) -> dict[str, Any]:
+def of_notebooks(given: Mapping[str, Any], settings: Collection[str]) -> dict[str, Any]:
     """Those of the given values that are no settings of a run, but parameters of its notebooks.
+
+    Args:
+        given: By name.
+        settings: Names of the settings of the run's recipe.
 
     Raises:
         TypeError: A value has another type than the notebook declares.
     """
-    others = {name: value for name, value in given.items() if name not in flat_names()}
+    others = {name: value for name, value in given.items() if name not in settings}
     found = {}
     for each in NOTEBOOKS if others else ():
         notebook = find_notebook(each)
@@ -104,14 +107,15 @@ def _run_notebooks(run: Run, echo: Callable[[str], None], own: Mapping[str, Any]
 
 def _parameters(run: Run, notebook: Path, own: Mapping[str, Any]) -> dict[str, Any]:
     """What a notebook declares of the run's settings and its own; the rest it reads from the run folder."""
-    values = {"recipe": run.config.recipe, "run_dir": str(run.folder), "device": run.config.device}
-    values |= {"backend": run.config.backend, "data_dir": run.config.data.data_dir, **own}
+    values: dict[str, Any] = {"recipe": run.config.recipe, "run_dir": str(run.folder)}
+    values |= {"device": run.config.device, "backend": run.config.backend}
+    values |= {"data_dir": getattr(run.config, "data_dir", None), **own}
     return {name: value for name, value in values.items() if name in declared(notebook) and value is not None}
 
 
 def epoch_line(run: Run, row: dict[str, Any]) -> str:
     """One row of metrics.jsonl, for people."""
-    epoch, score = f"{row['epoch']:>3}/{run.config.training.epochs}", run.score
+    epoch, score = f"{row['epoch']:>3}/{run.config.epochs}", run.score
     name = score.on_validation
     told = f"{name} {score.tell(row[f'validation_{name}'])}{' %' * (score.factor == 100)}"
     speed = f", {row['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in row else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from qnnkit import checks
 from qnnkit.data.tokens import TokenSplits
@@ -27,8 +28,8 @@ def merge(run: Run, folder: str | Path) -> Path:
     """
     from qnnkit import adapters, language
 
-    config = run.config.model
-    if not config.adapter or not isinstance(run.splits, TokenSplits):
+    config: Any = run.config
+    if not getattr(config, "adapter", None) or not isinstance(run.splits, TokenSplits):
         step = "A language model without one is whole already: model/ of its folder."
         raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(run.folder), step))
     if config.four_bit:
@@ -36,7 +37,7 @@ def merge(run: Run, folder: str | Path) -> Path:
     else:
         model = trained(run)
     whole = language.merge(model, in_place=True)
-    return language.save_model(whole, run.splits.tokenizer, folder, run.config.training)
+    return language.save_model(whole, run.splits.tokenizer, folder, run.config)
 
 
 def export(run: Run) -> Path | None:
@@ -49,7 +50,7 @@ def export(run: Run) -> Path | None:
 
     if not isinstance(run.splits, TokenSplits):
         return None
-    model, tokenizer, training = trained(run), run.splits.tokenizer, run.config.training
-    if run.config.model.adapter:
+    model, tokenizer, training = trained(run), run.splits.tokenizer, run.config
+    if getattr(run.config, "adapter", None):
         return language.save_adapter(model, tokenizer, run.folder / "adapter", training)
     return language.save_model(model, tokenizer, run.folder / "model", training)

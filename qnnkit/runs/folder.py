@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
-from qnnkit.config import (
-    PATHS,
-    PLACEMENT,
-    CriteriaConfig,
-    DataConfig,
-    FlatValue,
-    RunConfig,
-    validate,
-)
-from qnnkit.runs.allowed import check_base, check_names
+from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import alone, bring
 from qnnkit.runs.origin import origin
+from qnnkit.runs.usable import (
+    check_criteria,
+    check_placement,
+    checked,
+    in_workspace,
+    require_last_batch,
+    require_usable,
+)
+from qnnkit.settings import CRITERIA, MAIN_NETS, PLACEMENT, FlatValue, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,9 +34,12 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 
+OF_DATA = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
+TRAINING = tuple(name for name in Settings.model_fields if name not in OF_DATA)
+"""Settings of the training and of the run: any other makes other nets, or other data."""
 PLACED = "placement.json"
 """Where and in which batches a run is trained, as it was found on the machine that trains it."""
-CRITERIA = "criteria.json"
+BOUNDS = "criteria.json"
 """Bounds of success that were given after the run had begun; config.json has those that it began with."""
 
 
@@ -46,8 +48,17 @@ class Run:
     """One execution of a recipe, and the folder it owns."""
 
     folder: Path
-    config: RunConfig
+    config: Settings
     """As config.json has them, but for a size of batch that was "auto": that is the number that was found."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the run computes.
+
+        Raises:
+            ValueError: It is a user's, and nobody has named it in this process.
+        """
+        return recipes.of(self.config)
 
     def notebook(self, name: str) -> Path:
         """Where the executed copy of a notebook stands once it has finished."""
@@ -59,19 +70,18 @@ class Run:
 
     def identity(self, net: str, seed: int) -> dict[str, Any]:
         """What tells one net's checkpoints from others: what it is made of and sees."""
-        # Without defaults: a setting that a later version adds makes no other net of an older one.
-        made_of = self.asked.model_dump(mode="json", include={"data", "model"}, exclude_defaults=True)
-        digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-        return {"net": net, "seed": seed, "data and model": digest[:16]}
+        made_of = self.provenance.get("made_of") or self.made_of()
+        return {"net": net, "seed": seed, "made of": made_of}
+
+    def made_of(self) -> str:
+        """Hash of the recipe and of the settings that make nets and data."""
+        own = self.asked.chosen(without=TRAINING)
+        return digest_of({"recipe": self.recipe.digest, "settings": own})[:16]
 
     @property
-    def asked(self) -> RunConfig:
+    def asked(self) -> Settings:
         """The settings with paths as config.json has them, which hold wherever the workspace lies."""
-        begun = read_config(self.folder / "config.json")
-        if begun is None:
-            return self.config.with_paths(workspace.portable)
-        flat = begun.flat()
-        return self.config.override(**{name: flat[name] for name in PATHS})
+        return self.config.with_paths(workspace.portable)
 
     @property
     def report(self) -> Path:
@@ -86,28 +96,37 @@ class Run:
     def seeds(self) -> range:
         return range(self.config.seed, self.config.seed + self.config.n_seeds)
 
-    @property
+    @cached_property
     def nets(self) -> tuple[str, ...]:
         """The net of the run ("hybrid", or "reference" without a circuit) and the controls beside it."""
-        from qnnkit.models import has_circuit
+        known = self.provenance.get("nets")
+        return tuple(known) if known else self.find_nets()
 
-        main = "hybrid" if has_circuit(self.config.model) else "reference"
-        return (main, *self.config.controls)
+    def find_nets(self) -> tuple[str, ...]:
+        """As `nets`, found by building the run's own net."""
+        from qnnkit import layers
+        from qnnkit.runs.nets import made
+
+        config, seed = self.config, self.config.seed
+        main = MAIN_NETS[0 if layers.has_circuit(made(config, self.splits, "", seed, bare=True)) else 1]
+        if config.controls == "all":
+            return (main, *self.recipe.all_controls(config, self.splits, seed))
+        return (main, *config.controls)
 
     @cached_property
     def splits(self) -> Splits:
-        """The data, as the configuration asks for them.
+        """The data, as the recipe loads them.
 
         Raises:
             ValueError: They cannot be used, or are not those that the run was trained on.
         """
-        splits, chosen = self.load_data(), self.config.data
+        splits = self.load_data()
         trained_on = self.provenance.get("data")
         if trained_on is not None and splits.fingerprint() != trained_on:
+            place = getattr(self.config, "data_dir", None) or splits.name
             raise ValueError(
                 f"Run folder `{self.folder}` was trained on other data: "
-                f"`{chosen.data_dir or chosen.dataset}` has changed since. Put the files back as they were, "
-                "or begin another run_dir."
+                f"`{place}` has changed since. Put the files back as they were, or begin another run_dir."
             )
         return splits
 
@@ -122,29 +141,19 @@ class Run:
         """
         from qnnkit import data
 
-        chosen = self.config.data.model_dump(exclude={"dataset"})
-        options = {"root": chosen.pop("data_dir"), **chosen}
-        words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
-        if options["tokenizer"] is None and data.takes(self.config.data.dataset, "tokenizer"):
-            options["tokenizer"] = self.config.model.pretrained  # whose tokens its model knows
-            words |= {"`tokenizer`": "`pretrained`"}
-        usual = DataConfig()
-        for name in [*options]:
-            unasked = options[name] == getattr(usual, name, None)
-            if options[name] is None or (unasked and not data.takes(self.config.data.dataset, name)):
-                del options[name]  # the dataset has its own
-        if not cached and data.takes(self.config.data.dataset, "cached"):
-            options["cached"] = False
-        # The library's arguments have other names in notebooks and on the command line.
-        with checks.in_words(words):
-            return data.load(self.config.data.dataset, **options)
+        with contextlib.nullcontext() if cached else data.uncached():
+            return self.recipe.load(self.config)
+
+    @cached_property
+    def task(self) -> Any:
+        """What its nets are trained for."""
+        return self.recipe.task(self.config)
 
     @property
     def score(self) -> stats.Score:
         """The number that its nets are compared by."""
-        from qnnkit import data, tasks
-
-        return tasks.SCORES[data.kind(self.config.data.dataset)]
+        kept = self.provenance.get("score")
+        return stats.Score(**kept) if isinstance(kept, dict) else self.task.score
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -178,7 +187,7 @@ class Run:
 
     def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
         """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""
-        epochs = self.config.training.epochs
+        epochs = self.config.epochs
         rows = [row for row in self.rows("metrics") if row["event"] == "test"]
         return {(row["net"], row["seed"]): row for row in rows if row.get("epochs", epochs) == epochs}
 
@@ -199,14 +208,15 @@ class Run:
         workspace.write_json(self.folder / "provenance.json", self.provenance | facts)
 
 
-def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatValue) -> Run:
+def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
     """The run in `run_dir`, begun there if the folder is new.
 
     Args:
         run_dir: Its folder; a relative one is meant from the workspace.
-        recipe: Entry of RECIPES; None takes the folder's own.
+        recipe: A shipped name, the path of a recipe's file, a module, or an object: see `recipes.find`. None
+            takes the folder's own where it is shipped, or has been named in this process.
         **settings: Exchanged in the recipe; None leaves a setting as it is. In a folder that has begun they
-            must agree with what it began with, except for those of `config.PLACEMENT` and more `epochs`.
+            must agree with what it began with, except for those of `settings.PLACEMENT` and more `epochs`.
 
     Raises:
         ValueError: A name or value is wrong, or the folder holds another experiment (it is told which).
@@ -216,69 +226,89 @@ def open_run(run_dir: str | Path, recipe: str | None = None, **settings: FlatVal
 
     folder = workspace.run_folder(run_dir)
     bring(folder)
-    given = in_workspace({name: value for name, value in settings.items() if value is not None})
-    path = folder / "config.json"
-    begun = read_config(path)
+    named = None if recipe is None else recipes.find(recipe)
+    given = {name: value for name, value in settings.items() if value is not None}
+    begun = read_config(folder / "config.json", named)
     if begun is None:
-        if recipe is None:
+        if named is None:
             rule, step = "hold a run", "Name a recipe to begin one there."
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
-        config = recipes.recipe(recipe).override(**given)
-        check_names(config)
-        check_base(config)
-        check_criteria(config, given)
-        _check_placement(config)
-        run = Run(folder, config)
+        run = Run(folder, checked(named, given))
         require_usable(run)
         workspace.make_folder(folder)
         with alone(folder, "begin", wait=BEGIN):
-            if read_config(path) is None:
-                run.note_provenance(**origin(), data=run.splits.fingerprint())
+            if read_config(folder / "config.json", named) is None:
+                facts = {"data": run.splits.fingerprint(), "nets": run.nets}
+                run.note_provenance(**origin(), **facts, **_compared(run))
                 run = settle_batch_size(run, begins=True)
                 require_last_batch(run)
-                kept = config.with_paths(workspace.portable)
-                workspace.write_json(path, kept.model_dump(mode="json"))  # last: now it is a run
+                write_config(run)  # last: now it is a run
                 return run
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
     told = _told_by_chain(folder)
+    places = begun.places()
     placement = {name: value for name, value in told.items() if name in PLACEMENT}
-    begun = begun.override(**{name: told[name] for name in PATHS if told.get(name)})
+    begun = begun.override(**{name: told[name] for name in places if told.get(name)})
     begun = begun.with_paths(workspace.located)
+    if named is not None and begun.source is None:
+        _refuse_other_recipe(folder, named, begun, given)
+    for name in given:
+        checks.choice("setting", name, type(begun).model_fields)
+    given = in_workspace(type(begun), given)
     check_criteria(begun, given)
     given, begun = _moved(folder, begun, given)
     placement |= {name: value for name, value in given.items() if name in PLACEMENT}
     asked = begun.override(**{name: value for name, value in given.items() if name not in PLACEMENT})
-    if recipe is not None and recipe != begun.recipe:
-        asked = recipes.recipe(recipe).override(**given)
     difference = begun.difference(asked)
-    if set(difference) == {"epochs"} and asked.training.epochs > begun.training.epochs:
-        extend(Run(folder, begun), asked.training.epochs)
+    if set(difference) == {"epochs"} and asked.epochs > begun.epochs:
+        extend(Run(folder, begun), asked.epochs)
         begun = asked
     elif difference:
-        raise ValueError(
-            f"Run folder `{folder}` holds another experiment ({_told(difference)}). Choose another run_dir, "
-            "or the settings it began with; --fork NEW_DIR goes on from it with other training settings."
-        )
-    bounds = {name: value for name, value in given.items() if name in CriteriaConfig.model_fields}
+        raise _other_experiment(folder, _told(difference))
+    bounds = {name: value for name, value in given.items() if name in CRITERIA}
     kept = kept_criteria(folder)
     config = begun.override(**(kept | placement))
     if bounds and bounds != {name: kept.get(name) for name in bounds}:
-        workspace.write_json(folder / CRITERIA, kept | bounds)
+        workspace.write_json(folder / BOUNDS, kept | bounds)
     if placement:  # without one, a run of another machine may still be looked at here
-        _check_placement(config)
+        check_placement(config)
     workspace.make_folder(folder)
     return settle_batch_size(Run(folder, config))
 
 
-def in_workspace(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with relative paths as they are meant: from the workspace."""
-    given = dict(settings)
-    if isinstance(given.get("data_dir"), str):
-        given["data_dir"] = workspace.data_place(given["data_dir"])
-    for name in ("pretrained", "tokenizer"):
-        if isinstance(given.get(name), str) and (found := workspace.place(given[name])).is_dir():
-            given[name] = str(found)  # else a name on the Hub
-    return given
+def write_config(run: Run) -> None:
+    """Writes config.json, which makes a folder a run, and the recipe's source beside it."""
+    recipe = run.recipe
+    workspace.write_bytes(run.folder / "recipe.py", recipe.source.encode())
+    if recipe.neighbours:
+        run.note_provenance(recipe_imports=dict(recipe.neighbours))
+    content = run.asked.flat()
+    content["recipe"] = workspace.portable(recipe.reference)
+    workspace.write_json(run.folder / "config.json", {"recipe_digest": recipe.digest, **content})
+
+
+def _compared(run: Run) -> dict[str, Any]:
+    """What a reader of the folder must know who has not the recipe."""
+    return {"score": asdict(run.score), "made_of": run.made_of()}
+
+
+def _other_experiment(folder: Path, told: str) -> ValueError:
+    return ValueError(
+        f"Run folder `{folder}` holds another experiment ({told}). Choose another run_dir, "
+        "or the settings it began with; --fork NEW_DIR goes on from it with other training settings."
+    )
+
+
+def _refuse_other_recipe(
+    folder: Path, named: Recipe, begun: Settings, given: Mapping[str, FlatValue]
+) -> None:
+    """Raises ValueError: the folder was begun with another recipe, or with another state of this one."""
+    recorded = getattr(begun, "recorded", "")
+    if workspace.located(recorded) == named.reference or Path(recorded).name == Path(named.reference).name:
+        with contextlib.suppress(OSError):
+            changed = recipes.difference((folder / "recipe.py").read_text(), named.source)
+            raise _other_experiment(folder, f"the recipe has changed: {changed or 'in what it imports'}")
+    raise _other_experiment(folder, f"recipe: {recorded!r} there, {named.reference!r} now")
 
 
 BEGIN = 120.0
@@ -290,30 +320,37 @@ CHAIN = "QNNKIT_PLACEMENT"
 def placement_for_kernels(run: Run) -> dict[str, str]:
     """The variable that makes a kernel compute where, and save as often as, the chain was told."""
     flat = run.config.flat()
-    told = {"folder": str(run.folder), "settings": {name: flat[name] for name in (*PLACEMENT, *PATHS)}}
+    known = [name for name in (*PLACEMENT, *run.config.places()) if name in flat]
+    told = {"folder": str(run.folder), "settings": {name: flat[name] for name in known}}
     return {CHAIN: json.dumps(told)}
 
 
 def _moved(
-    folder: Path, begun: RunConfig, given: Mapping[str, FlatValue]
-) -> tuple[dict[str, FlatValue], RunConfig]:
+    folder: Path, begun: Settings, given: Mapping[str, FlatValue]
+) -> tuple[dict[str, FlatValue], Settings]:
     """What was given, and the settings, where the run's data may lie elsewhere now than when it began.
 
     Its place in a workspace that has moved stands for that in this one; data that are the same are taken.
     """
-    own, now = begun.data.data_dir, given.get("data_dir")
-    if own is None or not isinstance(now, str) or now == own:
-        return dict(given), begun
-    rest = {name: value for name, value in given.items() if name != "data_dir"}
-    inside = workspace.portable(own).removeprefix(".")  # "/my_images", where it lies in the workspace
-    if inside != own and now.endswith(inside) and not Path(now).exists() and Path(own).exists():
-        warnings.warn(f"`{now}` is no longer there; the run's data in `{own}` are taken.", stacklevel=3)
-        return rest, begun
-    moved, trained_on = begun.override(data_dir=now), Run(folder, begun).provenance.get("data")
+    given = dict(given)
+    places = {name: given[name] for name in begun.places() if given.get(name) is not None}
+    places = {name: now for name, now in places.items() if str(getattr(begun, name)) != str(now)}
+    for name, now in list(places.items()):
+        own = getattr(begun, name)
+        inside = "" if own is None else workspace.portable(str(own)).removeprefix(".")
+        if own is None or inside == str(own) or not str(now).endswith(inside):
+            continue  # "/my_images", where it lies in the workspace
+        if not Path(now).exists() and Path(own).exists():
+            warnings.warn(f"`{now}` is no longer there; the run's data in `{own}` are taken.", stacklevel=3)
+            del given[name], places[name]
+    if not places:
+        return given, begun
+    moved, trained_on = begun.override(**places), Run(folder, begun).provenance.get("data")
     same = False
     with contextlib.suppress(ValueError, OSError):  # what cannot be read is not the same
         same = trained_on is not None and Run(folder, moved).load_data().fingerprint() == trained_on
-    return (rest, moved) if same else (dict(given), begun)
+    rest = {name: value for name, value in given.items() if name not in places}
+    return (rest, moved) if same else (given, begun)
 
 
 def _told_by_chain(folder: Path) -> dict[str, FlatValue]:
@@ -321,9 +358,9 @@ def _told_by_chain(folder: Path) -> dict[str, FlatValue]:
     return dict(told["settings"]) if told.get("folder") == str(folder) else {}
 
 
-def settled(folder: Path, config: RunConfig) -> RunConfig:
+def settled(folder: Path, config: Settings) -> Settings:
     """The settings with the number that was found when the run began for a size of batch that is "auto"."""
-    if config.training.batch_size != "auto":
+    if config.batch_size != "auto":
         return config
     # Runs of an earlier version have it in placement.json alone.
     for name in ("provenance.json", PLACED):
@@ -336,9 +373,9 @@ def settled(folder: Path, config: RunConfig) -> RunConfig:
 
 def kept_criteria(folder: Path) -> dict[str, FlatValue]:
     """The bounds that a run was given after it had begun."""
-    found = workspace.read_json(folder / CRITERIA)
+    found = workspace.read_json(folder / BOUNDS)
     found = found if isinstance(found, dict) else {}
-    return {name: value for name, value in found.items() if name in CriteriaConfig.model_fields}
+    return {name: value for name, value in found.items() if name in CRITERIA}
 
 
 def is_count(value: Any) -> bool:
@@ -354,7 +391,7 @@ def extend(run: Run, epochs: int) -> None:
     Raises:
         BlockingIOError: Another process works on the run.
     """
-    fewer = run.config.training.epochs
+    fewer = run.config.epochs
     with alone(run.folder, "chain"):
         for name in ("03_train", "04_analyze"):
             if run.notebook(name).exists():
@@ -363,71 +400,24 @@ def extend(run: Run, epochs: int) -> None:
             (run.folder / "result.json").replace(run.folder / f"result.epochs-{fewer}.json")
         told = {"from": fewer, "to": epochs, "at": now()}
         run.note_provenance(extended=[*run.provenance.get("extended", []), told])
-        config = run.asked.override(epochs=epochs)
-        workspace.write_json(run.folder / "config.json", config.model_dump(mode="json"))
+        write_config(Run(run.folder, run.config.override(epochs=epochs)))
 
 
 def _told(difference: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {here!r} there, {now!r} now" for name, (here, now) in difference.items())
 
 
-def check_criteria(config: RunConfig, given: Mapping[str, FlatValue]) -> None:
-    """Refuses a bound, among the settings that somebody has given, on a score that the nets do not have."""
-    score = Run(Path(), config).score
-    for other in stats.SCORES.values():
-        if other.criterion in given and other != score:
-            rule = f"be left out where nets are compared by {score.word}"
-            step = f"Use {score.criterion}."
-            raise ValueError(checks.message(other.criterion, rule, given[other.criterion], step))
+def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
+    """The settings that a run began with; None where none has begun.
 
+    Args:
+        path: Of config.json.
+        recipe: The one that is named; without it, the run's own where it is shipped or known here. Settings
+            whose recipe is not at hand, or is not the one that is named, can be read alone.
 
-def _check_placement(config: RunConfig) -> None:
-    """Refuses unknown backends, and devices that this machine has not."""
-    from qnnkit import device, layers
-
-    checks.choice("backend", config.backend, layers.BACKENDS)
-    device.choose(config.device)
-
-
-def require_usable(run: Run) -> None:
-    """A run begins only with data that load and a net that takes them: the folder cannot be mended later."""
-    import torch
-
-    from qnnkit import layers, models, placement
-    from qnnkit.runs.nets import build
-
-    model = build(run, run.nets[0], run.config.seed, bare=True)
-    if "classical_trained" in run.config.controls:
-        build(run, "classical_trained", run.config.seed)  # refused for a circuit that is trained
-    if models.kind(run.config.model.model) != "tokens":  # such a net is refused, if at all, when it is built
-        with torch.no_grad():
-            layers.called(model.eval(), run.splits.example())
-    require_last_batch(run)
-    placement.devices(run.config.device, run.config.training.precision)  # refused where none has it
-
-
-def require_last_batch(run: Run) -> None:
-    """Refuses a last batch of one image for a net that normalises over batches; language models do not."""
-    import torch
-
-    from qnnkit import layers, models
-    from qnnkit.runs.nets import build
-
-    n, batch_size = len(run.splits.train), run.config.training.batch_size
-    if batch_size == "auto" or n % batch_size != 1 or models.kind(run.config.model.model) == "tokens":
-        return
-    try:
-        with torch.no_grad():
-            layers.called(build(run, run.nets[0], run.config.seed).train(), run.splits.example())
-    except ValueError:
-        step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
-        rule = "leave more than one image for the last batch"
-        told = checks.message("batch_size", rule, batch_size, step + " Change it by one.")
-        raise ValueError(told) from None
-
-
-def read_config(path: Path) -> RunConfig | None:
-    """The settings that a run began with; None where none has begun."""
+    Raises:
+        ValueError: The file is damaged, or of a version that had no recipes.
+    """
     try:
         text = path.read_text()
     except (FileNotFoundError, NotADirectoryError):
@@ -436,9 +426,23 @@ def read_config(path: Path) -> RunConfig | None:
         sentence = f"Cannot read `{path}` ({error.strerror}). Choose a run_dir that you may read."
         raise type(error)(error.errno, sentence) from None
     try:
-        return validate(json.loads(text))
+        return settings_of(json.loads(text), recipe)
     except ValueError as error:
         raise ValueError(f"Settings file `{path}` cannot be used: {error}") from None
+
+
+def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
+    """Settings as config.json has them; see `read_config`."""
+    if not isinstance(values, dict) or "recipe_digest" not in values:
+        step = "Read its report and rows as they are, and begin another run_dir to train."
+        raise ValueError(f"it was begun by an earlier version of qnnkit, or is damaged. {step}")
+    values = dict(values)
+    digest, name = values.pop("recipe_digest"), str(values.pop("recipe"))
+    found = recipe or recipes.known(digest) or (recipes.find(name) if name in recipes.names() else None)
+    if found is not None and found.digest == digest:
+        return found.Settings.of(values)
+    kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
+    return kind.model_validate(values)
 
 
 def now() -> str:

@@ -12,28 +12,27 @@ from torch import Tensor, nn
 
 from qnnkit import (
     checks,
-    data,
     device,
     gradients,
     layers,
     measure,
-    models,
+    recipes,
     retrieval,
     tasks,
     train,
     workspace,
 )
 from qnnkit.checkpoint import Store, weights
-from qnnkit.config import MAIN_NETS, ModelConfig, RunConfig, TrainingConfig
-from qnnkit.data import ImageSplits, Splits, augment
+from qnnkit.data import ImageSplits, Splits
 from qnnkit.data.tokens import TokenSplits
-from qnnkit.models import features
-from qnnkit.models.causal_lm import in_four_bits
+from qnnkit.models import causal_lm, features
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.status import Reporter
 from qnnkit.runs.trackers import Trackers
+from qnnkit.settings import MAIN_NETS, Settings
+from qnnkit.stats import LOSS
 from qnnkit.train import memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 from qnnkit.train.vitals import Vitals
@@ -61,72 +60,16 @@ def count_parameters(run: Run) -> dict[str, dict[str, int]]:
     return {net: layers.count_parameters(build(run, net, run.config.seed, bare=True)) for net in run.nets}
 
 
-def made(config: RunConfig, splits: Splits, net: str, seed: int, *, bare: bool = False) -> nn.Module:
-    """As `build`, from settings and data alone."""
-    where: dict[str, Any] = {"device": device.choose(config.device)} if config.model.four_bit else {}
-    if bare and models.kind(config.model.model) == "tokens":
-        where = {"device": "meta"}
-    hybrid = models.build(config.model, **splits.sizes, seed=seed, backend=config.backend, **where)
-    if config.model.adapter:
-        return adapted(hybrid, config.model, net, seed)
-    if net in MAIN_NETS:
-        return hybrid
-    with torch.no_grad():
-        # A control asks for the shapes that its circuit has met.
-        layers.called(hybrid.eval(), splits.example())
-    found = layers.controls(hybrid.train(), seed=seed)
-    if net not in found:
-        rule, step = "be one that this net has", f"Choose among {', '.join(found)}."
-        raise ValueError(checks.message("controls", rule, net, step))
-    return found[net]
+def made(config: Settings, splits: Splits, net: str, seed: int, *, bare: bool | str = False) -> nn.Module:
+    """As `build`, from settings and data alone; "" is the recipe's own net, as are the names in MAIN_NETS."""
+    recipe = recipes.of(config)
+    with causal_lm.bare(asked=bare):
+        if net in ("", *MAIN_NETS):
+            return recipe.build(config, splits, seed)
+        return recipe.control(net, config, splits, seed)
 
 
-def adapted(base: nn.Module, config: ModelConfig, net: str, seed: int) -> nn.Module:
-    """A language model with the adapter that a run asks for, or one of its controls, of as many weights.
-
-    Args:
-        base: Frozen from here on, and changed in place.
-        config: Method, its size, layers.
-        net: The run's own, or a control.
-        seed: Fixes the adapter's first weights; nets of one seed that have the same angles start alike.
-    """
-    from qnnkit import adapters
-
-    known: dict[str, dict[str, Any]] = {
-        "no_entanglement": {"entangled": False},
-        "frozen_random": {"train_circuit": False},
-    }
-    with checks.in_words({"`target_modules`": "`targets`", "`options`": "`rank` or `alpha`"}):
-        own = {"n_weights": config.adapter_weights, "targets": config.targets}
-        given = {"r": config.rank, "lora_alpha": config.alpha}
-        own |= {name: value for name, value in given.items() if value is not None}
-        if net not in ("lora", "vera"):
-            return adapters.adapt(base, str(config.adapter), seed=seed, **own, **known.get(net, {}))
-        n_weights = config.adapter_weights or adapters.size(base, str(config.adapter), **own)
-        return adapters.adapt(base, net, seed=seed, n_weights=n_weights, targets=config.targets)
-
-
-def task_of(config: TrainingConfig, kind: str = "images") -> tasks.Task:
-    """What a net is trained for.
-
-    Args:
-        config: Label smoothing, augmentation.
-        kind: Of the data, see `data.kind`.
-    """
-    if kind == "tokens":
-        return tasks.Language()
-    if kind == "captions":
-        return tasks.Contrastive(config.chunk)
-    changes = {"none": None, "affine": augment.affine}
-    return tasks.Classification(config.label_smoothing, augment=changes[config.augmentation])
-
-
-def task_for(run: Run) -> tasks.Task:
-    """What the nets of a run are trained for."""
-    return task_of(run.config.training, data.kind(run.config.data.dataset))
-
-
-def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[train.Group]:
+def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
     """The circuit's weights and the others, each with its own step size and clipping.
 
     A classical layer in a circuit's place is trained as the circuit is: a control differs in nothing else.
@@ -147,7 +90,7 @@ def first_batch(run: Run, place: torch.device | str = "cpu") -> Any:
     from accelerate.utils import send_to_device
 
     return send_to_device(
-        next(iter(run.splits.batches("train", run.config.training.batch_size, shuffle=False))), place
+        next(iter(run.splits.batches("train", run.config.batch_size, shuffle=False))), place
     )
 
 
@@ -155,12 +98,12 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Sp
     """What a net of the run is given: the data, or what its frozen part made of the images once."""
     if not isinstance(run.splits, ImageSplits):
         return run.splits
-    if run.config.training.augmentation != "none":  # other images in every epoch have other features
+    if getattr(run.config, "augmentation", "none") != "none":  # other images, other features
         return run.splits
     return features.of(model, run.splits, place)
 
 
-def given(model: nn.Module, batch: Any, config: TrainingConfig, n: int, place: Any = "cpu") -> Any:
+def given(model: nn.Module, batch: Any, config: Settings, n: int, place: Any = "cpu") -> Any:
     """A batch as training hands it to a net: of images, maybe what its frozen part made of them before.
 
     Args:
@@ -170,9 +113,11 @@ def given(model: nn.Module, batch: Any, config: TrainingConfig, n: int, place: A
         n: Samples of the whole dataset: too many features would not be kept.
         place: Where to compute.
     """
-    if isinstance(batch, dict) or config.augmentation != "none":
+    if isinstance(batch, dict) or getattr(config, "augmentation", "none") != "none":
         return batch
     images, labels = batch
+    if not hasattr(model, "steady_part"):
+        return batch
     with layers.evaluating(model):
         return features.made(model, images, n, place), labels
 
@@ -207,10 +152,11 @@ def train_all(
         place = placed(run, locked=True)
         if is_main():
             facts = {name: getattr(place, name) for name in ("device", "backend", "threads", "sentence")}
-            facts |= {"processes": n_processes(), "precision": run.config.training.precision}
+            facts |= {"processes": n_processes(), "precision": run.config.precision}
             notes = list(run.splits.notes)
-            if run.config.model.four_bit:
-                notes.append(in_four_bits(str(run.config.model.pretrained), place.device)[1])
+            if getattr(run.config, "four_bit", False):
+                pretrained = getattr(run.config, "pretrained", None)
+                notes.append(causal_lm.in_four_bits(str(pretrained), place.device)[1])
                 if on_warning:
                     on_warning(notes[-1])
             run.note_provenance(
@@ -263,7 +209,7 @@ def _told(run: Run, net: str, seed: int, placed: Placement, *others: Any) -> dic
     where, place = f"net {net}, seed {seed}, before or after its epochs", device.choose(placed.device)
 
     def told() -> str:
-        return memory.stopped(where, 0, run.config.training, place, n_processes())
+        return memory.stopped(where, 0, run.config, place, n_processes())
 
     return memory.telling(lambda: _train(run, net, seed, placed, *others), told, place)
 
@@ -277,11 +223,11 @@ def _train(
     on_warning: Callable[[str], None] | None,
     reporter: Reporter | None,
 ) -> dict[str, Any]:
-    config, place = run.config.training, device.choose(placed.device)
+    config, place = run.config, device.choose(placed.device)
     measure.reset_peak(place)
     if reporter:
         reporter.begin(net, seed, place)
-    model, task = build(run, net, seed), task_for(run)
+    model, task = build(run, net, seed), run.task
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is damaged is told by `fit`
@@ -388,7 +334,7 @@ def _speed(run: Run, seconds: float) -> dict[str, float]:
     return {"tokens_per_second": run.splits.train.n_predicted / seconds}
 
 
-def _remedy(config: TrainingConfig) -> str:
+def _remedy(config: Settings) -> str:
     """What may be done about memory that is nearly gone."""
     told = "Close other programs, or stop"
     if config.gradient_checkpointing:
@@ -415,7 +361,7 @@ def _test(
         found = task.judge(retrieval.embed(model, splits, "test", device=place))  # type: ignore[arg-type]
         both = found["image_to_text_recall_1"], found["text_to_image_recall_1"]
         return means | found | {"recall_1": sum(both) / 2}
-    return means | {"perplexity": tasks.perplexity(means["loss"])}
+    return means | ({"perplexity": tasks.perplexity(means["loss"])} if task.score == LOSS else {})
 
 
 def _is_epoch_of(row: dict[str, Any], net: str, seed: int) -> bool:

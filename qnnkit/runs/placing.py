@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import workspace
-from qnnkit.runs.folder import PLACED, Run, is_count, settled
+from qnnkit.runs.folder import PLACED, TRAINING, Run, is_count, settled
 from qnnkit.runs.lock import alone
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _known(run: Run) -> Placement | None:
         place, threads = str(device.choose(config.device)), config.threads
         number = threads if isinstance(threads, int) else None
         told = f"{place}: {why}, so nothing was measured."
-        return placement.Placement(place, config.backend, number, config.training.batch_size, told)
+        return placement.Placement(place, config.backend, number, config.batch_size, told)
 
     if n_processes() > 1:
         return unmeasured(f"{n_processes()} processes take equal shares")
@@ -81,10 +81,10 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
     Raises:
         ValueError: The run has been trained, but the number is lost: another one would make another run.
     """
-    if run.config.training.batch_size != "auto":
+    if run.config.batch_size != "auto":
         return run
     config = run.config if begins else settled(run.folder, run.config)
-    if config.training.batch_size == "auto":
+    if config.batch_size == "auto":
         if not begins and (run.rows("metrics") or (run.folder / "checkpoints").exists()):
             raise ValueError(
                 f"Run folder `{run.folder}` must hold the size of batch it was trained with, but "
@@ -103,35 +103,36 @@ def _decide(run: Run) -> Placement:
     from qnnkit.models.causal_lm import in_four_bits
     from qnnkit.runs import nets
 
-    config, splits, training = run.config, run.splits, run.config.training
-    unknown = training.batch_size == "auto"
+    config, splits = run.config, run.splits
+    unknown = config.batch_size == "auto"
     if told := _too_large(run):
         place, threads = str(device.choose(config.device)), config.threads
         number = threads if isinstance(threads, int) else None
-        size = 1 if training.batch_size == "auto" else training.batch_size
+        size = 1 if config.batch_size == "auto" else config.batch_size
         found = placement.Placement(place, config.backend, number, size, f"{place}: {told}")
         return _noted(run, found, unknown)
     model = nets.build(run, run.nets[0], config.seed)
 
     def samples() -> Any:
-        n = placement.LARGEST if unknown else training.batch_size
+        n = placement.LARGEST if unknown else config.batch_size
         batch = next(iter(splits.batches("train", n, shuffle=False)))
-        return nets.given(model, batch, training, sum(len(splits.split(name)) for name in SPLITS))
+        return nets.given(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
 
     where = config.device
-    if config.model.four_bit:
+    if getattr(config, "four_bit", False):
         chosen = device.choose(where)
-        if in_four_bits(str(config.model.pretrained), chosen)[0] is not None:
+        if in_four_bits(str(getattr(config, "pretrained", None)), chosen)[0] is not None:
             where = str(chosen)  # such weights are where they were read to, and stay there
-    about = config.model_dump(mode="json", include={"model", "backend"}, exclude_defaults=True)
+    about = {"recipe": run.recipe.digest, "backend": config.backend}
+    about |= {"settings": config.chosen(without=TRAINING)}
     found = placement.place(
         model,
-        nets.task_for(run),
+        run.task,
         samples,
-        training,
+        config,
         device=where,
         threads=config.threads,
-        groups=lambda net: nets.parameter_groups(net, training),
+        groups=lambda net: nets.parameter_groups(net, config),
         n_samples=len(splits.train),
         about={**about, **splits.sizes},
     )
@@ -143,15 +144,12 @@ def _too_large(run: Run) -> str | None:
 
     What is tried is a copy: of some billion weights it would crowd out what it is copied from.
     """
-    from qnnkit import models
     from qnnkit.device import machine
-    from qnnkit.models.causal_lm import without_weights
+    from qnnkit.runs import nets
 
-    config = run.config.model
-    if models.kind(config.model) != "tokens":
+    bare = nets.made(run.config, run.splits, "", run.config.seed, bare=True)
+    if not any(weight.is_meta for weight in bare.parameters()):
         return None
-    name, dtype = config.pretrained or config.size, config.base_precision
-    bare = without_weights(name, **run.splits.sizes, dtype=dtype)
     twice, free = 2 * sum(weight.nbytes for weight in bare.parameters()), machine.memory()[1]
     if twice <= SHARE * free:
         return None
@@ -161,8 +159,6 @@ def _too_large(run: Run) -> str | None:
 
 def _noted(run: Run, found: Placement, unknown: bool) -> Placement:
     """A decision as the run folder then has it."""
-    from qnnkit import recipes
-
     config = run.config
     note: dict[str, Any] = {
         **asdict(found),
@@ -170,8 +166,8 @@ def _noted(run: Run, found: Placement, unknown: bool) -> Placement:
         **_asked(run),
     }
     if unknown:
-        own = recipes.RECIPES[config.recipe].training.batch_size if config.recipe in recipes.RECIPES else None
-        if own not in (None, found.batch_size):
+        own = type(config)().batch_size
+        if own not in ("auto", found.batch_size):
             note["sentence"] += f" The recipe's learning rates were chosen for batch {own}."
     elif "batch_size" in run.provenance:
         note["sentence"] += " Its size of batch was found when the run began."
@@ -216,5 +212,5 @@ def _of(run: Run, note: dict[str, Any]) -> Placement:
     from qnnkit.placement import Placement
 
     found = Placement(**{each.name: note[each.name] for each in fields(Placement)})
-    size = run.config.training.batch_size  # the run's own, whatever the note has
+    size = run.config.batch_size  # the run's own, whatever the note has
     return found if size == "auto" else replace(found, batch_size=size)

@@ -327,8 +327,8 @@ class Weigh(Step):
     by_hand = True
 
     def __init__(self, table: Tensor):
-        self.table, self.twice = table, 2 * table.T
-        self.half = table[:, : table.shape[1] // 2]
+        self.table, self.half = table, table[:, : table.shape[1] // 2]
+        self.twice = 2 * self.half.T
 
     def run(self, state: Any, columns: Array, matrices: Sequence[Array]) -> Array:
         if not isinstance(state, Tensor):  # in few operations; else in few passes over memory
@@ -340,9 +340,8 @@ class Weigh(Step):
         return self.run(state, columns, matrices), state
 
     def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> Array:
-        to_state = self.twice @ gradient
-        to_state *= saved
-        return to_state
+        both = saved.reshape(2, len(saved) // 2, -1)
+        return (self.twice @ gradient * both).reshape(saved.shape)
 
 
 class Correlate(Step):

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, device, plots, recipes, runs, workspace
-from qnnkit.config import require_batch_size
-from qnnkit.runs.allowed import check_names
-from qnnkit.runs.folder import in_workspace
+from qnnkit.runs.usable import checked
+from qnnkit.settings import require_batch_size
 from qnnkit.survey.comparison import Comparison, compare, comparison_table, files
 from qnnkit.survey.file import default_place, write
 from qnnkit.survey.form import Profile, Survey
@@ -55,9 +54,8 @@ def measure_machine(
     if price is not None and not 0 <= price < float("inf"):
         raise ValueError(checks.message("price_per_hour", "be 0 or more", price, "Leave it out if unknown."))
     if run_dir is None:
-        config = recipes.recipe(recipe or RECIPE).override(**in_workspace(settings or {}))
-        check_names(config)
-        require_batch_size(config.training)
+        config = checked(recipes.find(recipe or RECIPE), settings or {})
+        require_batch_size(config)
         run = runs.Run(workspace.home(), config)  # for its data: nothing is written there
         splits = run.load_data()
     else:

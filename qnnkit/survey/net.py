@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from qnnkit import data, measure, models, placement, runs, train
 from qnnkit import device as devices
-from qnnkit.config import RunConfig, TrainingConfig, validate
+from qnnkit import measure, placement, recipes, runs, train
 from qnnkit.data import Splits
 from qnnkit.device import machine
-from qnnkit.placement.decision import DECIDING
 from qnnkit.runs import nets
+from qnnkit.settings import Settings
 from qnnkit.survey import apart, samples, words
 from qnnkit.survey.clock import Budget, spread, times_of
 from qnnkit.survey.form import Net, Times
@@ -29,7 +28,7 @@ WARMUP, LEAST, MOST = 2, 3, 100
 
 
 def measured(
-    config: RunConfig,
+    config: Settings,
     splits: Splits,
     seconds: float,
     *,
@@ -57,10 +56,11 @@ def measured(
     ]
     asked = asked[: len(usable)] if quick else asked
     rows: list[Any] = []
-    size = config.training.batch_size
+    size = config.batch_size
     sample = samples.of(splits, size, n_samples)
-    kind: Any = data.kind(config.data.dataset)
+    kind: Any = "captions" if "tokenizer" in splits.sizes else "tokens" if sample.n_tokens else "images"
     question = {
+        "recipe": recipes.of(config).reference,
         "config": config.model_dump(mode="json"),
         "seconds": 0.0 if quick else seconds / (5 * len(asked)),
     }
@@ -80,7 +80,7 @@ def measured(
         kind=kind,
         digest=_digest(config, sample.sizes, sample.n_samples),
         batch_size=size,
-        accumulation=config.training.accumulation,
+        accumulation=config.accumulation,
         n_samples=sample.n_samples,
         data_bytes=sample.data_bytes,
         settings=rows,
@@ -93,16 +93,15 @@ def measured(
     return net
 
 
-def _digest(config: RunConfig, sizes: dict[str, Any], n_samples: int) -> str:
+def _digest(config: Settings, sizes: dict[str, Any], n_samples: int) -> str:
     """Hash (hex) of what an epoch's work depends on; precisions have rows of their own."""
-    chosen = {*DECIDING, "label_smoothing", "chunk"} - {"precision"}
-    model = config.model.model_dump(mode="json", exclude_defaults=True)
+    model = config.chosen(without={"epochs", "precision", "seed", "n_seeds", "controls", "data_dir"})
     described = Path(model.get("pretrained") or "") / "config.json"
     if described.is_file():  # a folder has other names on other machines
         model["pretrained"] = hashlib.sha256(described.read_bytes()).hexdigest()
     work = {
-        "model": model,
-        "training": config.training.model_dump(mode="json", include=chosen, exclude_defaults=True),
+        "recipe": recipes.of(config).digest,
+        "settings": model,
         "backend": config.backend,
         **_told(sizes, n_samples),
     }
@@ -124,8 +123,9 @@ def _told(sizes: dict[str, Any], n_samples: int) -> dict[str, Any]:
 
 def here(question: dict[str, Any]) -> dict[str, Any]:
     """The times and the peak of one device and precision, in this process; asked through `apart`."""
-    config, device = validate(question["config"]), torch.device(question["device"])
-    training = config.training.model_copy(update={"precision": question["precision"]})
+    config = recipes.find(question["recipe"]).settings(**question["config"])
+    device = torch.device(question["device"])
+    training = config.model_copy(update={"precision": question["precision"]})
     sample = samples.read(Path(question["sample"]))
     try:
         with measure.threads(config.threads):
@@ -152,7 +152,7 @@ def here(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def stepping(
-    config: RunConfig, training: TrainingConfig, sample: samples.Sample, device: torch.device
+    config: Settings, training: Settings, sample: samples.Sample, device: torch.device
 ) -> tuple[train.Stepper, Any]:
     """What takes a training step of the recipe's own net, and the batch that it is given in training.
 
@@ -162,11 +162,10 @@ def stepping(
         sample: Of its data.
         device: Where to compute.
     """
-    main = "hybrid" if models.has_circuit(config.model) else "reference"
     data_of: Any = sample  # in place of all of them
-    model = nets.made(config, data_of, main, config.seed)
+    model = nets.made(config, data_of, "", config.seed)
     batch = nets.given(model, sample.batch, training, sample.n_all, device)
-    task = runs.task_of(training, data.kind(config.data.dataset))
+    task = recipes.of(config).task(config)
     return train.Stepper(model, task, training, runs.parameter_groups(model, training), device), batch
 
 

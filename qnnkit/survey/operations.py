@@ -12,8 +12,8 @@ import torch
 
 from qnnkit import measure, workspace
 from qnnkit.checkpoint import own_generators
-from qnnkit.config import RunConfig
 from qnnkit.data import Splits
+from qnnkit.settings import Settings
 from qnnkit.survey import net, samples
 
 WORDS = {
@@ -86,7 +86,7 @@ class Operation:
 
 
 def profile(
-    config: RunConfig, splits: Splits, trace: Path, device: torch.device | str = "cpu"
+    config: Settings, splits: Splits, trace: Path, device: torch.device | str = "cpu"
 ) -> list[Operation]:
     """Traces a few updates of the recipe's net.
 
@@ -108,9 +108,9 @@ def profile(
     device = torch.device(device)
     kinds = [profiler.ProfilerActivity.CPU]
     kinds += [profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
-    sample = samples.of(splits, config.training.batch_size)
+    sample = samples.of(splits, config.batch_size)
     with own_generators(), measure.threads(config.threads):
-        stepper, batch = net.stepping(config, config.training, sample, device)
+        stepper, batch = net.stepping(config, config, sample, device)
         for _ in range(WARMUP):
             stepper(batch)
         with profiler.profile(activities=kinds) as recorded:

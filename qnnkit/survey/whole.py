@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from qnnkit import __version__, measure
-from qnnkit.config import RunConfig
 from qnnkit.data import Splits
+from qnnkit.settings import Settings
 from qnnkit.survey import circuits, net, platform
 from qnnkit.survey.clock import Budget, is_unstable
 from qnnkit.survey.file import facts
@@ -22,7 +22,7 @@ LABELS = ("backend", "device", "precision", "n_qubits", "batch", "size")
 
 
 def take(
-    config: RunConfig,
+    config: Settings,
     splits: Splits,
     *,
     seconds: float | None = None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from qnnkit.data import augment
 from qnnkit.stats import ACCURACY, Score
 from qnnkit.tasks.step import Step
 
@@ -26,6 +27,12 @@ class Classification:
     score: ClassVar[Score] = ACCURACY
     augment: Callable[[Tensor], Tensor] | None = None
     """What is done to the images first, in training only."""
+
+    @classmethod
+    def of(cls, settings: Any) -> Classification:
+        """As settings derived from `data.Images` ask for it."""
+        changes = {"none": None, "affine": augment.affine}
+        return cls(settings.label_smoothing, augment=changes[settings.augmentation])
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         images, labels = batch

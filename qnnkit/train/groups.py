@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def trainable(groups: Sequence[Group]) -> list[Group]:
     return [group for group in left if group.parameters]
 
 
-def optimizer_of(groups: Sequence[Group], config: TrainingConfig) -> torch.optim.Optimizer:
+def optimizer_of(groups: Sequence[Group], config: Settings) -> torch.optim.Optimizer:
     """The optimizer of a training, each group with its own step size and weight decay."""
     settings = [
         {"params": list(group.parameters), "lr": group.learning_rate, "weight_decay": group.weight_decay}

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from qnnkit import checks, workspace
 from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state, weights
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task
 from qnnkit.train import memory
 from qnnkit.train.evaluation import totals_of
@@ -38,7 +38,7 @@ def fit(
     model: nn.Module,
     task: Task,
     loaders: dict[str, DataLoader],
-    config: TrainingConfig,
+    config: Settings,
     *,
     groups: Sequence[Group] | None = None,
     device: torch.device | str = "cpu",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from qnnkit import measure
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 
 T = TypeVar("T")
 SIGNS = (
@@ -83,7 +83,7 @@ def shrunk(where: str, n: int | None, at_once: int, model: nn.Module) -> str:
     return told
 
 
-def stopped(where: str, n: int | None, config: TrainingConfig, device: torch.device, processes: int) -> str:
+def stopped(where: str, n: int | None, config: Settings, device: torch.device, processes: int) -> str:
     """That a training stops because memory ran out, and what to do next.
 
     Args:

@@ -16,14 +16,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from qnnkit import checks
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 
 PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 """Our names of precisions -> Accelerate's."""
 
 
 @contextlib.contextmanager
-def accelerated(model: nn.Module, device: torch.device, config: TrainingConfig) -> Iterator[Any]:
+def accelerated(model: nn.Module, device: torch.device, config: Settings) -> Iterator[Any]:
     """An Accelerator for exactly this device and precision; it leaves nothing behind, `model` included."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 
 
-def step_size(config: TrainingConfig, epoch: float, updates_per_epoch: int) -> float:
+def step_size(config: Settings, epoch: float, updates_per_epoch: int) -> float:
     """Factor on the step sizes at a fractional epoch: rises during warm-up, then falls to zero."""
     warmup, total = config.warmup_epochs, config.epochs
     if epoch < warmup:

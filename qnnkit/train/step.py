@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 from qnnkit.train.groups import Group, optimizer_of, trainable
 from qnnkit.train.recompute import recomputing
@@ -30,7 +30,7 @@ class Stepper:
         self,
         model: nn.Module,
         task: Task,
-        config: TrainingConfig,
+        config: Settings,
         groups: Sequence[Group] | None = None,
         device: torch.device | str = "cpu",
     ):

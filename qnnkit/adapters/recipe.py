@@ -1,0 +1,80 @@
+"""An adapter as a recipe has it: its settings, the net with it, and its controls of as many weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from torch import nn
+
+from qnnkit import checks
+from qnnkit.adapters.attach import adapt
+from qnnkit.adapters.later import NAMES
+from qnnkit.adapters.sizes import names, size
+from qnnkit.models.causal_lm import LanguageModelSettings, language_model
+
+CONTROLS = ("lora", "vera", "no_entanglement", "frozen_random")
+_CHANGED: dict[str, dict[str, Any]] = {
+    "no_entanglement": {"entangled": False},
+    "frozen_random": {"train_circuit": False},
+}
+
+
+class AdapterSettings(LanguageModelSettings):
+    """Which adapter, on which frozen language model."""
+
+    adapter: str = "quantum_peft"
+    """PEFT method that adapts the frozen model: lora, vera, quantum_peft, qpa, quantum_token."""
+    adapter_weights: int | None = Field(default=None, ge=1)
+    """About how many weights it has; None leaves that to its rank."""
+    rank: int | None = Field(default=None, ge=1)
+    """Rank r of its updates; None takes that of adapter_weights, or the method's own."""
+    alpha: float | None = Field(default=None, gt=0)
+    """LoRA's updates are scaled by alpha / r; None takes twice the rank."""
+    targets: tuple[str, ...] | None = None
+    """Names of the layers that it changes; None takes the query and value projections."""
+    four_bit: bool = False
+    """Whether the frozen weights are kept in 4 bits (QLoRA) where CUDA and bitsandbytes allow it."""
+
+
+def require_base(settings: Any) -> None:
+    """Refuses an adapter to weights that nobody trained."""
+    checks.choice("adapter", settings.adapter, names())
+    if settings.controls and settings.adapter not in NAMES:
+        step = "Set controls=() for an adapter without a circuit."
+        raise ValueError(checks.message("controls", "be left out", list(settings.controls), step))
+    if settings.pretrained is None:
+        step = "Give the folder or Hub name of a trained model, such as the model/ of a finished run."
+        rule = "name the weights that an adapter changes"
+        raise ValueError(checks.message("pretrained", rule, None, step))
+
+
+def adapted(base: nn.Module, settings: Any, net: str, seed: int) -> nn.Module:
+    """A language model with the adapter that settings ask for, or one of its controls, of as many weights.
+
+    Args:
+        base: Frozen from here on, and changed in place.
+        settings: Derived from `AdapterSettings`.
+        net: A control, or any other word for the adapter itself.
+        seed: Fixes the adapter's first weights; nets of one seed that have the same angles start alike.
+    """
+    with checks.in_words({"`target_modules`": "`targets`", "`options`": "`rank` or `alpha`"}):
+        own: dict[str, Any] = {"n_weights": settings.adapter_weights, "targets": settings.targets}
+        given = {"r": settings.rank, "lora_alpha": settings.alpha}
+        own |= {name: value for name, value in given.items() if value is not None}
+        if net not in ("lora", "vera"):
+            return adapt(base, settings.adapter, seed=seed, **own, **_CHANGED.get(net, {}))
+        n_weights = settings.adapter_weights or size(base, settings.adapter, **own)
+        return adapt(base, net, seed=seed, n_weights=n_weights, targets=settings.targets)
+
+
+def build(settings: Any, splits: Any, seed: int, net: str = "") -> nn.Module:
+    """The frozen model with its adapter, or with the control `net` in its place."""
+    return adapted(language_model(settings, splits, seed), settings, net, seed)
+
+
+def controls(settings: Any, splits: Any, seed: int) -> dict[str, Callable[[], nn.Module]]:
+    """What makes each control anew; never are two of them in memory."""
+    return {net: partial(build, settings, splits, seed, net) for net in CONTROLS}

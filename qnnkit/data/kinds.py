@@ -1,0 +1,152 @@
+"""The settings of each kind of data, for recipes to derive theirs from, and the datasets that they name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from qnnkit import checks, workspace
+from qnnkit.settings import Base, Place
+
+_cached = ContextVar("cached", default=True)
+
+
+class Images(Base):
+    """Images into classes."""
+
+    kind: ClassVar[str] = "images"
+    dataset: str = "digits"
+    """Which: digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, emnist, ahcd, npz."""
+    data_dir: Place | None = None
+    """Folder, archive or address of the images, for datasets that do not ship with a dependency."""
+    image_size: int | None = Field(default=None, ge=2)
+    """Side to which images are resized, in pixels; None keeps the most common size."""
+    grey: bool | None = None
+    """Convert to grey (True) or colour (False); None keeps grey where every image is grey."""
+    label_pattern: str | None = None
+    """Regular expression whose first group is the label in a file's name; for the dataset flat_folder."""
+    variant: str | None = None
+    """Which part of EMNIST: balanced, letters, digits, ...; None takes the one whose files are there."""
+    download: bool = False
+    """Fetch a public dataset that is missing, and check it. May differ later."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of each label that is spread over all classes."""
+    augmentation: Literal["none", "affine"] = "none"
+    """Images anew in every epoch, in training only: affine turns, shifts, scales and shears them a little."""
+
+
+class Captions(Base):
+    """Images with captions."""
+
+    kind: ClassVar[str] = "captions"
+    dataset: str = "captions"
+    """Which: captions (a folder with captions.json, .csv or .tsv), or digit_captions."""
+    data_dir: Place | None = None
+    """Folder, archive or address of images and captions."""
+    image_size: int | None = Field(default=None, ge=2)
+    """Side to which images are resized, in pixels; None takes 64."""
+    grey: bool | None = None
+    """Convert to grey (True) or colour (False); None keeps grey where every image is grey."""
+    sequence_length: int | None = Field(default=None, ge=2)
+    """Most tokens of a caption; None takes the longest."""
+    tokenizer: Place | None = None
+    """Folder, or name on the Hub, of a tokenizer; None takes that of `pretrained`, or words as they are."""
+    chunk: int | None = Field(default=None, ge=1)
+    """Pairs of a batch whose activations are held at once (cached gradients); None holds all."""
+
+
+class Text(Base):
+    """Text in tokens."""
+
+    kind: ClassVar[str] = "tokens"
+    dataset: Literal["text"] = "text"
+    """Text alone."""
+    data_dir: Place | None = None
+    """A file, or a folder of .txt, .md or .jsonl."""
+    sequence_length: int | None = Field(default=None, ge=2)
+    """Tokens of a block; None takes 256."""
+    vocabulary: int | None = Field(default=None, ge=2)
+    """Tokens that a tokenizer learns from the training text; None takes 1,024."""
+    tokenizer: Place | None = None
+    """Folder, or name on the Hub, of one; None takes that of `pretrained`, or learns one."""
+    part: str | None = None
+    """Regular expression: which documents are used."""
+
+
+class Music(Base):
+    """Music in tokens."""
+
+    kind: ClassVar[str] = "tokens"
+    dataset: Literal["music"] = "music"
+    """Music alone."""
+    data_dir: Place | None = None
+    """Folder of MIDI files by composer, or of 16th-grid JSON."""
+    sequence_length: int | None = Field(default=None, ge=2)
+    """Tokens of a block; None takes 512."""
+    composers: tuple[str, ...] | None = None
+    """Whose pieces are used; None takes all."""
+    transpose: int | None = Field(default=None, ge=0)
+    """Semitones up or down by which training pieces are moved, anew in every epoch."""
+    overlap: int | None = Field(default=None, ge=0)
+    """Tokens that a training block shares with the one before; None takes a quarter of a block."""
+
+
+OWN_NAMES = ("dataset", "data_dir", "label_smoothing", "augmentation", "chunk")
+"""Settings above that are no options of `data.load`."""
+SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
+
+
+def of(settings: Any) -> Any:
+    """The splits that settings name; a recipe's `load` is often this alone.
+
+    Args:
+        settings: Derived from one of the kinds above and from `qnnkit.Settings`.
+
+    Raises:
+        ValueError: The dataset is unknown or of another kind, takes no such option, or its files are wrong.
+        OSError: They are not there.
+    """
+    from qnnkit import data
+
+    name, place = settings.dataset, settings.data_dir
+    if data.kind(name) != settings.kind:
+        choices = [other for other in data.DATASETS if data.kind(other) == settings.kind]
+        rule = f"hold {settings.kind}, as the recipe wants them"
+        raise ValueError(checks.message("dataset", rule, name, f"Use {', '.join(choices)}."))
+    own = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
+    options: dict[str, Any] = {"root": place}
+    for option in (own & set(type(settings).model_fields)) - {*OWN_NAMES} | {*SPLITTING}:
+        value = getattr(settings, option)
+        if value == type(settings).model_fields[option].default and not data.takes(name, option):
+            continue  # nobody asked for it
+        options[option] = value
+    if options.get("tokenizer") is None and data.takes(name, "tokenizer"):
+        options["tokenizer"] = getattr(settings, "pretrained", None)  # whose tokens its model knows
+    options = {option: value for option, value in options.items() if value is not None}
+    if not _cached.get() and data.takes(name, "cached"):
+        options["cached"] = False
+    here = place is not None and not (workspace.is_url(place) or options.get("download"))
+    if here and not Path(place).exists():
+        step = "Give the folder, archive, file or URL that holds the dataset."
+        raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
+    # The library's arguments have other names in notebooks and on the command line.
+    words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
+    if getattr(settings, "tokenizer", None) is None:
+        words |= {"`tokenizer`": "`pretrained`"}
+    with checks.in_words(words):
+        return data.load(name, **options)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Inside, images kept from before do not stand for files of the same names, sizes and times."""
+    token = _cached.set(False)
+    try:
+        yield
+    finally:
+        _cached.reset(token)

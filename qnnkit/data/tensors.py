@@ -1,0 +1,153 @@
+"""Splits of a user's own tensors, arrays or lists of arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from qnnkit import checks
+from qnnkit.data.assemble import split_stack, stack_arrays
+from qnnkit.data.sample import Batches, seeded
+from qnnkit.data.splits import SPLITS, ImageSplits, share_of, stratified_split
+
+
+@dataclass(frozen=True, eq=False)
+class TensorSet:
+    """The samples of one split."""
+
+    inputs: torch.Tensor  # (n, ...)
+    targets: torch.Tensor  # (n, ...)
+    sources: tuple[str, ...]  # "name/row"
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorSplits:
+    """Inputs and targets of any shape, split into train, validation and test."""
+
+    name: str
+    train: TensorSet
+    validation: TensorSet
+    test: TensorSet
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a net must know of the data: shapes of a sample and of its target, without the batch."""
+        shapes = self.train.inputs.shape[1:], self.train.targets.shape[1:]
+        return {"input_shape": tuple(shapes[0]), "target_shape": tuple(shapes[1])}
+
+    def example(self, n: int = 1) -> torch.Tensor:
+        """What a net takes, of the first `n` training samples."""
+        return self.train.inputs[:n]
+
+    def split(self, name: str) -> TensorSet:
+        """The split called "train", "validation" or "test"."""
+        return getattr(self, checks.choice("split", name, SPLITS))
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over numbers, their shapes and who is in which split."""
+        digest = hashlib.sha256()
+        for name in SPLITS:
+            for tensor in (self.split(name).inputs, self.split(name).targets):
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def keep(self, train_fraction: float, seed: int = 0) -> TensorSplits:
+        """The same with a share of its training samples; a smaller share lies inside a larger one."""
+        rows = share_of(len(self.train), train_fraction, seed)
+        return self if rows is None else replace(self, train=_rows(self.train, rows.numpy()))
+
+    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Batches:
+        """Batches (inputs, targets) of a split, in an order given by seed and epoch alone."""
+        checks.positive("batch_size", batch_size)
+        part = self.split(split)
+        return Batches(part.inputs, part.targets, batch_size, shuffle=shuffle, seed=seed)
+
+
+def arrays(
+    settings: Any, inputs: Any, targets: Any, *, classes: Sequence[str] | None = None, name: str = "arrays"
+) -> TensorSplits | ImageSplits:
+    """Splits of your own samples, by `split_seed` and the fractions of the settings.
+
+    Whole numbers as targets, one a sample, are classes: they are split class by class. With bytes (uint8) of
+    shape (n, height, width), or (n, 1 or 3, height, width), as inputs they make labelled images.
+
+    Args:
+        settings: Of a recipe.
+        inputs: Of shape (n, ...): a tensor, an array, or a list of arrays of one shape. float64 becomes
+            float32.
+        targets: Of shape (n, ...) or (n,).
+        classes: The name of each label; their numbers without it.
+        name: Of the dataset, for tables.
+
+    Raises:
+        ValueError: Shapes or lengths do not fit, a number is not finite, or there are too few samples.
+    """
+    x, y = _tensor("inputs", inputs), _tensor("targets", targets)
+    if len(x) != len(y):
+        rule, step = f"have as many rows as inputs ({len(x):,})", "Give one target a sample."
+        raise ValueError(checks.message("targets", rule, len(y), step))
+    fractions = settings.validation_fraction, settings.test_fraction
+    labelled = y.ndim == 1 and not y.is_floating_point()
+    names = tuple(map(str, classes or range(int(y.max()) + 1 if labelled else 0)))
+    if labelled and (int(y.min()) < 0 or int(y.max()) >= len(names)):
+        rule = f"lie in 0..{len(names) - 1}, a label for each of the classes"
+        raise ValueError(checks.message("targets", rule, [int(y.min()), int(y.max())], "Name all classes."))
+    if labelled and x.dtype == torch.uint8 and _is_image(x):
+        pixels = x.numpy() if x.ndim == 3 else x.permute(0, 2, 3, 1).numpy()
+        pixels = pixels[..., 0] if pixels.ndim == 4 and pixels.shape[-1] == 1 else pixels
+        parts = {"any": (pixels, y.numpy())}
+        stack = stack_arrays(parts, names, image_size=None, grey=None, prefix=f"{name}/")
+        options = {"validation_fraction": fractions[0], "test_fraction": fractions[1]}
+        images = split_stack(name, stack, split_seed=settings.split_seed, **options)
+        return images.keep(settings.train_fraction, settings.split_seed)
+    if labelled:
+        rows = stratified_split(y.numpy(), names, settings.split_seed, fractions)
+    else:
+        order = torch.randperm(len(y), generator=seeded("arrays", settings.split_seed)).numpy()
+        n_validation, n_test = (max(1, round(part * len(y))) for part in fractions)
+        if n_validation + n_test >= len(y):
+            step = "Add samples, or lower validation_fraction and test_fraction."
+            raise ValueError(checks.message("inputs", "leave samples for training", len(y), step))
+        ends = len(y) - n_validation - n_test, len(y) - n_test
+        rows = tuple(np.sort(part) for part in np.split(order, ends))
+    whole = TensorSet(x, y, tuple(f"{name}/{row}" for row in range(len(y))))
+    splits = TensorSplits(name, *(_rows(whole, part) for part in rows))
+    return splits.keep(settings.train_fraction, settings.split_seed)
+
+
+def _tensor(name: str, values: Any) -> torch.Tensor:
+    try:
+        if isinstance(values, list | tuple):
+            values = np.stack([np.asarray(each) for each in values])
+        tensor = torch.as_tensor(values).detach().cpu()
+    except (ValueError, TypeError, RuntimeError) as error:
+        rule, step = "be numbers of one shape a sample", f"It says: {str(error).splitlines()[0]}"
+        raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
+    if tensor.ndim == 0 or len(tensor) < 3:
+        step = "Give at least three samples, one for each split."
+        raise ValueError(checks.message(name, "have a row for each sample", tuple(tensor.shape), step))
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        bad = int((~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite()).sum())
+        raise ValueError(checks.message(name, "be finite", f"NaN or infinite in {bad} rows", "Drop them."))
+    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
+        return tensor.float()
+    return tensor if tensor.is_floating_point() or tensor.dtype == torch.uint8 else tensor.long()
+
+
+def _is_image(x: torch.Tensor) -> bool:
+    return x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3))
+
+
+def _rows(part: TensorSet, rows: np.ndarray) -> TensorSet:
+    index = torch.from_numpy(np.ascontiguousarray(rows))
+    return TensorSet(part.inputs[index], part.targets[index], tuple(part.sources[i] for i in rows))

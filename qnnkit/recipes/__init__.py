@@ -1,0 +1,228 @@
+"""Recipes: what a run computes, one file each. The files beside this one are shipped; yours lie anywhere.
+
+A recipe is a Python file, a module or any object with these names:
+
+- `Settings`, derived from `qnnkit.Settings`; without it there are no others than those;
+- `load(settings)`, which gives the data, such as `data.of(settings)` or `data.arrays(settings, x, y)`;
+- `build(settings, splits, seed)`, which gives the net: any `nn.Module`, circuits in `qnnkit.QuantumLayer`s;
+- `task(settings)`, what it is trained for; `tasks.Classification()` where it is left out;
+- `controls(net, settings, splits, seed)`, the nets beside it by name, or functions that make them;
+  `qnnkit.controls(net)` where it is left out;
+- `check(settings)`, which raises ValueError for settings that do not go together.
+
+Each takes those of the arguments above that it names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from qnnkit import checks, workspace
+from qnnkit.recipes._recipe import Recipe
+from qnnkit.recipes._source import PARTS, RecipeError, presets, source_of, texts_of
+from qnnkit.settings import Settings
+
+HOME = Path(__file__).parent
+NEEDED = ("load", "build")
+
+
+# --- finding them -------------------------------------------------------------------------------------------
+
+
+_found: dict[str, Recipe] = {}
+"""Recipes of this process, by digest: what somebody has named here."""
+
+
+def find(recipe: Any) -> Recipe:
+    """The recipe that is named.
+
+    Args:
+        recipe: A shipped name, the path of a .py file (relative to this folder or to the workspace), the
+            name of a module, a module, or any object with a recipe's names.
+
+    Raises:
+        ValueError: None is there, or it lacks a name, or its file cannot be run: then with file and line.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str | Path):
+        return _named(str(recipe))
+    if isinstance(recipe, ModuleType) and recipe.__file__:
+        return _kept(Recipe(Path(recipe.__file__).stem, recipe.__file__, recipe, *texts_of(recipe.__file__)))
+    name = getattr(recipe, "__name__", type(recipe).__name__)
+    return _kept(Recipe(name, name, recipe, source_of(recipe)))
+
+
+def of(settings: Settings) -> Recipe:
+    """The recipe whose settings these are.
+
+    Raises:
+        ValueError: It is not at hand.
+    """
+    if settings.source is not None:
+        return settings.source
+    recorded = getattr(settings, "recorded", "")
+    step = f"Name it: recipe={recorded!r}, or a copy of recipe.py in the run folder that you have read."
+    raise ValueError(f"This run's recipe `{recorded}` is yours, and runs only where you name it. {step}")
+
+
+def known(digest: str) -> Recipe | None:
+    """A recipe that somebody has named in this process before."""
+    return _found.get(digest)
+
+
+def settings(recipe: Any, **given: Any) -> Settings:
+    """The settings of a recipe, some of them exchanged.
+
+    Example:
+        >>> settings("digits_quanv", epochs=2).epochs
+        2
+    """
+    return find(recipe).settings(**given)
+
+
+def difference(before: str, after: str, most: int = 6) -> str:
+    """The first lines in which two sources differ."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    more = f" ... and {len(changed) - most} more" if len(changed) > most else ""
+    return "; ".join(changed[:most]) + more
+
+
+def new(path: str | Path, like: str = "digits_quanv") -> Path:
+    """Writes a copy of a shipped recipe, to be changed.
+
+    Raises:
+        FileExistsError: Something is there.
+    """
+    path = Path(path)
+    recipe = find(like)
+    if path.suffix != ".py":
+        step = "Add .py."
+        raise ValueError(checks.message("path", "end in .py", str(path), step))
+    if path.exists():
+        raise FileExistsError(checks.message("path", "be a new file", str(path), "Choose another name."))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    workspace.write_bytes(path, recipe.source.encode())
+    return path
+
+
+def names() -> list[str]:
+    """Of the shipped recipes."""
+    found = []
+    for path in sorted(HOME.glob("[a-z]*.py")):
+        given = presets(path.read_text())
+        found += [f"{path.stem}_{preset}" for preset in given] or [path.stem]
+    return found
+
+
+class _Recipes(Mapping[str, Recipe]):
+    """Name -> shipped recipe, each loaded when first used."""
+
+    def __getitem__(self, name: str) -> Recipe:
+        return find(checks.choice("recipe", name, names()))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names())
+
+    def __len__(self) -> int:
+        return len(names())
+
+
+RECIPES: Mapping[str, Recipe] = _Recipes()
+
+
+def _named(name: str) -> Recipe:
+    stem, _, preset = name.rpartition("_")
+    if (HOME / f"{name}.py").is_file() and name.isidentifier():
+        path = HOME / f"{name}.py"
+        code = importlib.import_module(f"qnnkit.recipes.{name}")
+        return _kept(Recipe(name, name, code, path.read_text()))
+    if name.isidentifier() and stem and (HOME / f"{stem}.py").is_file():
+        path = HOME / f"{stem}.py"
+        code = importlib.import_module(f"qnnkit.recipes.{stem}")
+        if preset in getattr(code, "PRESETS", {}):
+            return _kept(Recipe(name, name, code, path.read_text(), preset=code.PRESETS[preset]))
+    for path in (Path(name).absolute(), workspace.place(name)):
+        if path.suffix == ".py" and path.is_file():
+            return _of_file(path.resolve())
+    if name.endswith(".py") or "/" in name:
+        step = f"Write one: qnnkit new {name} --like digits_quanv."
+        raise FileNotFoundError(checks.message("recipe", "be an existing .py file", name, step))
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin:
+            return find(importlib.import_module(name))
+    guess = checks.nearest(name, names())
+    hint = f"Did you mean {guess!r}? " if guess else ""
+    step = f"{hint}The choices are {', '.join(names())}, or a .py file of yours."
+    raise ValueError(checks.message("recipe", "be a known name", name, step))
+
+
+def _of_file(path: Path) -> Recipe:
+    """Runs a user's file. What it imports from its own folder is read anew where it has changed."""
+    source, neighbours = texts_of(str(path))
+    made = Recipe(path.stem, str(path), None, source, neighbours)
+    before = _found.get(made.digest)
+    if before is not None and before.reference == str(path):
+        return before
+    files = {str(path.parent / name) for name in neighbours}
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) in files:
+            del sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    linecache.checkcache(str(path))
+    importlib.invalidate_caches()
+    name = f"qnnkit_recipe_{path.stem}_{made.digest[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # as for every .py file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)  # no stale bytecode
+    except Exception as error:
+        del sys.modules[name]
+        own = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
+        line = f", line {own[-1].lineno}" if own else ""
+        told = f"Recipe `{path}`{line}: {type(error).__name__}: {error}"
+        raise RecipeError(told) from error
+    return _kept(Recipe(path.stem, str(path), module, source, neighbours))
+
+
+def _kept(recipe: Recipe) -> Recipe:
+    """The recipe, once it has what a recipe needs; the same one for the same source."""
+    for part in NEEDED:
+        if not callable(getattr(recipe.code, part, None)):
+            rule, step = f"define `{part}`", "See qnnkit.recipes for what a recipe is made of."
+            own = [name for name in PARTS if hasattr(recipe.code, name)]
+            raise RecipeError(f"Recipe `{recipe.reference}` must {rule}, but has {own or 'nothing'}. {step}")
+    same = _found.get(recipe.digest)
+    if same is not None and same.code is recipe.code and same.reference == recipe.reference:
+        return same
+    _found[recipe.digest] = recipe
+    return recipe
+
+
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "RecipeError",
+    "difference",
+    "find",
+    "known",
+    "names",
+    "new",
+    "of",
+    "settings",
+]

@@ -1,0 +1,218 @@
+"""A recipe that has been found: its settings, and the calls of its functions."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import create_model
+
+from qnnkit import checks
+from qnnkit.recipes._source import PARTS, RecipeError, digest
+from qnnkit.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """A recipe that has been found; `find` makes them."""
+
+    name: str
+    """In tables: a shipped name, or that of the file."""
+    reference: str
+    """By which it is found again: a shipped name, a file, or a word for an object of this process."""
+    code: Any
+    source: str
+    """Python text of the file or the object."""
+    neighbours: Mapping[str, str] = field(default_factory=dict)
+    """Files beside it that it imports: name -> text."""
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that its file gives under this name."""
+
+    @property
+    def shipped(self) -> bool:
+        return getattr(self.code, "__name__", "").startswith("qnnkit.recipes.")
+
+    @property
+    def sentence(self) -> str:
+        """What it is about."""
+        return (inspect.getdoc(self.code) or "").split("\n\n")[0].replace("\n", " ")
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) over the syntax of its source and of what it imports: comments do not count."""
+        return digest({"": self.source, **self.neighbours}, self.preset)
+
+    @cached_property
+    def Settings(self) -> type[Settings]:
+        """Its settings class, which knows the recipe; rules of the kit's own fields hold in it."""
+        base = getattr(self.code, "Settings", Settings)
+        if not (isinstance(base, type) and issubclass(base, Settings)):
+            rule, step = "derive from qnnkit.Settings", "Write class Settings(qnnkit.Settings): ..."
+            raise self.wrong(checks.message("Settings", rule, base, step))
+        fields: dict[str, Any] = {}
+        for name, own in base.model_fields.items():
+            known = next((kind.model_fields[name] for kind in base.__mro__ if _has(kind, name)), own)
+            own = copy.copy(own)
+            if known is not own and (name in Settings.model_fields or known.annotation == own.annotation):
+                merged = copy.copy(known)
+                merged.default, merged.default_factory = own.default, own.default_factory
+                merged.description = own.description or known.description
+                own = merged
+            if name in self.preset:
+                own.default = self.preset[name]
+            fields[name] = (own.annotation, own)
+        made = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
+        made.source = self
+        return made
+
+    def settings(self, **given: Any) -> Settings:
+        """Its settings, some of them exchanged.
+
+        Raises:
+            ValueError: A name is unknown, or a value breaks its rule.
+        """
+        return self.Settings.of(self.Settings().model_dump() | given)
+
+    def check(self, settings: Settings) -> None:
+        """Raises ValueError where settings do not go together."""
+        if hasattr(self.code, "check"):
+            self._call("check", settings=settings)
+
+    def load(self, settings: Settings) -> Any:
+        """The data.
+
+        Raises:
+            ValueError, OSError: They cannot be used.
+        """
+        splits = self._call("load", settings=settings)
+        if not all(hasattr(splits, name) for name in ("train", "validation", "test", "batches")):
+            step = "Return data.of(settings), data.arrays(settings, x, y), or another dataset of qnnkit's."
+            raise self.wrong(checks.message("load", "return splits", type(splits).__name__, step), "load")
+        return splits
+
+    def build(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
+        """A new net, as no training has changed it."""
+        net = self._call("build", settings=settings, splits=splits, seed=seed)
+        net = self._module("build", net)
+        if settings.backend != "auto":
+            from qnnkit import layers
+
+            return layers.on_backend(net, settings.backend)
+        return net
+
+    def task(self, settings: Settings) -> Any:
+        """What its nets are trained for."""
+        from qnnkit import tasks
+
+        if not hasattr(self.code, "task"):
+            return tasks.Classification()
+        return tasks.complete(self._call("task", settings=settings))
+
+    def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
+        """One of the nets beside the recipe's own, which starts from the same weights.
+
+        Raises:
+            ValueError: There is none of that name.
+        """
+        found = self.all_controls(settings, splits, seed)
+        if name not in found:
+            rule, step = "be one that this net has", f"Choose among {', '.join(found)}."
+            if not found:
+                step = "It has no QuantumLayer to exchange: set controls=()."
+            raise ValueError(checks.message("controls", rule, name, step))
+        made = found[name]
+        return self._module(f"controls, {name!r}", made if _is_module(made) else self._guarded(made))
+
+    def all_controls(self, settings: Settings, splits: Any, seed: int) -> Mapping[str, Any]:
+        """Name -> net, or a function that makes it."""
+        import torch
+
+        from qnnkit import layers
+
+        own = getattr(self.code, "controls", None)
+        if own is None or "net" in inspect.signature(own).parameters:
+            net = self.build(settings, splits, seed)
+            with torch.no_grad(), self.told():  # a control asks for the shapes that its circuit has met
+                layers.called(net.eval(), splits.example())
+            net.train()
+        else:
+            net = None
+        if own is not None:
+            return self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
+        if not any(isinstance(module, layers.QuantumLayer) for module in net.modules()):
+            return {}
+        return layers.controls(net, seed=seed)
+
+    # --- the user's code ------------------------------------------------------------------------------------
+
+    def _call(self, part: str, **offered: Any) -> Any:
+        function = getattr(self.code, part)
+        taken = inspect.signature(function).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            return self._guarded(lambda: function(**offered))
+        unknown = [name for name, each in taken.items() if name not in offered and each.default is each.empty]
+        if unknown:
+            step = f"It may ask for {', '.join(offered)}."
+            raise self.wrong(f"Function `{part}` must not ask for `{unknown[0]}`. {step}", part)
+        return self._guarded(lambda: function(**{name: offered[name] for name in taken if name in offered}))
+
+    def _guarded(self, function: Callable[[], Any]) -> Any:
+        with self.told():
+            return function()
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Tells what a user's recipe raises with its file and line; the kit's own say it themselves."""
+        try:
+            yield
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            files = {str(path) for path in self._files()}
+            own = [frame for frame in frames if frame.filename in files]
+            if not own or self.shipped or isinstance(error, RecipeError):
+                raise
+            last, kind = own[-1], type(error).__name__
+            said = str(error) or "no message"
+            where = f"Recipe `{self.reference}`, line {last.lineno}, in {last.name}"
+            raise RecipeError(f"{where}: {kind}: {said}") from error
+
+    def _files(self) -> list[str]:
+        functions = [getattr(self.code, part, None) for part in PARTS]
+        found = [each.__code__.co_filename for each in functions if inspect.isroutine(each)]
+        folder = Path(self.reference).parent
+        return [*found, *(str(folder / name) for name in self.neighbours)]
+
+    def _module(self, part: str, made: Any) -> nn.Module:
+        if not _is_module(made):
+            rule, step = "return a torch.nn.Module", "Return the net itself."
+            raise self.wrong(checks.message(part, rule, type(made).__name__, step), part)
+        return made
+
+    def wrong(self, sentence: str, part: str = "Settings") -> RecipeError:
+        try:
+            line = f", line {inspect.getsourcelines(getattr(self.code, part))[1]}"
+        except (OSError, TypeError, AttributeError):
+            line = ""
+        return RecipeError(f"Recipe `{self.reference}`{line}: {sentence}")
+
+
+def _has(kind: type, name: str) -> bool:
+    """Whether a settings class of the kit's has this field."""
+    own = kind.__module__.startswith("qnnkit.") and not kind.__module__.startswith("qnnkit.recipes")
+    return own and name in getattr(kind, "model_fields", {})
+
+
+def _is_module(value: Any) -> bool:
+    from torch import nn
+
+    return isinstance(value, nn.Module)

@@ -1,0 +1,42 @@
+"""CLIP from scratch on digits with captions ("a photo of the digit three"), a circuit in each tower.
+
+`head=full` has the projections of the original in their place: a reference without a circuit.
+"""
+
+import qnnkit
+from qnnkit import data, models, tasks
+
+
+class Settings(data.Captions, models.ClipSettings, qnnkit.Settings):
+    dataset: str = "digit_captions"
+    patch_size: int | None = 4
+    n_qubits: int = 6
+    # Unclipped, contrastive nets this small stay at chance; in larger batches they want more epochs.
+    epochs: int = 20
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    quantum_learning_rate: float | None = 1e-2
+    optimizer: str = "adamw"
+    weight_decay: float = 0.05
+    warmup_epochs: float = 2
+    clip_norm: float | None = 1.0
+    n_seeds: int = 3
+    controls: tuple[str, ...] = ("classical", "no_entanglement", "frozen_random", "no_quantum")
+    threads: int = 1
+
+
+def load(settings):
+    return data.of(settings)
+
+
+def build(settings, splits, seed):
+    return models.Clip.of(settings, **splits.sizes, seed=seed, backend=settings.backend)
+
+
+def task(settings):
+    return tasks.Contrastive(settings.chunk)
+
+
+def check(settings):
+    if settings.head != "quantum" and settings.controls:
+        raise ValueError("Argument `controls` must be () for a head without a circuit. Set controls=[].")

@@ -1,0 +1,30 @@
+"""A small Llama from scratch on music: data_dir is a folder of MIDI by composer, or of 16th-grid JSON."""
+
+import qnnkit
+from qnnkit import data, models, tasks
+
+
+class Settings(data.Music, models.LanguageModelSettings, qnnkit.Settings):
+    sequence_length: int | None = 512
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.1
+    epochs: int = 2
+    batch_size: int = 8
+    learning_rate: float = 2e-3
+    optimizer: str = "adamw"
+    weight_decay: float = 0.01
+    warmup_epochs: float = 0.1
+    clip_norm: float | None = 1.0
+    controls: tuple[str, ...] = ()
+
+
+def load(settings):
+    return data.of(settings)
+
+
+def build(settings, splits, seed):
+    return models.language_model(settings, splits, seed)
+
+
+def task(settings):
+    return tasks.Language()

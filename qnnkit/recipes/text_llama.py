@@ -1,0 +1,30 @@
+"""A small Llama from scratch on text of yours: data_dir is a file, or a folder of .txt, .md or .jsonl."""
+
+import qnnkit
+from qnnkit import data, models, tasks
+
+
+class Settings(data.Text, models.LanguageModelSettings, qnnkit.Settings):
+    sequence_length: int | None = 128
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.1
+    epochs: int = 3
+    batch_size: int = 16
+    learning_rate: float = 4e-3
+    optimizer: str = "adamw"
+    weight_decay: float = 0.01
+    warmup_epochs: float = 0.2
+    clip_norm: float | None = 1.0
+    controls: tuple[str, ...] = ()
+
+
+def load(settings):
+    return data.of(settings)
+
+
+def build(settings, splits, seed):
+    return models.language_model(settings, splits, seed)
+
+
+def task(settings):
+    return tasks.Language()

@@ -1,0 +1,119 @@
+"""What a run may begin with: settings that go together, data that load, a net that takes them, a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qnnkit import checks, recipes, stats, workspace
+from qnnkit.recipes import Recipe
+from qnnkit.settings import FlatValue, Settings
+
+if TYPE_CHECKING:
+    from qnnkit.data import Splits
+    from qnnkit.runs.folder import Run
+
+
+def checked(recipe: Recipe, given: Mapping[str, FlatValue]) -> Settings:
+    """Settings that a run may begin with, their relative paths as they are meant: from the workspace.
+
+    Raises:
+        ValueError: A name or value is wrong, or some do not go together.
+    """
+    from qnnkit.runs.trackers import TRACKERS
+
+    config = recipe.settings(**in_workspace(recipe.Settings, given))
+    recipe.check(config)
+    for name in config.trackers:
+        checks.choice("tracker", name, TRACKERS)
+    check_criteria(config, given)
+    check_placement(config)
+    return config
+
+
+def in_workspace(kind: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with relative paths as they are meant: from the workspace."""
+    given = dict(settings)
+    for name in kind.places():
+        if isinstance(given.get(name), str | Path):
+            found = workspace.data_place(str(given[name]))
+            on_hub = name in ("pretrained", "tokenizer") and not Path(found).is_dir()
+            given[name] = str(given[name]) if on_hub else found
+    return given
+
+
+def check_criteria(config: Settings, given: Mapping[str, FlatValue]) -> None:
+    """Refuses a bound, among the settings that somebody has given, on a score that the nets do not have."""
+    bounds = [other for other in stats.SCORES.values() if other.criterion in given]
+    score = recipes.of(config).task(config).score if bounds else None
+    for other in bounds:
+        if score is not None and other.name != score.name:
+            rule = f"be left out where nets are compared by {score.word}"
+            step = f"Use {score.criterion}." if score.criterion else "It has no bound."
+            raise ValueError(checks.message(other.criterion, rule, given[other.criterion], step))
+
+
+def check_placement(config: Settings) -> None:
+    """Refuses unknown backends, and devices that this machine has not."""
+    from qnnkit import device, layers
+
+    checks.choice("backend", config.backend, layers.BACKENDS)
+    device.choose(config.device)
+
+
+def require_usable(run: Run) -> None:
+    """A run begins only with data that load, and a net that takes them: a folder cannot be mended later."""
+    import torch
+
+    from qnnkit import layers, placement, tasks
+    from qnnkit.runs.nets import build, made
+
+    config, splits = run.config, run.splits
+    model = made(config, splits, "", config.seed, bare=True)
+    if "classical_trained" in run.nets:
+        build(run, "classical_trained", config.seed)  # refused for a circuit that is trained
+    if not any(weight.is_meta for weight in model.parameters()):
+        n = min(2, len(splits.train))
+        with torch.no_grad(), run.recipe.told():
+            if isinstance(run.task, tasks.Own):
+                run.task(model.eval(), next(iter(splits.batches("train", n, shuffle=False))))
+            else:
+                outputs = layers.called(model.eval(), splits.example(n))
+                _require_logits(run.recipe, outputs, splits, n)
+    require_last_batch(run)
+    placement.devices(config.device, config.precision)  # refused where none has it
+
+
+def _require_logits(recipe: Recipe, outputs: Any, splits: Splits, n: int) -> None:
+    """Refuses a net that gives no logits for images."""
+    import torch
+
+    shape = (n, getattr(splits, "n_classes", None))
+    found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if shape[1] is not None and found != shape:
+        step = "One number for each class, for each image."
+        raise recipe.wrong(checks.message("build", f"give a net that returns shape {shape}", found, step))
+
+
+def require_last_batch(run: Run) -> None:
+    """Refuses a last batch of one sample for a net that normalises over batches; language models do not."""
+    import torch
+
+    from qnnkit import layers
+    from qnnkit.runs.nets import made
+
+    n, batch_size = len(run.splits.train), run.config.batch_size
+    if batch_size == "auto" or n % batch_size != 1:
+        return
+    net = made(run.config, run.splits, "", run.config.seed, bare=True)
+    if not any(isinstance(module, torch.nn.modules.batchnorm._NormBase) for module in net.modules()):
+        return
+    try:
+        with torch.no_grad():
+            layers.called(net.train(), run.splits.example())
+    except ValueError:
+        step = f"The last of {n:,} images would stand alone, and this net normalises over batches."
+        rule = "leave more than one image for the last batch"
+        told = checks.message("batch_size", rule, batch_size, step + " Change it by one.")
+        raise ValueError(told) from None

@@ -1,0 +1,312 @@
+"""The settings that every recipe has: how nets are trained, compared and judged, where they are computed.
+
+A recipe's own stand beside its code, in a class derived from `Settings`: flat, frozen, unknown names refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
+
+from qnnkit import checks
+
+FlatValue = Any
+"""A number, a text, a truth value, None, or a list of these."""
+MAIN_NETS = ("hybrid", "reference")
+"""What the net of a run is called that its controls stand beside: with a circuit in it, or without any."""
+
+
+def _or_auto(value: Any, judge: ValidatorFunctionWrapHandler) -> Any:
+    if value == "auto":
+        return value
+    try:
+        if isinstance(value, bool):  # which Python counts as 0 and 1
+            raise ValueError('be a whole number of at least 1, or "auto"')
+        return judge(value)
+    except ValidationError:
+        if isinstance(value, str):
+            raise ValueError('be a whole number of at least 1, or "auto"') from None
+        raise
+
+
+# A number, or the word "auto" until it is measured. Typed as the number, which is what whoever computes with
+# it sees: a run replaces the word before anything else reads its settings.
+Count = Annotated[
+    int, Field(ge=1), WrapValidator(_or_auto), PlainSerializer(lambda value: value, return_type=Any)
+]
+AUTO: Any = "auto"
+Place = Annotated[str, "place"]
+"""A folder, file or address. Relative ones are meant from the workspace; they may be given anew."""
+
+
+class Base(BaseModel):
+    """What settings have in common: a recipe's, a kind of data's, a family of nets', or a batch's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Settings(Base):
+    """The settings of a training and of a run; recipes add theirs.
+
+    Example:
+        >>> Settings(epochs=2).batch_size
+        64
+    """
+
+    # --- the training ---
+    epochs: int = Field(default=20, ge=1)
+    """Passes over the training data."""
+    batch_size: Count = 64
+    """Images per step on each process, before accumulation; "auto" measures it once, when a run begins."""
+    learning_rate: float = Field(default=1e-2, gt=0)
+    """Step size of the classical weights at the top of the schedule."""
+    quantum_learning_rate: float | None = Field(default=None, gt=0)
+    """Step size of the circuit's weights; None takes the classical one."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """Update rule; sgd has momentum 0.9."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decay of the classical weights; angles are periodic and never decay."""
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    """How the step size falls to zero over the run."""
+    warmup_epochs: float = Field(default=0.0, ge=0)
+    """Epochs over which the step size first rises from zero."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of the classical gradient; None does not clip."""
+    quantum_clip_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of the circuit's gradient; None does not clip."""
+    accumulation: int = Field(default=1, ge=1)
+    """Batches that make one update together: its gradient is the mean over all their samples, or tokens."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the classical layers; circuits always compute in float32."""
+    gradient_checkpointing: bool = False
+    """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
+    on_oom: Literal["stop", "shrink"] = "stop"
+    """Where memory runs out: stop, or shrink: compute it in smaller parts in turn. May differ later."""
+    patience: int = Field(default=0, ge=0)
+    """Epochs without a better validation score before stopping early; 0 never stops."""
+    save_every_steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
+    save_every_minutes: float | None = Field(default=5.0, gt=0)
+    """Minutes between checkpoints inside an epoch; every epoch ends in one anyway. May differ later."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints of each net that stay, the best epoch's beside them. May differ later."""
+    gradient_samples: int = Field(default=16, ge=0)
+    """Updates of an epoch whose gradients go to gradients.jsonl; 0 records none. May differ later."""
+
+    # --- the data: which samples are whose ---
+    split_seed: int = Field(default=0, ge=0)
+    """Fixes which sample is in which split; not the run's seed, so that all seeds see one test set."""
+    validation_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Share of all samples that chooses the epoch; of the training part where a dataset has its own test."""
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Share of all samples that are looked at once, at the end; unused where a dataset brings its own."""
+    train_fraction: float = Field(default=1.0, gt=0, le=1)
+    """Share of the training samples that is used, class by class; validation and test stay whole."""
+
+    # --- the comparison ---
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Fixes initial weights and the order of the data."""
+    n_seeds: int = Field(default=1, ge=1)
+    """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
+    controls: tuple[str, ...] | Literal["all"] = "all"
+    """Nets trained beside the recipe's own, with only the quantum part exchanged; () for none."""
+
+    # --- where and how it is computed ---
+    device: str = "auto"
+    """Torch device: auto (measured), cpu, cuda, cuda:N, mps. Placement: may differ when a run is resumed."""
+    backend: str = "auto"
+    """What runs the circuits: auto, batched or a PennyLane device. Placement, as above."""
+    threads: Count | None = AUTO
+    """CPU threads that train: auto measures how many; None leaves torch's choice. Placement, as above."""
+    trackers: tuple[str, ...] = ()
+    """Where numbers go beside metrics.jsonl: tensorboard, mlflow, wandb, trackio. May differ later."""
+    price_per_hour: float | None = Field(default=None, ge=0)
+    """What an hour of the machine costs, in any currency, for the estimate in provenance.json. May differ."""
+
+    # --- success ---
+    max_memory_gb: float | None = Field(default=None, gt=0)
+    """Success: the most memory that training takes on its device, in GB (1e9 bytes). May differ later."""
+    max_epoch_seconds: float | None = Field(default=None, gt=0)
+    """Success: the most seconds of an epoch: the median of a training, as a mean over seeds. May differ."""
+    min_accuracy: float | None = Field(default=None, ge=0, le=1)
+    """Success: the least test accuracy, 0 to 1, as a mean over seeds; of images. May differ later."""
+    min_recall: float | None = Field(default=None, ge=0, le=1)
+    """Success: the least test recall@1, 0 to 1, as a mean over seeds; of captions. May differ later."""
+    max_loss: float | None = Field(default=None, gt=0)
+    """Success: the most test loss, nats / token, as a mean over seeds; text and music. May differ later."""
+
+    source: ClassVar[Any] = None
+    """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
+
+    @field_validator("controls")
+    @classmethod
+    def _each_once(cls, controls: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        if len(set(controls)) < len(controls) and controls != "all":
+            raise ValueError("name each net once")
+        return controls
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe, or its file."""
+        return "" if self.source is None else self.source.reference
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """Settings from plain values.
+
+        Raises:
+            ValueError: One sentence on the first name that is unknown (the nearest is offered), or the first
+                value that breaks its rule.
+        """
+        for name in values:
+            checks.choice("setting", name, cls.model_fields)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ValueError(_sentence(cls, error)) from None
+
+    def override(self, **values: FlatValue) -> Self:
+        """A copy with some settings exchanged.
+
+        Raises:
+            ValueError: As `of`.
+
+        Example:
+            >>> Settings().override(epochs=2).epochs
+            2
+        """
+        return type(self).of({**self.model_dump(), **values})
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting as JSON has it, and the recipe.
+
+        Example:
+            >>> Settings().flat()["batch_size"]
+            64
+        """
+        return {"recipe": self.recipe, **self.model_dump(mode="json")}
+
+    @classmethod
+    def places(cls) -> list[str]:
+        """Names of the settings that say where something lies: `Place`, or annotated as a `pathlib.Path`."""
+        return [
+            name
+            for name, field in cls.model_fields.items()
+            if "place" in field.metadata or _mentions(field.annotation, Place, Path)
+        ]
+
+    def with_paths(self, change: Callable[[str], str]) -> Self:
+        """A copy whose paths are changed, such as by `workspace.portable` or `workspace.located`."""
+        given = {name: getattr(self, name) for name in self.places()}
+        return self.override(**{name: change(str(path)) for name, path in given.items() if path is not None})
+
+    def chosen(self, *, without: Collection[str] = ()) -> dict[str, Any]:
+        """The settings that make another experiment, where they differ from the recipe's own."""
+        flat, usual = self.model_dump(mode="json"), type(self)().model_dump(mode="json")
+        left_out = {*PLACEMENT, *without}
+        return {name: value for name, value in flat.items() if name not in left_out and value != usual[name]}
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the recipe and every setting but placement: equal for runs of one experiment.
+
+        Example:
+            >>> Settings().digest() == Settings(device="cpu").digest()
+            True
+        """
+        return digest_of({"recipe": getattr(self.source, "digest", None), **self.chosen()})
+
+    def difference(self, other: Settings) -> dict[str, tuple[Any, Any]]:
+        """Settings that make another experiment: name -> (here, there). Placement makes none."""
+        here, there = self.flat(), other.flat()
+        return {
+            name: (here.get(name), there.get(name))
+            for name in {**here, **there}
+            if name not in (*PLACEMENT, "recipe") and here.get(name) != there.get(name)
+        }
+
+    @classmethod
+    def is_text(cls, name: str) -> bool:
+        """Whether a setting is a text, even where a value of it looks like a number."""
+        field = cls.model_fields.get(name)
+        return field is not None and _mentions(field.annotation, str, Place, Path)
+
+    @classmethod
+    def describe(cls, name: str) -> str:
+        """What a setting means, in one line."""
+        return (cls.model_fields[name].description or "").replace("\n", " ")
+
+
+PLACEMENT = (
+    "device",
+    "backend",
+    "threads",
+    "gradient_checkpointing",
+    "on_oom",
+    "download",
+    "save_every_steps",
+    "save_every_minutes",
+    "keep_checkpoints",
+    "gradient_samples",
+    "trackers",
+    "price_per_hour",
+    "max_memory_gb",
+    "max_epoch_seconds",
+    "min_accuracy",
+    "min_recall",
+    "max_loss",
+)
+"""Settings that say where and how a run computes, not what: they may differ when it is resumed."""
+CRITERIA = PLACEMENT[-5:]
+"""Bounds of success."""
+
+
+class Recorded(Settings):
+    """Settings as a run folder has them, whose recipe is not at hand: they can be read, and nothing built."""
+
+    model_config = ConfigDict(extra="allow")
+    recorded: ClassVar[str] = ""
+
+
+def digest_of(values: Any) -> str:
+    """SHA-256 (hex) of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def require_batch_size(settings: Settings) -> None:
+    """
+    Raises:
+        ValueError: The size of batch is left to be measured, which only a run does.
+    """
+    if settings.batch_size == "auto":
+        step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
+        raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
+
+
+def _mentions(annotation: Any, *kinds: Any) -> bool:
+    return annotation in kinds or any(_mentions(part, *kinds) for part in get_args(annotation))
+
+
+def _sentence(cls: type[Settings], error: ValidationError) -> str:
+    """One sentence on the first setting that breaks its rule."""
+    first = error.errors()[0]
+    name = next((part for part in first["loc"] if isinstance(part, str)), "settings")
+    rule, value = first["msg"][0].lower() + first["msg"][1:], first["input"]
+    rule = rule.removeprefix("input should ").removeprefix("value error, ")
+    if first["type"] == "missing":
+        rule, value = "be given", None
+    meaning = f"It means: {cls.describe(name)}" if name in cls.model_fields else ""
+    return checks.message(name, rule, value, meaning).rstrip()

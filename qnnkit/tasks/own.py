@@ -1,0 +1,65 @@
+"""A user's own task, with what the training loop and the reports ask beside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from qnnkit import checks
+from qnnkit.stats import SCORES, Score
+from qnnkit.tasks.step import Step
+
+
+class Own:
+    """Any callable (model, batch) -> Step, with `monitor`, as a task.
+
+    Args:
+        task: Its `monitor` is the reported number that chooses the epoch: larger is better, but of "loss" and
+            of names that end in `_loss` or `_error`. `score` (`stats.Score`), the number that nets are
+            compared by, is that of `monitor` where it is left out.
+    """
+
+    def __init__(self, task: Any):
+        self.task, self.reported = task, str(getattr(task, "monitor", "loss"))
+        own = getattr(task, "score", None)
+        self.score = own if isinstance(own, Score) else _score(self.reported)
+        self.monitor = self.reported if self.score.larger else f"minus_{self.reported}"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["task"], name)
+
+    def __call__(self, model: nn.Module, batch: Any) -> Step:
+        step = self.task(model, batch)
+        if not isinstance(step, Step):
+            told = f"It returned {type(step).__name__}."
+            raise ValueError(checks.message("task", "return a qnnkit.tasks.Step", type(step).__name__, told))
+        sums = {"loss": step.loss.detach() * step.count, **step.sums}
+        for name, total in sums.items():
+            if getattr(total, "ndim", 0):
+                rule = f"report `{name}` as a sum over the batch, one number"
+                raise ValueError(checks.message("task", rule, tuple(total.shape), "Sum it."))
+        if self.reported not in sums:
+            rule, step_ = f"report `{self.reported}`, its monitor", f"It reports {', '.join(sums)}."
+            raise ValueError(checks.message("task", rule, sorted(sums), step_))
+        if not self.score.larger:
+            sums[self.monitor] = -sums[self.reported]
+        return replace(step, sums=sums)
+
+
+def complete(task: Any) -> Any:
+    """A task as it is, where it is one of the kit's; a user's with what is asked of tasks beside."""
+    if not callable(task):
+        rule, step = "be callable: (model, batch) -> tasks.Step", "Give tasks.Classification(), or a class."
+        raise ValueError(checks.message("task", rule, task, step))
+    return task if type(task).__module__.startswith("qnnkit.tasks.") else Own(task)
+
+
+def _score(name: str) -> Score:
+    for known in SCORES.values():
+        if known.name == name == "accuracy":
+            return known
+    smaller = name == "loss" or name.endswith(("_loss", "_error"))
+    word = name.replace("_", " ")
+    return Score(name, word, per="", factor=1.0, unit="", digits=4, larger=not smaller, criterion="")
