@@ -22,7 +22,7 @@ from qnnkit.inspector.source import Source
 CASES = {
     "quanv": {"recipe": "digits_quanv"},
     "residual_quanv": {"recipe": "ahcd_trainable", "dataset": "digits", "image_size": 32},
-    "resnet_circuit": {"recipe": "mnist_resnet_frozen", "dataset": "digits", "image_size": 28},
+    "resnet_circuit": {"recipe": "resnet_circuit_frozen", "dataset": "digits", "image_size": 28},
 }
 MOVES = 20
 

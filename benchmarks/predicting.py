@@ -105,13 +105,13 @@ SETTINGS = {
         settings={**QUARTER, "batch_size": 512, "gradient_checkpointing": True},
         **AHCD,
     ),
-    "resnet": Setting("mnist_resnet", "mnist_resnet", settings=FEW, **MNIST),
+    "resnet": Setting("resnet_circuit_trained", "resnet_circuit_trained", settings=FEW, **MNIST),
     "resnet-512": Setting(
-        "mnist_resnet, batch 512", "mnist_resnet", settings={**FEW, "batch_size": 512}, **MNIST
+        "mnist_resnet, batch 512", "resnet_circuit_trained", settings={**FEW, "batch_size": 512}, **MNIST
     ),
     "resnet-recomputed": Setting(
         "mnist_resnet, batch 512, gradient checkpointing",
-        "mnist_resnet",
+        "resnet_circuit_trained",
         settings={**FEW, "batch_size": 512, "gradient_checkpointing": True},
         **MNIST,
     ),

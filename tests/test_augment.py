@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import runs, tasks
@@ -69,7 +69,7 @@ def test_each_change_stays_within_its_bound_and_reaches_for_it(monkeypatch, alon
 
 
 def test_only_training_changes_images():
-    model, task = nn.Flatten(), runs.task_of(TrainingConfig(augmentation="affine"))
+    model, task = nn.Flatten(), runs.task_of(Settings(augmentation="affine"))
     assert isinstance(task, tasks.Classification)
     batch = (NOISE[:, :1], torch.zeros(6, dtype=torch.long))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, breakdown, circuits, data, recipes, runs
@@ -165,7 +165,7 @@ def test_parts_add_up_and_the_model_is_left_as_it_was():
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_frozen_filters_and_nets_without_a_circuit(precision):
-    config = TrainingConfig(precision=precision, optimizer="sgd")
+    config = Settings(precision=precision, optimizer="sgd")
     images = torch.linspace(0, 3, 64).reshape(4, 1, 4, 4)
     quanv = Quanv2d(1, "data_reuploading", filters=2, trainable=False, n_layers=1)
     frozen = nn.Sequential(quanv, nn.Flatten(), weighted(nn.Linear, 32, 2))
@@ -321,10 +321,10 @@ def test_the_optimizer_is_the_recipes_own(monkeypatch):
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     settings = {"learning_rate": 0.01, "quantum_learning_rate": 0.05, "weight_decay": 0.3}
-    parts_of(Net(), config=TrainingConfig(optimizer="adamw", **settings))
+    parts_of(Net(), config=Settings(optimizer="adamw", **settings))
     assert set(seen) == {(0.05, 0.0, 1), (0.01, 0.3, 2)}, "the circuit's weights and the classical ones"
     frozen = Net()
     frozen.circuit.requires_grad_(False)
     seen.clear()
-    parts_of(frozen, config=TrainingConfig(optimizer="adamw", **settings))
+    parts_of(frozen, config=Settings(optimizer="adamw", **settings))
     assert set(seen) == {(0.01, 0.3, 2)}

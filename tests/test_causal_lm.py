@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import train
@@ -131,7 +131,7 @@ def test_an_update_is_that_of_the_mean_over_its_tokens_however_it_is_cut(setting
     batch = half_masked()
     one, other = small(), small()
     for model, given in ((one, {"batch_size": 8}), (other, settings)):
-        config = TrainingConfig(epochs=1, optimizer="sgd", learning_rate=0.1, schedule="constant", **given)
+        config = Settings(epochs=1, optimizer="sgd", learning_rate=0.1, schedule="constant", **given)
         splits = splits_of(batch)
         loaders = {
             split: splits.batches(split, config.batch_size, shuffle=False)
@@ -172,7 +172,7 @@ def test_the_loop_trains_it(method, rate):
     splits = splits_of({"input_ids": ids, "labels": ids})
     loaders = {name: splits.batches(name, 4, shuffle=name == "train") for name in ("train", "validation")}
     rows = []
-    config = TrainingConfig(epochs=3, batch_size=4, learning_rate=rate, gradient_checkpointing=True)
+    config = Settings(epochs=3, batch_size=4, learning_rate=rate, gradient_checkpointing=True)
     frozen = {name: weight.clone() for name, weight in model.named_parameters() if not weight.requires_grad}
     train.fit(model, Language(), loaders, config, log=rows.append)
     assert rows[-1]["validation_loss"] < rows[0]["train_loss"] - 0.05

@@ -300,7 +300,7 @@ def test_train_takes_epochs(qnnkit, pictures):
     assert qnnkit(*begin, *small, "--epochs", "1")[0] == 0
     assert len(runs.open_run("run").epochs()) == 1
     assert qnnkit("train", "--run-dir", "run", "--epochs", "2")[0] == 0
-    assert runs.open_run("run").config.training.epochs == 2 and len(runs.open_run("run").epochs()) == 2
+    assert runs.open_run("run").config.epochs == 2 and len(runs.open_run("run").epochs()) == 2
 
 
 def test_report_writes_the_page_anew(qnnkit, pictures):

@@ -5,7 +5,7 @@ import json
 import typing
 
 import pytest
-from qnnkit.config import RunConfig, validate
+from qnnkit.settings import RunConfig, validate
 
 from qnnkit import config
 

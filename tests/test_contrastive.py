@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import train
@@ -281,7 +281,7 @@ def trained(chunk: int | None, **settings) -> tuple[train.Progress, Clip]:
         "train": SPLITS.batches("train", 256, shuffle=True),
         "validation": SPLITS.batches("validation", 256, shuffle=False),
     }
-    config = TrainingConfig(**({"epochs": 2, "learning_rate": 1e-3, "optimizer": "adamw"} | settings))
+    config = Settings(**({"epochs": 2, "learning_rate": 1e-3, "optimizer": "adamw"} | settings))
     return train.fit(clip, Contrastive(chunk=chunk), loaders, config), clip
 
 

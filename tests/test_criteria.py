@@ -72,7 +72,7 @@ def test_accuracy(tmp_path, accuracies, bound, met, told):
 def test_other_scores(tmp_path, recipe, name, bound, values, told):
     run = runs.Run(tmp_path, recipes.recipe(recipe).override(**{name: bound}))
     column = f"test_{run.score.name}"
-    epochs = run.config.training.epochs
+    epochs = run.config.epochs
     for seed, value in enumerate(values):
         run.log("metrics", ROW | {"net": run.nets[0], "seed": seed, "epochs": epochs, column: value})
     row = only(run, name)

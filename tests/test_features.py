@@ -12,7 +12,7 @@ import pennylane as qp
 import pytest
 import torch
 from PIL import Image
-from qnnkit.config import ModelConfig
+from qnnkit.settings import ModelConfig
 
 from qnnkit import controls, report, runs, workspace
 from qnnkit.data import ImageSet, ImageSplits

@@ -8,7 +8,7 @@ import math
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.config import ModelConfig
+from qnnkit.settings import ModelConfig
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, hardware, models

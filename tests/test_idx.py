@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from qnnkit.config import RunConfig
+from qnnkit.settings import RunConfig
 from qnnkit.runs.allowed import check_names
 
 from qnnkit.data import load

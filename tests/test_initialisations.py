@@ -9,7 +9,7 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.config import ModelConfig
+from qnnkit.settings import ModelConfig
 
 from qnnkit import Quanv2d, circuits, models
 

@@ -164,7 +164,7 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path, mon
     batch = Inspector(run)
     assert batch.choice.weight in (2, 3, 4) and list(batch.figures()) == list(PARTS)
     model, train = batch.source.net("hybrid", 0).model, run.splits.train
-    loss = runs.task_of(run.config.training)(model, (train.images[:64], train.labels[:64])).loss
+    loss = runs.task_of(run.config)(model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [model.circuit.qnode_weights["turned"]])
     found = views.kept_gradients(batch.source, batch.choice)[0]
     np.testing.assert_allclose(found, [np.nan, np.nan, *expected.tolist()], atol=1e-7)

@@ -76,7 +76,7 @@ def test_a_point_without_a_gradient_has_no_line_along_it():
         ("digits_quanv", {}),
         ("digits_quanv", {"circuit": "strongly_entangling", "filters": 2, "trainable": False}),
         ("ahcd_ten_epochs", {"width": 8, "hidden": 8}),
-        ("mnist_resnet", {"width": 4, "stem_stride": 1}),
+        ("resnet_circuit_trained", {"width": 4, "stem_stride": 1}),
     ],
 )
 def test_a_plane_is_what_each_point_gives_alone(name, changes):
@@ -127,7 +127,7 @@ def test_what_the_sentence_says():
 
 
 def test_nets_without_circuits_and_bad_numbers():
-    model, batch = net("ahcd_cnn", width=4, hidden=4)
+    model, batch = net("cnn", width=4, hidden=4)
     assert gradients.lines(model, Classification(), batch) is None
     assert gradients.plane(model, Classification(), batch) is None
     assert gradients.plane(rotation(0.1), MeanValue(), (torch.zeros(1, 1),)) is None

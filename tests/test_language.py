@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 
 from qnnkit import adapters, language, train, workspace
 from qnnkit.adapters import adapt
@@ -207,7 +207,7 @@ def test_a_fresh_process_reads_adapter_and_merged_model_without_the_kit(splits, 
     base, prompt = small(), "The quick brown fox"
     language.save_model(base, splits.tokenizer, tmp_path / "base")
     model = adapt(causal_lm(tmp_path / "base"), method, r=4)
-    config = TrainingConfig(epochs=1, batch_size=8, learning_rate=0.01)
+    config = Settings(epochs=1, batch_size=8, learning_rate=0.01)
     loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
     train.fit(model, Language(), loaders, config)
     shaken(model)
@@ -232,7 +232,7 @@ def test_a_fresh_process_reads_adapter_and_merged_model_without_the_kit(splits, 
 
 def test_what_lies_in_the_folders(splits, tmp_path):
     model = adapt(small())
-    config = TrainingConfig(epochs=7)
+    config = Settings(epochs=7)
     folder = language.save_adapter(model, splits.tokenizer, tmp_path / "adapter", config)
     names = {path.name for path in folder.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
@@ -349,7 +349,7 @@ def test_the_architecture_of_llama_3_2_goes_the_same_way(splits, tmp_path):
     }
     rows: list[dict] = []
     before = language.evaluate(model, splits)["loss"]
-    train.fit(model, Language(), loaders, TrainingConfig(**settings), log=rows.append)
+    train.fit(model, Language(), loaders, Settings(**settings), log=rows.append)
     assert rows[-1]["validation_loss"] < before
     assert language.evaluate(model, splits)["loss"] == pytest.approx(rows[-1]["validation_loss"], abs=0.02)
     folder = language.save_model(language.merge(model), splits.tokenizer, tmp_path / "merged")
@@ -373,15 +373,15 @@ def test_what_cannot_be_merged(splits):
 def test_presets_are_settings_of_a_training():
     assert set(language.PRESETS) == set(language.BASES) == {"mac", "t4", "a100"}
     for settings in language.PRESETS.values():
-        config = TrainingConfig(**settings)
+        config = Settings(**settings)
         assert config.schedule == "cosine" and config.warmup_epochs > 0 and config.keep_checkpoints == 2
-    mac = TrainingConfig(**language.PRESETS["mac"])
+    mac = Settings(**language.PRESETS["mac"])
     assert (mac.batch_size, mac.accumulation, mac.precision, mac.save_every_steps) == (1, 8, "float32", 250)
     assert mac.gradient_checkpointing and mac.save_every_minutes is None
     assert (
-        TrainingConfig(**language.PRESETS["t4"]).precision == "float16" and language.BASES["t4"]["four_bit"]
+        Settings(**language.PRESETS["t4"]).precision == "float16" and language.BASES["t4"]["four_bit"]
     )
-    assert TrainingConfig(**language.PRESETS["a100"]).precision == "bfloat16"
+    assert Settings(**language.PRESETS["a100"]).precision == "bfloat16"
 
 
 # --- the real thing ----------------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ def test_shakespeare_without_one_speaker_and_lora_on_him(tmp_path):
     speakers = "^(GLOUCESTER|KING RICHARD III)$"
     data = text(root, sequence_length=128, part=f"!{speakers}")
     base = causal_lm("tiny", vocabulary=data.vocabulary, length=128)
-    config = TrainingConfig(epochs=1, batch_size=16, learning_rate=3e-3, optimizer="adamw", warmup_epochs=0.1)
+    config = Settings(epochs=1, batch_size=16, learning_rate=3e-3, optimizer="adamw", warmup_epochs=0.1)
     loaders = {name: data.batches(name, 16, shuffle=name == "train") for name in ("train", "validation")}
     rows: list[dict] = []
     train.fit(base, Language(), loaders, config, log=rows.append)

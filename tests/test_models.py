@@ -7,7 +7,7 @@ import re
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.config import ModelConfig
+from qnnkit.settings import ModelConfig
 from safetensors.torch import load_file, save_file
 
 from qnnkit import MODELS, controls

@@ -261,7 +261,7 @@ def test_training_alone_through_papermill(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = runs.open_run(folder)
-    assert run.config.training.epochs == 2
+    assert run.config.epochs == 2
     assert run.epochs().query("net == 'hybrid'")["epoch"].tolist() == [1, 2]
     assert len(run.finals()) == len(run.nets) == 5
 

@@ -10,7 +10,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -70,7 +70,7 @@ def fitted(model, *, told=None, folder=None, loaded=None, log=None, **settings):
     given = {"epochs": 3, "learning_rate": 0.05} | settings
     tell = None if told is None else told.append
     return train.fit(
-        model, TASK, loaded or loaders(), TrainingConfig(**given), folder=folder, tell=tell, log=log
+        model, TASK, loaded or loaders(), Settings(**given), folder=folder, tell=tell, log=log
     )
 
 
@@ -122,7 +122,7 @@ def test_memory_that_runs_out_midway_in_an_update_loses_none_of_its_batches():
             return super().__call__(model, batch)
 
     loaded = {"train": Batches(points, labels, 8, shuffle=False), "validation": loaders()["validation"]}
-    settings = TrainingConfig(epochs=1, accumulation=4, learning_rate=0.05, on_oom="shrink")
+    settings = Settings(epochs=1, accumulation=4, learning_rate=0.05, on_oom="shrink")
     train.fit(wide, TASK, loaded, settings)
     train.fit(narrow, Later(), loaded, settings, tell=told.append)
     close(weights(wide), weights(narrow))
@@ -135,7 +135,7 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
     stops = Stops(at=9)
     with pytest.raises(KeyboardInterrupt):
         train.fit(
-            resumed, stops, loaders(), TrainingConfig(epochs=3, learning_rate=0.05, on_oom="shrink",
+            resumed, stops, loaders(), Settings(epochs=3, learning_rate=0.05, on_oom="shrink",
                                                        save_every_steps=4), folder=tmp_path / "killed",
         )  # fmt: skip
     told, fresh = [], Narrow(3)
@@ -225,7 +225,7 @@ def test_the_batch_that_failed_is_halved_not_the_latest():
             return super().__call__(model, batch)
 
     loaded = {"train": Batches(*clouds(25, 0), 8, shuffle=False), "validation": loaders()["validation"]}
-    config = TrainingConfig(epochs=1, accumulation=4, on_oom="shrink")
+    config = Settings(epochs=1, accumulation=4, on_oom="shrink")
     progress = train.fit(narrow, Earlier(), loaded, config, tell=told.append)
     assert progress.at_once == 2
     assert [sentence.split(":")[0] for sentence in told] == [
@@ -261,7 +261,7 @@ def test_stop_says_where_and_what_next_and_the_same_call_goes_on(tmp_path):
             return super().__call__(model, batch)
 
     with pytest.raises(OutOfMemory) as caught:
-        train.fit(model, Later(), loaders(), TrainingConfig(epochs=3, learning_rate=0.05), folder=tmp_path)
+        train.fit(model, Later(), loaders(), Settings(epochs=3, learning_rate=0.05), folder=tmp_path)
     sentence = str(caught.value)
     assert re.match(r"Memory ran out at epoch 2, batch 4, 8 samples: \d+\.\d\d GB are in use", sentence)
     assert (
@@ -295,7 +295,7 @@ def test_a_batch_that_cannot_be_split_stops():
                 yield points, labels, ["a name"] * len(labels)
 
     loaded = {name: WithNames(*clouds(32, 0), 8, shuffle=False) for name in ("train", "validation")}
-    config = TrainingConfig(epochs=1, on_oom="shrink")
+    config = Settings(epochs=1, on_oom="shrink")
     with pytest.raises(OutOfMemory, match="This batch cannot be split, which takes tensors of one length"):
         train.fit(Narrow(4), Named(), loaded, config)
 
@@ -415,7 +415,7 @@ SCRIPT = """
     import torch
     from torch import nn
     from qnnkit import train
-    from qnnkit.config import TrainingConfig
+    from qnnkit.settings import Settings
     from qnnkit.data.sample import Batches
     from qnnkit.tasks import Classification
 
@@ -431,7 +431,7 @@ SCRIPT = """
             "train": Batches(points, labels, size, shuffle=False),
             "validation": Batches(points[:256], labels[:256], 256, shuffle=False),
         }
-        config = TrainingConfig(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
+        config = Settings(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
         told = []
 
         def lift(moment):  # reading the best checkpoint may need more than training did

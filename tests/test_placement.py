@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -122,7 +122,7 @@ def test_the_simplest_that_is_not_clearly_slower(found, seconds, errors, index):
 def test_candidates_are_what_the_settings_leave_open(monkeypatch):
     usable = [torch.device(name) for name in ("cpu", "cuda:0", "cuda:1", "mps")]
     monkeypatch.setattr(candidates.device, "usable_devices", lambda: usable)
-    fixed = TrainingConfig(batch_size=32)
+    fixed = Settings(batch_size=32)
 
     def names(device="auto", threads: Any = "auto", config=fixed, n=None):
         return [one.name for one in candidates.candidates(device, threads, config, n)]
@@ -132,11 +132,11 @@ def test_candidates_are_what_the_settings_leave_open(monkeypatch):
     ]  # fmt: skip
     assert names("cpu", 3) == ["cpu on 3 threads, batch 32"]
     assert names("cpu", None) == ["cpu, batch 32"]
-    assert names(config=TrainingConfig(batch_size=32, precision="float16"))[0] == "cuda:0, batch 32"
-    auto = TrainingConfig().model_copy(update={"batch_size": "auto", "accumulation": 2})
+    assert names(config=Settings(batch_size=32, precision="float16"))[0] == "cuda:0, batch 32"
+    auto = Settings().model_copy(update={"batch_size": "auto", "accumulation": 2})
     assert [name.split()[-1] for name in names("cpu", 1, auto, 2600)] == ["16", "32", "64"]
     with pytest.raises(ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'"):
-        names("cpu", config=TrainingConfig(precision="float16"))
+        names("cpu", config=Settings(precision="float16"))
     with pytest.raises(ValueError, match="`device` must be a known name, but is 'gpu'"):
         names("gpu")
 
@@ -192,7 +192,7 @@ def test_a_heavy_net_is_raced_on_smaller_batches(clock):
         sizes.append(n)
         return 0.004 * n
 
-    found = placement.place(Net(slow), TASK, batch(64), TrainingConfig(batch_size=64), **ON_CPU)
+    found = placement.place(Net(slow), TASK, batch(64), Settings(batch_size=64), **ON_CPU)
     assert max(sizes) < 64 and found.batch_size == 64
     assert re.search(rf"at batch 64 \(timed at {max(sizes)}\)\.$", found.sentence)
 
@@ -214,14 +214,14 @@ def test_a_net_with_a_circuit():
     ],
 )
 def test_the_size_of_batch_is_the_smallest_of_the_best(slow, size, clock):
-    auto = TrainingConfig().model_copy(update={"batch_size": "auto"})
+    auto = Settings().model_copy(update={"batch_size": "auto"})
     found = placement.place(Net(slow), TASK, batch(), auto, threads=1, n_samples=128 * 20, **ON_CPU)
     assert found.batch_size == size
     assert f"Batch {size} is the smallest within 10 % of the most samples a second (" in found.sentence
 
 
 def test_a_size_of_batch_where_samples_are_few(clock):
-    auto = TrainingConfig().model_copy(update={"batch_size": "auto"})
+    auto = Settings().model_copy(update={"batch_size": "auto"})
     found = placement.place(Net(), TASK, batch(), auto, n_samples=400, **ON_CPU)
     told = " Batch 16 is the only size tried: larger ones would leave an epoch under 20 updates."
     assert found.batch_size == 16 and found.sentence.endswith(told)
@@ -241,7 +241,7 @@ class Refusing(Net):
 
 
 def test_out_of_memory_rules_a_size_out(clock):
-    auto = TrainingConfig().model_copy(update={"batch_size": "auto"})
+    auto = Settings().model_copy(update={"batch_size": "auto"})
     found = placement.place(Refusing(32), TASK, batch(), auto, threads=1, n_samples=128 * 20, **ON_CPU)
     assert found.batch_size == 32
     assert found.sentence.endswith("at batch 32); none above 32 was tried, for want of time or memory.")
@@ -260,7 +260,7 @@ def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, clock):
             held.append(10**6 * len(points))
             return super().forward(points)
 
-    auto = TrainingConfig().model_copy(update={"batch_size": "auto"})
+    auto = Settings().model_copy(update={"batch_size": "auto"})
     found = placement.place(Wide(), TASK, batch(), auto, threads=1, n_samples=1024 * 20, **ON_CPU)
     assert found.batch_size in tried == {16, 32}, "64 samples would take all there is"
 
@@ -301,7 +301,7 @@ def sentence(monkeypatch, seconds, weights=10, threads=(1, 2), devices=("cpu",),
     """What is said where these seconds were measured, in the candidates' order."""
     monkeypatch.setattr(candidates, "thread_counts", lambda: list(threads))
     monkeypatch.setattr(candidates.device, "usable_devices", lambda: [torch.device(one) for one in devices])
-    config = TrainingConfig(batch_size=size)
+    config = Settings(batch_size=size)
     found = candidates.candidates("auto", "auto", config, None)
     times = {one.name: took for one, took in zip(found, seconds, strict=True) if took is not None}
     monkeypatch.setattr(decision, "measured", lambda *given: (times, busy))
@@ -337,7 +337,7 @@ def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
     )
     monkeypatch.setattr(candidates, "thread_counts", lambda: [1])
     monkeypatch.setattr(candidates.device, "usable_devices", lambda: [torch.device("cpu")])
-    found = placement.place(net, TASK, lambda: None, TrainingConfig())
+    found = placement.place(net, TASK, lambda: None, Settings())
     assert (found.device, found.threads, found.times, found.rows()) == ("cpu", 1, {}, [])
 
 
@@ -365,7 +365,7 @@ def test_a_decision_is_remembered_for_this_net_and_machine(monkeypatch, tmp_path
     placed_net({"model": "b"})
     placed_net({"model": "a"}, threads=None, device="cpu")  # one candidate: no race
     placement.place(
-        Net(), TASK, batch(), TrainingConfig(batch_size=8, optimizer="sgd"), about={"model": "a"}, **ON_CPU
+        Net(), TASK, batch(), Settings(batch_size=8, optimizer="sgd"), about={"model": "a"}, **ON_CPU
     )
     assert len(raced) == 3
     monkeypatch.setattr(decision, "here", lambda: {"processor": "another"})
@@ -494,7 +494,7 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     monkeypatch.setattr(decision, "decide", lambda found, times: found[-1])
     run = tiny(batch_size="auto")
     asked = json.loads((run.folder / "config.json").read_text())
-    assert asked["training"]["batch_size"] == "auto" and run.config.training.batch_size == 4
+    assert asked["training"]["batch_size"] == "auto" and run.config.batch_size == 4
     assert note(run)["batch_size"] == 4
     own = recipes.RECIPES["folder_quanv"].training.batch_size
     assert note(run)["sentence"].endswith(f" The recipe's learning rates were chosen for batch {own}.")
@@ -509,12 +509,12 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
     monkeypatch.setattr(decision, "here", lambda: {"processor": "another"})
     found = runs.placed(runs.open_run(moved.folder))
-    assert found.batch_size == moved.config.training.batch_size == 2
+    assert found.batch_size == moved.config.batch_size == 2
     assert found.sentence.endswith(" Its size of batch was found when the run began.")
     assert runs.open_run(moved.folder).config == moved.config
 
     forked = runs.fork(moved.folder, moved.folder.parent / "forked", epochs=3)
-    assert forked.config.training.batch_size == 2
+    assert forked.config.batch_size == 2
     assert runs.fork(moved.folder, forked.folder, epochs=3).config == forked.config
 
 
@@ -545,7 +545,7 @@ def test_asked_something_else_between_it_goes_on_as_it_did(tiny, monkeypatch):
 def test_the_size_of_batch_is_kept_whatever_becomes_of_the_note(tiny, monkeypatch, left):
     monkeypatch.setattr(candidates, "SMALLEST", 2)
     run = tiny(batch_size="auto", epochs=1, controls=[])
-    found, path = run.config.training.batch_size, run.folder / "placement.json"
+    found, path = run.config.batch_size, run.folder / "placement.json"
     assert run.provenance["batch_size"] == found > 1
     path.unlink() if left is None else path.write_text(left)
     again = runs.open_run(run.folder)
@@ -567,7 +567,7 @@ def test_extended_it_keeps_its_size_of_batch(tiny, monkeypatch):
     run = tiny(batch_size="auto", epochs=1, controls=[])
     list(runs.train_all(run))
     longer = runs.open_run(run.folder, epochs=2)
-    assert longer.config.training.batch_size == run.config.training.batch_size
+    assert longer.config.batch_size == run.config.batch_size
     assert len(list(runs.train_all(longer))) == 1
 
 
@@ -650,7 +650,7 @@ def test_on_a_gpu_out_of_memory_rules_a_size_out():
             most = torch.cuda.get_device_properties(0).total_memory
             return super().forward(points) + 0 * torch.empty(len(points) * most // 100, device="cuda")[:1]
 
-    auto = TrainingConfig().model_copy(update={"batch_size": "auto"})
+    auto = Settings().model_copy(update={"batch_size": "auto"})
     found = placement.place(Greedy(), TASK, batch(), auto, device="cuda", n_samples=10**6, seconds=2)
     assert found.batch_size == 16, "32 samples would take 1.3 times the memory"
 
@@ -670,6 +670,6 @@ def test_train_needs_no_run_to_use_it():
     loaders = {name: DataLoader(rows, 8, generator=torch.Generator()) for name in ("train", "validation")}
     before = [weight.detach().clone() for weight in net.parameters()]
     with measure.threads(placed.threads):
-        progress = train.fit(net, TASK, loaders, TrainingConfig(epochs=1, batch_size=8), device=placed.device)
+        progress = train.fit(net, TASK, loaders, Settings(epochs=1, batch_size=8), device=placed.device)
     assert placed.device == "cpu" and progress.epoch == 1
     assert any(not torch.equal(*pair) for pair in zip(before, net.parameters(), strict=True))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 
 from qnnkit import measure, plan, recipes, train
 from qnnkit.plan import depth
@@ -14,7 +14,7 @@ from qnnkit.plan.trace import trace
 from qnnkit.runs import Run
 
 predicting = importlib.import_module("qnnkit.plan.predict")  # the package's attribute is the function
-TINY = TrainingConfig(batch_size=2, optimizer="adamw")
+TINY = Settings(batch_size=2, optimizer="adamw")
 
 
 @pytest.fixture(scope="module")

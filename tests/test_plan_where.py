@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 import pytest
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 
 from qnnkit.plan import machines, places, where
 from qnnkit.plan.elsewhere import Estimate, Range, estimate
@@ -24,7 +24,7 @@ HOUR = 3600.0
 class Formula:
     """A workload of known memory: a fixed part, and a part that grows with batch and tokens."""
 
-    training: TrainingConfig
+    training: Settings
     sequence_length: int | None = None
     lora_rank: int | None = None
 
@@ -61,7 +61,7 @@ def sight(usable, **others):
 
 
 def of(batch_size=64, **others):
-    return Formula(TrainingConfig(batch_size=batch_size), **others)
+    return Formula(Settings(batch_size=batch_size), **others)
 
 
 # --- remedies ----------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_remedies_come_in_order_and_each_only_where_it_applies():
     assert [each.name for each in remedies(of(), sight(GB))] == [
         "accumulation", "checkpointing", "precision", "smaller batch"
     ]  # fmt: skip
-    config = TrainingConfig(batch_size=3, gradient_checkpointing=True, precision="bfloat16")
+    config = Settings(batch_size=3, gradient_checkpointing=True, precision="bfloat16")
     found = remedies(Formula(config, sequence_length=20, lora_rank=4), sight(GB))
     assert [each.name for each in found] == []
 
@@ -83,7 +83,7 @@ def test_accumulation_keeps_the_effective_batch_and_takes_the_mildest_dose_that_
     assert dict(first.settings) == {"batch_size": 16, "accumulation": 4}
     assert first.fits and first.command == "--set batch_size=16 --set accumulation=4"
     assert (first.before, first.after) == (int(11.4 * GB), int(6.6 * GB))
-    already = Formula(TrainingConfig(batch_size=64, accumulation=3))
+    already = Formula(Settings(batch_size=64, accumulation=3))
     assert remedies(already, sight(8 * GB))[0].settings == {"batch_size": 16, "accumulation": 12}
 
 
@@ -105,7 +105,7 @@ def test_effects_say_what_is_saved_and_what_it_takes():
 
 
 def test_what_saves_nothing_is_not_named():
-    small = Formula(TrainingConfig(batch_size=2), sequence_length=32)
+    small = Formula(Settings(batch_size=2), sequence_length=32)
     assert [each.name for each in remedies(small, sight(GB))] == ["LoRA"]
 
 
@@ -166,7 +166,7 @@ def test_times_and_costs_follow_from_one_update():
 
 
 def test_accumulation_makes_fewer_updates():
-    config = TrainingConfig(batch_size=10, accumulation=4)
+    config = Settings(batch_size=10, accumulation=4)
     assert beside(Spot("x", "cuda", GB), predicted(Formula(config)), 0.4).epoch.likely == pytest.approx(10)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 
 from qnnkit.train.processes import _Share, accelerated
 
@@ -23,7 +23,7 @@ SCRIPT = """
     import torch
     from torch import nn
     from qnnkit import train
-    from qnnkit.config import TrainingConfig
+    from qnnkit.settings import Settings
     from qnnkit.data.sample import Batches
     from qnnkit.tasks import Classification
     from qnnkit.train.processes import n_processes
@@ -50,7 +50,7 @@ SCRIPT = """
             "train": Batches(points[:97], labels[:97], size, shuffle=True, seed=3),
             "validation": Batches(points[97:], labels[97:], size, shuffle=False),
         }
-        config = TrainingConfig(epochs=3, learning_rate=0.05, clip_norm=0.3, accumulation=accumulation)
+        config = Settings(epochs=3, learning_rate=0.05, clip_norm=0.3, accumulation=accumulation)
         task = Task()
         task.stop_at = stop_at
         seen.clear()
@@ -173,7 +173,7 @@ LANGUAGE = """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from qnnkit import adapters, train
-    from qnnkit.config import TrainingConfig
+    from qnnkit.settings import Settings
     from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
     from qnnkit.tasks import Language
     from qnnkit.train.processes import n_processes
@@ -191,7 +191,7 @@ LANGUAGE = """
             split: splits.batches(split, 4 // n_processes(), shuffle=split == "train", seed=3)
             for split in ("train", "validation")
         }
-        config = TrainingConfig(epochs=2, learning_rate=0.05, accumulation=2)
+        config = Settings(epochs=2, learning_rate=0.05, accumulation=2)
         progress = train.fit(model, Language(), loaders, config, seed=7)
         rows = [{key: value for key, value in row.items() if key != "seconds"} for row in progress.rows]
         weights = {key: value for key, value in model.state_dict().items() if "lora" in key or "peft" in key}
@@ -222,7 +222,7 @@ def test_adapters_on_two_processes_are_those_of_one_with_twice_the_batch(tmp_pat
 def test_one_process_trains_on_the_device_that_it_is_told(name, monkeypatch):
     """As cuda:1 is, which Accelerate by itself would not take; nothing of it stays in the environment."""
     monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
-    with accelerated(torch.nn.Identity(), torch.device(name), TrainingConfig()) as accelerator:
+    with accelerated(torch.nn.Identity(), torch.device(name), Settings()) as accelerator:
         assert accelerator.device == torch.device(name)
     assert "ACCELERATE_TORCH_DEVICE" not in os.environ
 
@@ -230,7 +230,7 @@ def test_one_process_trains_on_the_device_that_it_is_told(name, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_training_on_the_second_gpu():
-    with accelerated(torch.nn.Identity(), torch.device("cuda:1"), TrainingConfig()) as accelerator:
+    with accelerated(torch.nn.Identity(), torch.device("cuda:1"), Settings()) as accelerator:
         assert accelerator.device == torch.device("cuda:1")
         assert accelerator.prepare(
             torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)

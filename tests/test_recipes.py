@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from qnnkit.config import validate
+from qnnkit.settings import validate
 
 from qnnkit import RECIPES, layers, recipes, runs
 from qnnkit.circuits import ANSAETZE, EMBEDDINGS
@@ -81,7 +81,7 @@ def test_the_nets_of_a_recipe_differ_in_the_quantum_part_alone(name, pictures, t
     assert own == ("reference" if settings.model.model in CLASSICAL else "hybrid")
     for net, model in nets.items():
         with torch.random.fork_rng(devices=[]):  # augmentation and dropout draw
-            step = runs.task_of(run.config.training)(model, (images, labels))
+            step = runs.task_of(run.config)(model, (images, labels))
             step.loss.backward()
             assert model(images).shape == (4, run.splits.n_classes)
         assert step.count == 4
@@ -89,7 +89,7 @@ def test_the_nets_of_a_recipe_differ_in_the_quantum_part_alone(name, pictures, t
             assert (weight.grad is not None) == weight.requires_grad
         if net != "no_quantum":
             assert sum(counts[net].values()) == sum(counts[own].values())
-    groups = {net: runs.parameter_groups(model, run.config.training) for net, model in nets.items()}
+    groups = {net: runs.parameter_groups(model, run.config) for net, model in nets.items()}
     for net in {"classical", "classical_trained"} & set(nets):  # trained as the circuit is, in every way
         for ours, theirs in zip(groups[net], groups[own], strict=True):
             assert sum(w.numel() for w in ours.parameters) == sum(w.numel() for w in theirs.parameters)
@@ -129,7 +129,7 @@ def test_the_digits_recipe_reaches_95_percent(tmp_path):
     [
         ("ahcd_ten_epochs", {}, 0.84),  # 86.6 % was measured, in ten seconds of two cores
         ("ahcd_trainable", {}, 0.97),  # 98.3 %, in four minutes
-        ("mnist_resnet", {"epochs": 3}, 0.985),  # 99.2 %, in eight minutes
+        ("resnet_circuit_trained", {"epochs": 3}, 0.985),  # 99.2 %, in eight minutes
     ],
 )
 def test_what_the_readme_says_of_image_nets(name, settings, least, tmp_path):

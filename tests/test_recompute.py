@@ -6,7 +6,7 @@ import copy
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.config import ModelConfig, TrainingConfig
+from qnnkit.settings import ModelConfig, Settings
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -211,7 +211,7 @@ def trained(model, *, loader=None, **settings):
 
         groups = [train.Group("all", list(model.parameters()), 0.01)]
         watch = gradients.Watch(model, groups, log=found.append)
-    config = TrainingConfig(epochs=2, accumulation=2, **settings)
+    config = Settings(epochs=2, accumulation=2, **settings)
     train.fit(model, Classification(), loaders, config, watch=watch, log=rows.append)
     return model.state_dict(), [{**row, "seconds": None} for row in rows], found
 
@@ -243,7 +243,7 @@ def test_a_step_by_hand_keeps_less_and_gives_the_same_gradients():
     labels, gradients = torch.arange(len(IMAGES)) % 4, []
     for again in (False, True):
         model = model_of("cnn")
-        config = TrainingConfig(gradient_checkpointing=again)
+        config = Settings(gradient_checkpointing=again)
         stepper = train.Stepper(model, Classification(), config)
         stepper.backward(stepper.forward((IMAGES, labels)))
         gradients.append({name: weight.grad for name, weight in model.named_parameters()})

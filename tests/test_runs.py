@@ -93,7 +93,7 @@ def files(folder):
 
 def test_a_new_run_writes_its_settings_and_where_it_began(tmp_path):
     run = runs.open_run(tmp_path / "deep" / "run", "digits_quanv", epochs=3, clip_norm=None)
-    assert run.config.training.epochs == 3
+    assert run.config.epochs == 3
     assert json.loads((run.folder / "config.json").read_text()) == run.config.model_dump(mode="json")
     assert set(files(run.folder)) == {"config.json", "provenance.json"}
     provenance = json.loads((run.folder / "provenance.json").read_text())
@@ -576,7 +576,7 @@ def test_a_kernel_computes_where_its_chain_was_told_to(tiny, monkeypatch):
         monkeypatch.setenv(name, value)
     assert runs.open_run(begun.folder).config == asked.config
     assert runs.open_run(begun.folder, threads=3).config.threads == 3
-    assert tiny("another").config.training.save_every_steps is None
+    assert tiny("another").config.save_every_steps is None
 
 
 def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):

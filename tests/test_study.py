@@ -555,7 +555,7 @@ def arrays(models_, fractions, n_seeds):
 @pytest.mark.parametrize(
     ("models_", "fractions", "n_seeds"),
     [
-        (["ahcd_frozen", "ahcd_trainable"], (0.1, 0.25, 0.5, 1.0), 10),
+        (["letters_frozen", "ahcd_trainable"], (0.1, 0.25, 0.5, 1.0), 10),
         (
             ["data_reuploading, n_layers 10, learning_rate 0.001", r"$x_1$ \&"],
             (0.01, 0.25, 0.5, 0.75, 1.0),

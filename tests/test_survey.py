@@ -448,7 +448,7 @@ def test_a_frozen_part_is_computed_before_as_in_training(toy):
     augmented = frozen.override(augmentation="affine")
     assert nets.given(net, batch, augmented.training, 100)[0] is images, "others in every epoch"
     trained = models.build(config.model, backend="batched", **sizes)
-    assert nets.given(trained, batch, config.training, 100)[0] is images
+    assert nets.given(trained, batch, config, 100)[0] is images
 
 
 @pytest.fixture(scope="module")
@@ -680,7 +680,7 @@ def test_what_being_faster_costs(machines):
 
 
 def test_nets_that_differ_are_not_compared(machines):
-    found = survey.compare([machines("a"), machines("b", digest="other", recipe="ahcd_cnn")])
+    found = survey.compare([machines("a"), machines("b", digest="other", recipe="cnn")])
     [sentence] = found.sentences
     assert sentence.startswith("The nets differ in settings, batch or data (a: digits_quanv; b: ahcd_cnn)")
     assert found.net is None and all(row.seconds_per_epoch is None for row in found.rows)
@@ -774,7 +774,7 @@ def test_measure_prints_a_table_and_writes_the_file(command, surveyed, monkeypat
     asked = []
 
     def taken(config, splits, *, echo, **options):
-        asked.append((config.recipe, config.training.batch_size, options))
+        asked.append((config.recipe, config.batch_size, options))
         return copy.deepcopy(surveyed[0])
 
     monkeypatch.setattr(survey.command, "take", taken)
@@ -795,7 +795,7 @@ def test_measure_takes_a_runs_own_settings(surveyed, monkeypatch, tmp_path):
     seen = []
 
     def taken(config, splits, **options):
-        seen.append((config.training.batch_size, len(splits.train)))
+        seen.append((config.batch_size, len(splits.train)))
         return copy.deepcopy(surveyed[0])
 
     monkeypatch.setattr(survey.command, "take", taken)

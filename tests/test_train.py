@@ -17,7 +17,7 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -102,7 +102,7 @@ def test_learns_what_a_line_can_part(optimizer):
         model,
         TASK,
         loaders(shuffle=True),
-        TrainingConfig(epochs=8, learning_rate=0.05, optimizer=optimizer),
+        Settings(epochs=8, learning_rate=0.05, optimizer=optimizer),
         log=rows.append,
     )
     after = train.evaluate(model, TASK, loaders()["validation"])
@@ -116,7 +116,7 @@ def test_learns_what_a_line_can_part(optimizer):
 def test_the_same_seed_gives_the_same_bits_and_another_does_not():
     def trained(seed):
         model = net(dropout=0.5)
-        train.fit(model, TASK, loaders(shuffle=True), TrainingConfig(epochs=3), seed=seed)
+        train.fit(model, TASK, loaders(shuffle=True), Settings(epochs=3), seed=seed)
         return weights(model)
 
     first = trained(1)
@@ -136,7 +136,7 @@ def test_plain_loaders_of_torch():
             "validation": DataLoader(data["validation"], batch_size=16),
         }
         model = net()
-        train.fit(model, TASK, plain, TrainingConfig(epochs=3, learning_rate=0.05), seed=seed)
+        train.fit(model, TASK, plain, Settings(epochs=3, learning_rate=0.05), seed=seed)
         assert train.evaluate(model, TASK, plain["validation"])["accuracy"] == 1
         return weights(model)
 
@@ -158,7 +158,7 @@ def test_batches_may_be_dictionaries():
             return super().__call__(model, (batch["points"], batch["label"]))
 
     model = net()
-    train.fit(model, OfRows(), {"train": loader, "validation": loader}, TrainingConfig(epochs=5))
+    train.fit(model, OfRows(), {"train": loader, "validation": loader}, Settings(epochs=5))
     found, expected = train.evaluate(model, OfRows(), loader), train.evaluate(model, TASK, Batches(
         points, labels, 8, shuffle=False
     ))  # fmt: skip
@@ -191,7 +191,7 @@ ONE_STEP = {"epochs": 1, "optimizer": "sgd", "learning_rate": 1.0, "schedule": "
 def test_two_batches_of_16_are_one_of_32(n):
     def trained(**settings):
         model = net(dtype=torch.float64)
-        config = TrainingConfig(
+        config = Settings(
             **ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "accumulation": settings.pop("accumulation", 1)}
         )
         progress = train.fit(model, TASK, loaders(n, dtype=torch.float64, **settings), config)
@@ -226,7 +226,7 @@ def one_step(**first):
     model, rows = net(), []
     before = weights(model)
     data = loaders(batch_size=96)
-    train.fit(model, TASK, data, TrainingConfig(**ONE_STEP), groups=groups(model, **first), log=rows.append)
+    train.fit(model, TASK, data, Settings(**ONE_STEP), groups=groups(model, **first), log=rows.append)
     return changes(model, before), rows[0]
 
 
@@ -294,7 +294,7 @@ def test_the_schedule_by_hand(settings, factors):
 
     model, rows = built(lambda: nn.Linear(1, 1, bias=False)), []
     start = model.weight.item()
-    config = TrainingConfig(learning_rate=0.5, optimizer="sgd", **settings)
+    config = Settings(learning_rate=0.5, optimizer="sgd", **settings)
     train.fit(model, Slope(), loaders(n=16), config, log=rows.append)
     rates = [0.5 * factor for factor in factors]
     assert [row["learning_rate"] for row in rows] == pytest.approx(rates, abs=1e-6)
@@ -309,7 +309,7 @@ def test_the_schedule_by_hand(settings, factors):
 def test_the_schedule_within_an_epoch(accumulation):
     """Six batches an epoch: the step size falls between updates, and is near zero at the last."""
     rows = []
-    config = TrainingConfig(
+    config = Settings(
         epochs=2, learning_rate=1e-3, schedule="linear", warmup_epochs=0.5, accumulation=accumulation
     )
     train.fit(net(), TASK, loaders(), config, log=rows.append)
@@ -323,7 +323,7 @@ def test_gradients_that_the_caller_left_are_not_used():
     model, fresh = net(), net()
     model(clouds(8)[0]).sum().backward()
     for each in (model, fresh):
-        train.fit(each, TASK, loaders(), TrainingConfig(**ONE_STEP))
+        train.fit(each, TASK, loaders(), Settings(**ONE_STEP))
     assert equal(weights(model), weights(fresh))
 
 
@@ -342,7 +342,7 @@ def test_gradients_that_the_caller_left_are_not_used():
 )
 def test_patience(scores, patience, epochs, best):
     rows = []
-    config = TrainingConfig(epochs=5, patience=patience)
+    config = Settings(epochs=5, patience=patience)
     progress = train.fit(net(), Scripted(scores), loaders(), config, log=rows.append)
     assert (progress.epoch, progress.best_epoch) == (epochs, best)
     assert [row["validation_accuracy"] for row in rows] == pytest.approx(scores[:epochs])
@@ -360,7 +360,7 @@ def test_the_best_epoch_is_what_stays(tmp_path, kept, best):
         model,
         Scripted(scores),
         loaders(),
-        TrainingConfig(epochs=4),
+        Settings(epochs=4),
         folder=folder,
         log=lambda row: after.append(weights(model)),
     )
@@ -377,7 +377,7 @@ def test_among_equal_scores_the_smaller_loss_is_better():
             return Step(step.loss, step.sums | {"accuracy": torch.tensor(step.count)}, step.count)
 
     rows = []
-    progress = train.fit(net(), Flat(), loaders(), TrainingConfig(epochs=4), log=rows.append)
+    progress = train.fit(net(), Flat(), loaders(), Settings(epochs=4), log=rows.append)
     losses = [row["validation_loss"] for row in rows]
     assert progress.best_epoch == 1 + losses.index(min(losses)) > 1
 
@@ -402,7 +402,7 @@ KILLED = """
     import torch
     from torch import nn
     from qnnkit import train, workspace
-    from qnnkit.config import TrainingConfig
+    from qnnkit.settings import Settings
     from qnnkit.data.sample import Batches
     from qnnkit.tasks import Classification
 
@@ -439,7 +439,7 @@ KILLED = """
             "train": Batches(points[:64], labels[:64], 8, shuffle=True, seed=3),
             "validation": Batches(points[64:], labels[64:], 16, shuffle=False),
         }
-        config = TrainingConfig(
+        config = Settings(
             epochs=6, learning_rate=0.1, accumulation=2, warmup_epochs=1, clip_norm=0.5, save_every_steps=1
         )
         def log(row):
@@ -465,7 +465,7 @@ KILLED = """
 
     warm = nn.Linear(2, 2)  # what the first training imports, it imports once and not in every child
     points = Batches(torch.ones(1, 2), torch.zeros(1, dtype=torch.long), 1, shuffle=False)
-    train.fit(warm, Task(), {"train": points, "validation": points}, TrainingConfig(epochs=1))
+    train.fit(warm, Task(), {"train": points, "validation": points}, Settings(epochs=1))
     count.clear()
     for name, moments in json.loads(sys.argv[2]).items():
         folder = Path(sys.argv[1]) / name
@@ -549,7 +549,7 @@ def test_killed_and_resumed_is_as_never_stopped(killed, moment):
 
 
 def test_a_finished_training_is_not_gone_on_with(tmp_path):
-    rows, config = [], TrainingConfig(epochs=2)
+    rows, config = [], Settings(epochs=2)
     model = net()
     progress = train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
     other = net(seed=1)
@@ -558,7 +558,7 @@ def test_a_finished_training_is_not_gone_on_with(tmp_path):
 
 
 def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(tmp_path):
-    rows, config = [], TrainingConfig(epochs=3)
+    rows, config = [], Settings(epochs=3)
     model = net()
     train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
     last = max(tmp_path.glob("step-*"))
@@ -572,9 +572,9 @@ def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(tmp_path):
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_with_other_batches_the_steps_stay_on_schedule(tmp_path, schedule):
-    rates, config = [], TrainingConfig(epochs=2, schedule=schedule, learning_rate=0.1)
+    rates, config = [], Settings(epochs=2, schedule=schedule, learning_rate=0.1)
     train.fit(net(), TASK, loaders(batch_size=4), config, folder=tmp_path)
-    config = TrainingConfig(epochs=6, schedule=schedule, learning_rate=0.1)
+    config = Settings(epochs=6, schedule=schedule, learning_rate=0.1)
     rows = []
     train.fit(net(), TASK, loaders(batch_size=32), config, folder=tmp_path, log=rows.append)
     rates = [row["learning_rate"] for row in rows]
@@ -583,7 +583,7 @@ def test_with_other_batches_the_steps_stay_on_schedule(tmp_path, schedule):
 
 
 def test_the_best_epoch_lost_after_the_last(tmp_path):
-    config = TrainingConfig(epochs=3)
+    config = Settings(epochs=3)
     model = net()
     train.fit(model, Scripted([0.9, 0.2, 0.3]), loaders(), config, folder=tmp_path)
     min(tmp_path.glob("step-*")).unlink()  # the first epoch was the best
@@ -603,7 +603,7 @@ def test_a_handler_that_goes_on_does_not_get_an_untrained_net(tmp_path):
                 net(),
                 task,
                 loaders(),
-                TrainingConfig(epochs=9),
+                Settings(epochs=9),
                 folder=tmp_path,
                 log=lambda row: os.kill(os.getpid(), signal.SIGTERM),
             )
@@ -613,7 +613,7 @@ def test_a_handler_that_goes_on_does_not_get_an_untrained_net(tmp_path):
 
 
 def test_the_checkpoint_of_another_net_is_refused_and_stays(tmp_path):
-    config = TrainingConfig(epochs=1)
+    config = Settings(epochs=1)
     train.fit(net(), TASK, loaders(), config, folder=tmp_path)
     content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other = built(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
@@ -658,7 +658,7 @@ def hybrid(seen):
 def test_the_circuit_is_an_island_of_float32(precision, around):
     inside, rows = set(), []
     model = hybrid(inside)
-    config = TrainingConfig(epochs=3, learning_rate=0.1, precision=precision)
+    config = Settings(epochs=3, learning_rate=0.1, precision=precision)
     train.fit(model, TASK, loaders(n=48), config, log=rows.append)
     assert inside == {torch.float32}
     assert model[1].seen == model[3].seen == {around}
@@ -670,14 +670,14 @@ def test_float16_on_the_cpu_is_refused():
     with pytest.raises(
         ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'\. Use bfloat16"
     ):
-        train.fit(net(), TASK, loaders(), TrainingConfig(precision="float16"))
+        train.fit(net(), TASK, loaders(), Settings(precision="float16"))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
     rows = []
-    config = TrainingConfig(epochs=3, precision="float16")
+    config = Settings(epochs=3, precision="float16")
     train.fit(net(), TASK, loaders(), config, device="cuda", log=rows.append)
     json.dumps(rows, allow_nan=False)
 
@@ -687,14 +687,14 @@ def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
 
 def test_a_frozen_model_is_refused():
     with pytest.raises(ValueError, match="must have a weight to train, but is 'all frozen'"):
-        train.fit(net().requires_grad_(False), TASK, loaders(), TrainingConfig())
+        train.fit(net().requires_grad_(False), TASK, loaders(), Settings())
 
 
 def test_a_frozen_group_is_left_as_it_is():
     model, rows = net(), []
     model[0].requires_grad_(False)
     before = weights(model)
-    config = TrainingConfig(epochs=1, weight_decay=0.1)
+    config = Settings(epochs=1, weight_decay=0.1)
     train.fit(model, TASK, loaders(), config, groups=groups(model), log=rows.append)
     moved = changes(model, before)
     assert norm(moved, "0") == 0 < norm(moved, "3")
@@ -706,7 +706,7 @@ def test_an_empty_loader_is_refused(split):
     data = loaders()
     data[split] = DataLoader(TensorDataset(*clouds(8)), batch_size=16, drop_last=True)
     with pytest.raises(ValueError, match=f"the number of {split} batches` must be above 0"):
-        train.fit(net(), TASK, data, TrainingConfig())
+        train.fit(net(), TASK, data, Settings())
 
 
 def linear():
@@ -738,7 +738,7 @@ def nested(call, value=math.nan):
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize(("epoch", "index"), [(1, 0), (1, 4), (2, 3)])
 def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index, accumulation, value):
-    rows, config = [], TrainingConfig(epochs=3, accumulation=accumulation)
+    rows, config = [], Settings(epochs=3, accumulation=accumulation)
     model = nested(6 * (epoch - 1) + index + 1, value)  # six batches an epoch
     told = (
         f"The training loss is not finite at epoch {epoch}, batch {index}: layer `inner.1` (Breaking) makes "
@@ -770,12 +770,12 @@ def test_a_circuit_that_gives_nan_is_named():
     model = built(lambda: nn.Sequential(Root(), layers.QuantumLayer(*made), nn.Linear(2, 2)))
     data = dict.fromkeys(("train", "validation"), Batches(points, labels, 8, shuffle=False))
     with pytest.raises(FloatingPointError, match=r"training loss .* at epoch 1, batch 2: layer `0` \(Root\)"):
-        train.fit(model, TASK, data, TrainingConfig())
+        train.fit(model, TASK, data, Settings())
     with torch.no_grad():
         model[1].weights.view(-1)[0] = math.inf
     data["train"] = Batches(points[:16], labels[:16], 8, shuffle=False)
     with pytest.raises(FloatingPointError, match=r"epoch 1, batch 0: layer `1` \(QuantumLayer\)"):
-        train.fit(model, TASK, data, TrainingConfig())
+        train.fit(model, TASK, data, Settings())
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -786,7 +786,7 @@ def test_data_that_are_not_finite_are_named(tmp_path, split, value):
     told = f"The {split}ing loss" if split == "train" else "The validation loss"
     told += " is not finite at epoch 1, batch 1: the data of that batch are not finite. Mend these samples"
     with pytest.raises(FloatingPointError, match=told):
-        train.fit(linear(), TASK, data, TrainingConfig(), folder=tmp_path, log=rows.append)
+        train.fit(linear(), TASK, data, Settings(), folder=tmp_path, log=rows.append)
     assert rows == [] and list(tmp_path.iterdir()) == []
 
 
@@ -800,7 +800,7 @@ def test_a_validation_that_is_not_finite_stops_before_its_row(tmp_path):
             self.epochs = getattr(self, "epochs", 0) + (not self.training)
             return inputs * math.inf if self.epochs > self.limit and not self.training else inputs
 
-    rows, config = [], TrainingConfig(epochs=4)
+    rows, config = [], Settings(epochs=4)
     model = nn.Sequential(linear(), Overflows())
     told = r"The validation loss is not finite at epoch 3, batch 0: layer `1` \(Overflows\)"
     data = loaders(n=32) | {"validation": Batches(*clouds(32, 1), 32, shuffle=False)}
@@ -828,7 +828,7 @@ def test_a_loss_that_is_not_finite_by_itself():
 
     told = r"training loss is not finite at epoch 1, batch 0: every layer's output is, so the fault is in the"
     with pytest.raises(FloatingPointError, match=told):
-        train.fit(net(), Breaks(), loaders(), TrainingConfig())
+        train.fit(net(), Breaks(), loaders(), Settings())
 
 
 def test_the_group_that_breaks_is_the_one_that_is_named():
@@ -839,7 +839,7 @@ def test_the_group_that_breaks_is_the_one_that_is_named():
             model,
             TASK,
             loaders(),
-            TrainingConfig(),
+            Settings(),
             groups=[
                 train.Group("early", list(model[3].parameters()), 0.1),
                 train.Group("late", list(model[0].parameters()), 0.1),
@@ -878,7 +878,7 @@ def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
     model = net(dropout=0.5)
     attributes = set(vars(model))
     before = surroundings()
-    config = TrainingConfig(epochs=2, precision=precision, accumulation=4)
+    config = Settings(epochs=2, precision=precision, accumulation=4)
     if ends == "well":
         train.fit(model, TASK, loaders(shuffle=True), config)
     else:
@@ -906,7 +906,7 @@ def test_one_training_does_not_colour_the_next():
             return super().__call__(model, batch)
 
     def config(precision):
-        return TrainingConfig(epochs=2, precision=precision, accumulation=3)
+        return Settings(epochs=2, precision=precision, accumulation=3)
 
     train.fit(fresh, TASK, loaders(), config("float32"))
     with pytest.raises(KeyboardInterrupt):
@@ -923,5 +923,5 @@ def test_tied_weights_are_trained_and_kept(tmp_path):
     model = built(lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
     model[2].weight = model[0].weight
     before = model[0].weight.detach().clone()
-    train.fit(model, TASK, loaders(), TrainingConfig(epochs=1), folder=tmp_path)
+    train.fit(model, TASK, loaders(), Settings(epochs=1), folder=tmp_path)
     assert model[2].weight is model[0].weight and not torch.equal(model[0].weight, before)

@@ -9,7 +9,7 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, gradients, runs, train, workspace
@@ -248,7 +248,7 @@ def test_parameters_without_entries_are_left_out(place):
     parameters.insert({"first": 0, "middle": 2, "last": 4}[place], empty)
     made[1] = train.Group("classical", parameters, 0.01)
     watch = Watch(model, made, per_epoch=4)
-    config = TrainingConfig(epochs=1, optimizer="sgd", schedule="constant")
+    config = Settings(epochs=1, optimizer="sgd", schedule="constant")
     train.fit(model, TASK, data(), config, groups=made, watch=watch)
     assert watch.rows == trained(net(), per_epoch=4, epochs=1)
 
@@ -258,7 +258,7 @@ def test_parameters_without_entries_are_left_out(place):
 
 def test_looking_on_changes_nothing():
     alone, seen = net(), net()
-    config = TrainingConfig(epochs=2, optimizer="sgd", schedule="constant")
+    config = Settings(epochs=2, optimizer="sgd", schedule="constant")
     train.fit(alone, TASK, data(), config, groups=groups(alone, clip_norm=0.05))
     trained(seen, clip=0.05)
     for one, other in zip(alone.parameters(), seen.parameters(), strict=True):

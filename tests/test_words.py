@@ -8,7 +8,7 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.config import ModelConfig, TrainingConfig
+from qnnkit.settings import ModelConfig, Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, gradients, models, runs, train
@@ -114,7 +114,7 @@ def test_weights_that_begin_at_zero_are_no_fault():
     made.append(train.Group("head", list(model.last.parameters()), 0.05))
     made[1] = train.Group("classical", list(model.first.parameters()), 0.05)
     watch = Watch(model, made)
-    config = TrainingConfig(epochs=1, optimizer="adam", schedule="constant")
+    config = Settings(epochs=1, optimizer="adam", schedule="constant")
     train.fit(model, TASK, data(), config, groups=made, watch=watch)
     last = watch.rows[0]["layers"][-1]["ratio"]
     assert last[0] is None and max(last[1:]) > 0.5 and watch.rows[0]["warnings"] == []

@@ -6,7 +6,7 @@ import json
 
 import pennylane as qp
 import torch
-from qnnkit.config import TrainingConfig
+from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, circuits, gradients, train
@@ -69,7 +69,7 @@ def trained(model: Turned, *, per_epoch: int = 16, clip: float | None = None, **
     watch = Watch(model, made, per_epoch=per_epoch)
     loaders = settings.pop("loaders", None) or data()
     folder, task = settings.pop("folder", None), settings.pop("task", TASK)
-    config = TrainingConfig(**{"epochs": 2, "optimizer": "sgd", "schedule": "constant", **settings})
+    config = Settings(**{"epochs": 2, "optimizer": "sgd", "schedule": "constant", **settings})
     train.fit(model, task, loaders, config, groups=made, folder=folder, watch=watch)
     json.dumps(watch.rows, allow_nan=False)
     return watch.rows

@@ -78,8 +78,8 @@ class Workload:
             if value is not None:
                 checks.positive(name, value)
         for name in settings:
-            checks.choice("setting", name, Settings.model_fields)
-        training = Settings.model_validate({**self.training.model_dump(), **settings})
+            checks.choice("setting", name, type(self.training).model_fields)
+        training = self.training.override(**settings)
         return replace(self, training=training, **own)
 
     def of_samples(self, n: int) -> Workload:

@@ -101,8 +101,9 @@ class Recipe:
         return splits
 
     def build(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
-        """A new net, as no training has changed it."""
-        net = self._call("build", settings=settings, splits=splits, seed=seed)
+        """A new net, as no training has changed it; what it draws at random follows from the seed."""
+        with _seeded(seed):
+            net = self._call("build", settings=settings, splits=splits, seed=seed)
         net = self._module("build", net)
         if settings.backend != "auto":
             from qnnkit import layers
@@ -131,7 +132,8 @@ class Recipe:
                 step = "It has no QuantumLayer to exchange: set controls=()."
             raise ValueError(checks.message("controls", rule, name, step))
         made = found[name]
-        return self._module(f"controls, {name!r}", made if _is_module(made) else self._guarded(made))
+        with _seeded(seed):
+            return self._module(f"controls, {name!r}", made if _is_module(made) else self._guarded(made))
 
     def all_controls(self, settings: Settings, splits: Any, seed: int) -> Mapping[str, Any]:
         """Name -> net, or a function that makes it."""
@@ -148,7 +150,8 @@ class Recipe:
         else:
             net = None
         if own is not None:
-            return self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
+            with _seeded(seed):
+                return self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
         if not any(isinstance(module, layers.QuantumLayer) for module in net.modules()):
             return {}
         return layers.controls(net, seed=seed)
@@ -204,6 +207,23 @@ class Recipe:
         except (OSError, TypeError, AttributeError):
             line = ""
         return RecipeError(f"Recipe `{self.reference}`{line}: {sentence}")
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random numbers of torch, NumPy and Python from a seed; the caller's generators are left alone."""
+    import random
+
+    import numpy as np
+    import torch
+
+    from qnnkit.checkpoint import own_generators
+
+    with own_generators():
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
+        np.random.seed(seed)
+        random.seed(seed)
+        yield
 
 
 def _has(kind: type, name: str) -> bool:

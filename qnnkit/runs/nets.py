@@ -25,7 +25,9 @@ from qnnkit import (
 from qnnkit.checkpoint import Store, weights
 from qnnkit.data import ImageSplits, Splits
 from qnnkit.data.tokens import TokenSplits
-from qnnkit.models import causal_lm, features
+from qnnkit.models import features
+from qnnkit.models.causal_lm import bare as without_weights
+from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run, now
 from qnnkit.runs.lock import alone, mirrored
@@ -63,7 +65,7 @@ def count_parameters(run: Run) -> dict[str, dict[str, int]]:
 def made(config: Settings, splits: Splits, net: str, seed: int, *, bare: bool | str = False) -> nn.Module:
     """As `build`, from settings and data alone; "" is the recipe's own net, as are the names in MAIN_NETS."""
     recipe = recipes.of(config)
-    with causal_lm.bare(asked=bare):
+    with without_weights(asked=bare):
         if net in ("", *MAIN_NETS):
             return recipe.build(config, splits, seed)
         return recipe.control(net, config, splits, seed)
@@ -156,7 +158,7 @@ def train_all(
             notes = list(run.splits.notes)
             if getattr(run.config, "four_bit", False):
                 pretrained = getattr(run.config, "pretrained", None)
-                notes.append(causal_lm.in_four_bits(str(pretrained), place.device)[1])
+                notes.append(in_four_bits(str(pretrained), place.device)[1])
                 if on_warning:
                     on_warning(notes[-1])
             run.note_provenance(
