@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from qnnkit import device, workspace
+from qnnkit.cli_settings import asked_for, parse_settings
 
 RecipeOption = Annotated[
     str | None,
@@ -81,7 +82,7 @@ def run(
     with _ending_cleanly():
         from qnnkit import runs
 
-        named, asked = _asked(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
+        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
         own = runs.of_notebooks(asked, named.Settings.model_fields)
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
@@ -116,7 +117,7 @@ def train(
     from qnnkit.train.processes import is_main, wait_for_all
 
     with _ending_cleanly():
-        named, asked = _asked(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
+        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
         begun = runs.open_run(run_dir, named, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, named, **asked)
@@ -237,6 +238,44 @@ def plan(
         measure=measuring,
     )
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else plans.table(found))
+
+
+@app.command()
+def predict(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run, or its model/.")],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="INPUT ...", help="Image or MIDI files, arrays, or a text.")
+    ] = None,
+    recipe: RecipeOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on."""
+    from qnnkit import runs
+
+    for found in runs.predict(run_dir, inputs or [], recipe=recipe):
+        typer.echo(json.dumps(found) if as_json else runs.prediction_line(found))
+
+
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(help="Where the recipe goes, such as mine.py.")],
+    like: Annotated[str, typer.Option(help="Which one it begins as.")] = "digits_quanv",
+) -> None:
+    """Write a recipe of your own: a working copy of a shipped one, to edit."""
+    from qnnkit import recipes
+
+    typer.echo(f"{recipes.new(file, like)}: edit it, then qnnkit run --recipe {file} --run-dir runs/mine")
+
+
+@app.command(name="recipes")
+def list_recipes() -> None:
+    """List the recipes that are shipped, by name, data and what each is about."""
+    from qnnkit import recipes
+
+    for name, recipe in recipes.RECIPES.items():
+        usual = recipe.Settings()
+        data, epochs = getattr(usual, "dataset", "its own"), usual.epochs
+        typer.echo(f"{name:<24} {data:<15} {epochs:>3} epochs  {recipe.sentence}")
 
 
 @app.command()
@@ -419,97 +458,6 @@ def _follow(parent: int, patience: float = 60.0) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(patience)
     os._exit(128 + signal.SIGTERM)  # its kernel follows by itself
-
-
-def _asked(
-    run_dir: Path,
-    recipe: str | None,
-    files: list[Path] | None,
-    words: list[str] | None,
-    only: str | None,
-    **given: Any,
-) -> tuple[Any, dict[str, Any]]:
-    """The recipe that is meant, and the settings of files, then of words, then of options of their own."""
-    from qnnkit import recipes
-    from qnnkit.runs import folder
-
-    if recipe is not None:
-        named = recipes.find(recipe)
-    else:
-        begun = folder.read_config(workspace.run_folder(run_dir) / "config.json")
-        if begun is None:
-            from qnnkit import checks
-
-            rule, step = "hold a run", "Name a recipe to begin one there."
-            raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))
-        named = recipes.of(begun)
-    asked: dict[str, Any] = {}
-    for path in files or ():
-        asked |= read_settings(path)
-    asked |= parse_settings(words or [], named.Settings)
-    asked |= {name: value for name, value in given.items() if value is not None}
-    if only is not None:
-        asked["controls"] = [name for name in only.split(",") if name not in recipes.MAIN_NETS]
-    return named, asked
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Settings in a YAML file, by name.
-
-    Raises:
-        ValueError: It holds something else.
-        OSError: It cannot be read.
-    """
-    found = workspace.read_yaml(path, "settings file")
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
-    for name in ("recipe", "run_dir"):
-        if name in found:
-            step = f"Use --{name.replace('_', '-')}."
-            raise ValueError(f"Settings file `{path}` must hold settings, but names `{name}`. {step}")
-    if empty := [name for name, value in found.items() if value is None]:
-        step = "Leave the line out to keep the recipe's own."
-        raise ValueError(f"Settings file `{path}` must give a value for `{empty[0]}`. {step}")
-    return found
-
-
-def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
-    """`["epochs=2", "circuit=random"]` as values: JSON where it is JSON, else text.
-
-    Args:
-        words: As `--set` is given them.
-        kind: Settings class of the recipe: a text in it stays one, whatever it looks like.
-
-    Raises:
-        ValueError: A word has no `=`, or names what an option of its own does.
-
-    Example:
-        >>> parse_settings(["epochs=2", "circuit=random", "trainable=false"])
-        {'epochs': 2, 'circuit': 'random', 'trainable': False}
-    """
-    values = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise ValueError(
-                f"Option --set must be KEY=VALUE, but is {word!r}. Write, for example, --set epochs=2."
-            )
-        if name in ("recipe", "run_dir"):
-            raise ValueError(
-                f"Option --set must name a setting, but is {word!r}. Use --{name.replace('_', '-')}."
-            )
-        try:
-            values[name] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name] = text
-        text_wanted = kind is not None and kind.is_text(name)
-        if values[name] is not None and not isinstance(values[name], str | list) and text_wanted:
-            values[name] = text  # tokenizer=123 is the folder of that name
-        if values[name] is None:
-            raise ValueError(
-                f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."
-            )
-    return values
 
 
 def _tell_data(begun: Any) -> None:

@@ -12,12 +12,12 @@ import pennylane as qp
 import pytest
 import torch
 from PIL import Image
-from qnnkit.settings import ModelConfig
 
 from qnnkit import controls, report, runs, workspace
 from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.layers import QuantumLayer, Quanv2d
 from qnnkit.models import build, features
+from qnnkit.settings import ModelConfig
 
 FLOAT32 = 1e-6  # one batch of another size may add in another order
 SAME_TRAINING = 1e-4

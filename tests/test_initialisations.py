@@ -9,9 +9,9 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig
 
 from qnnkit import Quanv2d, circuits, models
+from qnnkit.settings import ModelConfig
 
 EXACT = 1e-10
 

@@ -7,13 +7,13 @@ import re
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig
 from safetensors.torch import load_file, save_file
 
 from qnnkit import MODELS, controls
 from qnnkit.circuits import ANSAETZE
 from qnnkit.layers import QuantumLayer, count_parameters, quantum_parameters
 from qnnkit.models import CLASSICAL, build, kind, table
+from qnnkit.settings import ModelConfig
 
 FLOAT32 = 1e-5
 SIZES = {"channels": 3, "image_size": (12, 10), "n_classes": 4}

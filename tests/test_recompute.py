@@ -6,13 +6,13 @@ import copy
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig, Settings
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from qnnkit import MODELS, circuits, layers, train
 from qnnkit.data.sample import Batches
 from qnnkit.models import build, kind
+from qnnkit.settings import ModelConfig, Settings
 from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing
 

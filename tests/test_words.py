@@ -8,11 +8,11 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig, Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, gradients, models, runs, train
 from qnnkit.gradients import Watch, influence, words
+from qnnkit.settings import ModelConfig, Settings
 from tests.watched import TASK, Turned, data, groups, layer, net, trained
 
 KINDS = (

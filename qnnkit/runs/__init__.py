@@ -24,6 +24,7 @@ from qnnkit.runs.nets import (
 )
 from qnnkit.runs.placing import placed
 from qnnkit.runs.status import Status
+from qnnkit.runs.using import load_model, predict, prediction_line
 from qnnkit.runs.watching import watch
 
 __all__ = [
@@ -44,11 +45,14 @@ __all__ = [
     "first_batch",
     "fork",
     "launch",
+    "load_model",
     "merge",
     "of_notebooks",
     "open_run",
     "parameter_groups",
     "placed",
+    "predict",
+    "prediction_line",
     "run_notebooks",
     "seen_by",
     "train_all",
