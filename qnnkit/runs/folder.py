@@ -251,7 +251,7 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         workspace.make_folder(folder)
         with alone(folder, "begin", wait=BEGIN):
             if read_config(folder / "config.json", named) is None:
-                facts = {"data": run.splits.fingerprint(), "nets": run.nets}
+                facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
                 run.note_provenance(**origin(), **facts, **_compared(run))
                 run = settle_batch_size(run, begins=True)
                 require_last_batch(run)

@@ -12,6 +12,10 @@ from qnnkit.stats import SCORES, Score
 from qnnkit.tasks.step import Step
 
 
+class Refused(ValueError):
+    """What a user's task gives is not what a task gives."""
+
+
 class Own:
     """Any callable (model, batch) -> Step, with `monitor`, as a task.
 
@@ -34,15 +38,15 @@ class Own:
         step = self.task(model, batch)
         if not isinstance(step, Step):
             told = f"It returned {type(step).__name__}."
-            raise ValueError(checks.message("task", "return a qnnkit.tasks.Step", type(step).__name__, told))
+            raise Refused(checks.message("task", "return a qnnkit.tasks.Step", type(step).__name__, told))
         sums = {"loss": step.loss.detach() * step.count, **step.sums}
         for name, total in sums.items():
             if getattr(total, "ndim", 0):
                 rule = f"report `{name}` as a sum over the batch, one number"
-                raise ValueError(checks.message("task", rule, tuple(total.shape), "Sum it."))
+                raise Refused(checks.message("task", rule, tuple(total.shape), "Sum it."))
         if self.reported not in sums:
             rule, step_ = f"report `{self.reported}`, its monitor", f"It reports {', '.join(sums)}."
-            raise ValueError(checks.message("task", rule, sorted(sums), step_))
+            raise Refused(checks.message("task", rule, sorted(sums), step_))
         if not self.score.larger:
             sums[self.monitor] = -sums[self.reported]
         return replace(step, sums=sums)
@@ -52,7 +56,7 @@ def complete(task: Any) -> Any:
     """A task as it is, where it is one of the kit's; a user's with what is asked of tasks beside."""
     if not callable(task):
         rule, step = "be callable: (model, batch) -> tasks.Step", "Give tasks.Classification(), or a class."
-        raise ValueError(checks.message("task", rule, task, step))
+        raise Refused(checks.message("task", rule, task, step))
     return task if type(task).__module__.startswith("qnnkit.tasks.") else Own(task)
 
 
