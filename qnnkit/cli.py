@@ -386,6 +386,7 @@ def report(
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash its files, settings and data anew, and compare.")
     ] = False,
+    recipe: RecipeOption = None,
 ) -> None:
     """Write the report of a finished run anew, and print its table; or only verify the run.
 
@@ -401,7 +402,7 @@ def report(
             )
         _write_study(workspace.place(run_dir))
         return
-    begun = runs.open_run(run_dir)
+    begun = runs.open_run(run_dir, recipe)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
