@@ -29,6 +29,12 @@ FilesOption = Annotated[
     list[Path] | None,
     typer.Option("--settings", metavar="FILE.yaml", help="Settings in a file; of several, later ones win."),
 ]
+OnlyOption = Annotated[
+    str | None, typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical.")
+]
+EpochsOption = Annotated[
+    int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
+]
 OnOom = Annotated[
     str | None,
     typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller parts."),
@@ -65,13 +71,8 @@ def run(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     files: FilesOption = None,
-    only: Annotated[
-        str | None,
-        typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical."),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
-    ] = None,
+    only: OnlyOption = None,
+    epochs: EpochsOption = None,
     fork: Annotated[
         Path | None,
         typer.Option(metavar="NEW_DIR", help="Go on from run_dir there, with other training settings."),
@@ -87,11 +88,12 @@ def run(
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
         runs.check_finished(begun, own)
-        result = runs.finished(begun)
+        result, tell = runs.finished(begun), typer.echo
         if result is None:
-            _tell_data(begun)  # data that cannot be used stops here, before a notebook starts
-            result = runs.run_notebooks(begun, echo=typer.echo, parameters=own)
-        _print_result(begun, _judged_anew(begun, result))
+            tell = runs.logged(begun, typer.echo)
+            _tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
+            result = runs.run_notebooks(begun, echo=tell, parameters=own)
+        _print_result(begun, _judged_anew(begun, result), tell)
 
 
 @app.command()
@@ -100,13 +102,8 @@ def train(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     files: FilesOption = None,
-    only: Annotated[
-        str | None,
-        typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical."),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
-    ] = None,
+    only: OnlyOption = None,
+    epochs: EpochsOption = None,
     on_oom: OnOom = None,
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
@@ -122,18 +119,17 @@ def train(
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, named, **asked)
         placed = runs.placed(begun)
+        tell = runs.logged(begun, typer.echo)
         if is_main():
-            _tell_data(begun)
-            typer.echo(placed.sentence)
+            _tell_data(begun, tell)
+            tell(placed.sentence)
         for final in runs.train_all(
-            begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row)), on_warning=typer.echo
+            begun, on_epoch=lambda row: tell(runs.epoch_line(begun, row)), on_warning=tell
         ):
             if is_main():
                 score = begun.score
                 reached = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"
-                typer.echo(
-                    f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}"
-                )
+                tell(f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}")
 
 
 @app.command()
@@ -461,12 +457,12 @@ def _follow(parent: int, patience: float = 60.0) -> None:
     os._exit(128 + signal.SIGTERM)  # its kernel follows by itself
 
 
-def _tell_data(begun: Any) -> None:
-    """What the run's images were found to be."""
+def _tell_data(begun: Any, tell: Any) -> None:
+    """What the run's data were found to be."""
     for note in begun.splits.notes:
-        typer.echo(f"Note: {note}")
+        tell(f"Note: {note}")
     if "batch_size" in begun.provenance:
-        typer.echo(f"Batch size: {begun.config.batch_size}, measured when the run began.")
+        tell(f"Batch size: {begun.config.batch_size}, measured when the run began.")
 
 
 def _write_study(folder: Path) -> None:
@@ -496,13 +492,13 @@ def _judged_anew(begun: Any, result: dict[str, Any]) -> dict[str, Any]:
     return result if same else reports.finish(begun)
 
 
-def _print_result(begun: Any, result: dict[str, Any]) -> None:
+def _print_result(begun: Any, result: dict[str, Any], tell: Any = typer.echo) -> None:
     from qnnkit import report as reports
 
-    typer.echo(f"\n{reports.table(result['nets'], begun.score).to_string()}\n")
+    tell(f"\n{reports.table(result['nets'], begun.score).to_string()}\n")
     for sentence in result["verdicts"]:
-        typer.echo(sentence)
+        tell(sentence)
     for row in reports.judge(begun):
-        typer.echo(f"{row['criterion']}: {row['sentence']}")
+        tell(f"{row['criterion']}: {row['sentence']}")
     kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere
-    typer.echo(f"\nReport: {kept / begun.report.name}")
+    tell(f"\nReport: {kept / begun.report.name}")

@@ -20,12 +20,14 @@ def asked_for(
 ) -> tuple[Any, dict[str, Any]]:
     """The recipe that is meant, and the settings of files, then of words, then of options of their own."""
     from qnnkit import recipes
-    from qnnkit.runs import folder
+    from qnnkit.runs import folder, lock
 
     if recipe is not None:
         named = recipes.find(recipe)
     else:
-        begun = folder.read_config(workspace.run_folder(run_dir) / "config.json")
+        there = workspace.run_folder(run_dir)
+        lock.bring(there)
+        begun = folder.read_config(there / "config.json")
         if begun is None:
             from qnnkit import checks
 

@@ -40,7 +40,7 @@ def test_the_recipe_is_one_short_file() -> None:
 
 
 def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> None:
-    words = ["run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "300"]
+    words = ["run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "60"]
     words += ["--only", "hybrid,classical", "--set", "n_seeds=1", "--set", "threads=1"]
     words += ["--set", "plateau_qubits=2", "--set", "save_every_steps=1"]
     first = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, start_new_session=True)
@@ -62,7 +62,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> No
         "test r2" in again.stdout
         and "arrays/" in (home / "runs" / "wave" / "notebooks" / "04_analyze.ipynb").read_text()
     )
-    whole = runs.open_run("runs/whole", "mine.py", epochs=300, controls=["classical"], n_seeds=1, threads=1)
+    whole = runs.open_run("runs/whole", "mine.py", epochs=60, controls=["classical"], n_seeds=1, threads=1)
     scores = [final["test_r2"] for final in runs.train_all(whole)]
     assert scores == [row["scores"][0] for row in result["nets"]]  # as if it had never been killed
     np.save(home / "new.npy", np.array([[0.5, 0.25, 0.125]], dtype=np.float32))

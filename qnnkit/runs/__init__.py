@@ -5,6 +5,7 @@ from qnnkit.runs.chain import (
     check_finished,
     epoch_line,
     finished,
+    logged,
     of_notebooks,
     run_notebooks,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "fork",
     "launch",
     "load_model",
+    "logged",
     "merge",
     "of_notebooks",
     "open_run",
