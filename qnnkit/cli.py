@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from qnnkit import device, workspace
+from qnnkit.cli_output import judged_anew, print_result, tell_data, write_study
 from qnnkit.cli_settings import asked_for, parse_settings
 
 RecipeOption = Annotated[
@@ -91,9 +92,9 @@ def run(
         result, tell = runs.finished(begun), typer.echo
         if result is None:
             tell = runs.logged(begun, typer.echo)
-            _tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
+            tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
             result = runs.run_notebooks(begun, echo=tell, parameters=own)
-        _print_result(begun, _judged_anew(begun, result), tell)
+        print_result(begun, judged_anew(begun, result), tell)
 
 
 @app.command()
@@ -121,7 +122,7 @@ def train(
         placed = runs.placed(begun)
         tell = runs.logged(begun, typer.echo)
         if is_main():
-            _tell_data(begun, tell)
+            tell_data(begun, tell)
             tell(placed.sentence)
         for final in runs.train_all(
             begun, on_epoch=lambda row: tell(runs.epoch_line(begun, row)), on_warning=tell
@@ -175,7 +176,7 @@ def batch(
     for each in failed:
         where = f" Notebook: {each.notebook}" if each.notebook else ""
         typer.echo(f"Run {each.id} failed: {each.error}{where}")
-    _write_study(folder)
+    write_study(folder)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -396,13 +397,13 @@ def report(
             raise ValueError(
                 f"Option --verify must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
             )
-        _write_study(workspace.place(run_dir))
+        write_study(workspace.place(run_dir))
         return
     begun = runs.open_run(run_dir, recipe)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
-        _print_result(begun, reports.finish(begun))
+        print_result(begun, reports.finish(begun))
         return
     findings = reports.verify_run(begun)
     for finding in findings:
@@ -455,50 +456,3 @@ def _follow(parent: int, patience: float = 60.0) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(patience)
     os._exit(128 + signal.SIGTERM)  # its kernel follows by itself
-
-
-def _tell_data(begun: Any, tell: Any) -> None:
-    """What the run's data were found to be."""
-    for note in begun.splits.notes:
-        tell(f"Note: {note}")
-    if "batch_size" in begun.provenance:
-        tell(f"Batch size: {begun.config.batch_size}, measured when the run began.")
-
-
-def _write_study(folder: Path) -> None:
-    """Writes what a batch shows, tells it, and where it is."""
-    from qnnkit import report as reports
-
-    study = reports.write_study(folder)
-    if study is not None:
-        told = f"{study.finished} of {study.planned} runs" if study.left_out else f"{study.planned} runs"
-        typer.echo(f"\nStudy of {told}:")
-        for sentence in reports.conclusions(reports.comparisons(study.frame, study.score)[0], study.score):
-            typer.echo(f"- {sentence}")
-        for note in study.notes:
-            typer.echo(f"Note: {note}")
-        typer.echo(f"\nStudy: {folder / 'study'}")
-    typer.echo(f"Report: {reports.write_batch_page(folder)}")
-
-
-def _judged_anew(begun: Any, result: dict[str, Any]) -> dict[str, Any]:
-    """The result, written again where the run has since been given other bounds."""
-    from qnnkit import report as reports
-
-    def bounds(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return {row["criterion"]: row["bound"] for row in rows}
-
-    same = bounds(reports.judge(begun)) == bounds(result.get("criteria", []))
-    return result if same else reports.finish(begun)
-
-
-def _print_result(begun: Any, result: dict[str, Any], tell: Any = typer.echo) -> None:
-    from qnnkit import report as reports
-
-    tell(f"\n{reports.table(result['nets'], begun.score).to_string()}\n")
-    for sentence in result["verdicts"]:
-        tell(sentence)
-    for row in reports.judge(begun):
-        tell(f"{row['criterion']}: {row['sentence']}")
-    kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere
-    tell(f"\nReport: {kept / begun.report.name}")
