@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from qnnkit.settings import RunConfig
 from qnnkit.runs.allowed import check_names
 
 from qnnkit import workspace
 from qnnkit.data import cache, fetch, load, places
 from qnnkit.runs.folder import Run
+from qnnkit.settings import RunConfig
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import runs, tasks
 from qnnkit.data import augment
+from qnnkit.settings import Settings
 
 NOISE = torch.randint(256, (6, 3, 9, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 

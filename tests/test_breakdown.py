@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, breakdown, circuits, data, recipes, runs
 from qnnkit.breakdown import table
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 
 PAUSE = 0.05

@@ -5,9 +5,9 @@ import json
 import typing
 
 import pytest
-from qnnkit.settings import RunConfig, validate
 
 from qnnkit import config
+from qnnkit.settings import RunConfig, validate
 
 LONGEST_DESCRIPTION = 130  # characters; it ends a sentence of refusal
 BASE = RunConfig(recipe="digits_quanv")

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from qnnkit.settings import RunConfig
 from qnnkit.runs.allowed import check_names
 
 from qnnkit.data import load
 from qnnkit.runs import Run
+from qnnkit.settings import RunConfig
 
 KINDS = (
     "train-images-idx3-ubyte",

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 
 from qnnkit import adapters, language, train, workspace
 from qnnkit.adapters import adapt
@@ -20,6 +19,7 @@ from qnnkit.data import tokenizer as tokenizers
 from qnnkit.data.text import text
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import causal_lm
+from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 
 TEXT = "\n\n".join(
@@ -378,9 +378,7 @@ def test_presets_are_settings_of_a_training():
     mac = Settings(**language.PRESETS["mac"])
     assert (mac.batch_size, mac.accumulation, mac.precision, mac.save_every_steps) == (1, 8, "float32", 250)
     assert mac.gradient_checkpointing and mac.save_every_minutes is None
-    assert (
-        Settings(**language.PRESETS["t4"]).precision == "float16" and language.BASES["t4"]["four_bit"]
-    )
+    assert Settings(**language.PRESETS["t4"]).precision == "float16" and language.BASES["t4"]["four_bit"]
     assert Settings(**language.PRESETS["a100"]).precision == "bfloat16"
 
 

@@ -10,13 +10,13 @@ from collections import namedtuple
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import runs, train
 from qnnkit.cli import main
 from qnnkit.data.sample import Batches
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
 from qnnkit.train import memory, portions
 from qnnkit.train.memory import OutOfMemory
@@ -69,9 +69,7 @@ def loaders(n=45, batch_size=8):
 def fitted(model, *, told=None, folder=None, loaded=None, log=None, **settings):
     given = {"epochs": 3, "learning_rate": 0.05} | settings
     tell = None if told is None else told.append
-    return train.fit(
-        model, TASK, loaded or loaders(), Settings(**given), folder=folder, tell=tell, log=log
-    )
+    return train.fit(model, TASK, loaded or loaders(), Settings(**given), folder=folder, tell=tell, log=log)
 
 
 def weights(model):

@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -20,6 +19,7 @@ from qnnkit.device import machine
 from qnnkit.placement import Candidate, candidates, decision, race
 from qnnkit.plan.asked import asked
 from qnnkit.runs import chain, lock
+from qnnkit.settings import Settings
 from qnnkit.survey.command import measure_machine
 from qnnkit.tasks import Classification
 

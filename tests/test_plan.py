@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 
 from qnnkit import measure, plan, recipes, train
 from qnnkit.plan import depth
 from qnnkit.plan.ledger import Ledger
 from qnnkit.plan.trace import trace
 from qnnkit.runs import Run
+from qnnkit.settings import Settings
 
 predicting = importlib.import_module("qnnkit.plan.predict")  # the package's attribute is the function
 TINY = Settings(batch_size=2, optimizer="adamw")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from qnnkit.settings import validate
 
 from qnnkit import RECIPES, layers, recipes, runs
 from qnnkit.circuits import ANSAETZE, EMBEDDINGS
 from qnnkit.data import DATASETS, kind
 from qnnkit.models import CLASSICAL, MODELS
+from qnnkit.settings import validate
 
 
 @pytest.fixture(scope="module")
