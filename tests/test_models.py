@@ -120,8 +120,8 @@ def test_the_hyperparameters_of_the_others_arrive():
 @pytest.mark.parametrize("settings", [{"stride": 1}, {"stride": 3}, {"circuit": "random", "kernel_size": 1}])
 @pytest.mark.parametrize("embedding", ["amplitude", "iqp"])
 def test_other_settings(name, settings, embedding):
-    settings = {"circuit": "strongly_entangling"} | settings
-    assert model_of(name, embedding=embedding, **settings)(IMAGES).shape == (5, 4)
+    settings = {"circuit": "strongly_entangling", "embedding": embedding} | settings
+    assert family(name, SMALL | settings, sizes=SIZES)(IMAGES).shape == (5, 4)
 
 
 @each_hybrid
