@@ -318,7 +318,7 @@ def test_threads_are_those_that_were_asked_for():
 @pytest.mark.parametrize(
     ("what", "timeout", "told"),
     [
-        ("net", 60, "Its process ended with status 1 and said: KeyError: 'config'"),
+        ("net", 60, "Its process ended with status 1 and said: KeyError: 'recipe'"),
         ("circuits", 0.1, "It took longer than the 0 s that were left."),
     ],
 )
@@ -692,7 +692,7 @@ def test_what_being_faster_costs(machines):
 def test_nets_that_differ_are_not_compared(machines):
     found = survey.compare([machines("a"), machines("b", digest="other", recipe="cnn")])
     [sentence] = found.sentences
-    assert sentence.startswith("The nets differ in settings, batch or data (a: digits_quanv; b: ahcd_cnn)")
+    assert sentence.startswith("The nets differ in settings, batch or data (a: digits_quanv; b: cnn)")
     assert found.net is None and all(row.seconds_per_epoch is None for row in found.rows)
     survey.picture(found).png()
 

@@ -130,7 +130,7 @@ def _digest(config: Settings, sizes: dict[str, Any], n_samples: int) -> str:
 
 def _told(sizes: dict[str, Any], n_samples: int) -> dict[str, Any]:
     """The data, as far as an epoch's work depends on them; of images as files have always told it."""
-    if "n_classes" in sizes:
+    if "image_size" in sizes and "n_classes" in sizes:
         return {"images": [sizes["channels"], *sizes["image_size"], sizes["n_classes"], n_samples]}
     plain = {name: value for name, value in sizes.items() if name != "tokenizer"}
     if tokenizer := sizes.get("tokenizer"):
