@@ -307,8 +307,7 @@ def _train(
         "epochs": config.epochs,
         "epochs_trained": progress.epoch,
         "best_epoch": progress.best_epoch,
-        f"validation_{score.on_validation}": (-1 if task.monitor.startswith("minus_") else 1)
-        * progress.best_score[0],
+        f"validation_{score.on_validation}": sign * progress.best_score[0],
         **{f"test_{name}": value for name, value in test.items()},
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
