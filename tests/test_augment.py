@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import runs, tasks
+from qnnkit import data, tasks
 from qnnkit.data import augment
 from qnnkit.settings import Settings
 
@@ -69,8 +69,7 @@ def test_each_change_stays_within_its_bound_and_reaches_for_it(monkeypatch, alon
 
 
 def test_only_training_changes_images():
-    model, task = nn.Flatten(), runs.task_of(Settings(augmentation="affine"))
-    assert isinstance(task, tasks.Classification)
+    model, task = nn.Flatten(), tasks.Classification.of(data.Images(augmentation="affine"))
     batch = (NOISE[:, :1], torch.zeros(6, dtype=torch.long))
 
     class Sum(nn.Module):

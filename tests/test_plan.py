@@ -19,7 +19,7 @@ TINY = Settings(batch_size=2, optimizer="adamw")
 
 @pytest.fixture(scope="module")
 def digits():
-    config = recipes.recipe("digits_quanv")
+    config = recipes.settings("digits_quanv")
     return plan.of_recipe(config, Run(Path("unused"), config).load_data())
 
 
@@ -209,7 +209,7 @@ def test_the_framework_is_looked_at_once(digits):
 
 
 def test_what_is_computed_once_stays_in_memory():
-    config = recipes.recipe("digits_quanv").override(trainable=False)
+    config = recipes.settings("digits_quanv", trainable=False)
     splits = Run(Path("unused"), config).load_data()
     frozen = plan.of_recipe(config, splits)
     n = sum(len(splits.split(name)) for name in ("train", "validation", "test"))

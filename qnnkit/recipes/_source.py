@@ -28,7 +28,7 @@ class RecipeError(ValueError):
 
 def digest(texts: Mapping[str, str], preset: Mapping[str, Any]) -> str:
     """SHA-256 (hex) over the syntax of sources: comments and docstrings do not count."""
-    syntax = {name: ast.dump(_bare(ast.parse(text))) for name, text in texts.items()}
+    syntax = {name: _plain(_bare(ast.parse(text))) for name, text in texts.items()}
     return digest_of({"syntax": syntax, "preset": {**preset}})
 
 
@@ -141,6 +141,16 @@ def _text(value: Any) -> str:
                     if isinstance(node, ast.ClassDef) and node.name == value.__name__:
                         return ast.get_source_segment(text, node) or ""
         raise
+
+
+def _plain(node: Any) -> Any:
+    """A syntax tree as plain values, alike in every Python: `ast.dump` tells what is empty, or does not."""
+    if isinstance(node, list):
+        return [_plain(each) for each in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = {name: _plain(value) for name, value in ast.iter_fields(node) if value not in (None, [])}
+    return {type(node).__name__: fields}
 
 
 def _bare(tree: ast.Module) -> ast.Module:
