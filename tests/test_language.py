@@ -378,9 +378,7 @@ def test_presets_are_settings_of_a_training():
     mac = Settings(**language.PRESETS["mac"])
     assert (mac.batch_size, mac.accumulation, mac.precision, mac.save_every_steps) == (1, 8, "float32", 250)
     assert mac.gradient_checkpointing and mac.save_every_minutes is None
-    assert (
-        Settings(**language.PRESETS["t4"]).precision == "float16" and language.BASES["t4"]["four_bit"]
-    )
+    assert Settings(**language.PRESETS["t4"]).precision == "float16" and language.BASES["t4"]["four_bit"]
     assert Settings(**language.PRESETS["a100"]).precision == "bfloat16"
 
 

@@ -69,9 +69,7 @@ def loaders(n=45, batch_size=8):
 def fitted(model, *, told=None, folder=None, loaded=None, log=None, **settings):
     given = {"epochs": 3, "learning_rate": 0.05} | settings
     tell = None if told is None else told.append
-    return train.fit(
-        model, TASK, loaded or loaders(), Settings(**given), folder=folder, tell=tell, log=log
-    )
+    return train.fit(model, TASK, loaded or loaders(), Settings(**given), folder=folder, tell=tell, log=log)
 
 
 def weights(model):

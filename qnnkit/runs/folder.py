@@ -105,13 +105,15 @@ class Run:
     def find_nets(self) -> tuple[str, ...]:
         """As `nets`, found by building the run's own net."""
         from qnnkit import layers
+        from qnnkit.models.causal_lm import bare as without_weights
         from qnnkit.runs.nets import made
 
         config, seed = self.config, self.config.seed
-        main = MAIN_NETS[0 if layers.has_circuit(made(config, self.splits, "", seed, bare=True)) else 1]
-        if config.controls == "all":
-            return (main, *self.recipe.all_controls(config, self.splits, seed))
-        return (main, *config.controls)
+        main = MAIN_NETS[0 if layers.has_circuit(made(config, self.splits, "", seed, bare="shapes")) else 1]
+        if config.controls != "all":
+            return (main, *config.controls)
+        with without_weights(asked="shapes"):
+            return (main, *self.recipe.control_names(config, self.splits, seed))
 
     @cached_property
     def splits(self) -> Splits:

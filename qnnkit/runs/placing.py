@@ -56,7 +56,8 @@ def _known(run: Run) -> Placement | None:
 
     if n_processes() > 1:
         return unmeasured(f"{n_processes()} processes take equal shares")
-    finished = len(run.tested()) == len(run.nets) * len(run.seeds)
+    tested = len(run.tested())
+    finished = tested > 0 and tested == len(run.nets) * len(run.seeds)
     if kept and (finished or _question(kept) == _asked(run)):
         return _of(run, kept)
     return unmeasured("it was trained before") if finished else None

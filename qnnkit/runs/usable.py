@@ -67,12 +67,11 @@ def require_usable(run: Run) -> None:
     import torch
 
     from qnnkit import layers, placement, tasks
-    from qnnkit.runs.nets import build, made
+    from qnnkit.runs.nets import made
 
     config, splits = run.config, run.splits
     model = made(config, splits, "", config.seed, bare=True)
-    if "classical_trained" in run.nets:
-        build(run, "classical_trained", config.seed)  # refused for a circuit that is trained
+    _require_controls(run)
     if not any(weight.is_meta for weight in model.parameters()):
         n = min(2, len(splits.train))
         with torch.no_grad(), run.recipe.told():
@@ -83,6 +82,18 @@ def require_usable(run: Run) -> None:
                 _require_logits(run.recipe, outputs, splits, n)
     require_last_batch(run)
     placement.devices(config.device, config.precision)  # refused where none has it
+
+
+def _require_controls(run: Run) -> None:
+    """Refuses the names of nets that do not stand beside this recipe's."""
+    from qnnkit.models.causal_lm import bare
+
+    if run.config.controls in ((), "all"):
+        return
+    with bare(asked=True):  # whatever its weights, the names are these
+        names = run.recipe.control_names(run.config, run.splits, run.config.seed)
+    for name in run.config.controls:
+        run.recipe.require_control(name, names)
 
 
 def _require_logits(recipe: Recipe, outputs: Any, splits: Splits, n: int) -> None:
