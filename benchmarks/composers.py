@@ -55,7 +55,7 @@ def train(folder: Path, recipe: str, **settings: Any) -> runs.Run:
     for final in runs.train_all(run):
         told = f"{final['net']}, seed {final['seed']}, {final['seconds_per_epoch']:.0f} s an epoch"
         print(f"{folder.name}: {told}, validation {final['validation_loss']:.4f}", flush=True)
-    rows = report.losses_by_composer(run, BLOCKS) if run.config.model.adapter else []
+    rows = report.losses_by_composer(run, BLOCKS) if hasattr(run.config, "adapter") else []
     report.finish(run, (), rows)
     run.note_provenance(benchmark_seconds=time.perf_counter() - start)
     return run

@@ -89,7 +89,7 @@ def compare(n_weights: int, text: str, model: str, seeds: int) -> dict[str, Any]
         adapter_weights=n_weights,
         targets=SIZES[n_weights],
     )
-    options = {"part": SPEAKERS, "tokenizer": model, "sequence_length": config.data.sequence_length}
+    options = {"part": SPEAKERS, "tokenizer": model, "sequence_length": config.sequence_length}
     data = load("text", root=text, **options)
     rows: list[dict[str, Any]] = []
     for name in ("hybrid", *config.controls):

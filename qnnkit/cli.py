@@ -224,7 +224,7 @@ def plan(
     own = {"batch_size": batch_size, "sequence_length": sequence_length, "lora_rank": lora_rank}
     own |= {"precision": precision, "optimizer": optimizer, "device": device}
     own |= {"epochs": None if epochs is None else plans.parse_epochs(epochs)}
-    chosen = parse_settings(settings or [])
+    chosen = parse_settings(settings or [], _kind(recipe))
     given = {name: value for name, value in own.items() if value is not None}
     for name in given.keys() & chosen.keys():
         raise ValueError(f"Setting `{name}` must be given once, but is twice. Drop --set {name}=...")
@@ -291,7 +291,7 @@ def measure(
             run_dir,
             out=out,
             with_profile=profile,
-            settings=parse_settings(settings or []),
+            settings=parse_settings(settings or [], _kind(recipe)),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             seconds=seconds,
             quick=quick,
@@ -510,6 +510,13 @@ def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
                 f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."
             )
     return values
+
+
+def _kind(recipe: str | None) -> Any:
+    """Settings class of a recipe, where one is named."""
+    from qnnkit import recipes
+
+    return None if recipe is None else recipes.find(recipe).Settings
 
 
 def _tell_data(begun: Any) -> None:

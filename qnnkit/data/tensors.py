@@ -27,6 +27,11 @@ class TensorSet:
     def __len__(self) -> int:
         return len(self.targets)
 
+    @property
+    def labels(self) -> torch.Tensor:
+        """The targets, where they are classes."""
+        return self.targets
+
 
 @dataclass(frozen=True, eq=False)
 class TensorSplits:

@@ -69,9 +69,7 @@ class Recipe:
                 merged = copy.copy(known)
                 merged.default, merged.default_factory = own.default, own.default_factory
                 merged.description = own.description or known.description
-                merged.metadata = known.metadata + [
-                    each for each in own.metadata if each not in known.metadata
-                ]
+                merged.metadata = [*known.metadata, *own.metadata]
                 own = merged
             if name in self.preset:
                 own.default = self.preset[name]
@@ -245,13 +243,13 @@ def _seeded(seed: int) -> Iterator[None]:
 
     with own_generators():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
-        np.random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002  whoever draws from it is not asked
         random.seed(seed)
         yield
 
 
 def _narrows(own: FieldInfo, known: FieldInfo) -> bool:
-    """Whether a field that is declared again takes nothing but what the kit's takes: `str` for a `Literal`."""
+    """Whether a field that is declared again takes what the kit's takes: `str` in place of a `Literal`."""
     return _types(own.annotation) <= _types(known.annotation)
 
 

@@ -8,6 +8,7 @@ import functools
 import inspect
 import linecache
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def source_of(code: Any) -> str:
         if name in texts:
             continue
         try:
-            texts[name] = inspect.cleandoc(_text(value))
+            texts[name] = textwrap.dedent(_text(value)).strip()
         except (OSError, TypeError):
             rule = "be written in a cell or a file"
             step = "Its source is part of what a run is. Write the recipe to a file and name that."

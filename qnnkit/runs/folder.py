@@ -35,8 +35,13 @@ if TYPE_CHECKING:
 
 
 OF_DATA = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
-TRAINING = tuple(name for name in Settings.model_fields if name not in OF_DATA)
-"""Settings of the training and of the run: any other makes other nets, or other data."""
+OF_NETS = ("seed", "n_seeds", "controls")
+"""Which nets there are; each is made alike, whatever these say."""
+TRAINING = (
+    *(name for name in Settings.model_fields if name not in (*OF_DATA, *OF_NETS)),
+    *("label_smoothing", "augmentation", "chunk"),  # of kinds of data
+)
+"""Settings of the training and of the machine: any other makes other nets, or other data."""
 PLACED = "placement.json"
 """Where and in which batches a run is trained, as it was found on the machine that trains it."""
 BOUNDS = "criteria.json"
@@ -75,7 +80,7 @@ class Run:
 
     def made_of(self) -> str:
         """Hash of the recipe and of the settings that make nets and data."""
-        own = self.asked.chosen(without=TRAINING)
+        own = self.asked.chosen(without=(*TRAINING, *OF_NETS))
         return digest_of({"recipe": self.recipe.digest, "settings": own})[:16]
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import workspace
-from qnnkit.runs.folder import PLACED, TRAINING, Run, is_count, settled
+from qnnkit.runs.folder import OF_NETS, PLACED, TRAINING, Run, is_count, settled
 from qnnkit.runs.lock import alone
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _decide(run: Run) -> Placement:
         if in_four_bits(str(getattr(config, "pretrained", None)), chosen)[0] is not None:
             where = str(chosen)  # such weights are where they were read to, and stay there
     about = {"recipe": run.recipe.digest, "backend": config.backend}
-    about |= {"settings": config.chosen(without=TRAINING)}
+    about |= {"settings": config.chosen(without=(*TRAINING, *OF_NETS))}
     found = placement.place(
         model,
         run.task,
