@@ -245,7 +245,9 @@ def compose(
     checks.positive("n_qubits", n_qubits)
     checks.positive("n_layers", n_layers)
     entry, wires = CIRCUITS[checks.choice("circuit", ansatz, ANSAETZE)], tuple(range(n_qubits))
-    embed = None if embedding is None else embedding_of(ansatz, embedding).function
+    embed = None
+    if embedding is not None:  # known, even where the ansatz embeds the data itself
+        embed = embedding_of(ansatz, checks.choice("embedding", embedding, EMBEDDINGS)).function
     if mirrored and n_layers % 2:
         step = "Add a layer: every second one undoes the one before."
         raise ValueError(checks.message("n_layers", "be even for identity blocks", n_layers, step))

@@ -17,7 +17,7 @@ import typer
 
 from qnnkit import device, workspace
 from qnnkit.cli_output import judged_anew, print_result, tell_data, write_study
-from qnnkit.cli_settings import asked_for, parse_settings
+from qnnkit.cli_settings import asked_for, parse_settings, settings_kind
 
 RecipeOption = Annotated[
     str | None,
@@ -222,7 +222,7 @@ def plan(
     own = {"batch_size": batch_size, "sequence_length": sequence_length, "lora_rank": lora_rank}
     own |= {"precision": precision, "optimizer": optimizer, "device": device}
     own |= {"epochs": None if epochs is None else plans.parse_epochs(epochs)}
-    chosen = parse_settings(settings or [])
+    chosen = parse_settings(settings or [], settings_kind(recipe))
     given = {name: value for name, value in own.items() if value is not None}
     for name in given.keys() & chosen.keys():
         raise ValueError(f"Setting `{name}` must be given once, but is twice. Drop --set {name}=...")
@@ -327,7 +327,7 @@ def measure(
             run_dir,
             out=out,
             with_profile=profile,
-            settings=parse_settings(settings or []),
+            settings=parse_settings(settings or [], settings_kind(recipe)),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             seconds=seconds,
             quick=quick,

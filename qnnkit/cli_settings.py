@@ -101,3 +101,10 @@ def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
                 f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."
             )
     return values
+
+
+def settings_kind(recipe: str | None) -> Any:
+    """Settings class of a recipe, where one is named."""
+    from qnnkit import recipes
+
+    return None if recipe is None else recipes.find(recipe).Settings

@@ -280,6 +280,10 @@ class Recorded(Settings):
     model_config = ConfigDict(extra="allow")
     recorded: ClassVar[str] = ""
 
+    @property
+    def recipe(self) -> str:
+        return self.recorded
+
 
 def digest_of(values: Any) -> str:
     """SHA-256 (hex) of plain values."""

@@ -10,7 +10,6 @@ from torch import nn
 
 from qnnkit import data, tasks
 from qnnkit.data import augment
-from qnnkit.settings import Settings
 
 NOISE = torch.randint(256, (6, 3, 9, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 

@@ -70,7 +70,7 @@ def test_accuracy(tmp_path, accuracies, bound, met, told):
     ],
 )  # fmt: skip
 def test_other_scores(tmp_path, recipe, name, bound, values, told):
-    run = runs.Run(tmp_path, recipes.recipe(recipe).override(**{name: bound}))
+    run = runs.Run(tmp_path, recipes.settings(recipe).override(**{name: bound}))
     column = f"test_{run.score.name}"
     epochs = run.config.epochs
     for seed, value in enumerate(values):
@@ -164,7 +164,7 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
     assert "is below 100.0 %" in run.report.read_text()
     again = runs.open_run(run.folder)
     assert report.finish(again)["criteria"] == run.result["criteria"], "a report keeps to them"
-    assert json.loads((run.folder / "config.json").read_text())["criteria"]["min_accuracy"] == 0.1
+    assert json.loads((run.folder / "config.json").read_text())["min_accuracy"] == 0.1
 
 
 @pytest.mark.parametrize("value", [1.2, -0.1, "high"])

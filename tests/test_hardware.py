@@ -12,7 +12,6 @@ from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, hardware, models
 from qnnkit.layers import circuits_per_image, feature_maps_of
-from qnnkit.settings import ModelConfig
 
 EXACT = 1e-6
 """The nets compute in float32, the devices in float64."""

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pennylane as qp
@@ -18,11 +19,12 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import gradients, layers, models, report, runs
+from qnnkit import gradients, layers, report, runs
 from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector, views
 from qnnkit.inspector.source import Source, done_before
 from qnnkit.inspector.what_if import WhatIf
+from tests.toys import Digits
 
 PARTS = ("gradients", "circuit", "image", "what_if")
 
@@ -45,7 +47,7 @@ def copied(trained, tmp_path) -> runs.Run:
     return runs.open_run(tmp_path / "run")
 
 
-def begun(folder: Path, recipe: str = "digits_quanv", **settings) -> runs.Run:
+def begun(folder: Path, recipe: Any = "digits_quanv", **settings) -> runs.Run:
     return runs.open_run(folder, recipe, n_seeds=1, **{"controls": ["classical"], **settings})
 
 
@@ -145,7 +147,7 @@ def two_tensors(inputs, fixed, turned):
 class PartlyFrozen(torch.nn.Module):
     """Two features of an image through a circuit: its first weights are never trained, its last is dead."""
 
-    def __init__(self, config, *, channels, image_size, n_classes, seed, backend):
+    def __init__(self, n_classes, seed):
         super().__init__()
         qnode = qp.QNode(two_tensors, qp.device("default.qubit", wires=2, seed=0))
         with torch.random.fork_rng():
@@ -158,13 +160,20 @@ class PartlyFrozen(torch.nn.Module):
         return self.reader(self.circuit(images.flatten(1)[:, [20, 43]].float() / 255))
 
 
-def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path, monkeypatch):
-    monkeypatch.setitem(models.MODELS, "partly_frozen", PartlyFrozen)
-    run = begun(tmp_path / "run", model="partly_frozen", controls=[], epochs=1, train_fraction=0.2)
+class OfPartlyFrozen(Digits):
+    """Its recipe."""
+
+    @staticmethod
+    def build(settings, splits, seed):
+        return PartlyFrozen(splits.n_classes, seed)
+
+
+def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
+    run = begun(tmp_path / "run", OfPartlyFrozen, epochs=1, train_fraction=0.2)
     batch = Inspector(run)
     assert batch.choice.weight in (2, 3, 4) and list(batch.figures()) == list(PARTS)
     model, train = batch.source.net("hybrid", 0).model, run.splits.train
-    loss = runs.task_of(run.config)(model, (train.images[:64], train.labels[:64])).loss
+    loss = run.task(model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [model.circuit.qnode_weights["turned"]])
     found = views.kept_gradients(batch.source, batch.choice)[0]
     np.testing.assert_allclose(found, [np.nan, np.nan, *expected.tolist()], atol=1e-7)
@@ -214,7 +223,7 @@ def test_the_move_is_the_net_with_that_weight(trained):
 
 def test_what_stands_before_a_circuit_is_computed_once(tmp_path):
     """A stem of convolutions, and the filter before the chosen one, are not run again for a move."""
-    run = begun(tmp_path / "run", "digits_quanv", model="residual_quanv", filters=2, width=8, maps=2)
+    run = begun(tmp_path / "run", "letters", dataset="digits", filters=2, width=8, maps=2)
     net = Source(run).net("hybrid", 0)
     circuit = net.circuit("middle.quanv.filters.1")
     images = run.splits.train.images[:3]
@@ -290,7 +299,7 @@ def test_refresh_follows_a_run_under_way(trained, tmp_path):
 
 
 def test_a_net_without_a_circuit_shows_its_classical_layers(tmp_path):
-    inspector = Inspector(begun(tmp_path / "run", model="cnn", controls=[], width=8, hidden=16))
+    inspector = Inspector(begun(tmp_path / "run", "cnn", width=8, hidden=16))
     assert any("Net reference has no circuit" in sentence for sentence in inspector.sentences())
     assert set(inspector.figures()) == {"gradients", "image"}
     assert inspector.panel.moving.layout.display == "none"
@@ -335,7 +344,7 @@ def test_the_report_keeps_what_an_inspector_begins_with(copied, capsys):
 
 
 def test_the_report_keeps_every_circuit_up_to_four(tmp_path):
-    run = begun(tmp_path / "run", filters=5, stride=2, n_layers=1, n_qubits=2)
+    run = begun(tmp_path / "run", filters=5, stride=2, n_layers=1)
     report.keep_inspection(run)
     paths = sorted((run.folder / "figures").glob("12_*.png"))
     assert [path.stem for path in paths] == ["12_gates", "12_gates_2", "12_gates_3", "12_gates_4"]
@@ -373,9 +382,8 @@ def test_the_best_epoch_is_the_one_of_the_weights(copied):
     assert runs.best(copied, "hybrid", 0)[1] == 9
 
 
-def test_dead_weights_are_named_by_gate_and_wire(tmp_path, monkeypatch):
-    monkeypatch.setitem(models.MODELS, "partly_frozen", PartlyFrozen)
-    inspector = Inspector(begun(tmp_path / "run", model="partly_frozen", controls=[]))
+def test_dead_weights_are_named_by_gate_and_wire(tmp_path):
+    inspector = Inspector(begun(tmp_path / "run", OfPartlyFrozen))
     panel, told = inspector.panel, inspector.sentences()[-1]
     assert told.startswith("1 weight of `circuit` cannot learn, because nothing that is measured changes")
     assert told.endswith(": turned[2] (RZ on wire 1).") and told in panel.told.value

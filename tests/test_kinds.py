@@ -172,7 +172,7 @@ def test_a_rank_and_alpha_that_are_asked_for(home, base, tmp_path):
         "pretrained": str(base.folder / "model"),
         "sequence_length": 16,
     }
-    for asked, rank, alpha in (({}, 8, 16), ({"rank": 2}, 2, 4), ({"rank": 4, "alpha": 4.0}, 4, 4.0)):
+    for asked, rank, alpha in (({}, 16, 32), ({"rank": 2}, 2, 4), ({"rank": 4, "alpha": 4.0}, 4, 4.0)):
         run = runs.open_run(tmp_path / f"r{rank}", "llama_mac", **settings, **asked)
         config = runs.build(run, run.nets[0], 0).peft_config["default"]
         assert (config.r, config.lora_alpha) == (rank, alpha)
@@ -359,7 +359,7 @@ print(json.dumps([counts, found.n_weights, found.memory, measure.peak(), time.mo
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     counts, n_weights, memory, peak, seconds = json.loads(done.stdout.splitlines()[-1])
-    trained = 28 * 8 * (3072 + 3072 + 3072 + 1024)  # LoRA of rank 8 on the query and value projections
+    trained = 28 * 16 * (3072 + 3072 + 3072 + 1024)  # LoRA of rank 16 on the query and value projections
     inner = 28 * (2 * 3072 * (3072 + 1024) + 3 * 3072 * 8192 + 2 * 3072) + 3072
     assert counts == {"quantum": 0, "classical": inner + 260 * 3072, "frozen": 0}
     assert n_weights == inner + 128256 * 3072 + trained
@@ -377,7 +377,13 @@ def test_parameters_are_counted_without_weights_as_they_are_with_them(adapted):
 def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypatch):
     monkeypatch.setattr(placing, "SHARE", 0.0)
     monkeypatch.setattr(sys.modules["qnnkit.plan.predict"], "SHARE", 0.0)
-    monkeypatch.setattr(nets, "made", None)  # would fail if a net were built to be tried
+    made = nets.made
+
+    def counted(*given, bare=False):
+        assert bare, "built to be tried"
+        return made(*given, bare=bare)
+
+    monkeypatch.setattr(nets, "made", counted)
     fresh = runs.Run(tmp_path, adapted.config.override(device="auto", threads="auto", batch_size=1))
     found = plan.plan(plan.of_run(fresh), largest=False)
     assert "a trial would hold" in fresh.placement["sentence"]
@@ -392,37 +398,32 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("recipe", "settings", "told"),
     [
-        ("digits_clip", {"model": "quanv"}, "`model` must take captions, as digit_captions has them"),
-        ("digits_quanv", {"model": "clip", "controls": []}, "`model` must take images, as digits has them"),
-        ("digits_quanv", {"sequence_length": 8}, "`sequence_length` must be left out for 'digits'"),
-        ("digits_quanv", {"adapter": "lora"}, "Only language models are adapted."),
+        ("digits_clip", {"dataset": "digits"}, "`dataset` must hold captions, as the recipe wants them"),
+        ("digits_quanv", {"dataset": "digit_captions"}, "`dataset` must hold images, as the recipe wants"),
+        ("digits_quanv", {"dataset": "ahdc"}, "Did you mean 'ahcd'?"),
+        ("digits_quanv", {"sequence_length": 8}, "Argument `setting` must be a known name"),
+        ("digits_quanv", {"adapter": "lora"}, "Argument `setting` must be a known name"),
         ("digits_quanv", {"controls": ["lora"]}, "Argument `control` must be a known name, but is 'lora'"),
-        ("text_adapter", {"controls": ["classical"]}, "Argument `control` must be a known name"),
+        (
+            "text_adapter",
+            {"controls": ["classical"], "pretrained": "BASE"},
+            "Argument `control` must be a known name, but is 'classical'. The choices are lora, vera, no_ent",
+        ),
+        ("text_adapter", {"adapter": "lora", "pretrained": "BASE"}, "Set controls=() for an adapter without"),
         ("text_adapter", {"adapter": "qpaa"}, "Did you mean 'qpa'?"),
         ("text_adapter", {"targets": ["queries"], "pretrained": "BASE"}, "`targets` must name l"),
         ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
         ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),
-        ("text_llama", {"chunk": 4}, "`chunk` must be left out for tokens, but is 4. It is for captions."),
-        ("text_llama", {"label_smoothing": 0.1}, "`label_smoothing` must be left out for tokens"),
-        ("digits_clip", {"augmentation": "affine"}, "`augmentation` must be left out for captions"),
-        ("text_llama", {"rank": 4}, "`rank` must be left out, but is 4. It is for an adapter: set one."),
-        ("text_adapter", {"four_bit": True}, "`four_bit` must be left out without an adapter on published"),
-        (
-            "text_llama",
-            {"four_bit": True, "pretrained": "x"},
-            "`four_bit` must be left out without an adapter",
-        ),
-        ("text_llama", {"controls": ["lora"]}, "Set controls=() for a model without a circuit."),
+        ("text_llama", {"chunk": 4}, "Argument `setting` must be a known name, but is 'chunk'."),
+        ("digits_clip", {"augmentation": "affine"}, "Argument `setting` must be a known name"),
+        ("text_llama", {"controls": ["lora"]}, "without a QuantumLayer to exchange, but is 'lora'. Set"),
         ("text_llama", {"part": "nobody"}, "nobody"),
         ("text_llama", {"pretrained": "/nowhere/model"}, "`pretrained` must be a folder or hub name"),
         ("text_llama", {"data_dir": None}, "`data_dir` must"),
         ("captions_clip", {"data_dir": None}, "`data_dir` must"),
         ("music_llama", {"data_dir": None}, "`data_dir` must"),
-        (
-            "text_llama",
-            {"overlap": 8},
-            "`overlap` must be left out for 'text', but is 8. Leave it out; it is",
-        ),
+        ("text_llama", {"overlap": 8}, "Argument `setting` must be a known name, but is 'overlap'."),
+        ("digits_clip", {"head": "full"}, "`controls` must be () for a head without a circuit"),
     ],
 )
 def test_what_does_not_fit_is_told_in_a_sentence(home, base, tmp_path, recipe, settings, told):

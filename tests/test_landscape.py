@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qnnkit import QuantumLayer, circuits, gradients, models, plots, recipes
+from qnnkit import QuantumLayer, circuits, gradients, plots, recipes
 from qnnkit.gradients import landscape
 from qnnkit.tasks import Classification, Step
 
@@ -44,8 +44,9 @@ def rotation(start: float, backend: str = "batched") -> QuantumLayer:
 
 def net(name: str = "digits_quanv", **changes):
     """A net of a recipe and a batch for it."""
-    config = recipes.recipe(name).override(**changes).model
-    model = models.build(config, channels=1, image_size=(8, 8), n_classes=10, seed=0)
+    recipe = recipes.find(name)
+    settings = recipe.settings(dataset="digits", image_size=8, **changes)
+    model = recipe.build(settings, recipe.load(settings), 0)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8, generator=generator)
     return model, (images, torch.arange(5))
@@ -75,8 +76,8 @@ def test_a_point_without_a_gradient_has_no_line_along_it():
     [
         ("digits_quanv", {}),
         ("digits_quanv", {"circuit": "strongly_entangling", "filters": 2, "trainable": False}),
-        ("ahcd_ten_epochs", {"width": 8, "hidden": 8}),
-        ("resnet_circuit_trained", {"width": 4, "stem_stride": 1}),
+        ("letters", {"width": 8, "hidden": 8}),
+        ("resnet_circuit_trained", {"stem_stride": 1}),
     ],
 )
 def test_a_plane_is_what_each_point_gives_alone(name, changes):

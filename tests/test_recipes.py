@@ -1,94 +1,133 @@
-"""qnnkit.recipes: every recipe is complete: its names exist, and its nets can be built and trained."""
+"""qnnkit.recipes: shipped ones are complete and can be run; a user's is found, told apart and guarded."""
 
 import dataclasses
+import importlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import Field
+from torch import nn
 
-from qnnkit import RECIPES, layers, recipes, runs
-from qnnkit.circuits import ANSAETZE, EMBEDDINGS
-from qnnkit.data import DATASETS, kind
-from qnnkit.models import CLASSICAL, MODELS
-from qnnkit.settings import validate
+import qnnkit
+from qnnkit import RECIPES, data, layers, models, recipes, runs
+from qnnkit.recipes import RecipeError
+from qnnkit.settings import MAIN_NETS, Settings
+from tests.toys import Digits
+
+PUBLIC = {"mnist": "mnist", "ahcd": "ahcd/ahcd_csv.zip"}
+OF_IMAGES = [name for name in RECIPES if issubclass(RECIPES[name].Settings, data.Images)]
+TINY = {"text": {"sequence_length": 16, "vocabulary": 260}, "music": {"sequence_length": 32}}
+
+
+# --- the shipped ones --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Ten random images of each of two classes, for the recipes that need a folder."""
-    root, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+def home(tmp_path_factory):
+    """Data for the recipes that need some: images in folders, captions, text and music."""
+    root, generator = tmp_path_factory.mktemp("home"), np.random.default_rng(0)
+    captions = {}
     for label in range(2):
         (root / "class_folder" / str(label)).mkdir(parents=True)
-        (root / "flat_folder").mkdir(exist_ok=True)
+        for name in ("flat_folder", "captions"):
+            (root / name).mkdir(exist_ok=True)
         for i in range(10):
             image = Image.fromarray(generator.integers(0, 256, (12, 12), dtype=np.uint8))
             image.save(root / "class_folder" / str(label) / f"{i}.png")
             image.save(root / "flat_folder" / f"{i}_{label:02d}.png")
+            image.save(root / "captions" / f"{i}_{label}.png")
+            captions[f"{i}_{label}.png"] = f"picture {i} of class {label}"
+    (root / "captions" / "captions.json").write_text(json.dumps(captions))
+    (root / "text").mkdir()
+    for i in range(12):
+        (root / "text" / f"{i}.txt").write_text(f"page {i}: " + "the cat sat on the mat. " * 12)
+    pieces = {f"{i}": [[60 + i % 5 + each] for _ in range(12) for each in (0, 4, 7, 12)] for i in range(12)}
+    (root / "music").mkdir()
+    (root / "music" / "bach.json").write_text(json.dumps(pieces))
     return root
 
 
-PUBLIC = {"ahcd": "ahcd/ahcd_csv.zip", "mnist": "mnist"}
+@pytest.fixture(scope="module")
+def pretrained(home):
+    """Folder of a base that nobody has trained, for each kind of token."""
+    found = {}
+    for kind in ("text", "music"):
+        run = runs.open_run(home / f"{kind}_base", f"{kind}_llama", data_dir=str(home / kind), **TINY[kind])
+        runs.build(run, "reference", 0).save_pretrained(home / f"{kind}_model")
+        if hasattr(run.splits.tokenizer, "save_pretrained"):
+            run.splits.tokenizer.save_pretrained(home / f"{kind}_model")
+        found[kind] = str(home / f"{kind}_model")
+    return found
 
 
-def data_of(name, pictures):
-    """The `data_dir` of a recipe; its test is skipped without the public dataset that it needs."""
-    dataset = recipes.recipe(name).data.dataset
-    if dataset == "digits":
-        return None
-    if dataset not in PUBLIC:
-        return str(pictures / dataset)
-    if "QNNKIT_TEST_DATA" not in os.environ:
-        pytest.skip("no QNNKIT_TEST_DATA")
-    return str(Path(os.environ["QNNKIT_TEST_DATA"]) / PUBLIC[dataset])
+def toy(name, home, pretrained):
+    """Settings with which a recipe is small; its test is skipped without the public dataset that it needs."""
+    usual, given = RECIPES[name].settings(), {}
+    if usual.dataset in PUBLIC:
+        if "QNNKIT_TEST_DATA" not in os.environ:
+            pytest.skip("no QNNKIT_TEST_DATA")
+        place = Path(os.environ["QNNKIT_TEST_DATA"]) / PUBLIC[usual.dataset]
+        given = {"data_dir": str(place), "train_fraction": 0.1}
+    elif usual.dataset not in ("digits", "digit_captions"):
+        given = {"data_dir": str(home / usual.dataset)}
+    if hasattr(usual, "adapter"):
+        given |= {"pretrained": pretrained[usual.dataset], "base_precision": "float32"}
+        given["sequence_length"] = TINY[usual.dataset]["sequence_length"]
+        return given | {"four_bit": False, "gradient_checkpointing": False, "precision": "float32"}
+    return given | TINY.get(usual.dataset, {})
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_names_what_exists(name):
-    recipe = recipes.recipe(name)
-    assert recipe.recipe == name
-    assert recipe.data.dataset in DATASETS
-    assert recipe.model.model in MODELS
-    assert recipe.model.circuit in ANSAETZE
-    assert recipe.model.embedding in EMBEDDINGS
-    assert recipe.device == recipe.backend == "auto"  # placement is the machine's business
-    assert validate(json.loads(recipe.model_dump_json())) == recipe
-
-
-OF_IMAGES = [name for name in RECIPES if kind(RECIPES[name].data.dataset) == "images"]
+def test_a_recipe_says_what_it_is_and_leaves_the_machine_alone(name):
+    recipe = RECIPES[name]
+    usual = recipe.settings()
+    assert (recipe.name, recipe.reference, usual.recipe) == (name, name, name)
+    assert recipe.shipped and recipes.of(usual) is recipe and RECIPES[name] is recipe
+    assert recipe.sentence.endswith(".") and len(recipe.sentence) < 200
+    assert usual.device == usual.backend == "auto"  # placement is the machine's business
+    assert usual.dataset in data.DATASETS and data.kind(usual.dataset) == usual.kind
+    for word in ("controls", "circuit", "width", "stride"):
+        known = recipe.Settings.model_fields
+        assert word not in known or len(recipe.Settings.describe(word)) > 10
 
 
 @pytest.mark.parametrize("name", OF_IMAGES)
 def test_a_recipe_can_say_something_of_the_quantum_part(name):
     """Every hybrid result stands beside its control of equal size, with an interval over seeds."""
-    recipe = recipes.recipe(name)
-    assert ("classical" in recipe.controls) == (recipe.model.model not in CLASSICAL)
-    assert recipe.n_seeds >= 3
+    usual = RECIPES[name].settings()
+    assert ("classical" in usual.controls) == hasattr(usual, "circuit")
+    assert usual.n_seeds >= 3
 
 
-@pytest.mark.parametrize("name", OF_IMAGES)
-def test_the_nets_of_a_recipe_differ_in_the_quantum_part_alone(name, pictures, tmp_path):
-    settings = recipes.recipe(name)
-    given = {"train_fraction": 0.1} if settings.data.dataset in PUBLIC else {}
-    run = runs.open_run(tmp_path / "run", name, data_dir=data_of(name, pictures), **given)
-    images, labels = next(iter(run.splits.batches("train", 4, shuffle=False)))
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_loads_builds_and_trains_and_its_controls_do(name, home, pretrained, tmp_path):
+    run = runs.open_run(tmp_path / "run", name, **toy(name, home, pretrained))
+    batch = next(iter(run.splits.batches("train", 4, shuffle=False)))
     nets = {net: runs.build(run, net, seed=0) for net in run.nets}
-    counts = {net: layers.count_parameters(model) for net, model in nets.items()}
     own = run.nets[0]
-    assert own == ("reference" if settings.model.model in CLASSICAL else "hybrid")
-    for net, model in nets.items():
+    hybrid = hasattr(run.config, "circuit") or getattr(run.config, "adapter", "lora") != "lora"
+    assert own == MAIN_NETS[0 if hybrid else 1]
+    assert run.nets == (own, *run.config.controls)
+    counts = {net: layers.count_parameters(model) for net, model in nets.items()}
+    for model in nets.values():
+        optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=0.1)
         with torch.random.fork_rng(devices=[]):  # augmentation and dropout draw
-            step = runs.task_of(run.config)(model, (images, labels))
+            model.train()
+            step = run.task(model, batch)
             step.loss.backward()
-            assert model(images).shape == (4, run.splits.n_classes)
-        assert step.count == 4
+        assert step.loss.isfinite() and step.count > 0
         for weight in model.parameters():  # each weight that is trained gets a gradient
             assert (weight.grad is not None) == weight.requires_grad
-        if net != "no_quantum":
-            assert sum(counts[net].values()) == sum(counts[own].values())
+        before = [w.detach().clone() for w in model.parameters() if w.requires_grad]
+        optimizer.step()
+        after = [w for w in model.parameters() if w.requires_grad]
+        assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     groups = {net: runs.parameter_groups(model, run.config) for net, model in nets.items()}
     for net in {"classical", "classical_trained"} & set(nets):  # trained as the circuit is, in every way
         for ours, theirs in zip(groups[net], groups[own], strict=True):
@@ -98,28 +137,59 @@ def test_the_nets_of_a_recipe_differ_in_the_quantum_part_alone(name, pictures, t
                 theirs.clip_norm,
                 theirs.weight_decay,
             )
-    for net in run.config.controls:
-        here = dict(nets[net].named_parameters())
-        for place, weight in nets[own].named_parameters():
-            if not any(weight is angle for angle in layers.quantum_parameters(nets[own])) and place in here:
-                assert torch.equal(here[place], weight)
-        assert counts[net]["quantum"] == (counts[own]["quantum"] if net == "no_entanglement" else 0)
+        assert sum(counts[net].values()) == sum(counts[own].values())
     if own == "hybrid":
-        assert (counts[own]["quantum"] > 0) == settings.model.trainable
+        assert (counts[own]["quantum"] > 0) == getattr(run.config, "trainable", True)
 
 
-def test_an_unknown_recipe():
-    with pytest.raises(ValueError, match="Did you mean 'digits_quanv'"):
-        recipes.recipe("digit_quanv")
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_the_controls_of_a_recipe_differ_in_the_quantum_part_alone(name, home, tmp_path):
+    run = runs.open_run(tmp_path / "run", name, **toy(name, home, {}))
+    own, *others = (runs.build(run, net, seed=0) for net in run.nets)
+    quantum, counted = layers.quantum_parameters(own), layers.count_parameters(own)["quantum"]
+    assert own.eval()(run.splits.example(4)).shape == (4, run.splits.n_classes)
+    for net, other in zip(run.config.controls, others, strict=True):
+        here = dict(other.named_parameters())
+        for place, weight in own.named_parameters():
+            if not any(weight is angle for angle in quantum) and place in here:
+                assert torch.equal(here[place], weight)
+        assert layers.count_parameters(other)["quantum"] == (counted if net == "no_entanglement" else 0)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_its_settings_come_back_from_a_folder(name, home, pretrained, tmp_path):
+    run = runs.open_run(tmp_path / "run", name, epochs=2, seed=5, **toy(name, home, pretrained))
+    kept = json.loads((run.folder / "config.json").read_text())
+    assert kept.pop("recipe_digest") == RECIPES[name].digest and kept.pop("recipe") == name
+    assert set(kept) == set(RECIPES[name].Settings.model_fields)
+    assert (run.folder / "recipe.py").read_text() == RECIPES[name].source
+    again = runs.open_run(run.folder)
+    assert again.config == run.config and again.recipe is RECIPES[name]
+    assert again.nets == run.nets and again.config.digest() == run.config.digest()
+
+
+def test_presets_stand_under_their_file():
+    """One file gives several: llama_mac and llama_t4."""
+    assert {"llama_mac", "llama_t4", "llama_a100"} < set(RECIPES) and "llama" not in RECIPES
+    mac, t4 = recipes.find("llama_mac"), recipes.find("llama_t4")
+    assert mac.source == t4.source and mac.digest != t4.digest
+    assert t4.settings().four_bit and not mac.settings().four_bit
+    assert mac.settings(four_bit=True).chosen() == {"four_bit": True}
+    for name in RECIPES:
+        for setting in RECIPES[name].preset:
+            assert RECIPES[name].settings().chosen() == {}, setting
 
 
 def test_the_digits_recipe_reaches_95_percent(tmp_path):
     """The hybrid net alone, as the main job trains it: the mean test accuracy of three seeds."""
     run = runs.open_run(tmp_path / "run", "digits_quanv")
     assert list(run.seeds) == [0, 1, 2]
-    hybrid = dataclasses.replace(run, config=run.config.model_copy(update={"controls": ()}))
-    accuracies = [final["test_accuracy"] for final in runs.train_all(hybrid)]
+    run.note_provenance(nets=["hybrid"])
+    accuracies = [final["test_accuracy"] for final in runs.train_all(dataclasses.replace(run))]
     assert len(accuracies) == 3 and np.mean(accuracies) >= 0.95
+
+
+AHCD = {"dataset": "ahcd", "validation_fraction": 0.1}
 
 
 @pytest.mark.slow
@@ -127,13 +197,296 @@ def test_the_digits_recipe_reaches_95_percent(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "least"),
     [
-        ("ahcd_ten_epochs", {}, 0.84),  # 86.6 % was measured, in ten seconds of two cores
-        ("ahcd_trainable", {}, 0.97),  # 98.3 %, in four minutes
+        ("letters_frozen", {"epochs": 10}, 0.84),  # 86.6 % was measured, in ten seconds of two cores
+        ("letters", {"image_size": None, "grey": None, **AHCD}, 0.97),  # 98.3 %, in four minutes
         ("resnet_circuit_trained", {"epochs": 3}, 0.985),  # 99.2 %, in eight minutes
     ],
 )
 def test_what_the_readme_says_of_image_nets(name, settings, least, tmp_path):
     """The hybrid net of the first seed, on test images."""
-    given = {"data_dir": data_of(name, None), "n_seeds": 1, "controls": [], **settings}
-    [final] = runs.train_all(runs.open_run(tmp_path / "run", name, **given))
+    place = PUBLIC[settings.get("dataset", RECIPES[name].settings().dataset)]
+    given = {"data_dir": str(Path(os.environ["QNNKIT_TEST_DATA"]) / place), "n_seeds": 1, "controls": []}
+    [final] = runs.train_all(runs.open_run(tmp_path / "run", name, **given, **settings))
     assert final["test_accuracy"] >= least
+
+
+# --- finding one -------------------------------------------------------------------------------------------
+
+OWN = '''"""Points by a circuit."""
+
+import torch
+from torch import nn
+
+import qnnkit
+from qnnkit import circuits, data
+
+
+class Settings(qnnkit.Settings):
+    n_points: int = 30
+    """Number of points."""
+    epochs: int = 1
+
+
+def load(settings):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(settings.n_points, 2, generator=generator)
+    return data.arrays(settings, points, (points.sum(1) > 1).long())
+
+
+def build(settings, splits, seed):
+    # a comment
+    layer = qnnkit.QuantumLayer(*circuits.build("data_reuploading", n_qubits=2, n_layers=1))
+    return nn.Sequential(layer, nn.Linear(2, 2))
+'''
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a recipe's file: `write("mine.py", OWN, "circuit", "gate")` with one word for another."""
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    before, path = set(sys.modules), list(sys.path)
+
+    def write(name, text, *pairs):
+        for old, new in zip(pairs[::2], pairs[1::2], strict=True):
+            assert old in text
+            text = text.replace(old, new)
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    yield write
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+class OfPoints(Digits):
+    """An object as a recipe."""
+
+    @staticmethod
+    def build(splits, seed):
+        return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, splits.n_classes))
+
+
+class AsFloat(nn.Module):
+    def forward(self, pixels):
+        return pixels.float() / 255
+
+
+def test_find_by_name():
+    found = recipes.find("digits_quanv")
+    assert recipes.find("digits_quanv") is recipes.find(found) is RECIPES["digits_quanv"] is found
+    with pytest.raises(ValueError, match=r"`recipe` must be a known name.*Did you mean 'digits_quanv'\?"):
+        recipes.find("digit_quanv")
+    with pytest.raises(ValueError, match="Did you mean 'digits_quanv'"):
+        RECIPES["digit_quanv"]
+
+
+@pytest.mark.parametrize("told", ["path", "text", "relative"])
+def test_find_by_path(write, told):
+    path = write("mine.py", OWN)
+    found = recipes.find({"path": path, "text": str(path), "relative": "mine.py"}[told])
+    assert (found.name, found.reference, found.shipped) == ("mine", str(path), False)
+    assert found.source == path.read_text() and found.sentence == "Points by a circuit."
+    assert found.settings(n_points=40).n_points == 40 and found.settings().recipe == str(path)
+    with pytest.raises(ValueError, match=r"`setting` must be a known name, but is 'n_point'\. Did you mean"):
+        found.settings(n_point=40)
+
+
+def test_find_by_module(write, monkeypatch):
+    write("some_module.py", OWN)
+    monkeypatch.syspath_prepend(str(write("x", "").parent))
+    module = importlib.import_module("some_module")
+    found = recipes.find(module)
+    assert (found.name, found.code) == ("some_module", module) and found.settings().n_points == 30
+    assert recipes.find("some_module") is found and recipes.find("qnnkit.recipes.cnn").name == "cnn"
+
+
+def test_find_by_object(tmp_path):
+    found = recipes.find(OfPoints)
+    assert found.name == "OfPoints" and recipes.find(OfPoints()).digest == found.digest
+    assert "class AsFloat" in found.source, "what it uses is part of what a run is"
+    run = runs.open_run(tmp_path / "run", OfPoints, epochs=1, train_fraction=0.2)
+    [final] = runs.train_all(run)
+    assert final["net"] == "reference" and run.nets == ("reference",)
+    assert (run.folder / "recipe.py").read_text() == found.source
+
+
+def test_a_file_is_run_at_a_time(write):
+    path = write("mine.py", OWN)
+    found = recipes.find(path)
+    assert recipes.find(path) is found, "not run twice"
+    write("mine.py", OWN, "n_points: int = 30", "n_points: int = 50")
+    again = recipes.find(path)
+    assert again.settings().n_points == 50 and again.digest != found.digest
+    assert found.settings().n_points == 30, "what was found stays"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("def build(", "def bild(", "must define `build`, but has ['Settings', 'load']"),
+        ("    return data.arrays", "  return data.arrays", "line 19: it is not Python: unindent"),
+        ("class Settings(", "1 / 0\nclass Settings(", "line 10: ZeroDivisionError: division by zero"),
+        ("import qnnkit\n", "import qnnkit\nimport nowhere\n", "line 7: ModuleNotFoundError"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_its_line(write, old, new, told):
+    path = write("mine.py", OWN, old, new)
+    with pytest.raises(RecipeError) as caught:
+        recipes.find(path)
+    assert str(path) in str(caught.value) and told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "    return nn.Sequential(layer",
+            "    return 3 + nn.Sequential(layer",
+            "line 25, in build: TypeError",
+        ),
+        (
+            "    return nn.Sequential(layer, nn.Linear(2, 2))",
+            "    return 3",
+            "line 22: Argument `build` must",
+        ),
+        (
+            "nn.Linear(2, 2))",
+            "nn.Linear(2, 1))",
+            "line 22: Argument `build` must give a net that takes the data, and a task that takes its",
+        ),
+        ("    return data.arrays", "    return points\n    data.arrays", "`load` must return splits"),
+        ("def build(settings, splits, seed)", "def build(settings, splits, sed)", "must not ask for `sed`"),
+        ("class Settings(qnnkit.Settings)", "class Settings", "`Settings` must derive from qnnkit.Settings"),
+        ("points.sum(1) > 1", "points.sum(1) > 1 / 0", "line 19, in load: ZeroDivisionError"),
+        ("nn.Linear(2, 2))", "nn.Linear(3, 2))", "It says: mat1 and mat2 shapes cannot be multiplied"),
+    ],
+)
+def test_what_a_users_code_does_wrong_begins_no_run(write, tmp_path, old, new, told):
+    path = write("mine.py", OWN, old, new)
+    with pytest.raises(RecipeError) as caught:
+        runs.open_run(tmp_path / "run", path)
+    assert told in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "folder/nowhere.py", "folder/nowhere"])
+def test_a_file_that_is_not_there(name):
+    with pytest.raises(FileNotFoundError, match=r"`recipe` must be an existing \.py file.*qnnkit new"):
+        recipes.find(name)
+
+
+# --- what makes another experiment -------------------------------------------------------------------------
+
+NEIGHBOUR = '"""Help."""\n\n\ndef scale():\n    return 2.0  # of angles\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("    # a comment\n", "    # another\n\n", True),
+        ('"""Points by a circuit."""', '"""Something else."""', True),
+        ("return nn.Sequential(layer,", "return nn.Sequential(\n        layer,", True),
+        ("n_layers=1", "n_layers=2", False),
+        ("n_points: int = 30", "n_points: int = 31", False),
+    ],
+)
+def test_code_makes_another_experiment_and_comments_do_not(write, old, new, same):
+    before = recipes.find(write("mine.py", OWN))
+    after = recipes.find(write("mine.py", OWN, old, new))
+    assert (before.digest == after.digest) == same
+    assert (before.settings().digest() == after.settings().digest()) == same
+
+
+def test_a_neighbour_counts_and_is_read_anew(write):
+    uses = ("import qnnkit\n", "import qnnkit\nimport helping\n", "= 30", "= int(15 * helping.scale())")
+    write("helping.py", NEIGHBOUR)
+    path = write("mine.py", OWN, *uses)
+    before = recipes.find(path)
+    assert before.neighbours == {"helping.py": NEIGHBOUR} and before.settings().n_points == 30
+    write("helping.py", NEIGHBOUR, "# of angles", "# of gates")
+    assert recipes.find(path).digest == before.digest
+    write("helping.py", NEIGHBOUR, "2.0", "4.0")
+    after = recipes.find(path)
+    assert after.digest != before.digest and after.settings().n_points == 60
+
+
+def test_a_run_is_of_one_state_of_its_recipe(write, tmp_path):
+    path = write("mine.py", OWN)
+    run = runs.open_run(tmp_path / "run", path, n_points=40)
+    assert run.nets[0] == "hybrid" and "classical" in run.nets, "all controls, where it does not say"
+    assert runs.open_run(tmp_path / "run").config == run.config, "known in this process"
+    write("mine.py", OWN, "# a comment", "# another")
+    assert runs.open_run(tmp_path / "run", path).config == run.config
+    write("mine.py", OWN, "n_layers=1", "n_layers=2")
+    with pytest.raises(ValueError, match=r"holds another experiment.*the recipe has changed: .*n_layers=2"):
+        runs.open_run(tmp_path / "run", path)
+
+
+def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_path, monkeypatch):
+    path = write("mine.py", OWN)
+    list(runs.train_all(runs.open_run(tmp_path / "run", path)))
+    monkeypatch.setattr(recipes, "_found", {})  # another process
+    path.unlink()
+    run = runs.open_run(tmp_path / "run")
+    assert run.config.n_points == 30 and run.config.recipe and run.config.source is None
+    assert run.nets[0] == "hybrid" and len(run.finals()) == len(run.nets) and run.score.name == "accuracy"
+    for asked in (lambda: runs.trained(run), lambda: run.splits, lambda: run.task, lambda: run.recipe):
+        with pytest.raises(
+            ValueError, match=r"recipe `.*mine\.py` is yours, and runs only where you name it"
+        ):
+            asked()
+    copy = write("copied.py", (run.folder / "recipe.py").read_text())
+    assert runs.open_run(tmp_path / "run", copy).config == runs.open_run(tmp_path / "run", copy).config
+    assert isinstance(runs.trained(runs.open_run(tmp_path / "run", copy)), nn.Module)
+
+
+# --- settings of one's own ---------------------------------------------------------------------------------
+
+
+class Redeclared(data.Images, models.QuanvSettings, qnnkit.Settings):
+    epochs: int = 3
+    threads: int = 1
+    augmentation: str = "affine"
+    hidden: int = Field(default=4, le=8)
+    """Units, but few."""
+    data_dir: str | None = "here"
+    stride: tuple[int, int] = (1, 2)
+    """Steps of another kind."""
+
+
+class OfRedeclared(Digits):
+    Settings = Redeclared
+
+    @staticmethod
+    def build(settings, splits, seed):
+        return nn.Linear(1, 1)
+
+
+def test_a_field_that_is_declared_anew_keeps_the_kits_rule_and_sentence():
+    kind = recipes.find(OfRedeclared).Settings
+    for name in ("epochs", "threads", "augmentation", "data_dir"):
+        known = data.Images if name in data.Images.model_fields else Settings
+        assert kind.describe(name) == (known.model_fields[name].description or "").replace("\n", " ")
+    assert kind.describe("hidden") == "Units, but few."
+    assert kind().flat() == recipes.find(OfRedeclared).settings().flat()
+    assert (kind().epochs, kind().augmentation, kind().hidden, kind().stride) == (3, "affine", 4, (1, 2))
+    assert kind.places() == ["data_dir"] and kind.of({"threads": "auto"}).threads == "auto"
+    for name, value in (("epochs", 0), ("augmentation", "flip"), ("hidden", 0), ("hidden", 9), ("stride", 1)):
+        with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
+            kind.of({name: value})
+
+
+def test_new_copies_one(tmp_path):
+    path = recipes.new(tmp_path / "own" / "mine.py", like="letters")
+    assert path.read_text() == RECIPES["letters"].source
+    assert recipes.find(path).settings().chosen() == {} and recipes.find(path).reference == str(path)
+    with pytest.raises(FileExistsError, match="`path` must be a new file"):
+        recipes.new(path)
+    with pytest.raises(ValueError, match=r"`path` must end in \.py"):
+        recipes.new(tmp_path / "mine.txt")
+    with pytest.raises(ValueError, match="Did you mean 'letters'"):
+        recipes.new(tmp_path / "other.py", like="leters")

@@ -9,7 +9,7 @@ from qnnkit import layers, recipes, report, runs
 
 @pytest.fixture
 def run(tmp_path):
-    return runs.Run(tmp_path, recipes.recipe("digits_quanv"))
+    return runs.Run(tmp_path, recipes.settings("digits_quanv"))
 
 
 @pytest.mark.parametrize(

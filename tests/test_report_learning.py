@@ -9,11 +9,9 @@ from qnnkit import models, report, runs
 from qnnkit.report import learning
 
 
-def begun(folder, **settings):
+def begun(folder, recipe="digits_quanv", **settings):
     """A run on few digits, an untrained net of it, and a batch."""
-    run = runs.open_run(
-        folder, "digits_quanv", **{"n_seeds": 1, "train_fraction": 0.1, "controls": [], **settings}
-    )
+    run = runs.open_run(folder, recipe, **{"n_seeds": 1, "train_fraction": 0.1, "controls": [], **settings})
     model = runs.build(run, run.nets[0], 0)
     train = run.splits.train
     models.table(model, train.images[:1])  # as 02 does: a circuit is known once it has run
@@ -26,7 +24,7 @@ NETS = {
     "iqp": {"circuit": "hardware_efficient", "embedding": "iqp", "n_layers": 1},
     "amplitude": {"circuit": "strongly_entangling", "embedding": "amplitude"},
     "identity_block": {"initialisation": "identity_block"},
-    "resnet": {"model": "resnet_circuit", "circuit": "strongly_entangling", "width": 4, "stem_stride": 1},
+    "resnet": {"recipe": "resnet_circuit_trained", "dataset": "digits", "stem_stride": 1},
 }
 
 
@@ -36,7 +34,7 @@ def test_gates_and_expressivity_of_every_kind(tmp_path, capsys, name):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert report.keep_gates(run, model, batch) is not None
     rows, figures = report.keep_expressivity(run, model)
-    assert {row["circuit"] for row in rows} >= {"angle", run.config.model.circuit}
+    assert {row["circuit"] for row in rows} >= {"angle", run.config.circuit}
     kept = {path.stem for path in (run.folder / "figures").iterdir()}
     assert kept >= {"02_gates", "02_fidelities"} and len(figures) == len(kept) - 1
     told = capsys.readouterr().out
@@ -91,7 +89,7 @@ def test_many_circuits_take_fewer_images(tmp_path, monkeypatch):
 
 
 def test_nets_without_a_circuit_say_so(tmp_path, capsys):
-    run, model, batch = begun(tmp_path / "run", model="cnn", width=4, hidden=4, epochs=1)
+    run, model, batch = begun(tmp_path / "run", "cnn", width=4, hidden=4, epochs=1)
     assert report.keep_gates(run, model, batch) is None
     assert report.keep_expressivity(run, model) == ([], [])
     list(runs.train_all(run))

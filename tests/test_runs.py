@@ -94,8 +94,9 @@ def files(folder):
 def test_a_new_run_writes_its_settings_and_where_it_began(tmp_path):
     run = runs.open_run(tmp_path / "deep" / "run", "digits_quanv", epochs=3, clip_norm=None)
     assert run.config.epochs == 3
-    assert json.loads((run.folder / "config.json").read_text()) == run.config.model_dump(mode="json")
-    assert set(files(run.folder)) == {"config.json", "provenance.json"}
+    told = {"recipe_digest": run.recipe.digest, **run.config.flat()}
+    assert json.loads((run.folder / "config.json").read_text()) == told
+    assert set(files(run.folder)) == {"config.json", "provenance.json", "recipe.py"}
     provenance = json.loads((run.folder / "provenance.json").read_text())
     assert provenance["packages"]["torch"] == metadata.version("torch")
     assert provenance["packages"]["pennylane"] == metadata.version("pennylane")
@@ -149,25 +150,28 @@ def test_another_experiment_is_refused_by_its_difference(tiny, settings, told):
     assert files(run.folder) == content
 
 
-def test_a_last_batch_of_one_image_is_refused_where_batches_are_normalised(tiny):
+def test_a_last_batch_of_one_image_is_refused_where_batches_are_normalised(tiny, pictures, tmp_path):
     n = len(tiny("counted").splits.train)
-    settings = {"model": "resnet18", "controls": [], "batch_size": n - 1}
+    settings = {"dataset": "class_folder", "data_dir": str(pictures), "stem_stride": 1, "batch_size": n - 1}
     with pytest.raises(ValueError, match=r"^Argument `batch_size` must leave more than one image.*by one\.$"):
-        tiny("resnet", **settings)
-    assert tiny("resnet", **settings | {"batch_size": n}).nets == ("reference",)
+        runs.open_run(tmp_path / "resnet", "resnet", **settings)
+    found = runs.open_run(tmp_path / "resnet", "resnet", **settings | {"batch_size": n})
+    assert found.nets == ("reference",)
     assert len(tiny("quanv", batch_size=n - 1).nets) == 2  # which normalises nothing
 
 
 def test_a_trained_circuit_has_no_second_classical_control(tiny):
-    told = r"^Argument `controls` must be one that this net has, but is 'classical_trained'\. Choose among"
+    told = r"^Argument `control` must be a known name, but is 'classical_trained'\..* The choices are"
     with pytest.raises(ValueError, match=told):
         tiny(controls=["classical_trained"])
     assert tiny(controls=["classical_trained"], trainable=False).nets == ("hybrid", "classical_trained")
 
 
-def test_a_model_without_a_circuit_has_no_controls(tiny):
+def test_a_model_without_a_circuit_has_no_controls(tmp_path):
     with pytest.raises(ValueError, match=r"^Argument `controls` must be left out.*Set controls=\(\)"):
-        tiny(model="resnet18")
+        runs.open_run(tmp_path / "run", "cnn", dataset="digits", controls=["classical"])
+    assert not (tmp_path / "run").exists()
+    assert runs.open_run(tmp_path / "run", "cnn", controls="all").nets == ("reference",)
 
 
 def test_another_recipe_is_refused(tiny):
@@ -230,7 +234,8 @@ def test_placement_that_is_not_here_is_refused_before_anything_starts(tiny):
 def test_a_run_of_another_machine_may_be_looked_at_here(tiny):
     run = tiny()
     moved = run.config.override(device="cuda")
-    workspace.write_json(run.folder / "config.json", moved.model_dump(mode="json"))
+    content = json.loads((run.folder / "config.json").read_text())
+    workspace.write_json(run.folder / "config.json", content | {"device": "cuda"})
     assert runs.open_run(run.folder).config == moved
 
 
@@ -249,7 +254,7 @@ def test_a_run_of_another_machine_may_be_looked_at_here(tiny):
         ("digits_quanv", {"circuit": "angle"}, "`circuit` must be a known name, but is 'angle'"),
         ("digits_quanv", {"embedding": "angles"}, "Did you mean 'angle'?"),
         ("digits_quanv", {"dataset": "digit"}, "Did you mean 'digits'?"),
-        ("digits_quanv", {"model": "quanvnet"}, "Did you mean 'quanv'?"),
+        ("digits_quanv", {"controls": ["clasical"]}, "Did you mean 'classical'?"),
         ("digits_quanv", {"backend": "lightning"}, "`backend` must be a known name"),
         ("digits_quanv", {"device": "gpu"}, "`device` must be a known name, but is 'gpu'"),
         (
@@ -301,7 +306,13 @@ def test_a_folder_that_may_not_be_read(closed, recipe):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '{"recipe": 3}', '{"recipe": "x", "epochs": 2}', "\x00", "{}"]
+    "content",
+    [
+        *("", "{", "[]", "null", '{"recipe": 3}', "\x00", "{}"),
+        '{"recipe": "digits_quanv", "data": {}, "training": {}}',  # of a version before recipes were files
+        '{"recipe_digest": "0"}',
+        '{"recipe_digest": "0", "recipe": "x", "epochs": 0}',
+    ],
 )
 def test_damaged_settings_are_named_and_stay(tiny, content):
     run = tiny()
@@ -743,7 +754,7 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, tmp_path, monkeyp
             moved = open_(second, place_of(first))
     else:
         moved = open_(second)
-    assert Path(moved.config.data.data_dir) == place_of(second)
+    assert Path(moved.config.data_dir) == place_of(second)
     assert moved.asked.digest() == settings
     before = [path.name for path in moved.checkpoints("hybrid", 0).glob("step-*")]
     assert before  # what the killed one had

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import nn
@@ -35,6 +35,8 @@ class AdapterSettings(LanguageModelSettings):
     """LoRA's updates are scaled by alpha / r; None takes twice the rank."""
     targets: tuple[str, ...] | None = None
     """Names of the layers that it changes; None takes the query and value projections."""
+    base_precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision in which the frozen weights are kept; half of it for about half of the memory."""
     four_bit: bool = False
     """Whether the frozen weights are kept in 4 bits (QLoRA) where CUDA and bitsandbytes allow it."""
 

@@ -25,7 +25,7 @@ def random_state() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     return {
-        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
+        "python": {"version": version, "words": torch.tensor(words, device="cpu"), "gauss": gauss},
         "numpy": {
             "kind": kind,
             "key": torch.from_numpy(np.asarray(key).astype(np.int64)),

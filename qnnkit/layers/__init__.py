@@ -4,6 +4,8 @@ from qnnkit.layers.calling import called
 from qnnkit.layers.controls import (
     Bypass,
     ClassicalLayer,
+    control,
+    control_names,
     controls,
     count_parameters,
     exchanged_parameters,
@@ -27,6 +29,8 @@ __all__ = [
     "Quanv2d",
     "Bypass",
     "ClassicalLayer",
+    "control",
+    "control_names",
     "controls",
     "count_parameters",
     "exchanged_parameters",

@@ -110,20 +110,42 @@ def controls(model: nn.Module, *, seed: int = 0) -> dict[str, nn.Module]:
         ValueError: The model holds no `QuantumLayer`, or has not run yet.
         NotImplementedError: A layer's QNode returns no list, but a single value or a tuple.
     """
-    if not any(isinstance(module, QuantumLayer) for module in model.modules()):
+    names = control_names(model)
+    if not names:
         rule = "hold at least one QuantumLayer"
         raise ValueError(checks.message("model", rule, type(model).__name__, "There is nothing to exchange."))
-    makers = {
-        "no_entanglement": lambda layer, i: layer.with_qnode(circuits.drop_entanglement(layer.qnode)),
-        "frozen_random": lambda layer, i: _frozen_random(layer, seed * 1000 + i),
-        "classical": lambda layer, i: _classical(layer, seed * 1000 + i),
-    }
-    found = {name: _exchange(copy.deepcopy(model), make) for name, make in makers.items()}
-    if not any(weight.requires_grad for weight in quantum_parameters(model)):
-        found["classical_trained"] = copy.deepcopy(found["classical"])
-        for weight in exchanged_parameters(found["classical_trained"]):
+    return {name: control(model, name, seed=seed) for name in names}
+
+
+def control_names(model: nn.Module) -> tuple[str, ...]:
+    """What `controls` has of this model; nothing where it holds no `QuantumLayer`."""
+    if not any(isinstance(module, QuantumLayer) for module in model.modules()):
+        return ()
+    trained = any(weight.requires_grad for weight in quantum_parameters(model))
+    names = ("no_entanglement", "frozen_random", "classical", "classical_trained", "no_quantum")
+    return tuple(name for name in names if not (trained and name == "classical_trained"))
+
+
+def control(model: nn.Module, name: str, *, seed: int = 0) -> nn.Module:
+    """One of `controls`, where the others are not wanted in memory.
+
+    Raises:
+        ValueError: The model has none of that name, or has not run yet.
+        NotImplementedError: As `controls`.
+    """
+    checks.choice("control", name, control_names(model))
+    found = copy.deepcopy(model)
+    if name == "no_entanglement":
+        return _exchange(found, lambda layer, i: layer.with_qnode(circuits.drop_entanglement(layer.qnode)))
+    if name == "frozen_random":
+        return _exchange(found, lambda layer, i: _frozen_random(layer, seed * 1000 + i))
+    if name == "no_quantum":
+        return _exchange(_without_quantum(found), _bypass)
+    found = _exchange(found, lambda layer, i: _classical(layer, seed * 1000 + i))
+    if name == "classical_trained":
+        for weight in exchanged_parameters(found):
             weight.requires_grad_(True)
-    return found | {"no_quantum": _exchange(_without_quantum(copy.deepcopy(model)), _bypass)}
+    return found
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
@@ -37,8 +37,6 @@ class LanguageModelSettings(Base):
     """How large a model is that starts from scratch: tiny, small, medium or 3b."""
     pretrained: Place | None = None
     """Folder, or name on the Hugging Face Hub, of a model's weights; None starts from scratch."""
-    base_precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision in which weights are kept; half of it for about half of the memory."""
 
 
 @contextlib.contextmanager
@@ -59,11 +57,12 @@ def language_model(settings: Any, splits: Any, seed: int) -> Any:
     """The model that settings ask for, with the tokens of the data.
 
     Args:
-        settings: Derived from `LanguageModelSettings`; `four_bit` and `device` count where they are there.
+        settings: Derived from `LanguageModelSettings`; `base_precision` and `four_bit` count where
+            they are there.
         splits: Its `sizes` are the vocabulary and the length of a sequence.
         seed: Fixes initial weights.
     """
-    dtype = settings.base_precision
+    dtype = getattr(settings, "base_precision", "float32")
     if getattr(settings, "four_bit", False) and not _bare.get():
         place = choose(settings.device)
         return four_bit(str(settings.pretrained), device=place, dtype=dtype, **splits.sizes)

@@ -132,6 +132,9 @@ class _Recipes(Mapping[str, Recipe]):
     def __getitem__(self, name: str) -> Recipe:
         return find(checks.choice("recipe", name, names()))
 
+    def __contains__(self, name: object) -> bool:
+        return name in names()
+
     def __iter__(self) -> Iterator[str]:
         return iter(names())
 

@@ -6,13 +6,15 @@ import contextlib
 import copy
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import create_model
+from pydantic.fields import FieldInfo
 
 from qnnkit import checks
 from qnnkit.recipes._source import PARTS, RecipeError, digest
@@ -63,10 +65,11 @@ class Recipe:
         for name, own in base.model_fields.items():
             known = next((kind.model_fields[name] for kind in base.__mro__ if _has(kind, name)), own)
             own = copy.copy(own)
-            if known is not own and (name in Settings.model_fields or known.annotation == own.annotation):
+            if known is not own and (name in Settings.model_fields or _narrows(own, known)):
                 merged = copy.copy(known)
                 merged.default, merged.default_factory = own.default, own.default_factory
                 merged.description = own.description or known.description
+                merged.metadata = [*known.metadata, *own.metadata]
                 own = merged
             if name in self.preset:
                 own.default = self.preset[name]
@@ -119,42 +122,61 @@ class Recipe:
             return tasks.Classification()
         return tasks.complete(self._call("task", settings=settings))
 
+    def control_names(self, settings: Settings, splits: Any, seed: int) -> tuple[str, ...]:
+        """What the nets beside the recipe's own are called."""
+        from qnnkit import layers
+
+        if hasattr(self.code, "controls"):
+            return tuple(self._own_controls(settings, splits, seed))
+        return layers.control_names(self.build(settings, splits, seed))
+
+    def require_control(self, name: str, names: Collection[str]) -> None:
+        """Raises ValueError where there is no such control."""
+        if not names:
+            rule, step = "be left out for a net without a QuantumLayer to exchange", "Set controls=()."
+            raise ValueError(checks.message("controls", rule, name, step))
+        checks.choice("control", name, names)
+
     def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
         """One of the nets beside the recipe's own, which starts from the same weights.
 
         Raises:
             ValueError: There is none of that name.
         """
-        found = self.all_controls(settings, splits, seed)
-        if name not in found:
-            rule, step = "be one that this net has", f"Choose among {', '.join(found)}."
-            if not found:
-                step = "It has no QuantumLayer to exchange: set controls=()."
-            raise ValueError(checks.message("controls", rule, name, step))
-        made = found[name]
+        from qnnkit import layers
+
+        if not hasattr(self.code, "controls"):
+            net = self.build(settings, splits, seed)
+            self.require_control(name, layers.control_names(net))
+            return layers.control(self._called(net, splits), name, seed=seed)
+        found = self._own_controls(settings, splits, seed)
+        self.require_control(name, found)
         with _seeded(seed):
+            made = found[name]
             return self._module(f"controls, {name!r}", made if _is_module(made) else self._guarded(made))
 
-    def all_controls(self, settings: Settings, splits: Any, seed: int) -> Mapping[str, Any]:
-        """Name -> net, or a function that makes it."""
+    def _own_controls(self, settings: Settings, splits: Any, seed: int) -> Mapping[str, Any]:
+        """Name -> net, or a function that makes it, as the recipe gives them."""
+        net = None
+        if "net" in inspect.signature(self.code.controls).parameters:
+            net = self._called(self.build(settings, splits, seed), splits)
+        with _seeded(seed):
+            found = self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
+        if not isinstance(found, Mapping):
+            step = 'Return {"name": net, ...}.'
+            told = checks.message("controls", "return a dictionary", type(found).__name__, step)
+            raise self.wrong(told, "controls")
+        return found
+
+    def _called(self, net: nn.Module, splits: Any) -> nn.Module:
+        """The net once it has run: a control asks for the shapes that its circuit has met."""
         import torch
 
         from qnnkit import layers
 
-        own = getattr(self.code, "controls", None)
-        if own is None or "net" in inspect.signature(own).parameters:
-            net = self.build(settings, splits, seed)
-            with torch.no_grad(), self.told():  # a control asks for the shapes that its circuit has met
-                layers.called(net.eval(), splits.example())
-            net.train()
-        else:
-            net = None
-        if own is not None:
-            with _seeded(seed):
-                return self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
-        if not any(isinstance(module, layers.QuantumLayer) for module in net.modules()):
-            return {}
-        return layers.controls(net, seed=seed)
+        with torch.no_grad(), self.told():
+            layers.called(net.eval(), splits.example())
+        return net.train()
 
     # --- the user's code ------------------------------------------------------------------------------------
 
@@ -224,6 +246,22 @@ def _seeded(seed: int) -> Iterator[None]:
         np.random.seed(seed)  # noqa: NPY002  what a recipe of a user may draw from
         random.seed(seed)
         yield
+
+
+def _narrows(own: FieldInfo, known: FieldInfo) -> bool:
+    """Whether a field that is declared again takes what the kit's takes: `str` in place of a `Literal`."""
+    return _types(own.annotation) <= _types(known.annotation)
+
+
+def _types(annotation: Any) -> set[Any]:
+    """The types of the values that an annotation allows."""
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in get_args(annotation)}
+    if get_origin(annotation) is Annotated:
+        return _types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return set().union(*map(_types, get_args(annotation)))
+    return {annotation}
 
 
 def _has(kind: type, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import inspect
 import json
@@ -28,17 +29,23 @@ class RecipeError(ValueError):
 
 def digest(texts: Mapping[str, str], preset: Mapping[str, Any]) -> str:
     """SHA-256 (hex) over the syntax of sources: comments and docstrings do not count."""
-    syntax = {name: _plain(_bare(ast.parse(text))) for name, text in texts.items()}
+    syntax = {name: _syntax(text) for name, text in texts.items()}
     return digest_of({"syntax": syntax, "preset": {**preset}})
 
 
-def presets(text: str) -> list[str]:
+@functools.lru_cache(maxsize=64)
+def _syntax(text: str) -> Any:
+    return _plain(_bare(ast.parse(text)))
+
+
+@functools.lru_cache(maxsize=64)
+def presets(text: str) -> tuple[str, ...]:
     """Names in the literal `PRESETS = {...}` of a recipe's source."""
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(each, ast.Name) and each.id == "PRESETS" for each in targets):
-            return [key.value for key in node.value.keys]  # type: ignore[union-attr]
-    return []
+            return tuple(key.value for key in node.value.keys)  # type: ignore[union-attr]
+    return ()
 
 
 def texts_of(file: str) -> tuple[str, dict[str, str]]:

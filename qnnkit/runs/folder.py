@@ -36,8 +36,13 @@ if TYPE_CHECKING:
 
 
 OF_DATA = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
-TRAINING = tuple(name for name in Settings.model_fields if name not in OF_DATA)
-"""Settings of the training and of the run: any other makes other nets, or other data."""
+OF_NETS = ("seed", "n_seeds", "controls")
+"""Which nets there are; each is made alike, whatever these say."""
+TRAINING = (
+    *(name for name in Settings.model_fields if name not in (*OF_DATA, *OF_NETS)),
+    *("label_smoothing", "augmentation", "chunk"),  # of kinds of data
+)
+"""Settings of the training and of the machine: any other makes other nets, or other data."""
 PLACED = "placement.json"
 """Where and in which batches a run is trained, as it was found on the machine that trains it."""
 BOUNDS = "criteria.json"
@@ -76,7 +81,7 @@ class Run:
 
     def made_of(self) -> str:
         """Hash of the recipe and of the settings that make nets and data."""
-        own = self.asked.chosen(without=TRAINING)
+        own = self.asked.chosen(without=(*TRAINING, *OF_NETS))
         return digest_of({"recipe": self.recipe.digest, "settings": own})[:16]
 
     @property
@@ -106,13 +111,15 @@ class Run:
     def find_nets(self) -> tuple[str, ...]:
         """As `nets`, found by building the run's own net."""
         from qnnkit import layers
+        from qnnkit.models.causal_lm import bare as without_weights
         from qnnkit.runs.nets import made
 
         config, seed = self.config, self.config.seed
-        main = MAIN_NETS[0 if layers.has_circuit(made(config, self.splits, "", seed, bare=True)) else 1]
-        if config.controls == "all":
-            return (main, *self.recipe.all_controls(config, self.splits, seed))
-        return (main, *config.controls)
+        main = MAIN_NETS[0 if layers.has_circuit(made(config, self.splits, "", seed, bare="shapes")) else 1]
+        if config.controls != "all":
+            return (main, *config.controls)
+        with without_weights(asked="shapes"):
+            return (main, *self.recipe.control_names(config, self.splits, seed))
 
     @cached_property
     def splits(self) -> Splits:

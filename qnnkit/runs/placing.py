@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import workspace
-from qnnkit.runs.folder import PLACED, TRAINING, Run, is_count, settled
+from qnnkit.runs.folder import OF_NETS, PLACED, TRAINING, Run, is_count, settled
 from qnnkit.runs.lock import alone
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _known(run: Run) -> Placement | None:
 
     if n_processes() > 1:
         return unmeasured(f"{n_processes()} processes take equal shares")
-    finished = len(run.tested()) == len(run.nets) * len(run.seeds)
+    tested = len(run.tested())
+    finished = tested > 0 and tested == len(run.nets) * len(run.seeds)
     if kept and (finished or _question(kept) == _asked(run)):
         return _of(run, kept)
     return unmeasured("it was trained before") if finished else None
@@ -124,7 +125,7 @@ def _decide(run: Run) -> Placement:
         if in_four_bits(str(getattr(config, "pretrained", None)), chosen)[0] is not None:
             where = str(chosen)  # such weights are where they were read to, and stay there
     about = {"recipe": run.recipe.digest, "backend": config.backend}
-    about |= {"settings": config.chosen(without=TRAINING)}
+    about |= {"settings": config.chosen(without=(*TRAINING, *OF_NETS))}
     found = placement.place(
         model,
         run.task,

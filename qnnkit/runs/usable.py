@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
-from qnnkit.recipes import Recipe
+from qnnkit.recipes import Recipe, RecipeError
 from qnnkit.settings import FlatValue, Settings
 
 if TYPE_CHECKING:
@@ -67,16 +68,16 @@ def require_usable(run: Run) -> None:
     import torch
 
     from qnnkit import layers, placement, tasks
-    from qnnkit.runs.nets import build, made
+    from qnnkit.data import TensorSplits
+    from qnnkit.runs.nets import made
 
     config, splits = run.config, run.splits
     model = made(config, splits, "", config.seed, bare=True)
-    if "classical_trained" in run.nets:
-        build(run, "classical_trained", config.seed)  # refused for a circuit that is trained
+    _require_controls(run)
     if not any(weight.is_meta for weight in model.parameters()):
         n = min(2, len(splits.train))
-        with torch.no_grad(), run.recipe.told():
-            if isinstance(run.task, tasks.Own):
+        with torch.no_grad(), _taken(run.recipe), run.recipe.told():
+            if isinstance(run.task, tasks.Own) or isinstance(splits, TensorSplits):
                 batch = next(iter(splits.batches("train", n, shuffle=False)))
                 try:
                     run.task(model.eval(), batch)
@@ -87,6 +88,31 @@ def require_usable(run: Run) -> None:
                 _require_logits(run.recipe, outputs, splits, n)
     require_last_batch(run)
     placement.devices(config.device, config.precision)  # refused where none has it
+
+
+def _require_controls(run: Run) -> None:
+    """Refuses the names of nets that do not stand beside this recipe's."""
+    from qnnkit.models.causal_lm import bare
+
+    if run.config.controls in ((), "all"):
+        return
+    with bare(asked=True):  # whatever its weights, the names are these
+        names = run.recipe.control_names(run.config, run.splits, run.config.seed)
+    for name in run.config.controls:
+        run.recipe.require_control(name, names)
+
+
+@contextlib.contextmanager
+def _taken(recipe: Recipe) -> Iterator[None]:
+    """Tells in a sentence what a library says of a user's net that does not take the data, or its task."""
+    try:
+        yield
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        if recipe.shipped or isinstance(error, RecipeError):
+            raise
+        said = (str(error).strip() or "no message").splitlines()[0]
+        rule, told = "give a net that takes the data, and a task that takes its outputs", type(error).__name__
+        raise recipe.wrong(checks.message("build", rule, told, f"It says: {said}"), "build") from error
 
 
 def _require_logits(recipe: Recipe, outputs: Any, splits: Splits, n: int) -> None:

@@ -1,0 +1,24 @@
+"""Small recipes of nets that no shipped one has, for tests that need such a net in a run."""
+
+from __future__ import annotations
+
+import qnnkit
+from qnnkit import data, tasks
+
+
+class Digits:
+    """The digits of scikit-learn; a test derives a recipe from it, with its own `build`."""
+
+    class Settings(data.Images, qnnkit.Settings):
+        epochs: int = 2
+        batch_size: int = 32
+        threads: int = 1
+        controls: tuple[str, ...] = ()
+
+    @staticmethod
+    def load(settings):
+        return data.of(settings)
+
+    @staticmethod
+    def task(settings):
+        return tasks.Classification.of(settings)
