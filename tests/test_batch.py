@@ -210,7 +210,7 @@ def test_runs_of_a_batch_keep_their_names_where_the_workspace_moves(tmp_path, mo
 
 def test_a_batch_of_one(home):
     (run,) = plan.plan(batch.read_config({**BASE, "settings": {"epochs": 3}}))
-    assert run.varied == {} and run.config == recipes.recipe("digits_quanv").override(epochs=3)
+    assert run.varied == {} and run.config == recipes.settings("digits_quanv", epochs=3)
     assert run.folder == home / "runs" / f"digits_quanv-{run.config.digest()[:12]}"
     assert run.words == ("epochs=3",)
 
@@ -237,10 +237,11 @@ def test_grid_zip_and_seeds_combine():
     assert found[1]["seed"] == 7 and found[-1] == {"epochs": 2, "hidden": 4, "filters": 2, "seed": 7}
 
 
-def test_a_list_of_recipes_is_run_with_all_the_rest(home, monkeypatch):
-    both = ["digits_quanv", "digits_again"]
-    again = recipes.recipe("digits_quanv").model_copy(update={"recipe": "digits_again"})
-    monkeypatch.setitem(recipes.RECIPES, "digits_again", again)
+def test_a_list_of_recipes_is_run_with_all_the_rest(home):
+    """Shipped ones, and files."""
+    path = recipes.new(home / "digits_again.py")
+    path.write_text(path.read_text().replace("stride: int = 1", "stride: int = 2"))
+    both = ["digits_quanv", "digits_again.py"]
     config = batch.read_config({"name": "b", "recipe": both, "grid": {"hidden": [3, 4]}, "seeds": [0, 7]})
     assert plan.count(config) == 8
     found = plan.plan(config)
@@ -248,8 +249,8 @@ def test_a_list_of_recipes_is_run_with_all_the_rest(home, monkeypatch):
         {"recipe": "digits_quanv", "hidden": 3, "seed": 0},
         {"recipe": "digits_quanv", "hidden": 3, "seed": 7},
     ]
-    assert [run.config.recipe for run in found] == ["digits_quanv"] * 4 + ["digits_again"] * 4
-    assert all(run.varied["recipe"] == run.config.recipe for run in found)
+    assert [run.config.recipe for run in found] == ["digits_quanv"] * 4 + [str(path)] * 4
+    assert [run.varied["recipe"] for run in found] == [both[0]] * 4 + [both[1]] * 4
     assert found[-1].folder == home / "runs" / f"digits_again-{found[-1].id}"
     assert found[0].words == ("hidden=3", "seed=0"), "the recipe has an option of its own"
     assert len({run.id for run in found}) == 8
@@ -257,19 +258,16 @@ def test_a_list_of_recipes_is_run_with_all_the_rest(home, monkeypatch):
     assert alone.varied == {"recipe": "digits_quanv"} and alone.id == plan.plan(batch.read_config(BASE))[0].id
 
 
-def test_the_study_of_the_docs_is_twelve_runs(home, monkeypatch):
+def test_the_study_of_the_docs_is_twelve_runs(home):
     """Two hybrid nets and a reference at four fractions, ten seeds each in one run."""
     config = batch.read_config(ROOT / "docs" / "study.yaml")
-    for name in config.recipes:
-        like = recipes.recipe("digits_quanv").model_copy(update={"recipe": name})
-        monkeypatch.setitem(recipes.RECIPES, name, like)
     place = home / config.settings["data_dir"]
     place.mkdir(parents=True)
     found = plan.plan(config)
     assert len(found) == 12 and {run.config.n_seeds for run in found} == {10}
-    assert {run.config.data.train_fraction for run in found} == {0.1, 0.25, 0.5, 1.0}
-    assert {run.config.recipe for run in found} == {"letters_frozen", "ahcd_trainable", "cnn"}
-    assert {run.config.data.data_dir for run in found} == {str(place)}
+    assert {run.config.train_fraction for run in found} == {0.1, 0.25, 0.5, 1.0}
+    assert {run.config.recipe for run in found} == {"letters_frozen", "letters", "cnn"}
+    assert {run.config.data_dir for run in found} == {str(place)}
 
 
 SPACE = {
@@ -333,7 +331,7 @@ def test_a_relative_data_dir_is_meant_from_the_workspace(home):
     (home / "mine").mkdir()
     content = {"name": "b", "recipe": "folder_quanv", "settings": {"data_dir": "mine"}}
     (run,) = plan.plan(batch.read_config(content))
-    assert run.config.data.data_dir == str(home / "mine")
+    assert run.config.data_dir == str(home / "mine")
     assert run.words == (f"data_dir={json.dumps(str(home / 'mine'))}",)
 
 
@@ -385,7 +383,7 @@ BAD = [
     ({"random": {"n": 1, "space": {"hidden": {"low": 3, "high": 3}}}}, "must have low below high"),
     ({"random": {"n": 1, "space": {"weight_decay": {"low": 0, "high": 3, "log": True}}}}, "low above 0"),
     ({"random": {"n": 1, "space": {"hidden": {"low": 1, "high": 2.5, "int": True}}}}, "whole ends"),
-    ({"recipe": []}, "`recipe` must hold a value, but is []. It means: Name of the entry of RECIPES"),
+    ({"recipe": []}, "`recipe` must hold a value, but is []. It means: What every run starts from"),
     ({"recipe": 5}, "`recipe` must be a valid string, but is 5"),
     ({"recipe": ["digits_quanv", "digit_quanv"]}, "Did you mean 'digits_quanv'?"),
     (
@@ -978,7 +976,7 @@ def test_of_a_loss_the_least_is_best(stand_in, home):
 def test_a_batch_of_an_earlier_version_is_read_as_its_recipe_says():
     for recipe, name in (
         ("digits_quanv", "accuracy"),
-        (["digits_clip", "digits_clip_full"], "recall_1"),
+        (["digits_clip", "captions_clip"], "recall_1"),
         ("text_adapter", "loss"),
         ("gone", "accuracy"),
         ([], "accuracy"),

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import cli, device, report, runs
+from qnnkit import RECIPES, cli, device, report, runs
 from qnnkit.runs import chain
 
 NOBODY = 65534

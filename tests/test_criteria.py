@@ -70,7 +70,8 @@ def test_accuracy(tmp_path, accuracies, bound, met, told):
     ],
 )  # fmt: skip
 def test_other_scores(tmp_path, recipe, name, bound, values, told):
-    run = runs.Run(tmp_path, recipes.settings(recipe).override(**{name: bound}))
+    run = runs.Run(tmp_path, recipes.settings(recipe, **{name: bound}))
+    run.note_provenance(nets=["reference" if recipe == "text_llama" else "hybrid"])
     column = f"test_{run.score.name}"
     epochs = run.config.epochs
     for seed, value in enumerate(values):

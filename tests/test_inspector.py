@@ -169,7 +169,7 @@ class OfPartlyFrozen(Digits):
 
 
 def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
-    run = begun(tmp_path / "run", OfPartlyFrozen, epochs=1, train_fraction=0.2)
+    run = begun(tmp_path / "run", OfPartlyFrozen, controls=[], epochs=1, train_fraction=0.2)
     batch = Inspector(run)
     assert batch.choice.weight in (2, 3, 4) and list(batch.figures()) == list(PARTS)
     model, train = batch.source.net("hybrid", 0).model, run.splits.train
@@ -299,7 +299,7 @@ def test_refresh_follows_a_run_under_way(trained, tmp_path):
 
 
 def test_a_net_without_a_circuit_shows_its_classical_layers(tmp_path):
-    inspector = Inspector(begun(tmp_path / "run", "cnn", width=8, hidden=16))
+    inspector = Inspector(begun(tmp_path / "run", "cnn", dataset="digits", controls=[], width=8, hidden=16))
     assert any("Net reference has no circuit" in sentence for sentence in inspector.sentences())
     assert set(inspector.figures()) == {"gradients", "image"}
     assert inspector.panel.moving.layout.display == "none"
@@ -383,7 +383,7 @@ def test_the_best_epoch_is_the_one_of_the_weights(copied):
 
 
 def test_dead_weights_are_named_by_gate_and_wire(tmp_path):
-    inspector = Inspector(begun(tmp_path / "run", OfPartlyFrozen))
+    inspector = Inspector(begun(tmp_path / "run", OfPartlyFrozen, controls=[]))
     panel, told = inspector.panel, inspector.sentences()[-1]
     assert told.startswith("1 weight of `circuit` cannot learn, because nothing that is measured changes")
     assert told.endswith(": turned[2] (RZ on wire 1).") and told in panel.told.value

@@ -342,20 +342,39 @@ def test_analysis_before_training_says_what_is_missing(tmp_path: Path) -> None:
 
 
 WITHOUT_A_CIRCUIT = """
-import torch
+from pathlib import Path
+from qnnkit import runs
+
+path = Path({folder!r}).parent / "plain.py"
+path.write_text({recipe!r})
+runs.open_run({folder!r}, path, epochs=1, n_seeds=1)
+"""
+PLAIN = """
 from torch import nn
-from qnnkit import models, runs
+
+import qnnkit
+from qnnkit import data
+
+
+class Settings(data.Images, qnnkit.Settings):
+    threads: int = 1
+
 
 class Plain(nn.Module):
-    def __init__(self, config, *, channels, image_size, n_classes, seed, backend):
+    def __init__(self, *, channels, image_size, n_classes):
         super().__init__()
         self.reader = nn.Linear(channels * image_size[0] * image_size[1], n_classes)
 
     def forward(self, images):
         return self.reader(images.flatten(1).float() / 255)
 
-models.MODELS["plain"], models.CLASSICAL = Plain, ("plain",)
-runs.open_run({folder!r}, "digits_quanv", model="plain", controls=(), epochs=1, n_seeds=1)
+
+def load(settings):
+    return data.of(settings)
+
+
+def build(splits):
+    return Plain(**splits.sizes)
 """
 
 
@@ -432,7 +451,7 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     folder = tmp_path / "run"
     names = ("02_gradient_check", "03_train", "04_analyze", "05_benchmark")
     paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in names]
-    prelude = WITHOUT_A_CIRCUIT.format(folder=str(folder))
+    prelude = WITHOUT_A_CIRCUIT.format(folder=str(folder), recipe=PLAIN)
     other = tmp_path / "other.json"
     survey.write(other, of_another_machine())
     done = run_cells(*paths, prelude=prelude, run_dir=str(folder), budget=0.5, compare_with=str(other))

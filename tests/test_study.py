@@ -17,14 +17,40 @@ from PIL import Image
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-from qnnkit import cli, models, plots, recipes, report, runs, stats, workspace
-from qnnkit.models.quanv import QuanvNet
+import qnnkit
+from qnnkit import cli, data, models, plots, recipes, report, runs, stats, workspace
 from qnnkit.plots.study import stamped
 from qnnkit.report.tables import latex
+from tests.toys import Digits
 
 SEEDS = 3
 TABLES = {"conclusions.txt", "runs.csv", "means.csv", "means.tex", "comparisons.csv", "comparisons.tex"}
 DRAWN = {"scores", "curves", "fractions", "costs"}
+
+
+class Frozen(Digits):
+    """A hybrid net."""
+
+    class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
+        epochs: int = 12
+        threads: int = 1
+
+    @staticmethod
+    def build(settings, splits, seed):
+        return models.QuanvNet(settings, **splits.sizes, seed=seed)
+
+
+class Reference(Digits):
+    """A net without a circuit."""
+
+    @staticmethod
+    def build(splits, seed):
+        config = models.CNNSettings(width=2, hidden=4)
+        return models.SmallCNN(config, **splits.sizes, seed=seed)
+
+
+Frozen.__name__, Reference.__name__ = "frozen", "cnn"
+TOYS = {"frozen": Frozen, "cnn": Reference}
 
 
 class Workspace:
@@ -47,7 +73,9 @@ class Workspace:
         extra = {} if recipe == "cnn" else {"controls": list(controls)}
         extra |= {"trainable": False} if "classical_trained" in controls else {}
         n_seeds = n_seeds or len(next(iter(scores.values())))
-        run = runs.open_run(folder, recipe, train_fraction=fraction, n_seeds=n_seeds, seed=seed, **extra)
+        run = runs.open_run(
+            folder, TOYS[recipe], train_fraction=fraction, n_seeds=n_seeds, seed=seed, **extra
+        )
         for net, accuracies in scores.items():
             for index, accuracy in enumerate(accuracies):
                 where = {"net": net, "seed": seed + index}
@@ -73,16 +101,8 @@ def space(tmp_path, monkeypatch):
     """A workspace with two recipes: a hybrid net, and a reference without a circuit."""
     told = {"seconds": 120.0, "sentence": "On lightning.qubit its circuits take 120.0 s."}
     monkeypatch.setattr(report.run, "beside_lightning", lambda run, seconds: told)
-    digits = runs.Run.splits.func(runs.Run(tmp_path, recipes.recipe("digits_quanv")))
+    digits = runs.Run.splits.func(runs.Run(tmp_path, recipes.settings("digits_quanv")))
     monkeypatch.setattr(runs.Run, "splits", digits)  # fingerprints are the tests' own
-    monkeypatch.setattr(models, "CLASSICAL", ("cnn",))
-    monkeypatch.setitem(models.MODELS, "cnn", QuanvNet)
-    like = recipes.recipe("digits_quanv")
-    reference = like.model_copy(
-        update={"recipe": "cnn", "model": like.model.model_copy(update={"model": "cnn"}), "controls": ()}
-    )
-    monkeypatch.setitem(recipes.RECIPES, "frozen", like.model_copy(update={"recipe": "frozen"}))
-    monkeypatch.setitem(recipes.RECIPES, "cnn", reference)
     return Workspace(tmp_path)
 
 
@@ -332,7 +352,8 @@ def of_texts(space, id_, recipe, data="one", **losses):
     settings = {"n_seeds": 3, "epochs": 1, "controls": nets[1:]}
     folder = space.plan(id_, {"recipe": recipe})
     folder.mkdir(parents=True)
-    config = recipes.recipe(recipe).override(**settings).model_dump(mode="json")
+    digest = recipes.find(recipe).digest
+    config = {"recipe_digest": digest, **recipes.settings(recipe, **settings).flat()}
     name = stats.SCORES["loss" if recipe.startswith("text") else "recall_1"].name
     watched = "validation_loss" if name == "loss" else "validation_accuracy"
     for net, values in losses.items():
@@ -342,7 +363,11 @@ def of_texts(space, id_, recipe, data="one", **losses):
             test = {"event": "test", f"test_{name}": value, "test_loss": value, "seconds_per_epoch": 0.5}
             for each in (epoch, row | test | {"test_perplexity": math.exp(value)}):
                 workspace.append_line(folder / "metrics.jsonl", each)
-    for file, content in (("config", config), ("result", {"nets": []}), ("provenance", {"data": data})):
+    for file, content in (
+        ("config", config),
+        ("result", {"nets": []}),
+        ("provenance", {"data": data, "nets": nets}),
+    ):
         (folder / f"{file}.json").write_text(json.dumps(content))
     path = space.folder / "batch.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": [recipe], "score": name}))
@@ -555,7 +580,7 @@ def arrays(models_, fractions, n_seeds):
 @pytest.mark.parametrize(
     ("models_", "fractions", "n_seeds"),
     [
-        (["letters_frozen", "ahcd_trainable"], (0.1, 0.25, 0.5, 1.0), 10),
+        (["letters_frozen", "letters"], (0.1, 0.25, 0.5, 1.0), 10),
         (
             ["data_reuploading, n_layers 10, learning_rate 0.001", r"$x_1$ \&"],
             (0.01, 0.25, 0.5, 0.75, 1.0),
@@ -632,9 +657,9 @@ def test_the_study_file_trains_as_many_as_it_says():
     path = Path(__file__).parent.parent / "docs" / "study.yaml"
     told, content = path.read_text(), yaml.safe_load(path.read_text())
     shares, seeds = content["grid"]["train_fraction"], content["settings"]["n_seeds"]
-    nets = [len(recipes.recipe(name).controls) + 1 for name in content["recipe"]]
+    nets = [len(recipes.settings(name).controls) + 1 for name in content["recipe"]]
     assert f"{len(shares) * len(nets)} runs train {len(shares)} fractions x {seeds} seeds" in told
     assert f"these {sum(nets)} nets" in told and f"{len(shares) * seeds} trainings of a net" in told
     for name in content["recipe"]:
-        assert all(control in told for control in recipes.recipe(name).controls)
+        assert all(control in told for control in recipes.settings(name).controls)
     assert content["settings"]["epochs"] == 10
