@@ -20,7 +20,8 @@ ORDER = (
     "checks", "settings", "stats", "plots", "device", "workspace", "circuits", "simulator", "expressivity",
     "data", "checkpoint", "measure", "layers", "models", "retrieval", "tasks", "adapters",
     "language", "music", "gradients", "hardware", "train", "placement",
-    "recipes", "runs", "breakdown", "survey", "plan", "batch", "inspector", "report", "cli_output", "cli_settings", "cli",
+    "recipes", "runs", "breakdown", "survey", "plan", "batch", "inspector", "report",
+    "cli_output", "cli_settings", "cli",
 )  # fmt: skip
 EXEMPT = ("__init__", "__main__")  # the package's own front doors
 LATE = (
