@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from qnnkit import RECIPES, layers, stats, train
+from qnnkit import layers, recipes, stats, train
 from qnnkit.data.captions import CaptionSplits, captions, digit_captions
 from qnnkit.models import Clip
 from qnnkit.retrieval import embed
@@ -82,7 +82,7 @@ def chosen(name: str, config: Settings, data: CaptionSplits) -> Settings:
     for rate, quantum_rate in itertools.product(RATES, rates):
         settings = config.override(learning_rate=rate, quantum_learning_rate=quantum_rate)
         found = [
-            run(name, digits_net(name, settings, data, seed), data, settings.training, seed, ("validation",))
+            run(name, digits_net(name, settings, data, seed), data, settings, seed, ("validation",))
             for seed in TUNING_SEEDS
         ]
         scored.append((sum(each["validation_zero_shot"] for each in found), settings))
@@ -91,13 +91,13 @@ def chosen(name: str, config: Settings, data: CaptionSplits) -> Settings:
 
 def heads(seeds: int, epochs: int | None) -> dict[str, Any]:
     """Every net at its own best step sizes, over seeds, on test digits."""
-    config, data = RECIPES[RECIPE], digit_captions()
+    config, data = recipes.settings(RECIPE), digit_captions()
     config = config if epochs is None else config.override(epochs=epochs)
     rows: list[dict[str, Any]] = []
     for name in ("hybrid", *config.controls, "linear", "full"):
         best = chosen(name, config, data)
         rows += [
-            run(name, digits_net(name, best, data, seed), data, best.training, seed, ("test",))
+            run(name, digits_net(name, best, data, seed), data, best, seed, ("test",))
             for seed in range(seeds)
         ]
     return {"nets": rows, "sentences": told(rows)}
@@ -130,9 +130,7 @@ def coco(root: str, image_size: int, epochs: int, head: str, size: str, batch_si
     shape: dict[str, Any] = {"channels": splits.channels, "image_size": splits.image_size, "size": size}
     shape["patch_size"] = image_size // 4 if size == "tiny" else None
     model = Clip(splits.tokenizer, head=head, n_qubits=8, **shape)
-    training = RECIPES["captions_clip"].training.model_copy(
-        update={"epochs": epochs, "batch_size": batch_size}
-    )
+    training = recipes.settings("captions_clip", epochs=epochs, batch_size=batch_size)
     return run(f"{size}, {head}", model, splits, training, 0, judged=("train", "test"))
 
 

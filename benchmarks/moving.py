@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import recipe
 from qnnkit import runs
 from qnnkit.device import machine
 from qnnkit.inspector import views
@@ -21,7 +22,7 @@ from qnnkit.inspector.source import Source
 
 CASES = {
     "quanv": {"recipe": "digits_quanv"},
-    "residual_quanv": {"recipe": "ahcd_trainable", "dataset": "digits", "image_size": 32},
+    "residual_quanv": {"recipe": recipe("ahcd_trainable"), "dataset": "digits", "image_size": 32},
     "resnet_circuit": {"recipe": "resnet_circuit_frozen", "dataset": "digits", "image_size": 28},
 }
 MOVES = 20

@@ -7,13 +7,12 @@ import time
 import torch
 from torch import Tensor, nn
 
-from qnnkit.models import ResidualQuanvNet
-from qnnkit.settings import ModelConfig
+from qnnkit.models import ResidualQuanvNet, ResidualQuanvSettings
 
 
 def hybrid_net(quanv: nn.Module, *, n_classes: int = 44) -> ResidualQuanvNet:
     """The net for grey images of 32x32, around a quanvolution of 4 maps whose seconds are counted."""
-    config = ModelConfig(model="residual_quanv", hidden=114)
+    config = ResidualQuanvSettings(hidden=114)
     net = ResidualQuanvNet(config, channels=1, image_size=(32, 32), n_classes=n_classes)
     net.middle.quanv = Timed(quanv)
     return net

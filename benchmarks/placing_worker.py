@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import worker, workloads
+from benchmarks import recipe, worker, workloads
 from qnnkit import QuantumLayer, layers, measure, placement, runs, train
 from qnnkit.data.sample import Batches
 from qnnkit.settings import Settings
@@ -92,7 +92,8 @@ def _epoch(
         exchanged = {"data_dir": str(archive)}
     settings = {name: place[name] for name in ("device", "backend", "threads")}
     fraction = {"train_fraction": 0.05} if quick else {}
-    run = runs.open_run(key, key, controls=[], n_seeds=1, epochs=1, **exchanged, **settings, **fraction)
+    own = {"controls": [], "n_seeds": 1, "epochs": 1} | exchanged | settings | fraction
+    run = runs.open_run(key, recipe(key), **own)
     found, training = runs.placed(run), run.config
     model = runs.build(run, "hybrid", run.config.seed)
     splits, n = runs.seen_by(run, model, found.device), len(run.splits.train)
@@ -103,7 +104,7 @@ def _epoch(
         "train": Batches(images, labels, training.batch_size, shuffle=True),
         "validation": Batches(images[:2], labels[:2], 2, shuffle=False),
     }
-    groups, task = runs.parameter_groups(model, training), runs.task_of(training)
+    groups, task = runs.parameter_groups(model, training), run.task
 
     def epoch() -> float:
         done = train.fit(model, task, loaders, training, groups=groups, device=found.device)

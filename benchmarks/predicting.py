@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import recipe
+
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY, TIME = 0.15, 0.20
 """How far a prediction may be off, as shares of what is measured."""
@@ -75,8 +77,7 @@ class Setting:
         values = {"epochs": self.epochs, "n_seeds": 1, "threads": THREADS, "device": device, **self.settings}
         if self.folder:
             values["data_dir"] = str(Path(os.environ["QNNKIT_TEST_DATA"]) / self.folder)
-        config = recipes.recipe(self.kind).override(**values).model_copy(update={"controls": ()})
-        return Run(folder, config)
+        return Run(folder, recipes.settings(recipe(self.kind), **values, controls=()))
 
 
 AHCD, MNIST = {"folder": "ahcd/ahcd_csv.zip"}, {"folder": "mnist"}
@@ -107,10 +108,13 @@ SETTINGS = {
     ),
     "resnet": Setting("resnet_circuit_trained", "resnet_circuit_trained", settings=FEW, **MNIST),
     "resnet-512": Setting(
-        "mnist_resnet, batch 512", "resnet_circuit_trained", settings={**FEW, "batch_size": 512}, **MNIST
+        "resnet_circuit_trained, batch 512",
+        "resnet_circuit_trained",
+        settings={**FEW, "batch_size": 512},
+        **MNIST,
     ),
     "resnet-recomputed": Setting(
-        "mnist_resnet, batch 512, gradient checkpointing",
+        "resnet_circuit_trained, batch 512, gradient checkpointing",
         "resnet_circuit_trained",
         settings={**FEW, "batch_size": 512, "gradient_checkpointing": True},
         **MNIST,

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qnnkit import RECIPES, report, runs, stats, train
+from qnnkit import recipes, report, runs, stats, train
 from qnnkit.data import Splits, load
 from qnnkit.runs.nets import made, parameter_groups
 from qnnkit.settings import Settings
@@ -81,7 +81,8 @@ def chosen(name: str, config: Settings, data: Splits) -> Settings:
 
 def compare(n_weights: int, text: str, model: str, seeds: int) -> dict[str, Any]:
     """All nets of one size: their rows, and what may be said of them."""
-    config = RECIPES["text_adapter"].override(
+    config = recipes.settings(
+        "text_adapter",
         data_dir=text,
         part=SPEAKERS,
         pretrained=model,
@@ -109,7 +110,7 @@ def compare(n_weights: int, text: str, model: str, seeds: int) -> dict[str, Any]
         )
     told += stats.verdicts(hybrid, losses[hybrid], {name: losses[name] for name in others}, stats.LOSS)
     start = train.evaluate(
-        made(RECIPES["text_llama"].override(pretrained=model, data_dir=text), data, "reference", 0),
+        made(recipes.settings("text_llama", pretrained=model, data_dir=text), data, "reference", 0),
         Language(),
         data.batches("test", 16, shuffle=False),
     )["loss"]

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from qnnkit import gradients, layers, measure, models, recipes, train, workspace
+from benchmarks import recipe
+from qnnkit import gradients, layers, measure, recipes, train, workspace
+from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.data.sample import Batches
-from qnnkit.runs.nets import parameter_groups, task_of
+from qnnkit.runs.nets import parameter_groups
 from qnnkit.settings import Settings
 
 CASES = {"digits_quanv": (8, 1078, 10), "ahcd_trainable": (32, 3840, 28)}
@@ -57,12 +59,12 @@ class Case:
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randint(256, (n, 1, side, side), generator=generator, dtype=torch.uint8)
         self.labels = torch.arange(n) % classes
-        self.config, self.net = config, (side, classes)
-        self.training = config.model_copy(update={"epochs": epochs, "augmentation": "none"})
+        self.training = config.override(epochs=epochs, augmentation="none")
+        part = ImageSet(self.images, self.labels, ("",) * n)
+        self.splits = ImageSplits("random", part, part, part, tuple(map(str, range(classes))))
 
     def model(self) -> nn.Module:
-        side, classes = self.net
-        return models.build(self.config.model, channels=1, image_size=(side, side), n_classes=classes, seed=0)
+        return recipes.of(self.training).build(self.training, self.splits, 0)
 
     def seconds(self, samples: int, path: Path) -> tuple[float, float]:
         """Of a few epochs, that look at so many updates each: steps alone, and what the watch takes."""
@@ -73,7 +75,7 @@ class Case:
             watch = Timed(model, groups, per_epoch=samples, log=lambda row: workspace.append_line(path, row))
         few = Batches(self.images[:size], self.labels[:size], size, shuffle=False)
         loaders = {"train": Batches(self.images, self.labels, size, shuffle=True), "validation": few}
-        task = task_of(self.training)
+        task = recipes.of(self.training).task(self.training)
         steps = sum(train.fit(model, task, loaders, self.training, groups=groups, watch=watch).seconds)
         return (steps - watch.inside, watch.inside + watch.after_steps) if watch else (steps, 0.0)
 
@@ -89,7 +91,7 @@ def main() -> None:
     found = {"machine": measure.machine(torch.device("cpu")), "samples": asked.samples, "nets": {}}
     with measure.threads(1), tempfile.TemporaryDirectory() as folder:
         for name in asked.only:
-            case = Case(recipes.recipe(name), *CASES[name], asked.epochs)
+            case = Case(recipes.settings(recipe(name)), *CASES[name], asked.epochs)
             path, rounds = Path(folder) / f"{name}.jsonl", []
             case.seconds(asked.samples, path)  # warm-up
             for number in range(asked.rounds):

@@ -21,10 +21,8 @@ from functools import partial
 from typing import Any, Literal
 
 import pennylane as qp
-from pydantic import Field
 
 from qnnkit import checks
-from qnnkit.settings import Base
 
 Wires = tuple[int, ...]
 
@@ -352,21 +350,3 @@ def drop_entanglement(tape):
     [expanded], _ = qp.transforms.decompose(tape, stopping_condition=_is_elementary)
     kept = [operation for operation in expanded.operations if not _is_entangler(operation)]
     return [expanded.copy(operations=kept)], lambda results: results[0]
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-
-class CircuitSettings(Base):
-    """What a net with one of these circuits is told of it."""
-
-    circuit: str = "data_reuploading"
-    """Name of an ansatz in CIRCUITS."""
-    embedding: str = "angle"
-    """Name of an embedding in CIRCUITS, for an ansatz that does not embed its data itself."""
-    n_layers: int = Field(default=2, ge=1)
-    """Depth of the ansatz."""
-    initialisation: Literal["uniform", "small", "gaussian", "identity_block"] = "uniform"
-    """How a circuit's angles start; identity_block pairs each layer with its inverse, so n_layers is even."""
-    trainable: bool = True
-    """Whether the circuit's weights are trained."""

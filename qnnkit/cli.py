@@ -16,6 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from qnnkit import device, workspace
+from qnnkit.cli_output import judged_anew, print_result, tell_data, write_study
+from qnnkit.cli_settings import asked_for, parse_settings, settings_kind
 
 RecipeOption = Annotated[
     str | None,
@@ -27,6 +29,12 @@ SetOption = Annotated[
 FilesOption = Annotated[
     list[Path] | None,
     typer.Option("--settings", metavar="FILE.yaml", help="Settings in a file; of several, later ones win."),
+]
+OnlyOption = Annotated[
+    str | None, typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical.")
+]
+EpochsOption = Annotated[
+    int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
 ]
 OnOom = Annotated[
     str | None,
@@ -64,13 +72,8 @@ def run(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     files: FilesOption = None,
-    only: Annotated[
-        str | None,
-        typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical."),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
-    ] = None,
+    only: OnlyOption = None,
+    epochs: EpochsOption = None,
     fork: Annotated[
         Path | None,
         typer.Option(metavar="NEW_DIR", help="Go on from run_dir there, with other training settings."),
@@ -81,16 +84,17 @@ def run(
     with _ending_cleanly():
         from qnnkit import runs
 
-        named, asked = _asked(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
+        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
         own = runs.of_notebooks(asked, named.Settings.model_fields)
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
         runs.check_finished(begun, own)
-        result = runs.finished(begun)
+        result, tell = runs.finished(begun), typer.echo
         if result is None:
-            _tell_data(begun)  # data that cannot be used stops here, before a notebook starts
-            result = runs.run_notebooks(begun, echo=typer.echo, parameters=own)
-        _print_result(begun, _judged_anew(begun, result))
+            tell = runs.logged(begun, typer.echo)
+            tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
+            result = runs.run_notebooks(begun, echo=tell, parameters=own)
+        print_result(begun, judged_anew(begun, result), tell)
 
 
 @app.command()
@@ -99,13 +103,8 @@ def train(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     files: FilesOption = None,
-    only: Annotated[
-        str | None,
-        typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical."),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
-    ] = None,
+    only: OnlyOption = None,
+    epochs: EpochsOption = None,
     on_oom: OnOom = None,
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
@@ -116,23 +115,22 @@ def train(
     from qnnkit.train.processes import is_main, wait_for_all
 
     with _ending_cleanly():
-        named, asked = _asked(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
+        named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
         begun = runs.open_run(run_dir, named, **asked) if is_main() else None
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, named, **asked)
         placed = runs.placed(begun)
+        tell = runs.logged(begun, typer.echo)
         if is_main():
-            _tell_data(begun)
-            typer.echo(placed.sentence)
+            tell_data(begun, tell)
+            tell(placed.sentence)
         for final in runs.train_all(
-            begun, on_epoch=lambda row: typer.echo(runs.epoch_line(begun, row)), on_warning=typer.echo
+            begun, on_epoch=lambda row: tell(runs.epoch_line(begun, row)), on_warning=tell
         ):
             if is_main():
                 score = begun.score
                 reached = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"
-                typer.echo(
-                    f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}"
-                )
+                tell(f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}")
 
 
 @app.command()
@@ -178,7 +176,7 @@ def batch(
     for each in failed:
         where = f" Notebook: {each.notebook}" if each.notebook else ""
         typer.echo(f"Run {each.id} failed: {each.error}{where}")
-    _write_study(folder)
+    write_study(folder)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -224,7 +222,7 @@ def plan(
     own = {"batch_size": batch_size, "sequence_length": sequence_length, "lora_rank": lora_rank}
     own |= {"precision": precision, "optimizer": optimizer, "device": device}
     own |= {"epochs": None if epochs is None else plans.parse_epochs(epochs)}
-    chosen = parse_settings(settings or [], _kind(recipe))
+    chosen = parse_settings(settings or [], settings_kind(recipe))
     given = {name: value for name, value in own.items() if value is not None}
     for name in given.keys() & chosen.keys():
         raise ValueError(f"Setting `{name}` must be given once, but is twice. Drop --set {name}=...")
@@ -237,6 +235,44 @@ def plan(
         measure=measuring,
     )
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else plans.table(found))
+
+
+@app.command()
+def predict(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run, or its model/.")],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="INPUT ...", help="Image or MIDI files, arrays, or a text.")
+    ] = None,
+    recipe: RecipeOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on."""
+    from qnnkit import runs
+
+    for found in runs.predict(run_dir, inputs or [], recipe=recipe):
+        typer.echo(json.dumps(found) if as_json else runs.prediction_line(found))
+
+
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(help="Where the recipe goes, such as mine.py.")],
+    like: Annotated[str, typer.Option(help="Which one it begins as.")] = "digits_quanv",
+) -> None:
+    """Write a recipe of your own: a working copy of a shipped one, to edit."""
+    from qnnkit import recipes
+
+    typer.echo(f"{recipes.new(file, like)}: edit it, then qnnkit run --recipe {file} --run-dir runs/mine")
+
+
+@app.command(name="recipes")
+def list_recipes() -> None:
+    """List the recipes that are shipped, by name, data and what each is about."""
+    from qnnkit import recipes
+
+    for name, recipe in recipes.RECIPES.items():
+        usual = recipe.Settings()
+        data, epochs = getattr(usual, "dataset", "its own"), usual.epochs
+        typer.echo(f"{name:<24} {data:<15} {epochs:>3} epochs  {recipe.sentence}")
 
 
 @app.command()
@@ -291,7 +327,7 @@ def measure(
             run_dir,
             out=out,
             with_profile=profile,
-            settings=parse_settings(settings or [], _kind(recipe)),
+            settings=parse_settings(settings or [], settings_kind(recipe)),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             seconds=seconds,
             quick=quick,
@@ -347,6 +383,7 @@ def report(
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash its files, settings and data anew, and compare.")
     ] = False,
+    recipe: RecipeOption = None,
 ) -> None:
     """Write the report of a finished run anew, and print its table; or only verify the run.
 
@@ -360,13 +397,13 @@ def report(
             raise ValueError(
                 f"Option --verify must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
             )
-        _write_study(workspace.place(run_dir))
+        write_study(workspace.place(run_dir))
         return
-    begun = runs.open_run(run_dir)
+    begun = runs.open_run(run_dir, recipe)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
-        _print_result(begun, reports.finish(begun))
+        print_result(begun, reports.finish(begun))
         return
     findings = reports.verify_run(begun)
     for finding in findings:
@@ -419,148 +456,3 @@ def _follow(parent: int, patience: float = 60.0) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(patience)
     os._exit(128 + signal.SIGTERM)  # its kernel follows by itself
-
-
-def _asked(
-    run_dir: Path,
-    recipe: str | None,
-    files: list[Path] | None,
-    words: list[str] | None,
-    only: str | None,
-    **given: Any,
-) -> tuple[Any, dict[str, Any]]:
-    """The recipe that is meant, and the settings of files, then of words, then of options of their own."""
-    from qnnkit import recipes
-    from qnnkit.runs import folder
-
-    if recipe is not None:
-        named = recipes.find(recipe)
-    else:
-        begun = folder.read_config(workspace.run_folder(run_dir) / "config.json")
-        if begun is None:
-            from qnnkit import checks
-
-            rule, step = "hold a run", "Name a recipe to begin one there."
-            raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))
-        named = recipes.of(begun)
-    asked: dict[str, Any] = {}
-    for path in files or ():
-        asked |= read_settings(path)
-    asked |= parse_settings(words or [], named.Settings)
-    asked |= {name: value for name, value in given.items() if value is not None}
-    if only is not None:
-        asked["controls"] = [name for name in only.split(",") if name not in recipes.MAIN_NETS]
-    return named, asked
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Settings in a YAML file, by name.
-
-    Raises:
-        ValueError: It holds something else.
-        OSError: It cannot be read.
-    """
-    found = workspace.read_yaml(path, "settings file")
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
-    for name in ("recipe", "run_dir"):
-        if name in found:
-            step = f"Use --{name.replace('_', '-')}."
-            raise ValueError(f"Settings file `{path}` must hold settings, but names `{name}`. {step}")
-    if empty := [name for name, value in found.items() if value is None]:
-        step = "Leave the line out to keep the recipe's own."
-        raise ValueError(f"Settings file `{path}` must give a value for `{empty[0]}`. {step}")
-    return found
-
-
-def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
-    """`["epochs=2", "circuit=random"]` as values: JSON where it is JSON, else text.
-
-    Args:
-        words: As `--set` is given them.
-        kind: Settings class of the recipe: a text in it stays one, whatever it looks like.
-
-    Raises:
-        ValueError: A word has no `=`, or names what an option of its own does.
-
-    Example:
-        >>> parse_settings(["epochs=2", "circuit=random", "trainable=false"])
-        {'epochs': 2, 'circuit': 'random', 'trainable': False}
-    """
-    values = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise ValueError(
-                f"Option --set must be KEY=VALUE, but is {word!r}. Write, for example, --set epochs=2."
-            )
-        if name in ("recipe", "run_dir"):
-            raise ValueError(
-                f"Option --set must name a setting, but is {word!r}. Use --{name.replace('_', '-')}."
-            )
-        try:
-            values[name] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name] = text
-        text_wanted = kind is not None and kind.is_text(name)
-        if values[name] is not None and not isinstance(values[name], str | list) and text_wanted:
-            values[name] = text  # tokenizer=123 is the folder of that name
-        if values[name] is None:
-            raise ValueError(
-                f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."
-            )
-    return values
-
-
-def _kind(recipe: str | None) -> Any:
-    """Settings class of a recipe, where one is named."""
-    from qnnkit import recipes
-
-    return None if recipe is None else recipes.find(recipe).Settings
-
-
-def _tell_data(begun: Any) -> None:
-    """What the run's images were found to be."""
-    for note in begun.splits.notes:
-        typer.echo(f"Note: {note}")
-    if "batch_size" in begun.provenance:
-        typer.echo(f"Batch size: {begun.config.batch_size}, measured when the run began.")
-
-
-def _write_study(folder: Path) -> None:
-    """Writes what a batch shows, tells it, and where it is."""
-    from qnnkit import report as reports
-
-    study = reports.write_study(folder)
-    if study is not None:
-        told = f"{study.finished} of {study.planned} runs" if study.left_out else f"{study.planned} runs"
-        typer.echo(f"\nStudy of {told}:")
-        for sentence in reports.conclusions(reports.comparisons(study.frame, study.score)[0], study.score):
-            typer.echo(f"- {sentence}")
-        for note in study.notes:
-            typer.echo(f"Note: {note}")
-        typer.echo(f"\nStudy: {folder / 'study'}")
-    typer.echo(f"Report: {reports.write_batch_page(folder)}")
-
-
-def _judged_anew(begun: Any, result: dict[str, Any]) -> dict[str, Any]:
-    """The result, written again where the run has since been given other bounds."""
-    from qnnkit import report as reports
-
-    def bounds(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return {row["criterion"]: row["bound"] for row in rows}
-
-    same = bounds(reports.judge(begun)) == bounds(result.get("criteria", []))
-    return result if same else reports.finish(begun)
-
-
-def _print_result(begun: Any, result: dict[str, Any]) -> None:
-    from qnnkit import report as reports
-
-    typer.echo(f"\n{reports.table(result['nets'], begun.score).to_string()}\n")
-    for sentence in result["verdicts"]:
-        typer.echo(sentence)
-    for row in reports.judge(begun):
-        typer.echo(f"{row['criterion']}: {row['sentence']}")
-    kept = workspace.remote_of(begun.folder) or begun.folder  # on Drive, where runs are worked on elsewhere
-    typer.echo(f"\nReport: {kept / begun.report.name}")

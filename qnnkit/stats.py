@@ -169,7 +169,7 @@ class Score:
     @property
     def told(self) -> str:
         """With its unit, as it heads a column."""
-        return f"test {self.word} ({self.per})"
+        return f"test {self.word} ({self.per})" if self.per else f"test {self.word}"
 
     @property
     def on_validation(self) -> str:
@@ -202,7 +202,7 @@ class Score:
             >>> LOSS.with_unit(3.2146)
             '3.215 nats / token'
         """
-        return f"{self.tell(value)} {self.per}"
+        return f"{self.tell(value)} {self.per}".rstrip()
 
     def best(self, values: Iterable[float]) -> float:
         """The best of some values, at least one.
@@ -276,28 +276,29 @@ def verdict(
     """
     found = compare([score.factor * value for value in values], [score.factor * value for value in others])
     gap, n, digits = found.difference, found.n, score.digits
+    unit = f" {score.unit}" if score.unit else ""
     if n == 1:
         return (
-            f"{name} and {other} differ by {gap:+.{digits}f} {score.unit} on one seed, which shows nothing "
+            f"{name} and {other} differ by {gap:+.{digits}f}{unit} on one seed, which shows nothing "
             "about which is better; train more seeds."
         )
     if math.isnan(found.p):
         return (
-            f"{name} and {other} differ by {gap:+.{digits}f} {score.unit} on each of {n} seeds, which says "
+            f"{name} and {other} differ by {gap:+.{digits}f}{unit} on each of {n} seeds, which says "
             "nothing of how seeds differ; train more seeds."
         )
     judged = "" if corrected is None else f"; {told_p(corrected)} after Holm's correction"
     if not found.shown(corrected):
         return (
-            f"No difference is shown between {name} and {other}: {gap:+.{digits}f} {score.unit}, 95 % "
+            f"No difference is shown between {name} and {other}: {gap:+.{digits}f}{unit}, 95 % "
             f"interval {found.low:+.{digits}f} to {found.high:+.{digits}f} over {n} seeds{judged}."
         )
     if (gap > 0) is not score.larger:
         return verdict(other, others, name, values, corrected, score)
     low, high = sorted((abs(found.low), abs(found.high)))
-    unit = score.unit if score.larger else f"{score.unit} less"
+    unit += "" if score.larger else " less"
     return (
-        f"{name} did better than {other}: {abs(gap):.{digits}f} {unit}, "
+        f"{name} did better than {other}: {abs(gap):.{digits}f}{unit}, "
         f"95 % interval {low:.{digits}f} to {high:.{digits}f} over {n} seeds{judged}."
     )
 
@@ -460,4 +461,4 @@ def _at(compared: Sequence[Compared]) -> str:
 
 def _points(compared: Sequence[Compared], score: Score) -> str:
     gaps = [score.tell(abs(each.found.difference)) for each in compared]
-    return f"{_listed(gaps)} {score.unit}{'' if score.larger else ' less'}"
+    return f"{_listed(gaps)} {score.unit}".rstrip() + ("" if score.larger else " less")

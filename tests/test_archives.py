@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from qnnkit.settings import RunConfig
-from qnnkit.runs.allowed import check_names
 
-from qnnkit import workspace
+from qnnkit import data, recipes, workspace
 from qnnkit.data import cache, fetch, load, places
+from qnnkit.recipes import RecipeError
 from qnnkit.runs.folder import Run
 
 
@@ -363,11 +362,12 @@ def test_an_archive_on_drive_is_copied_to_local_disk_once(tmp_path, monkeypatch,
 # --- through a run ------------------------------------------------------------------------------------------
 
 
-def config(**values) -> RunConfig:
-    return RunConfig(recipe="digits_quanv").override(**values)
+def splits_of(folder: Path, **values):
+    """As a run loads them."""
+    return Run(folder / "run", recipes.settings("digits_quanv", **values)).load_data()
 
 
-def test_a_run_hands_its_options_on(tmp_path):
+def test_a_run_hands_its_options_on(tmp_path, monkeypatch):
     flat = pack(fill(tmp_path / "flat", FLAT), tmp_path / "flat.zip")
     settings = {
         "dataset": "flat_folder",
@@ -375,19 +375,21 @@ def test_a_run_hands_its_options_on(tmp_path):
         "label_pattern": r"(\d)\.png",
         "train_fraction": 0.5,
     }
-    check_names(config(**settings))
-    splits = Run(tmp_path / "run", config(**settings)).splits
+    splits = splits_of(tmp_path, **settings)
     assert splits.classes == ("0", "1", "2") and len(splits.train) == 9 and len(splits.test) == 6
-    check_names(config(dataset="class_folder", data_dir="gs://bucket/images"))
     for wrong in ({"label_pattern": "(x)"}, {"download": True}, {"variant": "letters"}):
         with pytest.raises(ValueError, match="must be left out for 'digits'"):
-            check_names(config(**wrong))
+            splits_of(tmp_path, **wrong)
     with pytest.raises(FileNotFoundError, match="`data_dir` must be an existing folder or file, but"):
-        check_names(config(dataset="class_folder", data_dir=str(tmp_path / "nowhere")))
+        splits_of(tmp_path, dataset="class_folder", data_dir=str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="Argument `data_dir` must be a whole archive"):
         (tmp_path / "bad.zip").write_bytes(b"no zip")
-        Run(tmp_path / "run", config(dataset="class_folder", data_dir=str(tmp_path / "bad.zip"))).load_data()
+        splits_of(tmp_path, dataset="class_folder", data_dir=str(tmp_path / "bad.zip"))
     assert workspace.data_place("flat.zip") == str(tmp_path / "flat.zip")
+    monkeypatch.setattr(data, "load", lambda name, **options: options["root"])
+    address = "gs://bucket/images"  # what an address holds, only the dataset knows
+    with pytest.raises(RecipeError, match="return splits"):
+        splits_of(tmp_path, dataset="class_folder", data_dir=address)
 
 
 @pytest.mark.data

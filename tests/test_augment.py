@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 
-from qnnkit import runs, tasks
+from qnnkit import data, tasks
 from qnnkit.data import augment
 
 NOISE = torch.randint(256, (6, 3, 9, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -69,8 +68,7 @@ def test_each_change_stays_within_its_bound_and_reaches_for_it(monkeypatch, alon
 
 
 def test_only_training_changes_images():
-    model, task = nn.Flatten(), runs.task_of(Settings(augmentation="affine"))
-    assert isinstance(task, tasks.Classification)
+    model, task = nn.Flatten(), tasks.Classification.of(data.Images(augmentation="affine"))
     batch = (NOISE[:, :1], torch.zeros(6, dtype=torch.long))
 
     class Sum(nn.Module):

@@ -190,7 +190,7 @@ def test_timed_counts_both_passes_and_changes_nothing(monkeypatch):
 
 
 def test_watching_is_timed_inside_the_training(tmp_path):
-    case = watching.Case(recipes.recipe("digits_quanv"), 8, 64, 10, epochs=2)
+    case = watching.Case(recipes.settings("digits_quanv"), 8, 64, 10, epochs=2)
     steps, inside = case.seconds(2, tmp_path / "rows.jsonl")
     assert inside > 0 and steps > 0 and len(read_lines(tmp_path / "rows.jsonl")) == 2
     assert case.seconds(0, tmp_path / "none.jsonl")[1] == 0 and not (tmp_path / "none.jsonl").exists()

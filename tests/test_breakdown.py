@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, breakdown, circuits, data, recipes, runs
 from qnnkit.breakdown import table
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 
 PAUSE = 0.05
@@ -186,7 +186,7 @@ def splits():
 
 
 def recipe(**settings):
-    return recipes.recipe("digits_quanv").override(stride=4, batch_size=8, **settings)
+    return recipes.settings("digits_quanv", stride=4, batch_size=8, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path,
         words = f"{number}. " + "the cat sat on the mat and a dog ran. " * 8
         (tmp_path / f"{number}.txt").write_text(words)
     place = {"data_dir": str(tmp_path)} if name.startswith("text") else {}
-    config = recipes.recipe(name).override(batch_size=4, **settings, **place)
+    config = recipes.settings(name, batch_size=4, **settings, **place)
     monkeypatch.setattr(table, "LAYERS", (1,))
     splits = runs.Run(tmp_path, config).load_data()
     found = breakdown.strategies(config, splits, seconds=1.0)

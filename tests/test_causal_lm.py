@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import train
@@ -19,6 +18,7 @@ from qnnkit.adapters import adapt
 from qnnkit.adapters.skeleton import on_skeleton
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 from qnnkit.models.causal_lm import LLAMA, causal_lm, four_bit, in_four_bits, llama_config, without_weights
+from qnnkit.settings import Settings
 from qnnkit.tasks import Language, perplexity
 
 VOCABULARY, LENGTH = 50, 12

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import train
@@ -18,6 +17,7 @@ from qnnkit.checkpoint import own_generators
 from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
 from qnnkit.retrieval import Embeddings
+from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive, cached
 
 

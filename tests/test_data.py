@@ -19,12 +19,12 @@ from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from PIL import Image
 
+from qnnkit import recipes
 from qnnkit.data import DATASETS, ImageSet, ImageSplits, folders, kind, load, write_sample
 from qnnkit.data.images import read
 from qnnkit.data.places import natural
 from qnnkit.data.sample import _Rows
 from qnnkit.data.splits import SPLITS, stratified_split
-from qnnkit.recipes import RECIPES
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -187,11 +187,11 @@ def test_the_share_of_the_recipe_is_what_it_says() -> None:
     labels = torch.arange(28).repeat_interleave(432)  # the training part of AHCD: nine tenths of 480 each
     some = ImageSet(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("",) * len(labels))
     splits = ImageSplits("some", some, some, some, tuple(map(str, range(28))))
-    data = RECIPES["ahcd_ten_epochs"].data
-    assert data.validation_fraction == 0.1 and len(splits.keep(0.25505).train) == 3085
-    kept = splits.keep(data.train_fraction, data.split_seed).train.labels.bincount()
+    given = recipes.settings(Path(__file__).parent.parent / "benchmarks/recipes/ahcd_ten_epochs.py")
+    assert given.validation_fraction == 0.1 and len(splits.keep(0.25505).train) == 3085
+    kept = splits.keep(given.train_fraction, given.split_seed).train.labels.bincount()
     assert kept.sum() == 3085 and set(kept.tolist()) == {110, 111}
-    others = [splits.keep(data.train_fraction, seed).train.labels.bincount().tolist() for seed in range(4)]
+    others = [splits.keep(given.train_fraction, seed).train.labels.bincount().tolist() for seed in range(4)]
     assert others != [kept.tolist()] * 4  # not always the first classes have one more
 
 

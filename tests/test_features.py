@@ -12,12 +12,11 @@ import pennylane as qp
 import pytest
 import torch
 from PIL import Image
-from qnnkit.settings import ModelConfig
 
 from qnnkit import controls, report, runs, workspace
 from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.layers import QuantumLayer, Quanv2d
-from qnnkit.models import build, features
+from qnnkit.models import QuanvNet, QuanvSettings, features
 
 FLOAT32 = 1e-6  # one batch of another size may add in another order
 SAME_TRAINING = 1e-4
@@ -34,8 +33,8 @@ def some_splits() -> ImageSplits:
 
 
 def net_of(seed: int = 0, backend: str = "auto", **settings):
-    config = ModelConfig(**{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
-    return build(config, channels=1, image_size=(6, 6), n_classes=2, seed=seed, backend=backend)
+    config = QuanvSettings(**{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
+    return QuanvNet(config, channels=1, image_size=(6, 6), n_classes=2, seed=seed, backend=backend)
 
 
 def close(found: ImageSplits, net, images: ImageSplits) -> None:

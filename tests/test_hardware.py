@@ -8,7 +8,6 @@ import math
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, hardware, models
@@ -114,8 +113,8 @@ def test_templates_are_taken_apart_and_both_wires_of_a_gate_are_noisy():
 
 
 def quanv(**settings):
-    config = ModelConfig(circuit="data_reuploading", n_layers=1, hidden=4, **settings)
-    net = models.build(config, channels=1, image_size=(6, 6), n_classes=3)
+    config = models.QuanvSettings(circuit="data_reuploading", n_layers=1, hidden=4, **settings)
+    net = models.QuanvNet(config, channels=1, image_size=(6, 6), n_classes=3)
     images = torch.randint(0, 256, (12, 1, 6, 6), generator=torch.Generator().manual_seed(0)).byte()
     with torch.no_grad():
         return net, images, net(images).argmax(-1)

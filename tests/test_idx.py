@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from qnnkit.settings import RunConfig
-from qnnkit.runs.allowed import check_names
 
+from qnnkit import recipes
 from qnnkit.data import load
 from qnnkit.runs import Run
 
@@ -147,8 +146,7 @@ def test_emnist_is_put_upright_and_its_variants_have_their_classes(tmp_path):
     assert many.n_classes == 47 and many.notes == ("Took the variant 'balanced' of balanced, letters.",)
     assert many.classes[:11] == (*"0123456789", "A") and many.classes[36:] == tuple("abdefghnqrt")
     assert load("emnist", root=both, variant="letters").fingerprint() == splits.fingerprint()
-    chosen = RunConfig(recipe="x").override(dataset="emnist", data_dir=str(both), variant="letters")
-    check_names(chosen)
+    chosen = recipes.settings("digits_quanv", dataset="emnist", data_dir=str(both), variant="letters")
     assert Run(tmp_path / "run", chosen).splits.fingerprint() == splits.fingerprint()  # through a run
     with pytest.raises(ValueError, match="`variant` must be a known name, but is 'leters'"):
         Run(tmp_path / "run", chosen.override(variant="leters")).load_data()

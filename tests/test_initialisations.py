@@ -9,9 +9,9 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig
 
-from qnnkit import Quanv2d, circuits, models
+from qnnkit import Quanv2d, circuits
+from tests.nets import family
 
 EXACT = 1e-10
 
@@ -22,7 +22,7 @@ def drawn(name, shape=(4, 50, 30), seed=0):
 
 
 def test_the_setting_offers_all_of_them():
-    told = typing.get_args(ModelConfig.model_fields["initialisation"].annotation)
+    told = typing.get_args(circuits.CircuitSettings.model_fields["initialisation"].annotation)
     assert list(told) == list(circuits.INITIALISATIONS)
     assert set(circuits.MIRRORED) <= set(told)
 
@@ -71,8 +71,8 @@ def test_a_quanvolution_starts_as_told(name):
 @pytest.mark.parametrize("model", ["quanv", "residual_quanv", "resnet_circuit"])
 def test_models_pass_the_setting_on(model):
     def weights(name):
-        config = ModelConfig(model=model, initialisation=name, n_qubits=2, stem_stride=1)
-        net = models.MODELS[model](config, channels=1, image_size=(16, 16), n_classes=2)
+        sizes = {"channels": 1, "image_size": (16, 16), "n_classes": 2}
+        net = family(model, {"n_qubits": 2, "stem_stride": 1}, sizes=sizes, initialisation=name)
         [found] = [weight for key, weight in net.named_parameters() if key.endswith(".weights")]
         return found.detach()
 

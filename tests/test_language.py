@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 
 from qnnkit import adapters, language, train, workspace
 from qnnkit.adapters import adapt
@@ -20,6 +19,7 @@ from qnnkit.data import tokenizer as tokenizers
 from qnnkit.data.text import text
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import causal_lm
+from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 
 TEXT = "\n\n".join(

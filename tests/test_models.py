@@ -7,29 +7,25 @@ import re
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig
 from safetensors.torch import load_file, save_file
 
 from qnnkit import MODELS, controls
 from qnnkit.circuits import ANSAETZE
 from qnnkit.layers import QuantumLayer, count_parameters, quantum_parameters
-from qnnkit.models import CLASSICAL, build, kind, table
+from qnnkit.models import table
+from tests.nets import HYBRID, SLIDING, family
 
 FLOAT32 = 1e-5
 SIZES = {"channels": 3, "image_size": (12, 10), "n_classes": 4}
 SMALL = {"width": 8, "hidden": 6}
 IMAGES = torch.randint(256, (5, 3, 12, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-OF_IMAGES = [name for name in MODELS if kind(name) == "images"]
-HYBRID = [name for name in OF_IMAGES if name not in CLASSICAL]
-SLIDING = [name for name in HYBRID if name != "resnet_circuit"]
 
-each = pytest.mark.parametrize("name", OF_IMAGES)
+each = pytest.mark.parametrize("name", MODELS)
 each_hybrid = pytest.mark.parametrize("name", HYBRID)
 
 
 def model_of(name: str, *, seed: int = 0, backend: str = "auto", **settings):
-    config = ModelConfig(**{"model": name} | SMALL | settings)
-    return build(config, **SIZES, seed=seed, backend=backend)
+    return family(name, SMALL, sizes=SIZES | {"seed": seed, "backend": backend}, **settings)
 
 
 def close(ours, theirs, tolerance=FLOAT32) -> None:
@@ -115,7 +111,7 @@ def test_the_hyperparameters_of_the_others_arrive():
         assert classical(name) < classical(name, hidden=7)
     assert classical("residual_quanv", blocks=2) - classical("residual_quanv") == 2 * (8 * 8 * 9 + 2 * 8)
     assert model_of("residual_quanv", maps=2).middle.quanv.in_channels == 2
-    for name in OF_IMAGES:
+    for name in MODELS:
         [dropout] = [m for m in model_of(name, dropout=0.3).modules() if isinstance(m, torch.nn.Dropout)]
         assert dropout.p == 0.3
 
@@ -124,8 +120,8 @@ def test_the_hyperparameters_of_the_others_arrive():
 @pytest.mark.parametrize("settings", [{"stride": 1}, {"stride": 3}, {"circuit": "random", "kernel_size": 1}])
 @pytest.mark.parametrize("embedding", ["amplitude", "iqp"])
 def test_other_settings(name, settings, embedding):
-    settings = {"circuit": "strongly_entangling"} | settings
-    assert model_of(name, embedding=embedding, **settings)(IMAGES).shape == (5, 4)
+    settings = {"circuit": "strongly_entangling", "embedding": embedding} | settings
+    assert family(name, SMALL | settings, sizes=SIZES)(IMAGES).shape == (5, 4)
 
 
 @each_hybrid
@@ -189,12 +185,12 @@ def test_precision_and_backend(name):
 # --- the sizes that the documentation names ----------------------------------------------------------------
 
 
-def classes_of(n_classes: int, **settings):
-    return build(ModelConfig(**settings), channels=1, image_size=(32, 32), n_classes=n_classes)
+def classes_of(name: str, n_classes: int, **settings):
+    return family(name, sizes={"channels": 1, "image_size": (32, 32), "n_classes": n_classes}, **settings)
 
 
 def test_the_net_of_88_000_weights():
-    model = classes_of(44, model="residual_quanv", hidden=114)
+    model = classes_of("residual_quanv", 44, hidden=114)
     assert count_parameters(model) == {"quantum": 24, "classical": 87912, "frozen": 0}
     seen = []
     model.middle.quanv.filters[0].register_forward_hook(lambda layer, given, values: seen.append(given[0]))
@@ -203,13 +199,13 @@ def test_the_net_of_88_000_weights():
 
 
 def test_the_cnn_of_1_4_million_weights():
-    cnn = classes_of(28, model="cnn", width=32, hidden=512)
+    cnn = classes_of("cnn", 28, width=32, hidden=512)
     assert count_parameters(cnn) == {"quantum": 0, "classical": 1350332, "frozen": 0}
 
 
 @pytest.mark.parametrize(("stride", "sides"), [(1, (32, 4)), (2, (16, 2)), (4, (8, 1))])
 def test_resnet18_for_small_images(stride, sides):
-    model = classes_of(28, model="resnet18", stem_stride=stride).eval()
+    model = classes_of("resnet18", 28, stem_stride=stride).eval()
     seen = []
     model.backbone.net.embedder.register_forward_hook(lambda m, given, maps: seen.append(maps.shape[-1]))
     model.backbone.net.encoder.register_forward_hook(
@@ -237,16 +233,8 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["resnet_circuit", "resnet18"])
 def test_weights_of_a_local_folder(name, saved):
-    one, other = (
-        build(
-            ModelConfig(model=name, pretrained=str(saved)),
-            channels=1,
-            image_size=(12, 10),
-            n_classes=3,
-            seed=seed,
-        ).eval()
-        for seed in (0, 1)
-    )
+    sizes = {"channels": 1, "image_size": (12, 10), "n_classes": 3}
+    one, other = (family(name, sizes=sizes | {"seed": seed}, pretrained=str(saved)).eval() for seed in (0, 1))
     assert one.backbone.n_features == 12
     grey = IMAGES[:, :1]
     close(one.features(grey), other.features(grey))  # the folder's, whatever the seed
@@ -273,12 +261,8 @@ def not_had(name, told, channels=1):
     with pytest.raises(
         ValueError, match=r"^Argument `pretrained` must .*None to start from scratch\.$"
     ) as caught:
-        build(
-            ModelConfig(model="resnet18", pretrained=str(name)),
-            channels=channels,
-            image_size=(9, 9),
-            n_classes=2,
-        )
+        sizes = {"channels": channels, "image_size": (9, 9), "n_classes": 2}
+        family("resnet18", sizes=sizes, pretrained=str(name))
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -346,14 +330,9 @@ def test_no_patch_sees_another():
 @pytest.mark.parametrize("image_size", [(1, 9), (9, 1)])
 def test_images_smaller_than_a_patch(name, image_size):
     with pytest.raises(ValueError) as caught:
-        build(ModelConfig(model=name), channels=1, image_size=image_size, n_classes=2)
+        family(name, sizes={"channels": 1, "image_size": image_size, "n_classes": 2})
     text = str(caught.value)
     assert re.fullmatch(r"Argument `image_size` must .+, but is \(\d, \d\)\. [A-Z].+\.", text), text
-
-
-def test_an_unknown_model():
-    with pytest.raises(ValueError, match="Did you mean 'quanv'"):
-        build(ModelConfig(model="quan"), **SIZES)
 
 
 @pytest.mark.gpu

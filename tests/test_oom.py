@@ -10,13 +10,14 @@ from collections import namedtuple
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import runs, train
 from qnnkit.cli import main
 from qnnkit.data.sample import Batches
+from qnnkit.recipes import Recipe
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
 from qnnkit.train import memory, portions
 from qnnkit.train.memory import OutOfMemory
@@ -485,7 +486,6 @@ SMALL = {"epochs": 1, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": []}
 
 def narrow_tasks(monkeypatch, most):
     """Every net of a run refuses more than so many images at once."""
-    real = runs.nets.task_of
 
     class Refusing(Classification):
         def __call__(self, model, batch):
@@ -495,9 +495,7 @@ def narrow_tasks(monkeypatch, most):
                 )
             return super().__call__(model, batch)
 
-    monkeypatch.setattr(
-        runs.nets, "task_of", lambda config, kind: Refusing(real(config, kind).label_smoothing)
-    )
+    monkeypatch.setattr(Recipe, "task", lambda recipe, settings: Refusing(settings.label_smoothing))
 
 
 def test_a_run_says_it_remembers_it_and_tests_in_parts(tmp_path, monkeypatch):

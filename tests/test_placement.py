@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -20,6 +19,7 @@ from qnnkit.device import machine
 from qnnkit.placement import Candidate, candidates, decision, race
 from qnnkit.plan.asked import asked
 from qnnkit.runs import chain, lock
+from qnnkit.settings import Settings
 from qnnkit.survey.command import measure_machine
 from qnnkit.tasks import Classification
 
@@ -494,9 +494,9 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     monkeypatch.setattr(decision, "decide", lambda found, times: found[-1])
     run = tiny(batch_size="auto")
     asked = json.loads((run.folder / "config.json").read_text())
-    assert asked["training"]["batch_size"] == "auto" and run.config.batch_size == 4
+    assert asked["batch_size"] == "auto" and run.config.batch_size == 4
     assert note(run)["batch_size"] == 4
-    own = recipes.RECIPES["folder_quanv"].training.batch_size
+    own = recipes.settings("folder_quanv").batch_size
     assert note(run)["sentence"].endswith(f" The recipe's learning rates were chosen for batch {own}.")
     raced = counted(monkeypatch)
     monkeypatch.setattr(decision, "decide", lambda found, times: found[0])

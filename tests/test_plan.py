@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 
 from qnnkit import measure, plan, recipes, train
 from qnnkit.plan import depth
 from qnnkit.plan.ledger import Ledger
 from qnnkit.plan.trace import trace
 from qnnkit.runs import Run
+from qnnkit.settings import Settings
 
 predicting = importlib.import_module("qnnkit.plan.predict")  # the package's attribute is the function
 TINY = Settings(batch_size=2, optimizer="adamw")
@@ -19,7 +19,7 @@ TINY = Settings(batch_size=2, optimizer="adamw")
 
 @pytest.fixture(scope="module")
 def digits():
-    config = recipes.recipe("digits_quanv")
+    config = recipes.settings("digits_quanv")
     return plan.of_recipe(config, Run(Path("unused"), config).load_data())
 
 
@@ -209,7 +209,7 @@ def test_the_framework_is_looked_at_once(digits):
 
 
 def test_what_is_computed_once_stays_in_memory():
-    config = recipes.recipe("digits_quanv").override(trainable=False)
+    config = recipes.settings("digits_quanv", trainable=False)
     splits = Run(Path("unused"), config).load_data()
     frozen = plan.of_recipe(config, splits)
     n = sum(len(splits.split(name)) for name in ("train", "validation", "test"))

@@ -4,7 +4,6 @@ import itertools
 from dataclasses import dataclass, replace
 
 import pytest
-from qnnkit.settings import Settings
 
 from qnnkit.plan import machines, places, where
 from qnnkit.plan.elsewhere import Estimate, Range, estimate
@@ -12,6 +11,7 @@ from qnnkit.plan.places import HERE, Place, Spot, needed, of_table
 from qnnkit.plan.prediction import Prediction, Work
 from qnnkit.plan.remedies import KINDS, Sight, enough, remedies
 from qnnkit.plan.verdict import Wish, judge
+from qnnkit.settings import Settings
 
 GB = 10**9
 HOUR = 3600.0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from qnnkit.settings import Settings
 
+from qnnkit.settings import Settings
 from qnnkit.train.processes import _Share, accelerated
 
 TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24 steps

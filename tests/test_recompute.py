@@ -6,22 +6,22 @@ import copy
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig, Settings
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from qnnkit import MODELS, circuits, layers, train
 from qnnkit.data.sample import Batches
-from qnnkit.models import build, kind
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing
+from tests.nets import family
 
 SIZES = {"channels": 3, "image_size": (16, 16), "n_classes": 4}
 IMAGES = torch.randint(256, (16, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
 def model_of(name, **settings):
-    return build(ModelConfig(**{"model": name, "width": 8, "hidden": 6} | settings), **SIZES)
+    return family(name, {"width": 8, "hidden": 6}, sizes=SIZES, **settings)
 
 
 def llama(**settings):
@@ -94,14 +94,10 @@ def with_spectral_norm():
 
 
 def on_default_qubit():
-    return of_images(build(ModelConfig(model="resnet_circuit", hidden=6), **SIZES, backend="default.qubit"))
+    return of_images(family("resnet_circuit", sizes=SIZES | {"backend": "default.qubit"}, hidden=6))
 
 
-CASES = {
-    name: lambda name=name: of_images(model_of(name, dropout=0.3))
-    for name in MODELS
-    if kind(name) == "images"
-}
+CASES = {name: lambda name=name: of_images(model_of(name, dropout=0.3)) for name in MODELS}
 CASES |= {
     "frozen circuits": lambda: of_images(model_of("residual_quanv", trainable=False)),
     "frozen backbone": lambda: of_images(model_of("resnet_circuit", frozen_backbone=True)),

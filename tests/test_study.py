@@ -73,7 +73,9 @@ class Workspace:
         extra = {} if recipe == "cnn" else {"controls": list(controls)}
         extra |= {"trainable": False} if "classical_trained" in controls else {}
         n_seeds = n_seeds or len(next(iter(scores.values())))
-        run = runs.open_run(folder, TOYS[recipe], train_fraction=fraction, n_seeds=n_seeds, seed=seed, **extra)
+        run = runs.open_run(
+            folder, TOYS[recipe], train_fraction=fraction, n_seeds=n_seeds, seed=seed, **extra
+        )
         for net, accuracies in scores.items():
             for index, accuracy in enumerate(accuracies):
                 where = {"net": net, "seed": seed + index}
@@ -361,7 +363,11 @@ def of_texts(space, id_, recipe, data="one", **losses):
             test = {"event": "test", f"test_{name}": value, "test_loss": value, "seconds_per_epoch": 0.5}
             for each in (epoch, row | test | {"test_perplexity": math.exp(value)}):
                 workspace.append_line(folder / "metrics.jsonl", each)
-    for file, content in (("config", config), ("result", {"nets": []}), ("provenance", {"data": data, "nets": nets})):
+    for file, content in (
+        ("config", config),
+        ("result", {"nets": []}),
+        ("provenance", {"data": data, "nets": nets}),
+    ):
         (folder / f"{file}.json").write_text(json.dumps(content))
     path = space.folder / "batch.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": [recipe], "score": name}))

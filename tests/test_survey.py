@@ -318,7 +318,7 @@ def test_threads_are_those_that_were_asked_for():
 @pytest.mark.parametrize(
     ("what", "timeout", "told"),
     [
-        ("net", 60, "Its process ended with status 1 and said: KeyError: 'config'"),
+        ("net", 60, "Its process ended with status 1 and said: KeyError: 'recipe'"),
         ("circuits", 0.1, "It took longer than the 0 s that were left."),
     ],
 )
@@ -346,7 +346,7 @@ def test_which_number_of_threads_is_best():
 @pytest.fixture
 def toy():
     splits = data.load("digits", train_fraction=0.1)
-    return recipes.recipe("digits_quanv").override(stride=2, hidden=2, batch_size=16, accumulation=2), splits
+    return recipes.settings("digits_quanv", stride=2, hidden=2, batch_size=16, accumulation=2), splits
 
 
 def test_the_recipes_own_net_is_measured(surveyed):
@@ -364,7 +364,12 @@ def test_the_recipes_own_net_is_measured(surveyed):
 def test_an_update_is_as_many_passes_as_are_accumulated(toy, tmp_path, monkeypatch):
     config, splits = toy
     samples.write(samples.of(splits, 16, 100), tmp_path)
-    question = {"config": config.model_dump(mode="json"), "device": "cpu", "precision": "bfloat16"}
+    question = {
+        "recipe": config.recipe,
+        "config": config.model_dump(mode="json"),
+        "device": "cpu",
+        "precision": "bfloat16",
+    }
     question |= {"sample": str(tmp_path), "seconds": 0.0}
     monkeypatch.setattr(placement, "thread_counts", lambda: [1, 2])
     passes, forward = [], train.Stepper.forward
@@ -402,7 +407,7 @@ def test_a_model_in_a_folder_is_the_same_on_every_machine(tmp_path):
     for name, content in (("here", "{}"), ("there", "{}"), ("other", '{"hidden_size": 8}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
-        config = recipes.recipe("text_adapter").override(pretrained=str(tmp_path / name))
+        config = recipes.settings("text_adapter", pretrained=str(tmp_path / name))
         digests.append(survey.net._digest(config, {"vocabulary": 100, "length": 16}, 10))
     assert digests[0] == digests[1] != digests[2]
     assert digests[0] != survey.net._digest(config, {"vocabulary": 100, "length": 32}, 10)
@@ -442,12 +447,12 @@ def test_a_frozen_part_is_computed_before_as_in_training(toy):
     images = splits.train.images[:3]
     frozen = config.override(trainable=False)
     batch = images, splits.train.labels[:3]
-    net = models.build(frozen.model, backend="batched", **sizes)
-    assert nets.given(net, batch, frozen.training, 100)[0].is_floating_point() and net.training
-    assert nets.given(net, batch, frozen.training, 10**12)[0] is images, "too many to keep"
+    net = models.QuanvNet(frozen, backend="batched", **sizes)
+    assert nets.given(net, batch, frozen, 100)[0].is_floating_point() and net.training
+    assert nets.given(net, batch, frozen, 10**12)[0] is images, "too many to keep"
     augmented = frozen.override(augmentation="affine")
-    assert nets.given(net, batch, augmented.training, 100)[0] is images, "others in every epoch"
-    trained = models.build(config.model, backend="batched", **sizes)
+    assert nets.given(net, batch, augmented, 100)[0] is images, "others in every epoch"
+    trained = models.QuanvNet(config, backend="batched", **sizes)
     assert nets.given(trained, batch, config, 100)[0] is images
 
 
@@ -476,14 +481,19 @@ def test_captions_and_tokens_are_measured_as_images_are(texts, tmp_path, recipe,
     """In the process that has not the data: what the files tell is enough for a training step."""
     if recipe.startswith("text"):
         settings = {**settings, "data_dir": str(texts)}
-    config = recipes.recipe(recipe).override(accumulation=2, **settings)
+    config = recipes.settings(recipe, accumulation=2, **settings)
     splits = runs.Run(tmp_path, config).load_data()
     sample = samples.of(splits, 4)
     samples.write(sample, tmp_path)
     kept = samples.read(tmp_path)
     assert (len(kept), kept.n_samples, kept.n_all) == (4, len(splits.train), sample.n_all)
     assert all(torch.equal(kept.batch[name], tensor) for name, tensor in sample.batch.items())
-    question = {"config": config.model_dump(mode="json"), "device": "cpu", "precision": "float32"}
+    question = {
+        "recipe": config.recipe,
+        "config": config.model_dump(mode="json"),
+        "device": "cpu",
+        "precision": "float32",
+    }
     found = survey.net.here({**question, "sample": str(tmp_path), "seconds": 0.0, "over_threads": False})
     assert found["samples_per_second"] == pytest.approx(2 * 4 / found["update"]["median"])
     assert found["seconds_per_epoch"] == pytest.approx(len(splits.train) / found["samples_per_second"])
@@ -493,7 +503,7 @@ def test_captions_and_tokens_are_measured_as_images_are(texts, tmp_path, recipe,
     tokens = found.get("tokens_per_second")
     expected = None if recipe == "digits_clip" else pytest.approx(15 * found["samples_per_second"])
     assert tokens == expected
-    kind = data.kind(config.data.dataset)
+    kind = data.kind(config.dataset)
     row = {"device": "cpu", "precision": "float32", **found}
     digest = survey.net._digest(config, splits.sizes, kept.n_samples)
     net = form.Net(
@@ -510,7 +520,7 @@ def test_captions_and_tokens_are_measured_as_images_are(texts, tmp_path, recipe,
 
 
 def test_the_report_of_a_run_tells_which_device_was_faster(surveyed, tmp_path):
-    run = runs.Run(tmp_path, recipes.recipe("digits_clip"))
+    run = runs.Run(tmp_path, recipes.settings("digits_clip"))
     assert report.run._surveyed(run) == [], "nobody has measured"
     found = copy.deepcopy(surveyed[0])
     told = "An epoch takes 0.5 s on cuda:0 in float32; cpu in float32 3 times as long."
@@ -682,7 +692,7 @@ def test_what_being_faster_costs(machines):
 def test_nets_that_differ_are_not_compared(machines):
     found = survey.compare([machines("a"), machines("b", digest="other", recipe="cnn")])
     [sentence] = found.sentences
-    assert sentence.startswith("The nets differ in settings, batch or data (a: digits_quanv; b: ahcd_cnn)")
+    assert sentence.startswith("The nets differ in settings, batch or data (a: digits_quanv; b: cnn)")
     assert found.net is None and all(row.seconds_per_epoch is None for row in found.rows)
     survey.picture(found).png()
 
@@ -836,7 +846,7 @@ def test_compare_prints_and_draws(command, machines, tmp_path):
         (["--recipe", "captions_clip"], "`data_dir` must"),
         (["--recipe", "text_adapter"], "`data_dir` must"),
         (["--recipe", "music_llama", "--set", "data_dir=none"], "`data_dir` must be an existing folder"),
-        (["--recipe", "digits_clip", "--set", "model=quanv"], "`model` must take captions"),
+        (["--recipe", "digits_clip", "--set", "dataset=digits"], "`dataset` must hold captions"),
         (["--run-dir", "none"], "must hold a run"),
         (["--set", "epocs=2"], "Did you mean 'epochs'?"),
     ],

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from qnnkit.tasks import Classification, calibration_error, macro_f1
+from qnnkit import tasks, train
+from qnnkit.data.sample import Batches
+from qnnkit.settings import Settings
+from qnnkit.stats import ACCURACY, LOSS, Score
+from qnnkit.tasks import Classification, Own, Step, calibration_error, complete, macro_f1
 
 LABELS = torch.tensor([0, 2, 1, 2])
 
@@ -121,3 +128,142 @@ def test_judge_agrees_with_the_loss_that_is_trained():
     assert found["macro_f1"] == macro_f1(logits.argmax(1), LABELS)
     assert found["ece"] == pytest.approx(calibration_error(logits.softmax(1), LABELS), abs=1e-12)
     assert found.keys() == {"accuracy", "loss", "macro_f1", "ece"}
+
+
+# --- a task of one's own -----------------------------------------------------------------------------------
+
+POINTS = torch.linspace(-1, 1, 24)[:, None]
+VALUES = 2 * POINTS[:, 0] - 0.5
+
+
+class Regression:
+    """Mean squares; `monitor` and what is reported beside are told."""
+
+    def __init__(self, monitor=None, **reported):
+        self.reported = reported
+        if monitor is not None:
+            self.monitor = monitor
+
+    def __call__(self, model, batch):
+        inputs, values = batch
+        loss = (model(inputs)[:, 0] - values).square().mean()
+        sums = {name: make(loss, len(values)) for name, make in self.reported.items()}
+        return Step(loss, sums, len(values))
+
+
+def line():
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return nn.Linear(1, 1)
+
+
+def of_loss(loss, n):
+    return loss.detach() * n
+
+
+def fitted(task, **settings):
+    """Rows of a short training, and the epoch that was chosen."""
+    loaders = {
+        "train": Batches(POINTS, VALUES, 8, shuffle=True),
+        "validation": Batches(POINTS[::2], VALUES[::2], 6, shuffle=False),
+    }
+    rows: list[dict] = []
+    config = Settings(**{"epochs": 4, "learning_rate": 0.1} | settings)
+    progress = train.fit(line(), complete(task), loaders, config, log=rows.append)
+    return rows, progress
+
+
+def test_the_kits_own_tasks_stay_as_they_are():
+    for task in (Classification(), tasks.Contrastive(), tasks.Language(), tasks.OwnLoss(), Own(Regression())):
+        assert complete(task) is task
+
+
+@pytest.mark.parametrize(
+    ("monitor", "chosen_by", "larger"),
+    [
+        (None, "minus_loss", False),
+        ("loss", "minus_loss", False),
+        ("r2", "r2", True),
+        ("mean_error", "minus_mean_error", False),
+        ("hinge_loss", "minus_hinge_loss", False),
+        ("error_free", "error_free", True),
+    ],
+)
+def test_what_is_reported_chooses_the_epoch_in_the_direction_of_its_name(monitor, chosen_by, larger):
+    name = monitor or "loss"
+    task = complete(Regression(monitor, **{name: of_loss}))
+    assert (task.monitor, task.score.larger, task.score.name) == (chosen_by, larger, name)
+    step = task(line(), (POINTS, VALUES))
+    assert step.sums[chosen_by] == (1 if larger else -1) * step.sums[name] != 0
+    assert step.count == len(POINTS) and step.loss.requires_grad
+    rows, progress = fitted(Regression(monitor, **{name: of_loss}))
+    scores = [row[f"validation_{name}"] for row in rows]
+    best = (max if larger else min)(scores)
+    assert scores[progress.best_epoch - 1] == best == (1 if larger else -1) * progress.best_score[0]
+    assert (progress.best_epoch == 1) == larger, "the loss falls, so it is best at first where more is better"
+
+
+def test_a_loss_is_reported_though_the_task_names_none():
+    task = complete(Regression())
+    step = task(line(), (POINTS, VALUES))
+    assert float(step.sums["loss"]) == pytest.approx(len(POINTS) * step.loss.item())
+    own = complete(Regression(loss=lambda loss, n: 7.0))
+    assert float(own(line(), (POINTS, VALUES)).sums["loss"]) == 7, "what it reports itself counts"
+
+
+def test_plain_numbers_and_graphs_are_reported_as_numbers():
+    task = Regression("r2", r2=lambda loss, n: n * 0.5, again=lambda loss, n: loss * n)
+    step = complete(task)(line(), (POINTS, VALUES))
+    assert not any(total.requires_grad for total in step.sums.values())
+    rows, _ = fitted(task)
+    assert [row["validation_r2"] for row in rows] == [0.5] * 4
+
+
+def test_accuracy_is_that_of_the_kit():
+    assert complete(Regression("accuracy", accuracy=of_loss)).score is ACCURACY
+
+
+def test_a_score_of_ones_own():
+    task = Regression("distance", distance=of_loss)
+    task.score = Score("distance", "distance", "m", 1, "m", digits=2, larger=False, criterion="")
+    assert complete(task).score is task.score and complete(task).monitor == "minus_distance"
+    task.score = Score("r2", "R²", watched="distance", criterion="")
+    assert complete(task).monitor == "distance", "by its name, larger is better"
+    task.score = LOSS
+    with pytest.raises(ValueError, match=r"`score` must watch `distance`, .*, but is 'loss'\. .*watched="):
+        complete(task)
+
+
+def test_what_a_task_has_beside_is_found_through_it():
+    task = Regression()
+    task.preview = "mine"
+    own = complete(task)
+    assert own.preview == "mine" and not hasattr(own, "nothing")
+    assert copy.deepcopy(own).monitor == pickle.loads(pickle.dumps(own)).monitor == own.monitor
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        (lambda model, batch: batch[1].mean(), "`task` must return a qnnkit.tasks.Step, but is 'Tensor'"),
+        (lambda model, batch: None, "`task` must return a qnnkit.tasks.Step, but is 'NoneType'"),
+        (Regression("r2"), r"`task` must report `r2`, its monitor, but is \['loss'\]"),
+        (
+            Regression("r2", r2=lambda loss, n: torch.zeros(n)),
+            r"`task` must report `r2` as a sum over the batch, one number, but is \(24,\)",
+        ),
+        (
+            lambda model, batch: Step((model(batch[0])[:, 0] - batch[1]).square(), {}, len(batch[1])),
+            r"`task` must report `loss` as a sum over the batch, one number, but is \(24,\)",
+        ),
+    ],
+    ids=["a tensor", "nothing", "another number", "a vector", "a loss of many numbers"],
+)
+def test_a_task_that_gives_something_else(task, told):
+    with pytest.raises(ValueError, match=told):
+        complete(task)(line(), (POINTS, VALUES))
+
+
+def test_what_cannot_be_called_is_no_task():
+    with pytest.raises(ValueError, match=r"`task` must be callable: \(model, batch\) -> tasks\.Step"):
+        complete("accuracy")

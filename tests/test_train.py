@@ -17,13 +17,13 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import circuits, layers, train
 from qnnkit.checkpoint import Store
 from qnnkit.data.sample import Batches
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
 from qnnkit.workspace import read_lines
 

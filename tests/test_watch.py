@@ -9,13 +9,13 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, gradients, runs, train, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.gradients import Watch
 from qnnkit.gradients.watch import QUANTUM_SKETCH, signal_to_noise
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train import loop
 from tests.watched import TASK, Turned, data, drawn, groups, layer, net, of, trained

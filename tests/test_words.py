@@ -8,11 +8,12 @@ import numpy as np
 import pennylane as qp
 import pytest
 import torch
-from qnnkit.settings import ModelConfig, Settings
 from torch import nn
 
-from qnnkit import QuantumLayer, gradients, models, runs, train
+from qnnkit import QuantumLayer, gradients, runs, train
 from qnnkit.gradients import Watch, influence, words
+from qnnkit.settings import Settings
+from tests.nets import family
 from tests.watched import TASK, Turned, data, groups, layer, net, trained
 
 KINDS = (
@@ -206,8 +207,8 @@ def test_half_precision_that_autocast_feeds_into_the_circuit():
 
 @pytest.mark.parametrize("model", ["resnet_circuit", "residual_quanv", "quanv"])
 def test_the_kits_own_nets_give_float32_to_their_circuits_under_autocast(model):
-    config = ModelConfig(model=model, hidden=8, stem_stride=4)
-    made = models.build(config, channels=1, image_size=(16, 16), n_classes=3)
+    sizes = {"channels": 1, "image_size": (16, 16), "n_classes": 3}
+    made = family(model, {"hidden": 8, "stem_stride": 4}, sizes=sizes)
     images = torch.randint(256, (4, 1, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
         logits = made(images)

@@ -6,12 +6,12 @@ import json
 
 import pennylane as qp
 import torch
-from qnnkit.settings import Settings
 from torch import nn
 
 from qnnkit import QuantumLayer, circuits, gradients, train
 from qnnkit.data.sample import Batches
 from qnnkit.gradients import Watch
+from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 
 TASK = Classification()

@@ -135,16 +135,9 @@ class ImageSplits:
         be to this share of all, and one image at least. Which ones depends on `seed` alone, and a smaller
         share lies inside a larger one.
         """
-        _require_fraction(train_fraction)
-        if train_fraction == 1:
+        rows = share_of_classes(self.train.labels, self.n_classes, train_fraction, seed)
+        if rows is None:
             return self
-        kept = []
-        sizes = self.train.labels.bincount(minlength=self.n_classes).tolist()
-        for label, n in enumerate(_shares(sizes, train_fraction, seed)):
-            rows = torch.nonzero(self.train.labels == label).flatten()
-            order = torch.randperm(len(rows), generator=seeded("train_fraction", seed, label))
-            kept.append(rows[order[:n]])
-        rows = torch.cat(kept).sort().values
         sources = tuple(self.train.sources[row] for row in rows.tolist())
         return replace(self, train=ImageSet(self.train.images[rows], self.train.labels[rows], sources))
 
@@ -170,6 +163,21 @@ def share_of(n: int, train_fraction: float, seed: int) -> torch.Tensor | None:
         return None
     order = torch.randperm(n, generator=seeded("train_fraction", seed))
     return order[: max(1, round(train_fraction * n))].sort().values
+
+
+def share_of_classes(
+    labels: torch.Tensor, n_classes: int, train_fraction: float, seed: int
+) -> torch.Tensor | None:
+    """As `share_of`, class by class, for labels of shape (n,); see `ImageSplits.keep`."""
+    _require_fraction(train_fraction)
+    if train_fraction == 1:
+        return None
+    kept, sizes = [], labels.bincount(minlength=n_classes).tolist()
+    for label, n in enumerate(_shares(sizes, train_fraction, seed)):
+        rows = torch.nonzero(labels == label).flatten()
+        order = torch.randperm(len(rows), generator=seeded("train_fraction", seed, label))
+        kept.append(rows[order[:n]])
+    return torch.cat(kept).sort().values
 
 
 def _require_fraction(train_fraction: float) -> None:

@@ -13,7 +13,7 @@ import torch
 from qnnkit import checks
 from qnnkit.data.assemble import split_stack, stack_arrays
 from qnnkit.data.sample import Batches, seeded
-from qnnkit.data.splits import SPLITS, ImageSplits, share_of, stratified_split
+from qnnkit.data.splits import SPLITS, ImageSplits, share_of, share_of_classes, stratified_split
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class TensorSet:
 
     @property
     def labels(self) -> torch.Tensor:
-        """The targets, where they are classes."""
+        """The targets, as a classifier is judged by them."""
         return self.targets
 
 
@@ -41,13 +41,23 @@ class TensorSplits:
     train: TensorSet
     validation: TensorSet
     test: TensorSet
+    classes: tuple[str, ...] | None = None
+    """The name of each label; None where targets are no labels."""
     notes: tuple[str, ...] = ()
 
     @property
+    def n_classes(self) -> int | None:
+        return None if self.classes is None else len(self.classes)
+
+    @property
     def sizes(self) -> dict[str, Any]:
-        """What a net must know of the data: shapes of a sample and of its target, without the batch."""
+        """What a net must know of the data: shapes of a sample and of its target, without the batch.
+
+        Of labels also `n_classes`.
+        """
         shapes = self.train.inputs.shape[1:], self.train.targets.shape[1:]
-        return {"input_shape": tuple(shapes[0]), "target_shape": tuple(shapes[1])}
+        found: dict[str, Any] = {"input_shape": tuple(shapes[0]), "target_shape": tuple(shapes[1])}
+        return found if self.classes is None else found | {"n_classes": len(self.classes)}
 
     def example(self, n: int = 1) -> torch.Tensor:
         """What a net takes, of the first `n` training samples."""
@@ -67,8 +77,14 @@ class TensorSplits:
         return digest.hexdigest()
 
     def keep(self, train_fraction: float, seed: int = 0) -> TensorSplits:
-        """The same with a share of its training samples; a smaller share lies inside a larger one."""
-        rows = share_of(len(self.train), train_fraction, seed)
+        """The same with a share of its training samples, of labels class by class as `ImageSplits.keep` does.
+
+        A smaller share lies inside a larger one.
+        """
+        if self.classes is None:
+            rows = share_of(len(self.train), train_fraction, seed)
+        else:
+            rows = share_of_classes(self.train.targets, len(self.classes), train_fraction, seed)
         return self if rows is None else replace(self, train=_rows(self.train, rows.numpy()))
 
     def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Batches:
@@ -103,6 +119,7 @@ def arrays(
         raise ValueError(checks.message("targets", rule, len(y), step))
     fractions = settings.validation_fraction, settings.test_fraction
     labelled = y.ndim == 1 and not y.is_floating_point()
+    y = y if y.is_floating_point() else y.long()
     names = tuple(map(str, classes or range(int(y.max()) + 1 if labelled else 0)))
     if labelled and (int(y.min()) < 0 or int(y.max()) >= len(names)):
         rule = f"lie in 0..{len(names) - 1}, a label for each of the classes"
@@ -116,7 +133,10 @@ def arrays(
         images = split_stack(name, stack, split_seed=settings.split_seed, **options)
         return images.keep(settings.train_fraction, settings.split_seed)
     if labelled:
-        rows = stratified_split(y.numpy(), names, settings.split_seed, fractions)
+        words = {"`root`": "`targets`", "Add images": "Give what is no class as floats, add samples"}
+        words |= {"images": "samples", "readable ": ""}
+        with checks.in_words(words):
+            rows = stratified_split(y.numpy(), names, settings.split_seed, fractions)
     else:
         order = torch.randperm(len(y), generator=seeded("arrays", settings.split_seed)).numpy()
         n_validation, n_test = (max(1, round(part * len(y))) for part in fractions)
@@ -126,7 +146,7 @@ def arrays(
         ends = len(y) - n_validation - n_test, len(y) - n_test
         rows = tuple(np.sort(part) for part in np.split(order, ends))
     whole = TensorSet(x, y, tuple(f"{name}/{row}" for row in range(len(y))))
-    splits = TensorSplits(name, *(_rows(whole, part) for part in rows))
+    splits = TensorSplits(name, *(_rows(whole, part) for part in rows), names if labelled else None)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
@@ -134,18 +154,23 @@ def _tensor(name: str, values: Any) -> torch.Tensor:
     try:
         if isinstance(values, list | tuple):
             values = np.stack([np.asarray(each) for each in values])
+        if not isinstance(values, torch.Tensor):
+            values = np.require(values, requirements=["C", "W"])
         tensor = torch.as_tensor(values).detach().cpu()
     except (ValueError, TypeError, RuntimeError) as error:
-        rule, step = "be numbers of one shape a sample", f"It says: {str(error).splitlines()[0]}"
+        rule, step = "be numbers of one shape a sample", f"It says: {str(error).splitlines()[0].rstrip('.')}."
         raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
+    if tensor.is_complex():
+        step = "Give real and imaginary parts, or angles, as numbers of their own."
+        raise ValueError(checks.message(name, "be real", str(tensor.dtype), step))
     if tensor.ndim == 0 or len(tensor) < 3:
         step = "Give at least three samples, one for each split."
         raise ValueError(checks.message(name, "have a row for each sample", tuple(tensor.shape), step))
+    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
+        tensor = tensor.float()
     if tensor.is_floating_point() and not tensor.isfinite().all():
         bad = int((~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite()).sum())
         raise ValueError(checks.message(name, "be finite", f"NaN or infinite in {bad} rows", "Drop them."))
-    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
-        return tensor.float()
     return tensor if tensor.is_floating_point() or tensor.dtype == torch.uint8 else tensor.long()
 
 

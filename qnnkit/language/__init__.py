@@ -2,12 +2,9 @@
 
 from qnnkit.language.evaluation import evaluate, without_adapter
 from qnnkit.language.generation import Generated, generate, speed
-from qnnkit.language.presets import BASES, PRESETS
 from qnnkit.language.saving import merge, save_adapter, save_model
 
 __all__ = [
-    "BASES",
-    "PRESETS",
     "Generated",
     "evaluate",
     "generate",

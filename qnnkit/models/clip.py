@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.circuits import CircuitSettings
 from qnnkit.data.captioned_tokens import CaptionTokenizer
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import pretrained
 from qnnkit.models.blocks import pixels, precise, seeded
+from qnnkit.models.circuit import CircuitSettings
 from qnnkit.settings import Place
 
 # of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary

@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.circuits import CircuitSettings
 from qnnkit.layers import Quanv2d
 from qnnkit.models.blocks import seeded
+from qnnkit.models.circuit import CircuitSettings
 
 
 class QuanvSettings(CircuitSettings):

@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.circuits import CircuitSettings
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import pretrained
 from qnnkit.models.blocks import pixels, precise, seeded
+from qnnkit.models.circuit import CircuitSettings
 from qnnkit.settings import Base, Place
 
 # Of the photographs that published weights were trained on, by colour.

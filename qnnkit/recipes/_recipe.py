@@ -246,7 +246,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
     with own_generators():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
-        np.random.seed(seed)  # noqa: NPY002  whoever draws from it is not asked
+        np.random.seed(seed)  # noqa: NPY002  what a recipe of a user may draw from
         random.seed(seed)
         yield
 

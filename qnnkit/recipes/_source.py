@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import hashlib
 import inspect
+import json
 import linecache
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from qnnkit import checks
 from qnnkit.settings import digest_of
@@ -30,8 +34,8 @@ def digest(texts: Mapping[str, str], preset: Mapping[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _syntax(text: str) -> str:
-    return ast.dump(_bare(ast.parse(text)))
+def _syntax(text: str) -> Any:
+    return _plain(_bare(ast.parse(text)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -88,6 +92,7 @@ def source_of(code: Any) -> str:
         ValueError: It cannot be found, so nobody could tell one experiment from another.
     """
     texts: dict[str, str] = {}
+    imports: set[str] = set()
     waiting = [(part, getattr(code, part)) for part in PARTS if hasattr(code, part)]
     while waiting:
         name, value = waiting.pop()
@@ -106,9 +111,24 @@ def source_of(code: Any) -> str:
             own = getattr(found, "__module__", None) == getattr(function, "__module__", None)
             if own and (inspect.isclass(found) or inspect.isfunction(found)):
                 waiting.append((word, found))
-            elif isinstance(found, int | float | str | bool | tuple) and word not in texts:
-                texts[word] = f"{word} = {found!r}"
-    return "\n\n".join(texts[name] for name in sorted(texts))
+            elif inspect.ismodule(found):
+                imports.add(f"import {found.__name__} as {word}")
+            elif inspect.isclass(found) or inspect.isfunction(found):
+                imports.add(f"from {found.__module__} import {found.__name__} as {word}")
+            elif word not in texts and (told := _value(found)) is not None:
+                texts[word] = f"{word} = {told}"
+    return "\n\n".join(["\n".join(sorted(imports)), *(texts[name] for name in sorted(texts))]) + "\n"
+
+
+def _value(found: Any) -> str | None:
+    """A number, text, list or dictionary as Python writes it; of an array its shape and hash."""
+    if hasattr(found, "__array__"):
+        array = np.asarray(found.detach().cpu() if hasattr(found, "detach") else found)
+        return repr(f"array of shape {array.shape}, {hashlib.sha256(array.tobytes()).hexdigest()}")
+    with contextlib.suppress(TypeError, ValueError):
+        json.dumps(found)
+        return None if found is None else repr(found)
+    return None
 
 
 def _text(value: Any) -> str:
@@ -128,6 +148,16 @@ def _text(value: Any) -> str:
                     if isinstance(node, ast.ClassDef) and node.name == value.__name__:
                         return ast.get_source_segment(text, node) or ""
         raise
+
+
+def _plain(node: Any) -> Any:
+    """A syntax tree as plain values, alike in every Python: `ast.dump` tells what is empty, or does not."""
+    if isinstance(node, list):
+        return [_plain(each) for each in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = {name: _plain(value) for name, value in ast.iter_fields(node) if value not in (None, [])}
+    return {type(node).__name__: fields}
 
 
 def _bare(tree: ast.Module) -> ast.Module:

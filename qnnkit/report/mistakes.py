@@ -13,9 +13,12 @@ from qnnkit.data import ImageSplits
 from qnnkit.data.captions import CaptionSplits
 from qnnkit.data.music import first_pieces
 from qnnkit.data.music_events import MusicTokenizer, Piece
+from qnnkit.data.tensors import TensorSplits
 from qnnkit.data.tokens import TokenSplits
+from qnnkit.report import own
 from qnnkit.report.run import predict
 from qnnkit.runs import Run, trained
+from qnnkit.tasks import Classification
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,10 +50,20 @@ def keep_mistakes(run: Run, n_worst: int) -> Sequence[Picture | pd.DataFrame | H
         table.
     """
     splits = run.splits
-    if isinstance(splits, ImageSplits):
+    drawn = None
+    if hasattr(run.task, "mistakes"):
+        drawn = own.shown(run, "mistakes", trained(run), splits, name="05_mistakes", title="Where it errs")
+    if drawn is not None:
+        return list(drawn) if isinstance(drawn, list | tuple) else [drawn]
+    if isinstance(splits, TensorSplits):
+        return [own.worst(run, splits, n_worst)]
+    if isinstance(splits, ImageSplits) and isinstance(run.task, Classification):
         return _classified(run, splits, n_worst)
     if isinstance(splits, CaptionSplits):
         return _retrieved(run, splits)
+    if isinstance(splits, ImageSplits):
+        print("What a task of yours errs in, its `mistakes(net, splits)` shows: it has none.")
+        return []
     assert isinstance(splits, TokenSplits)
     if isinstance(splits.tokenizer, MusicTokenizer):
         return _composed(run, splits, min(n_worst, 3))

@@ -9,7 +9,9 @@ from qnnkit.data.captions import CaptionSplits
 from qnnkit.data.music import first_pieces
 from qnnkit.data.music_events import MusicTokenizer
 from qnnkit.data.splits import SPLITS
+from qnnkit.data.tensors import TensorSplits
 from qnnkit.data.tokens import TokenSplits
+from qnnkit.report import own
 from qnnkit.runs import Run
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ def keep_samples(run: Run) -> Picture | pd.DataFrame:
     of text the beginnings of some blocks, with where they are from.
     """
     splits = run.splits
+    drawn = own.shown(run, "preview", splits, name="01_preview", title="Some of the data")
+    if drawn is not None:
+        return drawn
+    if isinstance(splits, TensorSplits):
+        return own.samples(splits)
     if isinstance(splits, ImageSplits):
         return _classes(run, splits)
     if isinstance(splits, CaptionSplits):
@@ -46,6 +53,8 @@ def keep_counts(run: Run) -> Picture | pd.DataFrame:
     from qnnkit import plots
 
     splits = run.splits
+    if isinstance(splits, TensorSplits):
+        return own.counts(splits)
     if isinstance(splits, ImageSplits):
         counts = {
             name: splits.split(name).labels.bincount(minlength=splits.n_classes).tolist() for name in SPLITS

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit import stats, workspace
 from qnnkit.batch import state
 from qnnkit.report.batch import data_notes, noted, number, read_batch, show
-from qnnkit.report.tables import METRICS, latex, records, told_comparisons, told_means
+from qnnkit.report.tables import latex, metrics_of, records, told_comparisons, told_means
 from qnnkit.runs import Run
 from qnnkit.runs.folder import settings_of, settled
 from qnnkit.settings import MAIN_NETS
@@ -47,7 +47,7 @@ class Study:
 
     name: str
     frame: pd.DataFrame
-    """One row per model, net, train_fraction and seed: METRICS of the score, COSTS, run, and fingerprint of
+    """One row per model, net, train_fraction and seed: metrics of the score, COSTS, run, and fingerprint of
     the data."""
     curves: Mapping[tuple[str, str], Mapping[float, np.ndarray]]
     """(model, net) -> train_fraction -> score on validation, (seeds, epochs); NaN where missing."""
@@ -106,7 +106,7 @@ def read_study(folder: str | Path) -> Study:
     names = [
         *KEYS,
         "seed",
-        *(metric.column for metric in METRICS[score.name]),
+        *(metric.column for metric in metrics_of(score)),
         watched,
         *COSTS,
         "epochs",
@@ -164,7 +164,7 @@ def _read_run(
             test = tests.get((net, seed), {})
             if number(test.get(f"test_{score.name}")) is None:
                 raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
-            numbers = {metric.column: test.get(metric.there) for metric in METRICS[score.name]}
+            numbers = {metric.column: test.get(metric.there) for metric in metrics_of(score)}
             watched = f"validation_{score.on_validation}"
             numbers |= {name: test.get(name) for name in (*COSTS, watched, "best_epoch")}
             known = {name: number(value) for name, value in numbers.items()}
@@ -231,7 +231,7 @@ def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFr
     rows = []
     for key, group in _groups(frame).items():
         row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
-        for name in (metric.column for metric in METRICS[score.name]):
+        for name in (metric.column for metric in metrics_of(score)):
             row |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
             values = group[name].tolist()
             if all(map(math.isfinite, values)):

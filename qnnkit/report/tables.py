@@ -45,6 +45,16 @@ METRICS = {
     ),
 }
 """Score that nets are compared by -> that one, and what is told beside it."""
+
+
+def metrics_of(score: stats.Score) -> tuple[Metric, ...]:
+    """What is told of nets that are compared by this score."""
+    if score == stats.SCORES.get(score.name):
+        return METRICS[score.name]
+    head = score.told.removeprefix("test ")
+    return (Metric(score.name, f"test_{score.name}", head, score.factor, score.digits),)
+
+
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -84,7 +94,7 @@ def told_means(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.D
         "training data (%)": [f"{100 * fraction:g}" for fraction in table["train_fraction"]],
         "seeds": [str(seeds) for seeds in table["seeds"]],
     }
-    for name, _, head, factor, digits in METRICS[score.name]:
+    for name, _, head, factor, digits in metrics_of(score):
         if not any(map(math.isfinite, table[name])):
             continue
         spreads = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)

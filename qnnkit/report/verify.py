@@ -159,6 +159,9 @@ def _check_settings(run: Run, result: dict[str, Any]) -> Finding:
     if kept is None:
         told = "result.json holds no digest of the settings: the run finished before qnnkit kept one."
         return Finding("settings", None, told)
+    if run.config.source is None:
+        told = "The settings were not checked: the recipe is a user's. Name it by --recipe."
+        return Finding("settings", None, told)
     if run.asked.digest() == kept:
         return Finding("settings", True, "The settings in config.json are those that the run finished with.")
     told = f"The settings in config.json are not those that the run finished with. {_REMEDY}"
@@ -177,6 +180,9 @@ def _check_data(run: Run) -> Finding:
         return Finding("data", None, told)
     if place is not None and not workspace.is_url(place) and not Path(place).exists():
         told = f"The data were not checked: {place} is not on this machine."
+        return Finding("data", None, told)
+    if run.config.source is None:
+        told = "The data were not checked: the recipe that loads them is a user's. Name it by --recipe."
         return Finding("data", None, told)
     try:
         same = run.load_data(cached=False).fingerprint() == kept

@@ -5,6 +5,7 @@ from qnnkit.runs.chain import (
     check_finished,
     epoch_line,
     finished,
+    logged,
     of_notebooks,
     run_notebooks,
 )
@@ -24,6 +25,7 @@ from qnnkit.runs.nets import (
 )
 from qnnkit.runs.placing import placed
 from qnnkit.runs.status import Status
+from qnnkit.runs.using import load_model, predict, prediction_line
 from qnnkit.runs.watching import watch
 
 __all__ = [
@@ -44,11 +46,15 @@ __all__ = [
     "first_batch",
     "fork",
     "launch",
+    "load_model",
+    "logged",
     "merge",
     "of_notebooks",
     "open_run",
     "parameter_groups",
     "placed",
+    "predict",
+    "prediction_line",
     "run_notebooks",
     "seen_by",
     "train_all",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.runs.folder import Run, placement_for_kernels
+from qnnkit.runs.folder import Run, now, placement_for_kernels
 from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
 
@@ -75,6 +75,17 @@ def run_notebooks(
     """
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
         return _run_notebooks(run, echo, parameters or {})
+
+
+def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
+    """`echo`, which also adds what it is told to run.log in the run folder, with the time."""
+
+    def tell(text: str = "") -> None:
+        echo(text)
+        with contextlib.suppress(OSError), (run.folder / "run.log").open("a", encoding="utf-8") as file:
+            file.write("".join(f"{now()}  {line}\n" for line in text.splitlines() if line))
+
+    return tell
 
 
 def finished(run: Run) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from qnnkit.data.tokens import TokenSplits
 from qnnkit.models.causal_lm import causal_lm
 from qnnkit.runs.folder import Run
 from qnnkit.runs.nets import trained
+from qnnkit.runs.using import write_model
 
 
 def merge(run: Run, folder: str | Path) -> Path:
@@ -40,16 +41,16 @@ def merge(run: Run, folder: str | Path) -> Path:
     return language.save_model(whole, run.splits.tokenizer, folder, run.config)
 
 
-def export(run: Run) -> Path | None:
-    """Writes the run's own net, first seed, to `adapter/` or `model/` of the run folder, with its tokenizer.
+def export(run: Run) -> Path:
+    """Writes the run's own net, first seed, to `model/` or `adapter/` of the run folder.
 
-    What lies there loads with plain transformers and PEFT; adapters of qnnkit want `import qnnkit` beside
-    them. None, and nothing is written, for nets of other data.
+    Language models go with their tokenizer: what lies there loads with plain transformers and PEFT; adapters
+    of qnnkit want `import qnnkit` beside them. Other nets are read by `runs.load_model`.
     """
     from qnnkit import language
 
     if not isinstance(run.splits, TokenSplits):
-        return None
+        return write_model(run, trained(run))
     model, tokenizer, training = trained(run), run.splits.tokenizer, run.config
     if getattr(run.config, "adapter", None):
         return language.save_adapter(model, tokenizer, run.folder / "adapter", training)

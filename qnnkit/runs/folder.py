@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import time
@@ -176,6 +177,12 @@ class Run:
         found = workspace.read_json(self.folder / PLACED)
         return found if isinstance(found, dict) else {}
 
+    def predict(self, inputs: Any) -> list[dict[str, Any]]:
+        """What the run's own net, first seed, says of new inputs; see `runs.predict`."""
+        from qnnkit.runs.using import predict
+
+        return list(predict(self.folder, inputs, recipe=self.recipe))
+
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
         workspace.append_line(self.folder / f"{kind}.jsonl", row)
@@ -209,8 +216,14 @@ class Run:
 
     def keep(self, figure: Picture, name: str, title: str, description: str) -> Picture:
         """Writes a figure to figures/<name>.png, with its title and how to read it, for the report."""
-        content = figure.png(Title=title, Description=description)
-        workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
+        path = workspace.make_folder(self.folder / "figures") / f"{name}.png"
+        if hasattr(figure, "png"):
+            content = figure.png(Title=title, Description=description)
+        else:  # a user's own, of matplotlib
+            buffer = io.BytesIO()
+            figure.savefig(buffer, metadata={"Title": title, "Description": description})
+            content = buffer.getvalue()
+        workspace.write_bytes(path, content)
         return figure
 
     def note_provenance(self, **facts: Any) -> None:
@@ -248,7 +261,7 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         workspace.make_folder(folder)
         with alone(folder, "begin", wait=BEGIN):
             if read_config(folder / "config.json", named) is None:
-                facts = {"data": run.splits.fingerprint(), "nets": run.nets}
+                facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
                 run.note_provenance(**origin(), **facts, **_compared(run))
                 run = settle_batch_size(run, begins=True)
                 require_last_batch(run)

@@ -7,30 +7,41 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks, workspace
+from qnnkit import checks, recipes, workspace
+from qnnkit.checkpoint import Store, weights
 from qnnkit.runs.folder import TRAINING, Run, open_run, read_config, write_config
 from qnnkit.runs.lock import alone, bring
+from qnnkit.runs.nets import made
 from qnnkit.runs.origin import origin
 from qnnkit.runs.placing import settle_batch_size
 from qnnkit.runs.usable import in_workspace, require_last_batch, require_usable
 from qnnkit.settings import FlatValue
 
+COMPARED = ("seed", "n_seeds", "controls")
+"""Settings of the run that say which nets there are."""
+
 
 def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
-    """A new run that goes on from the checkpoints of another, with other training settings.
+    """A new run that goes on from the checkpoints of another, with other training settings or recipe.
+
+    Args:
+        run_dir: Where to go on from.
+        new_dir: Folder of the new run.
+        recipe: The run's; one that has changed since must build nets of the same shape.
+        settings: Of the training, exchanged.
 
     Raises:
-        ValueError: A setting would change the nets or their data; nothing would be left to train; or
-            `new_dir` holds another run.
+        ValueError: A setting would change the nets or their data; nothing would be left to train; `new_dir`
+            holds another run; or a changed recipe's nets have other weights.
         FileNotFoundError: There is no run in `run_dir`.
     """
-    source = open_run(run_dir, recipe)
+    source = _source(run_dir, recipe)
     folder = workspace.run_folder(new_dir)
     bring(folder)
     given = {name: value for name, value in settings.items() if value is not None}
     config = source.config.override(**in_workspace(type(source.config), given))
     difference = source.config.difference(config)
-    made_of = [name for name in difference if name not in TRAINING]
+    made_of = [name for name in difference if name not in TRAINING or name in COMPARED]
     if made_of:
         rule = f"change how a run trains, and {made_of[0]} makes other nets or data"
         step = "Begin a new run_dir with it, without --fork."
@@ -61,9 +72,44 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     workspace.write_bytes(folder / "metrics.jsonl", lines.encode())
     kept = ("data", "nets", "score", "made_of")
     data = {name: source.provenance[name] for name in kept if name in source.provenance}
+    _require_same_nets(run, source)
     told = {name: {"from": here, "to": there} for name, (here, there) in difference.items()}
     run.note_provenance(**origin(), **data, forked={"from": str(source.folder), "changed": told})
     run = settle_batch_size(run, begins=True)
     require_last_batch(run)
     write_config(run)  # last: now it is a run
     return run
+
+
+def _source(run_dir: str | Path, recipe: Any) -> Run:
+    """The run to go on from; where its recipe has changed, with the settings that the new one has too."""
+    named = None if recipe is None else recipes.find(recipe)
+    folder = workspace.run_folder(run_dir)
+    bring(folder)
+    begun = read_config(folder / "config.json", named)
+    if named is None or begun is None or begun.source is not None:
+        return open_run(run_dir, named)
+    provenance = workspace.read_json(folder / "provenance.json") or {}
+    given = {*provenance.get("given", ()), *(("epochs",) if provenance.get("extended") else ())}
+    known = given & set(named.Settings.model_fields)  # others are the recipe's to change
+    values = {name: value for name, value in begun.model_dump().items() if name in known}
+    return Run(folder, named.settings(**values).with_paths(workspace.located))
+
+
+def _require_same_nets(run: Run, source: Run) -> None:
+    """Refuses a recipe that has changed so that its nets do not take the weights there are.
+
+    Raises:
+        ValueError: They do not; the new folder is left without a run.
+    """
+    for path in sorted((source.folder / "checkpoints").glob("*-seed*")):
+        net, _, seed = path.name.rpartition("-seed")
+        found = Store(path, source.identity(net, int(seed))).restore()
+        if found is None:
+            continue
+        try:
+            weights.load(path, made(run.config, run.splits, net, int(seed)), found["model"])
+        except ValueError as error:
+            shutil.rmtree(run.folder, ignore_errors=True)
+            rule = "go on from nets of the same shape"
+            raise ValueError(checks.message("--fork", rule, str(run.folder), f"{error}")) from None

@@ -299,6 +299,7 @@ def _train(
         )
         test = _test(model, task, loaders["test"], splits, place, progress.at_once)
     score = task.score
+    sign = 1 if task.monitor == score.on_validation else -1  # what is to fall is watched as minus itself
     final = {
         "event": "test",
         "net": net,
@@ -306,7 +307,7 @@ def _train(
         "epochs": config.epochs,
         "epochs_trained": progress.epoch,
         "best_epoch": progress.best_epoch,
-        f"validation_{score.on_validation}": (1 if score.larger else -1) * progress.best_score[0],
+        f"validation_{score.on_validation}": sign * progress.best_score[0],
         **{f"test_{name}": value for name, value in test.items()},
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),

@@ -78,7 +78,11 @@ def require_usable(run: Run) -> None:
         n = min(2, len(splits.train))
         with torch.no_grad(), _taken(run.recipe), run.recipe.told():
             if isinstance(run.task, tasks.Own) or isinstance(splits, TensorSplits):
-                run.task(model.eval(), next(iter(splits.batches("train", n, shuffle=False))))
+                batch = next(iter(splits.batches("train", n, shuffle=False)))
+                try:
+                    run.task(model.eval(), batch)
+                except tasks.Refused as error:
+                    raise run.recipe.wrong(str(error), "task") from None
             else:
                 outputs = layers.called(model.eval(), splits.example(n))
                 _require_logits(run.recipe, outputs, splits, n)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, device, plots, recipes, runs, workspace
-from qnnkit.runs.usable import checked
+from qnnkit.runs.usable import in_workspace
 from qnnkit.settings import require_batch_size
 from qnnkit.survey.comparison import Comparison, compare, comparison_table, files
 from qnnkit.survey.file import default_place, write
@@ -54,7 +54,8 @@ def measure_machine(
     if price is not None and not 0 <= price < float("inf"):
         raise ValueError(checks.message("price_per_hour", "be 0 or more", price, "Leave it out if unknown."))
     if run_dir is None:
-        config = checked(recipes.find(recipe or RECIPE), settings or {})
+        named = recipes.find(recipe or RECIPE)
+        config = named.settings(**in_workspace(named.Settings, settings or {}))  # not checked: a question
         require_batch_size(config)
         run = runs.Run(workspace.home(), config)  # for its data: nothing is written there
         splits = run.load_data()

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from qnnkit import data, measure, models, placement, recipes, runs, train
 from qnnkit import device as devices
-from qnnkit import measure, placement, recipes, runs, train
 from qnnkit.data import Splits
 from qnnkit.device import machine
+from qnnkit.placement.decision import DECIDING
 from qnnkit.runs import nets
 from qnnkit.settings import Settings
 from qnnkit.survey import apart, samples, words
@@ -25,6 +26,11 @@ from qnnkit.survey.platform import PRECISIONS
 
 WARMUP, LEAST, MOST = 2, 3, 100
 """Updates that warm up; that are timed, at least and at most."""
+KINDS = (data.Images, data.Captions, data.Text, data.Music)
+FAMILIES = {kind: name for name, (_, kind) in models.MODELS.items()}
+FAMILIES |= {models.ClipSettings: "clip", models.LanguageModelSettings: "causal_lm"}
+USUAL = "quanv"
+"""The family that goes without saying in a machine's file."""
 
 
 def measured(
@@ -94,15 +100,29 @@ def measured(
 
 
 def _digest(config: Settings, sizes: dict[str, Any], n_samples: int) -> str:
-    """Hash (hex) of what an epoch's work depends on; precisions have rows of their own."""
-    model = config.chosen(without={"epochs", "precision", "seed", "n_seeds", "controls", "data_dir"})
+    """Hash (hex) of what an epoch's work depends on; precisions have rows of their own.
+
+    Of the kit's own nets it is as files of earlier versions have it; a recipe of a user's counts whole.
+    """
+    recipe, kinds = recipes.of(config), type(config).__mro__
+    chosen = {*DECIDING, "label_smoothing", "chunk"} - {"precision"}
+    of_data = {name for kind in KINDS for name in kind.model_fields}
+    usual = {
+        name: field.default for kind in kinds for name, field in getattr(kind, "model_fields", {}).items()
+    }
+    usual |= {"adapter": None}
+    changed = {name: value for name, value in config.model_dump(mode="json").items() if value != usual[name]}
+    model = {name: value for name, value in changed.items() if name not in {*Settings.model_fields, *of_data}}
+    family = next((FAMILIES[kind] for kind in kinds if kind in FAMILIES), USUAL)
+    model |= {} if family == USUAL else {"model": family}
     described = Path(model.get("pretrained") or "") / "config.json"
     if described.is_file():  # a folder has other names on other machines
         model["pretrained"] = hashlib.sha256(described.read_bytes()).hexdigest()
     work = {
-        "recipe": recipes.of(config).digest,
-        "settings": model,
+        "model": model,
+        "training": {name: value for name, value in changed.items() if name in chosen},
         "backend": config.backend,
+        **({} if recipe.shipped else {"recipe": recipe.digest}),
         **_told(sizes, n_samples),
     }
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]
@@ -110,7 +130,7 @@ def _digest(config: Settings, sizes: dict[str, Any], n_samples: int) -> str:
 
 def _told(sizes: dict[str, Any], n_samples: int) -> dict[str, Any]:
     """The data, as far as an epoch's work depends on them; of images as files have always told it."""
-    if "n_classes" in sizes:
+    if "image_size" in sizes and "n_classes" in sizes:
         return {"images": [sizes["channels"], *sizes["image_size"], sizes["n_classes"], n_samples]}
     plain = {name: value for name, value in sizes.items() if name != "tokenizer"}
     if tokenizer := sizes.get("tokenizer"):

@@ -3,7 +3,7 @@
 from qnnkit.tasks.classification import Classification, calibration_error, macro_f1
 from qnnkit.tasks.contrastive import Contrastive
 from qnnkit.tasks.language import Language, perplexity
-from qnnkit.tasks.own import Own, complete
+from qnnkit.tasks.own import Own, Refused, complete
 from qnnkit.tasks.own_loss import OwnLoss
 from qnnkit.tasks.step import Step, Task
 
@@ -13,6 +13,7 @@ __all__ = [
     "Language",
     "Own",
     "OwnLoss",
+    "Refused",
     "Step",
     "Task",
     "calibration_error",

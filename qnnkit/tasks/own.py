@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from qnnkit import checks
 from qnnkit.stats import SCORES, Score
 from qnnkit.tasks.step import Step
+
+
+class Refused(ValueError):
+    """What a user's task gives is not what a task gives."""
 
 
 class Own:
@@ -18,32 +23,43 @@ class Own:
     Args:
         task: Its `monitor` is the reported number that chooses the epoch: larger is better, but of "loss" and
             of names that end in `_loss` or `_error`. `score` (`stats.Score`), the number that nets are
-            compared by, is that of `monitor` where it is left out.
+            compared by, is that of `monitor` where it is left out; another names `monitor` in `watched`.
+
+    Raises:
+        ValueError: The score is read from another number on the validation split than `monitor`.
     """
 
     def __init__(self, task: Any):
         self.task, self.reported = task, str(getattr(task, "monitor", "loss"))
         own = getattr(task, "score", None)
         self.score = own if isinstance(own, Score) else _score(self.reported)
-        self.monitor = self.reported if self.score.larger else f"minus_{self.reported}"
+        if self.score.on_validation != self.reported:
+            rule = f"watch `{self.reported}`, the monitor, on the validation split"
+            step = f"Give Score({self.score.name!r}, ..., watched={self.reported!r})."
+            raise ValueError(checks.message("score", rule, self.score.on_validation, step))
+        self.larger = (self.score if self.score.name == self.reported else _score(self.reported)).larger
+        self.monitor = self.reported if self.larger else f"minus_{self.reported}"
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["task"], name)
+        if name.startswith("__") or "task" not in self.__dict__:  # as a copy asks before it has anything
+            raise AttributeError(name)
+        return getattr(self.task, name)
 
     def __call__(self, model: nn.Module, batch: Any) -> Step:
         step = self.task(model, batch)
         if not isinstance(step, Step):
             told = f"It returned {type(step).__name__}."
-            raise ValueError(checks.message("task", "return a qnnkit.tasks.Step", type(step).__name__, told))
+            raise Refused(checks.message("task", "return a qnnkit.tasks.Step", type(step).__name__, told))
         sums = {"loss": step.loss.detach() * step.count, **step.sums}
+        sums = {name: torch.as_tensor(total).detach() for name, total in sums.items()}
         for name, total in sums.items():
-            if getattr(total, "ndim", 0):
+            if total.ndim:
                 rule = f"report `{name}` as a sum over the batch, one number"
-                raise ValueError(checks.message("task", rule, tuple(total.shape), "Sum it."))
+                raise Refused(checks.message("task", rule, tuple(total.shape), "Sum it."))
         if self.reported not in sums:
             rule, step_ = f"report `{self.reported}`, its monitor", f"It reports {', '.join(sums)}."
-            raise ValueError(checks.message("task", rule, sorted(sums), step_))
-        if not self.score.larger:
+            raise Refused(checks.message("task", rule, sorted(sums), step_))
+        if not self.larger:
             sums[self.monitor] = -sums[self.reported]
         return replace(step, sums=sums)
 
@@ -52,7 +68,7 @@ def complete(task: Any) -> Any:
     """A task as it is, where it is one of the kit's; a user's with what is asked of tasks beside."""
     if not callable(task):
         rule, step = "be callable: (model, batch) -> tasks.Step", "Give tasks.Classification(), or a class."
-        raise ValueError(checks.message("task", rule, task, step))
+        raise Refused(checks.message("task", rule, task, step))
     return task if type(task).__module__.startswith("qnnkit.tasks.") else Own(task)
 
 

@@ -1,0 +1,110 @@
+"""A recipe and its settings as the command line gives them: by name or file, words, YAML files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from qnnkit import workspace
+from qnnkit.settings import MAIN_NETS
+
+
+def asked_for(
+    run_dir: Path,
+    recipe: str | None,
+    files: list[Path] | None,
+    words: list[str] | None,
+    only: str | None,
+    **given: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The recipe that is meant, and the settings of files, then of words, then of options of their own."""
+    from qnnkit import recipes
+    from qnnkit.runs import folder, lock
+
+    if recipe is not None:
+        named = recipes.find(recipe)
+    else:
+        there = workspace.run_folder(run_dir)
+        lock.bring(there)
+        begun = folder.read_config(there / "config.json")
+        if begun is None:
+            from qnnkit import checks
+
+            rule, step = "hold a run", "Name a recipe to begin one there."
+            raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))
+        named = recipes.of(begun)
+    asked: dict[str, Any] = {}
+    for path in files or ():
+        asked |= read_settings(path)
+    asked |= parse_settings(words or [], named.Settings)
+    asked |= {name: value for name, value in given.items() if value is not None}
+    if only is not None:
+        asked["controls"] = [name for name in only.split(",") if name not in MAIN_NETS]
+    return named, asked
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Settings in a YAML file, by name.
+
+    Raises:
+        ValueError: It holds something else.
+        OSError: It cannot be read.
+    """
+    found = workspace.read_yaml(path, "settings file")
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
+    for name in ("recipe", "run_dir"):
+        if name in found:
+            step = f"Use --{name.replace('_', '-')}."
+            raise ValueError(f"Settings file `{path}` must hold settings, but names `{name}`. {step}")
+    if empty := [name for name, value in found.items() if value is None]:
+        step = "Leave the line out to keep the recipe's own."
+        raise ValueError(f"Settings file `{path}` must give a value for `{empty[0]}`. {step}")
+    return found
+
+
+def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
+    """`["epochs=2", "circuit=random"]` as values: JSON where it is JSON, else text.
+
+    Args:
+        words: As `--set` is given them.
+        kind: Settings class of the recipe: a text in it stays one, whatever it looks like.
+
+    Raises:
+        ValueError: A word has no `=`, or names what an option of its own does.
+
+    Example:
+        >>> parse_settings(["epochs=2", "circuit=random", "trainable=false"])
+        {'epochs': 2, 'circuit': 'random', 'trainable': False}
+    """
+    values = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(
+                f"Option --set must be KEY=VALUE, but is {word!r}. Write, for example, --set epochs=2."
+            )
+        if name in ("recipe", "run_dir"):
+            raise ValueError(
+                f"Option --set must name a setting, but is {word!r}. Use --{name.replace('_', '-')}."
+            )
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+        text_wanted = kind is not None and kind.is_text(name)
+        if values[name] is not None and not isinstance(values[name], str | list) and text_wanted:
+            values[name] = text  # tokenizer=123 is the folder of that name
+        if values[name] is None:
+            raise ValueError(
+                f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."
+            )
+    return values
+
+
+def settings_kind(recipe: str | None) -> Any:
+    """Settings class of a recipe, where one is named."""
+    from qnnkit import recipes
+
+    return None if recipe is None else recipes.find(recipe).Settings

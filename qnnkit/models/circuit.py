@@ -1,0 +1,24 @@
+"""What every net with a circuit of the kit's is told of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from qnnkit.settings import Base
+
+
+class CircuitSettings(Base):
+    """Of a circuit."""
+
+    circuit: str = "data_reuploading"
+    """Name of an ansatz in CIRCUITS."""
+    embedding: str = "angle"
+    """Name of an embedding in CIRCUITS, for an ansatz that does not embed its data itself."""
+    n_layers: int = Field(default=2, ge=1)
+    """Depth of the ansatz."""
+    initialisation: Literal["uniform", "small", "gaussian", "identity_block"] = "uniform"
+    """How a circuit's angles start; identity_block pairs each layer with its inverse, so n_layers is even."""
+    trainable: bool = True
+    """Whether the circuit's weights are trained."""

@@ -1,0 +1,229 @@
+"""`data.arrays`: a user's own tensors, arrays and lists, split once and for all; and refused where wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from qnnkit import data
+from qnnkit.data import ImageSplits, TensorSplits
+from qnnkit.data.splits import SPLITS
+from qnnkit.settings import Settings
+
+N = 40
+X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LABELS = torch.arange(N) % 4
+
+
+def split(inputs=X, targets=LABELS, classes=None, **settings):
+    return data.arrays(Settings(**settings), inputs, targets, classes=classes)
+
+
+def rows(splits: TensorSplits, name: str) -> list[int]:
+    return [int(source.split("/")[1]) for source in splits.split(name).sources]
+
+
+def refusal(*given, **settings) -> str:
+    with pytest.raises(ValueError, match=r"^Argument `\w+` must .*, but is .*\. [A-Z].*\.$") as caught:
+        split(*given, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- what comes out -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", [LABELS, X[:, 0], X[:, :2]], ids=["labels", "numbers", "vectors"])
+def test_every_row_is_in_one_split_with_its_own_target(targets):
+    splits = split(targets=targets, validation_fraction=0.1, test_fraction=0.3)
+    assert isinstance(splits, TensorSplits) and [len(splits.split(name)) for name in SPLITS] == [24, 4, 12]
+    assert sorted(row for name in SPLITS for row in rows(splits, name)) == list(range(N))
+    for name in SPLITS:
+        part, own = splits.split(name), rows(splits, name)
+        assert own == sorted(own) and part.inputs.dtype == torch.float32
+        assert torch.equal(part.inputs, X[own].float())
+        expected = targets[own].float() if targets.is_floating_point() else targets[own]
+        assert torch.equal(part.targets, expected) and part.targets.dtype == expected.dtype
+    assert splits.sizes["input_shape"] == (3,) and splits.sizes["target_shape"] == tuple(targets.shape[1:])
+    assert splits.sizes.get("n_classes") == splits.n_classes == (4 if targets is LABELS else None)
+    assert torch.equal(splits.example(2), splits.train.inputs[:2])
+
+
+def test_labels_are_split_class_by_class():
+    uneven = torch.tensor([0] * 30 + [1] * 10)
+    splits = split(targets=uneven, classes=["no", "yes"])
+    assert splits.classes == ("no", "yes") and splits.n_classes == 2
+    assert [splits.split(name).labels.bincount().tolist() for name in SPLITS] == [[18, 6], [6, 2], [6, 2]]
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        lambda x: x.numpy(),
+        lambda x: x.numpy().tolist(),
+        lambda x: list(x),
+        lambda x: tuple(x.numpy()),
+        lambda x: x.clone().requires_grad_(),
+        lambda x: x.numpy()[::-1].copy()[::-1],
+        lambda x: np.broadcast_to(x.numpy(), x.shape),
+    ],
+    ids=["array", "numbers", "tensors", "arrays", "a graph", "backwards", "read only"],
+)
+def test_the_same_numbers_in_another_form_are_the_same_data(like):
+    expected = split(targets=X[:, 0])
+    found = split(like(X), like(X[:, 0]))
+    assert found.fingerprint() == expected.fingerprint()
+    assert not found.train.inputs.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool])
+def test_whole_numbers_of_any_kind_are_labels(dtype):
+    labels = (LABELS % 2).to(dtype)
+    splits = split(targets=labels)
+    assert splits.n_classes == 2 and splits.train.targets.dtype == torch.int64
+    assert splits.fingerprint() == split(targets=LABELS % 2).fingerprint()
+
+
+def test_whole_numbers_stay_whole_as_inputs():
+    tokens = torch.arange(N * 5, dtype=torch.int32).reshape(N, 5)
+    assert split(tokens).train.inputs.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [((6, 5), (1, 6, 5)), ((1, 6, 5), (1, 6, 5)), ((3, 6, 5), (3, 6, 5))],
+    ids=["grey", "a channel", "colour"],
+)
+def test_bytes_are_images(shape, found):
+    images = torch.randint(256, (N, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    splits = split(images, classes="abcd")
+    assert isinstance(splits, ImageSplits) and splits.classes == tuple("abcd")
+    assert splits.sizes == {"channels": found[0], "image_size": (6, 5), "n_classes": 4}
+    for name in SPLITS:
+        part, own = splits.split(name), rows(splits, name)
+        assert torch.equal(part.images, images[own].reshape(-1, *found))
+        assert torch.equal(part.labels, LABELS[own])
+    assert isinstance(split(images, X[:, 0]), TensorSplits), "they have no labels"
+
+
+def test_bytes_of_another_shape_are_inputs_as_they_are():
+    few = torch.randint(256, (N, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    splits = split(few)
+    assert isinstance(splits, TensorSplits) and splits.train.inputs.dtype == torch.uint8
+
+
+# --- who is in which split ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", [LABELS, X[:, 0]], ids=["labels", "numbers"])
+def test_every_seed_of_a_run_sees_the_same_split(targets):
+    one = split(targets=targets)
+    assert all(split(targets=targets, seed=seed).fingerprint() == one.fingerprint() for seed in (1, 2))
+    other = split(targets=targets, split_seed=1)
+    assert rows(other, "test") != rows(one, "test") and other.fingerprint() != one.fingerprint()
+
+
+@pytest.mark.parametrize("targets", [LABELS, X[:, 0]], ids=["labels", "numbers"])
+def test_a_smaller_share_lies_inside_a_larger_one(targets):
+    whole = split(targets=targets)
+    before: set[int] = set()
+    for share in (0.2, 0.5, 0.75, 1.0):
+        some = split(targets=targets, train_fraction=share)
+        assert len(some.train) == round(share * len(whole.train)) and before <= {*rows(some, "train")}
+        assert rows(some, "test") == rows(whole, "test")
+        assert rows(some, "validation") == rows(whole, "validation")
+        assert some.fingerprint() == whole.keep(share).fingerprint()
+        before = {*rows(some, "train")}
+    assert split(targets=targets, train_fraction=1.0).fingerprint() == whole.fingerprint()
+
+
+def test_no_class_is_lost_from_a_small_share():
+    splits = split(targets=torch.tensor([0] * 35 + [1] * 5), train_fraction=0.1)
+    assert splits.train.labels.unique().tolist() == [0, 1]
+
+
+def test_the_fingerprint_is_over_numbers_targets_and_splits():
+    one = split()
+    changed = X.clone()
+    changed[7, 1] += 1e-3
+    others = [split(changed), split(targets=LABELS.roll(1)), split(split_seed=3), split(train_fraction=0.5)]
+    others += [split(targets=LABELS.double()), split(X[:, :, None])]
+    prints = [one.fingerprint(), *(each.fingerprint() for each in others)]
+    assert len(set(prints)) == len(prints) and prints[0] == split(X.clone()).fingerprint()
+
+
+def test_later_changes_of_the_users_tensor_change_nothing():
+    own = X.float()
+    splits = split(own)
+    before = splits.fingerprint()
+    own.zero_()
+    assert splits.fingerprint() == before
+
+
+def test_batches_cover_a_split_in_an_order_of_seed_and_epoch():
+    splits = split()
+    plain = list(splits.batches("test", 3, shuffle=False))
+    assert torch.equal(torch.cat([inputs for inputs, _ in plain]), splits.test.inputs)
+    assert [len(targets) for _, targets in plain] == [3, 3, 2]
+    loader = splits.batches("train", 5, shuffle=True, seed=1)
+    first = torch.cat([inputs for inputs, _ in loader])
+    loader.set_epoch(1)
+    second = torch.cat([inputs for inputs, _ in loader])
+    assert not torch.equal(first, second)
+    assert torch.equal(first.sort(0).values, splits.train.inputs.sort(0).values)
+    again = torch.cat([inputs for inputs, _ in splits.batches("train", 5, shuffle=True, seed=1)])
+    assert torch.equal(again, first)
+    with pytest.raises(ValueError, match="`batch_size` must be"):
+        splits.batches("train", 0, shuffle=True)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+def broken(value: float) -> torch.Tensor:
+    inputs = X.clone()
+    inputs[[3, 5], 1] = value
+    return inputs
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_numbers_that_are_not_finite(value):
+    """1e300 is finite in float64, and is not in float32, in which nets compute."""
+    assert "`inputs` must be finite, but is 'NaN or infinite in 2 rows'" in refusal(broken(value))
+    assert "`targets` must be finite, but is 'NaN or infinite in 2 rows'" in refusal(X, broken(value))
+    assert "in 2 rows" in refusal(X, broken(value)[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "told"),
+    [
+        ([[1.0, 2.0], [3.0], [4.0, 5.0]], LABELS, "`inputs` must be numbers of one shape a sample"),
+        ([np.zeros(2), np.zeros(3), np.zeros(2)], LABELS, "`inputs` must be numbers of one shape a sample"),
+        ([], LABELS, "`inputs` must be numbers of one shape a sample"),
+        (X, ["a"] * N, "`targets` must be numbers of one shape a sample"),
+        (X, None, "`targets` must be numbers of one shape a sample"),
+        (X.to(torch.complex64), LABELS, "`inputs` must be real"),
+        (X[0, 0], LABELS, "`inputs` must have a row for each sample"),
+        (X[:2], LABELS[:2], "`inputs` must have a row for each sample"),
+        (X, LABELS[:-1], "`targets` must have as many rows as inputs (40), but is 39"),
+        (X, LABELS - 1, "`targets` must lie in 0..2, a label for each of the classes, but is [-1, 2]"),
+        (X, torch.arange(N), "`targets` must hold enough samples of every class for all three splits"),
+    ],
+)
+def test_what_cannot_be_split(inputs, targets, told):
+    assert told in refusal(inputs, targets)
+
+
+def test_too_few_names_of_classes():
+    assert "`targets` must lie in 0..1" in refusal(X, LABELS, ["a", "b"])
+
+
+@pytest.mark.parametrize("targets", [LABELS, X[:, 0]], ids=["labels", "numbers"])
+def test_fractions_leave_samples_for_training(targets):
+    refusal(X, targets, validation_fraction=0.5, test_fraction=0.5)
+
+
+def test_the_fewest_samples_that_can_be_split():
+    splits = split(X[:3], X[:3, 0])
+    assert [len(splits.split(name)) for name in SPLITS] == [1, 1, 1]

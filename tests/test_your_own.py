@@ -1,0 +1,175 @@
+"""docs/your_own.md as it is written: an own circuit, net, dataset and task through all the kit does."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qnnkit import recipes, runs
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "your_own.md").read_text()
+RECIPE, CELL, _ = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+BATCH = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL).group(1)  # type: ignore[union-attr]
+TINY = {"epochs": 2, "n_seeds": 1, "threads": 1}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace with mine.py in it, which is the current folder."""
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(RECIPE)
+    return tmp_path
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "qnnkit", *words]
+
+
+def test_the_recipe_is_one_short_file() -> None:
+    lines = [line for line in RECIPE.splitlines() if line.strip() and not line.strip().startswith('"""')]
+    assert len(lines) <= 42
+
+
+def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> None:
+    words = ["run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "60"]
+    words += ["--only", "hybrid,classical", "--set", "n_seeds=1", "--set", "threads=1"]
+    words += ["--set", "plateau_qubits=2", "--set", "save_every_steps=1"]
+    first = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, start_new_session=True)
+    rows = home / "runs" / "wave" / "metrics.jsonl"
+    while not (rows.exists() and rows.read_text().count("\n") > 3):
+        assert first.poll() is None, "it ended before it could be killed"
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    known = rows.read_text().splitlines()
+    again = subprocess.run(command(*words), capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "02_gradient_check: finished before" in again.stdout
+    assert rows.read_text().splitlines()[: len(known) - 1] == known[:-1]
+    result = json.loads((home / "runs" / "wave" / "result.json").read_text())
+    assert [row["net"] for row in result["nets"]] == ["hybrid", "classical"]
+    assert result["score"] == "r2" and result["nets"][0]["score"] > 0.5
+    assert (
+        "test r2" in again.stdout
+        and "arrays/" in (home / "runs" / "wave" / "notebooks" / "04_analyze.ipynb").read_text()
+    )
+    whole = runs.open_run("runs/whole", "mine.py", epochs=60, controls=["classical"], n_seeds=1, threads=1)
+    scores = [final["test_r2"] for final in runs.train_all(whole)]
+    assert scores == [row["scores"][0] for row in result["nets"]]  # as if it had never been killed
+    np.save(home / "new.npy", np.array([[0.5, 0.25, 0.125]], dtype=np.float32))
+    told = subprocess.run(command("predict", "runs/wave", "new.npy"), capture_output=True, text=True)
+    assert told.returncode == 2 and "runs only where you name it" in told.stderr
+    words = ["predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json"]
+    told = subprocess.run(command(*words), capture_output=True, text=True)
+    [[value]] = json.loads(told.stdout)["output"]
+    assert abs(value - np.sin(1.5)) < 0.4
+
+
+@pytest.mark.slow
+def test_a_batch_of_it_runs_on_dask(home: Path) -> None:
+    (home / "waves.yaml").write_text(
+        BATCH.replace("epochs: 5", "epochs: 1, controls: []").replace(
+            "grid: {n_layers: [1, 2]}", "workers: 1"
+        )
+    )
+    done = subprocess.run(command("batch", "waves.yaml"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads((home / "batches" / "waves" / "batch.json").read_text())["runs"]
+    assert [each["settings"] for each in found] == [{"seed": 0}, {"seed": 1}]
+    assert all((home / "runs" / f"mine-{each['id']}" / "result.json").exists() for each in found)
+    assert found[0]["id"] != found[1]["id"]
+
+
+def test_the_recipe_in_a_cell(home: Path) -> None:
+    script = f"""
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell({_as_cell()!r}).raise_error()
+shell.run_cell({CELL.replace("epochs=5", "epochs=1, n_seeds=1")!r}).raise_error()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()][:2] == ["hybrid", "no_entanglement"]
+    kept = (home / "runs" / "cell" / "recipe.py").read_text()
+    assert all(f"def {name}(" in kept for name in ("load", "build", "task", "circuit"))
+
+
+def _as_cell() -> str:
+    """The recipe's file as a class: functions that a recipe has go into it, the others stay outside."""
+    imports, settings = RECIPE.split("class Settings", 1)
+    settings, functions = settings.split("\n\n\ndef load", 1)
+    functions = "def load" + functions
+    parts = functions.split("\n\n\n")
+    own = [part for part in parts if part.split("(")[0] in ("def load", "def build", "def task")]
+    others = [part for part in parts if part not in own]
+    inside = "\n\n".join(_indented(part) for part in [f"class Settings{settings}", *own])
+    return imports + "from qnnkit import runs\n\n" + "\n\n".join(others) + f"\n\nclass Mine:\n{inside}\n"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
+
+
+CHANGES = {
+    "a comment": (lambda text: text + "\n# a comment\n", None),
+    "a docstring": (lambda text: text.replace("Depth of the circuit.", "How deep."), None),
+    "a number": (lambda text: text.replace("np.sin(3 * t)", "np.sin(4 * t)"), "np.sin(4 * t)"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_changed_recipe_is_refused_with_the_lines_that_differ(kind: str, home: Path) -> None:
+    change, told = CHANGES[kind]
+    list(runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY)))
+    (home / "mine.py").write_text(change(RECIPE))
+    if told is None:
+        assert len(runs.open_run("runs/one", "mine.py").tested()) == 1
+        return
+    with pytest.raises(ValueError) as caught:
+        runs.open_run("runs/one", "mine.py")
+    assert "the recipe has changed" in str(caught.value) and told in str(caught.value)
+
+
+def test_a_fork_goes_on_from_nets_of_the_same_shape_alone(home: Path) -> None:
+    list(runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY)))
+    (home / "mine.py").write_text(RECIPE.replace("0.05", "0.02"))
+    forked = runs.fork("runs/one", "runs/two", "mine.py", epochs=3)
+    assert (forked.config.learning_rate, forked.config.epochs) == (0.02, 3)
+    assert [final["epochs_trained"] for final in runs.train_all(forked)] == [3]
+    (home / "mine.py").write_text(RECIPE.replace("nn.Linear(3, 1)", "nn.Linear(3, 2)"))
+    with pytest.raises(ValueError, match="nets of the same shape"):
+        runs.fork("runs/one", "runs/three", "mine.py", epochs=3)
+    assert not (home / "runs" / "three").exists()
+
+
+WRONG = {
+    "no build": (lambda text: text.replace("def build", "def built"), "must define `build`"),
+    "a net that is none": (lambda text: text.replace("return nn.Sequential(", "return list("), "list"),
+    "an exception": (lambda text: text.replace("qnnkit.QuantumLayer(", "1 / 0, ("), "ZeroDivisionError"),
+    "an unknown argument": (lambda text: text.replace("splits, seed)", "splits, sed)"), "`sed`"),
+    "a task without its number": (lambda text: text.replace('monitor = "r2"', 'monitor = "r3"'), "`r3`"),
+    "no Python": (lambda text: text + "\ndef (:\n", "it is not Python"),
+    "a net of another size": (lambda text: text.replace("nn.Linear(3, 3), l", "nn.Linear(4, 3), l"), "mat1"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_an_error_in_it_is_told_with_its_place_before_anything_is_written(kind: str, home: Path) -> None:
+    change, told = WRONG[kind]
+    (home / "mine.py").write_text(change(RECIPE))
+    assert (home / "mine.py").read_text() != RECIPE
+    with pytest.raises(recipes.RecipeError) as caught:
+        runs.open_run("runs/one", "mine.py", **TINY)
+    sentence = str(caught.value)
+    assert "mine.py" in sentence and told in sentence
+    assert kind == "no build" or re.search(r"line \d+", sentence)
+    assert not (home / "runs" / "one" / "config.json").exists()
