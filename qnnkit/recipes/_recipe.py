@@ -146,9 +146,9 @@ class Recipe:
         from qnnkit import layers
 
         if not hasattr(self.code, "controls"):
-            net = self.build(settings, splits, seed)
+            net = self._called(settings, splits, seed)
             self.require_control(name, layers.control_names(net))
-            return layers.control(self._called(net, splits), name, seed=seed)
+            return layers.control(net, name, seed=seed)
         found = self._own_controls(settings, splits, seed)
         self.require_control(name, found)
         with _seeded(seed):
@@ -159,7 +159,7 @@ class Recipe:
         """Name -> net, or a function that makes it, as the recipe gives them."""
         net = None
         if "net" in inspect.signature(self.code.controls).parameters:
-            net = self._called(self.build(settings, splits, seed), splits)
+            net = self._called(settings, splits, seed)
         with _seeded(seed):
             found = self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
         if not isinstance(found, Mapping):
@@ -168,12 +168,15 @@ class Recipe:
             raise self.wrong(told, "controls")
         return found
 
-    def _called(self, net: nn.Module, splits: Any) -> nn.Module:
+    def _called(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
         """The net once it has run: a control asks for the shapes that its circuit has met."""
         import torch
 
         from qnnkit import layers
+        from qnnkit.models.causal_lm import bare
 
+        with bare(asked=False):  # without weights nothing runs
+            net = self.build(settings, splits, seed)
         with torch.no_grad(), self.told():
             layers.called(net.eval(), splits.example())
         return net.train()

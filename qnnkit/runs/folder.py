@@ -87,7 +87,10 @@ class Run:
     @property
     def asked(self) -> Settings:
         """The settings with paths as config.json has them, which hold wherever the workspace lies."""
-        return self.config.with_paths(workspace.portable)
+        begun = workspace.read_json(self.folder / "config.json")
+        if not isinstance(begun, dict):
+            return self.config.with_paths(workspace.portable)
+        return self.config.override(**{name: begun.get(name) for name in self.config.places()})
 
     @property
     def report(self) -> Path:
@@ -453,7 +456,7 @@ def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
 
 def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
     """Settings as config.json has them; see `read_config`."""
-    if not isinstance(values, dict) or "recipe_digest" not in values:
+    if not isinstance(values, dict) or not {"recipe_digest", "recipe"} <= set(values):
         step = "Read its report and rows as they are, and begin another run_dir to train."
         raise ValueError(f"it was begun by an earlier version of qnnkit, or is damaged. {step}")
     values = dict(values)
@@ -462,7 +465,7 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
     if found is not None and found.digest == digest:
         return found.Settings.of(values)
     kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
-    return kind.model_validate(values)
+    return kind.of(values)
 
 
 def now() -> str:
