@@ -83,8 +83,12 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     attributes = {step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR"}}
     chains, changes, followed = [], set(), set()
     named = attributes | set(_words(code.co_consts))
-    refusals = [f"uses `.{name}`" for name in named & REFLECTION]
-    makes = code.co_name not in CONSTRUCTORS and bool(named & CONSTRUCTORS)
+    is_constructor = code.co_name in CONSTRUCTORS
+    unknown = REFLECTION if is_constructor else REFLECTION | {"__setattr__"}
+    refusals = [f"uses `.{name}`" for name in named & unknown]
+    if code.co_name == "__exit__":
+        refusals.append("defines how a `with` block ends")
+    makes = not is_constructor and bool(named & CONSTRUCTORS)
     makes |= "__class__" in named - attributes
     compares = any(b.name == "IS_OP" and a.name not in CONSTANTS for a, b in itertools.pairwise(steps))
 
@@ -109,7 +113,7 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
             and [(e.name, e.value) for e in steps[i + 1 : i + 2]] == [("CALL", 0)]
         ):
             refusals.append(f"reads its local variables by `{value}()`")
-        is_own = code.co_name in CONSTRUCTORS and (steps[i - 1].value,) == code.co_varnames[:1]
+        is_own = is_constructor and (steps[i - 1].value,) == code.co_varnames[:1]
         if name in STORES and not (name == "STORE_ATTR" and is_own):
             refusals.append(STORES[name].format(value))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value not in own:

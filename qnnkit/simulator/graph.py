@@ -248,7 +248,7 @@ def merge(nodes: Sequence[Node], others: Sequence[Node], sizes: tuple[int, int])
 
 
 _DIFFERS = "its Python does something else each time it runs"
-_ON_SIZE = "its Python depends on the size of the batch"
+_ON_SIZE = "its Python depends on the size of the batch, or on how numbers are printed"
 _MIXES = "its Python mixes samples of the batch"
 
 

@@ -89,7 +89,7 @@ class Programs:
 
         def make() -> tuple[Trace, Fused]:
             about = rows.dtype, self.input_name, rows.device
-            new = trace(self.qnode, shape, shapes, *about, self._changed)
+            new = trace(self.qnode, shape, shapes, *about, self.changed)
             if known is None:
                 return new, Fused(new, shape, list(shapes.values()), rows.dtype, rows.device)
             return new, known
@@ -101,13 +101,13 @@ class Programs:
         else:
             if new.signature != found.trace.signature:
                 found = self.settled = "its Python makes another circuit, and nothing that is watched changed"
-        if self.settled is None and self._changed():
+        if self.settled is None and self.changed():
             found = self.settled
         self._by_form[form] = found
         return found
 
-    def _changed(self) -> bool:
-        """Whether a trace has changed what the Python reads; then that is put back."""
+    def changed(self) -> bool:
+        """Whether the Python, run just now, has changed what it reads; then that is put back."""
         assert self._watch is not None
         if self._watch.holds():
             return False

@@ -157,7 +157,8 @@ def trace(
     signature = _signature(tape, nodes, wires)
     if signature != _signature(again, others, wires):
         raise NotFusable(
-            "its Python makes another circuit each time it runs, or for another size of the batch"
+            "its Python makes another circuit each time it runs, for another size of the batch, "
+            "or where numbers are printed in another way"
         )
     computed = [(str(node.func), _plain(node.leaves, nodes)) for node in nodes]
     return _assemble(tape, wires, as_list, nodes, n + 1, (signature, as_list, computed))
@@ -373,8 +374,11 @@ def _quietly() -> Iterator[None]:
     def is_abstract(tensor: Any, like: Any = None) -> bool:
         if not isinstance(tensor, Traced):
             return known(tensor, like)
+        caller = sys._getframe(1)
+        if caller.f_globals["__name__"] == "pennylane.ops.functions.equal":
+            raise tensor.recorder.refuse("its Python asks whether two operators are equal")
         # by this norm a state is about to be divided
-        in_preparation = sys._getframe(1).f_code is qp.StatePrep._preprocess.__code__
+        in_preparation = caller.f_code is qp.StatePrep._preprocess.__code__
         if in_preparation and tensor.node.func is aten.linalg_vector_norm.default:
             tensor.node.instead = norm_or_one
         return True

@@ -96,7 +96,8 @@ class Walk:
             for owner, name in itertools.product(tuple(self.owners), tuple(self.names)):
                 self.added(owner, name)
         self.key += self.atoms if self.compares else ()
-        if {(id(type),), (id(torch.Tensor),)} <= self.seen.keys():
+        tensors = [array for array, *_ in self.arrays.values() if isinstance(array, torch.Tensor)]
+        if (id(type),) in self.seen and (tensors or (id(torch.Tensor),) in self.seen):
             raise NotFusable("its Python may ask whether something is of the very type torch.Tensor")
 
     def entry(self, holder: dict, name: Any) -> Any:
@@ -304,7 +305,7 @@ class Walk:
         if not isinstance(value, (tuple, frozenset)):
             self.containers[id(value), ""] = value, parts
         if isinstance(value, trusted.CHANGEABLE):
-            self.copies.append((value, copy.copy(value)))
+            self.copies.append((value, dict(value) if isinstance(value, dict) else parts))
         if isinstance(value, (dict, types.MappingProxyType)):
             values = list(value.values())
             self.containers[id(value), "values"] = value.values(), values
@@ -358,7 +359,9 @@ class Walk:
             raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
         if not self.once(kind, constructed):
             return
-        self.key += Is(kind), self.field(kind, "__name__"), self.field(kind, "__qualname__")
+        self.key.append(Is(kind))
+        if is_users_class(kind):
+            self.key += self.field(kind, "__name__"), self.field(kind, "__qualname__")
         for base in filter(is_users_class, self.field(kind, "__mro__")):
             holder = dict_of(base)
             self.containers[id(holder), dict] = holder, list(holder)
@@ -389,6 +392,7 @@ class Walk:
         if fields is not ABSENT:
             self.key.append(kind)
             self.owners += kind, value
+            self.copies.append((vars(value), dict(vars(value))))
             if getattr(value, "pauli_rep", None) is not None:
                 self.collection(value.pauli_rep, label)
             for name in sorted(vars(value).keys() - trusted.CACHES) if fields is None else fields:
