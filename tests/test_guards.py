@@ -1057,7 +1057,7 @@ reads(
     blocks_that_end=of_one(in_a_block),
     type_of_a_number=of_one(lambda scale: scale if type(scale) is float and scale is not None else 2.0),
     text_of_a_number=of_one(lambda scale: float(f"{scale:.2f}") + len(str(scale))),
-    members_of_a_tuple=of_one(lambda scale: 2.0 if scale in (0.5, 1.0) else 1.0),
+    members_of_a_tuple=of_one(lambda scale: 2.0 if scale in (1.0, 2.0) else 1.0),
 )
 
 
@@ -1086,9 +1086,8 @@ def descriptor_in_the_end():
         part = Part()
 
     config, other = Config(), types.SimpleNamespace(scale=0.5)
-    return Case(
-        scaled(lambda: config.part.scale), attributes(Part, "__get__", lambda self, owner, kind: other)
-    )
+    change = attributes(Part, "__get__", lambda self, owner, kind: other)
+    return Case(scaled(lambda: config.part.scale), change, rows=(5,))
 
 
 @reads_on_device
@@ -1104,9 +1103,8 @@ def descriptor_that_comes_before_the_object():
 
     config = Config()
     vars(config)["part"] = types.SimpleNamespace(scale=0.5)
-    return Case(
-        scaled(lambda: config.part.scale), attributes(Part, "__set__", lambda self, owner, value: None)
-    )
+    change = attributes(Part, "__set__", lambda self, owner, value: None)
+    return Case(scaled(lambda: config.part.scale), change, rows=(5,))
 
 
 @reads_on_device
@@ -1383,7 +1381,7 @@ def list_of_defaults():
         found.append(1)
         return 1 / len(found)
 
-    return Case(scaled(read), before=lambda call: read.__defaults__[0].clear())
+    return Case(scaled(read), before=lambda call: read.__defaults__[0].__setitem__(slice(None), [1] * call))
 
 
 @world_on_device
@@ -1395,7 +1393,7 @@ def attributes_by_their_dictionary():
         found["scale"] *= 0.5
         return settings.scale
 
-    return Case(scaled(read), before=lambda call: setattr(settings, "scale", 1.0))
+    return Case(scaled(read), before=lambda call: setattr(settings, "scale", 1.0 + call))
 
 
 @world_on_device
@@ -1423,14 +1421,17 @@ case("world", "device", "merge")(
     array_that_is_printed=lambda: Case(
         scaled(lambda: len(str(MATRIX_OF_NUMBERS)) / 9),
         [functools.partial(np.set_printoptions, precision=n) for n in (1, 3)],
+        rows=(5,),
     ),
     number_that_is_printed=lambda: Case(
         scaled(lambda: len(repr(MATRIX_OF_NUMBERS[0, 0])) / 9),
         [functools.partial(np.set_printoptions, legacy=version) for version in ("1.25", False)],
+        rows=(5,),
     ),
     tensor_that_is_printed=lambda: Case(
         scaled(lambda: len(f"{MATRIX}") / 99),
         [functools.partial(torch.set_printoptions, precision=n) for n in (1, 3)],
+        rows=(5,),
     ),
 )
 

@@ -88,8 +88,7 @@ class Programs:
         shape, shapes = tuple(rows.shape), self.weight_shapes
 
         def make() -> tuple[Trace, Fused]:
-            about = rows.dtype, self.input_name, rows.device
-            new = trace(self.qnode, shape, shapes, *about, self.changed)
+            new = trace(self.qnode, shape, shapes, rows.dtype, self.input_name, rows.device, self.changed)
             if known is None:
                 return new, Fused(new, shape, list(shapes.values()), rows.dtype, rows.device)
             return new, known
