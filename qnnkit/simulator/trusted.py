@@ -50,7 +50,6 @@ IMPURE = re.compile(
     r"^pennylane\.(.*\.)?(QNode|qnode|devices?\b|QDrift|shadow|Shadow|classical_shadow|capture|logging|data$|draw|snapshots|"
     r"debug|breakpoint|enable|disable|toggle|workflow|specs|execute|qnn|optimize|concurrency|io\b|add_decomps|register)|"
     r"^dataclasses\.fields|^(scipy\.(stats|io|optimize)|sympy\.testing|networkx\.(read|write)|functools\.(singledispatch|_lru|lru_|cache)|"
-    r"_?operator\.(setitem|delitem|i(add|sub|mul|and|or|xor|concat|pow|matmul|mod|truediv|floordiv|lshift|rshift)$)|"
     r"types\.(Function|Code|Cell|Frame|Dynamic)|contextlib\.(redirect|chdir))"
 )
 """Names, with their modules, of what reads or changes state that nobody can watch."""
@@ -158,12 +157,6 @@ def is_users_function(value: Any) -> bool:
         return False
     name = value.__globals__.get("__name__")
     return is_users(name) or value.__globals__ is not vars(sys.modules.get(name, types))
-
-
-def is_librarys(definition: Any) -> bool:
-    """Whether an attribute of a class is a method or a property that came with its library."""
-    inner = definition.fget if type(definition) is property else definition
-    return hasattr(type(inner), "__get__") and not is_users_function(getattr(inner, "__func__", inner))
 
 
 def is_library_module(value: Any) -> bool:

@@ -20,7 +20,7 @@ import pennylane as qp
 import torch
 
 from qnnkit.simulator import trusted
-from qnnkit.simulator.bytecode import mutates, scan
+from qnnkit.simulator.bytecode import scan
 from qnnkit.simulator.graph import NotFusable
 from qnnkit.simulator.trusted import ABSENT, dict_of, is_users_class, is_users_function
 
@@ -96,9 +96,6 @@ class Walk:
             for owner, name in itertools.product(tuple(self.owners), tuple(self.names)):
                 self.added(owner, name)
         self.key += self.atoms if self.compares else ()
-        tensors = [array for array, *_ in self.arrays.values() if isinstance(array, torch.Tensor)]
-        if (id(type),) in self.seen and (tensors or (id(torch.Tensor),) in self.seen):
-            raise NotFusable("its Python may ask whether something is of the very type torch.Tensor")
 
     def entry(self, holder: dict, name: Any) -> Any:
         found = dict.get(holder, name, ABSENT)
@@ -147,11 +144,15 @@ class Walk:
         for where, name in reads.changes:
             if type(self.root(function, first, where, name)) in trusted.COLLECTIONS:
                 raise NotFusable(f"its Python changes `{name}`")
+        found = []
         for where, name, attributes in reads.chains:
             if where == "first" and first is ABSENT:
                 self.names |= dict.fromkeys(attributes)
             else:
-                self.chain(self.root(function, first, where, name), attributes, name)
+                found.append(self.chain(self.root(function, first, where, name), attributes, name))
+        tensors = [each for each in found if each is torch.Tensor or isinstance(each, torch.Tensor)]
+        if tensors and any(each is type for each in found):  # a traced tensor is of another type
+            raise NotFusable("its Python uses `type` where there are tensors; isinstance can be followed")
 
     def root(self, function: types.FunctionType, first: Any, where: str, name: str) -> Any:
         if where == "first":
@@ -162,8 +163,8 @@ class Walk:
         found = self.entry(function.__globals__, name)
         return self.entry(function.__builtins__, name) if found is ABSENT else found
 
-    def chain(self, owner: Any, attributes: tuple[str, ...], label: str) -> None:
-        """Follows `owner.a.b.c`, and takes in what stands at its end."""
+    def chain(self, owner: Any, attributes: tuple[str, ...], label: str) -> Any:
+        """What stands at the end of `owner.a.b.c`, which is taken in."""
         for i, name in enumerate(attributes):
             label = f"{label}.{name}"
             if owner is self:  # which stands for what was taken in already
@@ -181,6 +182,7 @@ class Walk:
                 break
         if owner is not self:
             self.value(owner, label)
+        return owner
 
     def of_module(self, module: types.ModuleType, name: str, label: str) -> Any:
         holder = object.__getattribute__(module, "__dict__")
@@ -398,7 +400,7 @@ class Walk:
             for name in sorted(vars(value).keys() - trusted.CACHES) if fields is None else fields:
                 self.key.append(name)
                 self.value(self.entry(vars(value), name), label)
-        elif type(owner) in trusted.COLLECTIONS and not mutates(value.__name__):
+        elif type(owner) in trusted.COLLECTIONS:
             self.key.append(value.__name__)
             self.value(owner, label)
         else:
@@ -430,15 +432,16 @@ class Walk:
                 self.owners.append(value)
 
     def added(self, owner: Any, name: str) -> None:
-        """An attribute that somebody may have added to what is a library's."""
+        """An attribute that somebody may have added to what is a library's, or one that came with it."""
         bases = owner.__mro__ if isinstance(owner, type) else ()
         holders = [dict_of(base) for base in bases if not base.__flags__ & 1 << 8]
         holders += [] if bases else [vars(owner)]
         found = next((holder[name] for holder in holders if name in holder), ABSENT)
-        if not trusted.is_librarys(found):
+        found = found.fget if type(found) is property else getattr(found, "__func__", found)
+        if not hasattr(type(found), "__get__") or is_users_function(found):
             for holder in holders:
                 self.entry(holder, name)
-            self.value(found.fget if type(found) is property else found, name)
+            self.value(found, name)
 
     def library_function(self, function: types.FunctionType, label: str) -> None:
         """A library's function; with all it closes over, if that includes code of the user."""
