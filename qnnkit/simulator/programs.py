@@ -100,9 +100,9 @@ class Programs:
         else:
             if new.signature != found.trace.signature:
                 found = self.settled = "its Python makes another circuit, and nothing that is watched changed"
-        if self.settled is None and self.changed():
-            found = self.settled
-        self._by_form[form] = found
+        if self.settled is None:
+            self.changed()
+        found = self._by_form[form] = self.settled or found
         return found
 
     def changed(self) -> bool:

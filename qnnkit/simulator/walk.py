@@ -74,7 +74,8 @@ class Walk:
         self.kinds: list[type] = []
         self.copies: list[tuple[Any, Any]] = []
         self.atoms: list[Is] = []
-        self.owners, self.names = [torch.Tensor], {}
+        self.owners: list[Any] = [torch.Tensor]
+        self.names: dict[str, None] = {}
         self.makes = self.checks_kinds = self.compares = False
         device = vars(qnode)["device"] if type(qnode) is qp.QNode else None
         if device is None or "_wires" not in vars(device):
