@@ -310,6 +310,8 @@ def _sentence(cls: type[Settings], error: ValidationError) -> str:
     name = next((part for part in first["loc"] if isinstance(part, str)), "settings")
     rule, value = first["msg"][0].lower() + first["msg"][1:], first["input"]
     rule = rule.removeprefix("input should ").removeprefix("value error, ")
+    if rule.startswith("Argument `"):
+        return rule  # a sentence already
     if first["type"] == "missing":
         rule, value = "be given", None
     meaning = f"It means: {cls.describe(name)}" if name in cls.model_fields else ""

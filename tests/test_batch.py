@@ -250,7 +250,7 @@ def test_a_list_of_recipes_is_run_with_all_the_rest(home):
         {"recipe": "digits_quanv", "hidden": 3, "seed": 7},
     ]
     assert [run.config.recipe for run in found] == ["digits_quanv"] * 4 + [str(path)] * 4
-    assert [run.varied["recipe"] for run in found] == [both[0]] * 4 + [both[1]] * 4
+    assert [run.varied["recipe"] for run in found] == ["digits_quanv"] * 4 + ["digits_again"] * 4
     assert found[-1].folder == home / "runs" / f"digits_again-{found[-1].id}"
     assert found[0].words == ("hidden=3", "seed=0"), "the recipe has an option of its own"
     assert len({run.id for run in found}) == 8

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, workspace
+from qnnkit import checks, recipes, workspace
 from qnnkit.checkpoint.restore import stored_file
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, SCORES, Score
@@ -94,8 +94,14 @@ def write_runs(
 
 def score_of(content: Mapping[str, Any]) -> Score:
     """What the nets of a batch are compared by, from what its batch.json says."""
-    kept = content.get("score")
-    return Score(**kept) if isinstance(kept, dict) else SCORES.get(str(kept), ACCURACY)
+    kept, named = content.get("score"), content.get("recipe")
+    if isinstance(kept, dict):
+        return Score(**kept)
+    first = named if isinstance(named, str) else next(iter(named or ()), None)
+    if kept is None and first in recipes.names():  # of an earlier version
+        found = recipes.find(first)
+        return found.task(found.settings()).score
+    return SCORES.get(str(kept), ACCURACY)
 
 
 def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list[Outcome]:

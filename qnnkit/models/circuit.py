@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from qnnkit import checks
+from qnnkit.circuits import ANSAETZE, EMBEDDINGS
 from qnnkit.settings import Base
+
+KNOWN = {"circuit": ANSAETZE, "embedding": EMBEDDINGS}
 
 
 class CircuitSettings(Base):
@@ -22,3 +26,8 @@ class CircuitSettings(Base):
     """How a circuit's angles start; identity_block pairs each layer with its inverse, so n_layers is even."""
     trainable: bool = True
     """Whether the circuit's weights are trained."""
+
+    @field_validator("circuit", "embedding")
+    @classmethod
+    def _known(cls, value: str, field: ValidationInfo) -> str:
+        return checks.choice(str(field.field_name), value, KNOWN[str(field.field_name)])
