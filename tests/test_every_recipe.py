@@ -1,0 +1,28 @@
+"""The five notebooks run every shipped recipe, at toy size."""
+
+import json
+
+import pytest
+
+from qnnkit import RECIPES, runs
+from tests.test_notebooks import ROOT, run_cells
+from tests.test_recipes import home, pretrained, toy  # noqa: F401  fixtures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_five_notebooks_run_it(name, home, pretrained, tmp_path):  # noqa: F811
+    settings = toy(name, home, pretrained) | {"epochs": 1, "n_seeds": 1, "threads": 1}
+    known = RECIPES[name].Settings.model_fields
+    settings |= {each: 4 for each in ("hidden", "width") if each in known}
+    settings |= {"controls": list(RECIPES[name].settings().controls)[:1]}
+    folder = tmp_path / "run"
+    runs.open_run(folder, name, **settings)
+    paths = [ROOT / "notebooks" / f"{each}.ipynb" for each in runs.NOTEBOOKS]
+    small = {"plateau_qubits": 2, "n_worst": 1, "hardware_images": 2, "samples": 1}
+    done = run_cells(*paths, prelude="", recipe=None, run_dir=str(folder), **small)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((folder / "result.json").read_text())
+    assert [row["net"] for row in result["nets"]] == list(runs.open_run(folder).nets)
+    assert (folder / "report.html").exists()
+    assert (folder / "model").exists() or (folder / "adapter").exists()
