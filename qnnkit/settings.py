@@ -164,6 +164,11 @@ class Settings(Base):
         """Name of the recipe, or its file."""
         return "" if self.source is None else self.source.reference
 
+    @property
+    def title(self) -> str:
+        """Name of the recipe, in tables: of a file without its folder."""
+        return Path(self.recipe).stem
+
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
         """Settings from plain values.
@@ -279,6 +284,11 @@ class Recorded(Settings):
 
     model_config = ConfigDict(extra="allow")
     recorded: ClassVar[str] = ""
+    """Its name, or its file."""
+
+    @property
+    def recipe(self) -> str:
+        return self.recorded
 
     @property
     def recipe(self) -> str:

@@ -146,7 +146,8 @@ def arrays(
         ends = len(y) - n_validation - n_test, len(y) - n_test
         rows = tuple(np.sort(part) for part in np.split(order, ends))
     whole = TensorSet(x, y, tuple(f"{name}/{row}" for row in range(len(y))))
-    splits = TensorSplits(name, *(_rows(whole, part) for part in rows), names if labelled else None)
+    train, validation, test = (_rows(whole, part) for part in rows)
+    splits = TensorSplits(name, train, validation, test, names if labelled else None)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 

@@ -132,7 +132,7 @@ def of_recipe(config: Settings, splits: Splits) -> Workload:
             "What is frozen is computed once, before the first epoch; that time is not in this plan."
         )
     return Workload(
-        name=config.recipe,
+        name=config.title,
         training=config,
         n_samples=len(splits.train),
         build=build,
@@ -179,7 +179,7 @@ def _of_dictionaries(config: Settings, splits: Splits) -> Workload:
     task = OwnLoss() if tokens else recipes.of(config).task(config)
     held = sum(tensor.nbytes for name in SPLITS for tensor in tensors_of(splits.split(name)))
     return Workload(
-        name=config.recipe,
+        name=config.title,
         training=config,
         n_samples=len(splits.train),
         build=build,

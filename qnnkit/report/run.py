@@ -272,7 +272,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str
         with contextlib.suppress(FileNotFoundError):  # rows without checkpoints are reported all the same
             export(run)
     result = {
-        "recipe": run.config.recipe,
+        "recipe": run.config.title,
         "seeds": list(run.seeds),
         "nets": rows,
         "score": run.score.name,

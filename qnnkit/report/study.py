@@ -151,7 +151,7 @@ def _read_run(
         for row in metrics
         if row.get("event") == "test" and row.get("epochs", epochs) == epochs
     }
-    label, provenance = _label(run.config.recipe, settings), _json(folder, "provenance.json") or {}
+    label, provenance = _label(run.config.title, settings), _json(folder, "provenance.json") or {}
     about = {
         "model": label,
         "train_fraction": run.config.train_fraction,

@@ -168,7 +168,7 @@ def train_all(
                 placement=facts,
             )
         config = run.config
-        trackers = Trackers(config.trackers, run.folder, run.folder.name, config.recipe, config.flat())
+        trackers = Trackers(config.trackers, run.folder, run.folder.name, config.title, config.flat())
         work.enter_context(trackers)
         counted = "tokens" if isinstance(run.splits, TokenSplits) else "samples"
         reporter = work.enter_context(Reporter(run, finished, counted)) if is_main() else None

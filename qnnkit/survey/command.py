@@ -73,7 +73,7 @@ def measure_machine(
         found = profile(run.config, splits, trace, where)
         survey["sections"]["profile"] = Profile(
             device=str(where),
-            recipe=run.config.recipe,
+            recipe=run.config.title,
             trace=trace.name,
             operations=[asdict(one) for one in found],  # pyright: ignore[reportArgumentType]
         )

@@ -82,7 +82,7 @@ def measured(
             else:
                 rows.append(row | {"why": "The time was up."})
     net = Net(
-        recipe=config.recipe,
+        recipe=config.title,
         kind=kind,
         digest=_digest(config, sample.sizes, sample.n_samples),
         batch_size=size,

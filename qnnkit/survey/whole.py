@@ -56,7 +56,7 @@ def take(
     echo("Simulators over qubits and batch ...")
     sections["circuits"] = circuits.measured(0.55 * whole.left, quick=quick)
     loads.append(measure.load())
-    echo(f"The net of {config.recipe} ...")
+    echo(f"The net of {config.title} ...")
     sections["net"] = net.measured(config, splits, whole.left, n_samples=n_samples, quick=quick)
     loads.append(measure.load())
     return {
