@@ -290,10 +290,6 @@ class Recorded(Settings):
     def recipe(self) -> str:
         return self.recorded
 
-    @property
-    def recipe(self) -> str:
-        return self.recorded
-
 
 def digest_of(values: Any) -> str:
     """SHA-256 (hex) of plain values."""
