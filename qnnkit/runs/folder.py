@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
 from qnnkit.recipes import Recipe
-from qnnkit.runs.lock import alone, bring
+from qnnkit.runs.lock import alone, bring, mirrored_in_notebook
 from qnnkit.runs.origin import origin
 from qnnkit.runs.usable import (
     check_criteria,
@@ -266,6 +266,7 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
                 begun_now = settle_batch_size(run, begins=True)
                 require_last_batch(begun_now)
                 write_config(run)  # as asked for; last: now it is a run
+                mirrored_in_notebook(folder)
                 return begun_now
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
     told = _told_by_chain(folder)
@@ -296,6 +297,7 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
     if placement:  # without one, a run of another machine may still be looked at here
         check_placement(config)
     workspace.make_folder(folder)
+    mirrored_in_notebook(folder)
     return settle_batch_size(Run(folder, config))
 
 
