@@ -210,7 +210,9 @@ class _Bench:
         """What is frozen, be it a circuit or a ResNet, was computed before."""
         change = "What is frozen is computed once, before training."
         row = Strategy("circuit", "frozen, cached", change, None, None)
-        model: Any = self.build(trainable=False, frozen_backbone=True).to(self.device)
+        frozen = {"trainable": False, "frozen_backbone": True}
+        known = {name: value for name, value in frozen.items() if name in type(self.config).model_fields}
+        model: Any = self.build(**known).to(self.device)
         if getattr(model, "steady_part", None) is None:
             return _Turn(replace(row, why="This model takes no features in place of its data."))
         images, labels = self.batch(self.config.batch_size)
