@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pennylane as qp
 import pytest
+import scipy.special
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -144,7 +145,8 @@ def uniform(*shape: int, seed: int = 0, top: float = math.pi) -> Tensor:
 def restored() -> Iterator[None]:
     """A case may seed and set global state; here it ends."""
     python, numpy, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
+    printed = np.printoptions(), torch._tensor_str.printoptions()
+    with torch.random.fork_rng(devices=[]), np.errstate(), printed[0], printed[1]:
         try:
             yield
         finally:
@@ -373,6 +375,8 @@ def items(holder: Any, key: Any, *values: Any) -> list[Callable[[], None]]:
 # --- 1: what the Python reads -------------------------------------------------------------------------
 
 SCALE = 1.0
+MATRIX = uniform(3, 3, seed=9)
+MATRIX_OF_NUMBERS = MATRIX.numpy().copy()
 reads = case("reads", "batched", "watch")
 reads_on_device = case("reads", "device", "refusals")
 
@@ -567,6 +571,20 @@ def frozen_object_replaced():
     state = {"settings": Frozen()}
     changes = items(state, "settings", Frozen(0.5), Frozen(2.0))
     return Case(embedded(lambda inputs: by_settings(state["settings"], inputs)), changes)
+
+
+@reads
+def namespace_handed_on():
+    settings = types.SimpleNamespace(scale=1.0)
+    return Case(embedded(lambda inputs: by_settings(settings, inputs)), attributes(settings, "scale"))
+
+
+@reads
+def function_from_a_dictionary():
+    state = {"scale": 1.0}
+    functions = {"plain": lambda: state["scale"], "twice": lambda: 2 * state["scale"]}
+    changes = [*items(state, "scale"), *items(functions, "plain", functions["twice"])]
+    return Case(scaled(lambda: functions["plain"]()), changes)
 
 
 @reads
@@ -885,6 +903,235 @@ def class_that_is_told_to_be_another():
     return Case(circuit, [lambda: Angle.register(Number)])
 
 
+def named_gate(inputs, weights):
+    for name in ("RX", "RZ"):
+        getattr(qp, name)(0.7, wires=0)
+    return body(inputs, weights)
+
+
+@reads
+def operator_exchanged_in_pennylane(monkeypatch):
+    put = functools.partial(monkeypatch.setattr, qp)
+    changes = [functools.partial(put, name, getattr(qp, name)) for name in ("RY", "RX")]
+    return Case(named_gate, [lambda: put("RX", qp.RY), *changes[:1], lambda: put("RX", qp.RZ), *changes[1:]])
+
+
+@reads
+def attribute_of_all_tensors(monkeypatch):
+    monkeypatch.setattr(Tensor, "share", 1.0, raising=False)
+    return Case(embedded(lambda inputs: inputs * inputs.share), attributes(Tensor, "share"))
+
+
+@reads
+def attribute_that_all_tensors_may_have(monkeypatch):
+    monkeypatch.setattr(Tensor, "share", 1.0, raising=False)
+    monkeypatch.delattr(Tensor, "share")
+    circuit = embedded(lambda inputs: inputs * getattr(inputs, "share", 1.0))
+    return Case(circuit, [*attributes(Tensor, "share"), lambda: delattr(Tensor, "share")])
+
+
+@reads
+def method_of_all_tensors(monkeypatch):
+    state = {"scale": 1.0}
+    monkeypatch.setattr(Tensor, "scaled", lambda self: self * state["scale"], raising=False)
+    return Case(embedded(lambda inputs: inputs.scaled()), items(state, "scale"))
+
+
+@reads
+def attribute_of_an_operators_class(monkeypatch):
+    monkeypatch.setattr(qp.RX, "share", 1.0, raising=False)
+    return Case(scaled(lambda: qp.RX.share), attributes(qp.RX, "share"))
+
+
+@reads
+def attribute_of_an_operator_in_a_variable(monkeypatch):
+    monkeypatch.setattr(qp.operation.Operator, "share", 1.0, raising=False)
+
+    def circuit(inputs, weights):
+        gate = qp.RX(0.3, wires=0)
+        return body(inputs * gate.share, weights)
+
+    return Case(circuit, attributes(qp.operation.Operator, "share"))
+
+
+@reads
+def attribute_of_a_librarys_function(monkeypatch):
+    monkeypatch.setattr(qp.expval, "share", 1.0, raising=False)
+    return Case(scaled(lambda: qp.expval.share), attributes(qp.expval, "share"))
+
+
+@reads
+def attribute_put_on_an_operator():
+    gate = qp.RX(0.3, wires=0)
+    return Case(scaled(lambda: getattr(gate, "share", 1.0)), attributes(gate, "share"))
+
+
+@reads
+def pauli_words_in_place():
+    hamiltonian = 1.0 * qp.Z(0) + 0.3 * qp.X(1)
+    word = next(iter(hamiltonian.pauli_rep))
+    changes = items(hamiltonian.pauli_rep, word)
+    return Case(scaled(lambda: hamiltonian.pauli_rep[word]), changes)
+
+
+@reads
+def which_of_two_equal_numbers():
+    one, other = float("1.5"), float("1.5")
+    state = {"chosen": one}
+    return Case(scaled(lambda: 1.0 if state["chosen"] is one else 0.5), items(state, "chosen", other, one))
+
+
+@reads
+def which_of_two_equal_texts():
+    one, other = "".join(["a", "b"]), "".join(["a", "b"])
+    state = {"chosen": one}
+    circuit = scaled(lambda: 1.0 if operator.is_(state["chosen"], one) else 0.5)
+    return Case(circuit, items(state, "chosen", other, one))
+
+
+@reads
+def which_not_a_number():
+    one, other = float("nan"), float("nan")
+    state = {"known": (one,)}
+    return Case(
+        scaled(lambda: 1.0 if one in state["known"] else 0.5), items(state, "known", (other,), (one,))
+    )
+
+
+@reads
+def name_of_the_class_of_a_tensor():
+    state = {"name": "Tensor"}
+    circuit = embedded(lambda inputs: inputs if type(inputs).__name__ == state["name"] else inputs / 2)
+    return Case(circuit, items(state, "name", "Parameter", "Tensor"))
+
+
+def of_one(make: Callable[[float], Any]) -> Callable[[], Case]:
+    """A number that changes, and what Python makes of it by itself."""
+
+    def case():
+        state = {"scale": 1.0}
+        return Case(scaled(lambda: make(state["scale"])), items(state, "scale"))
+
+    return case
+
+
+def in_lists(scale: float) -> float:
+    found, known = [], {}
+    found.append(scale)
+    found += [scale, scale]
+    found[0] *= 2
+    known["all"] = found
+    known.setdefault("sum", sum(found))
+    del known["all"]
+    return known["sum"]
+
+
+def in_arrays(scale: float) -> Any:
+    array, tensor = np.zeros(3), torch.ones(3, dtype=torch.float64)
+    array[0] = scale
+    array += 1
+    tensor.mul_(scale)
+    tensor[1:] -= 0.5
+    return tensor * float(array.sum())
+
+
+def in_loops(scale: float) -> float:
+    total = 0.0
+    for _ in range(3):
+        total += scale
+    return total
+
+
+def in_a_block(scale: float) -> float:
+    try:
+        with contextlib.nullcontext(scale) as given:
+            return 2 * given
+    finally:
+        scale += 1
+
+
+reads(
+    changes_of_its_own_lists=of_one(in_lists),
+    changes_of_its_own_arrays=of_one(in_arrays),
+    changes_of_its_own_numbers=of_one(in_loops),
+    blocks_that_end=of_one(in_a_block),
+    type_of_a_number=of_one(lambda scale: scale if type(scale) is float and scale is not None else 2.0),
+    text_of_a_number=of_one(lambda scale: float(f"{scale:.2f}") + len(str(scale))),
+    members_of_a_tuple=of_one(lambda scale: 2.0 if scale in (1.0, 2.0) else 1.0),
+)
+
+
+@reads
+def name_that_is_put_together():
+    state = {"axis": "X"}
+
+    def circuit(inputs, weights):
+        getattr(qp, f"R{state['axis']}")(0.7, wires=0)
+        return body(inputs, weights)
+
+    return Case(circuit, items(state, "axis", "Z", "Y"))
+
+
+@reads_on_device
+def class_of_a_tensor():
+    return Case(embedded(lambda inputs: inputs if type(inputs) is Tensor else inputs / 2))
+
+
+@reads_on_device
+def descriptor_in_the_end():
+    class Part:
+        scale = 1.0
+
+    class Config:
+        part = Part()
+
+    config, other = Config(), types.SimpleNamespace(scale=0.5)
+    change = attributes(Part, "__get__", lambda self, owner, kind: other)
+    return Case(scaled(lambda: config.part.scale), change, rows=(5,))
+
+
+@reads_on_device
+def descriptor_that_comes_before_the_object():
+    class Part:
+        scale = 1.0
+
+        def __get__(self, owner, kind):
+            return self
+
+    class Config:
+        part = Part()
+
+    config = Config()
+    vars(config)["part"] = types.SimpleNamespace(scale=0.5)
+    change = attributes(Part, "__set__", lambda self, owner, value: None)
+    return Case(scaled(lambda: config.part.scale), change, rows=(5,))
+
+
+@reads_on_device
+def device_of_ones_own():
+    class Noisy(type(circuits.make_device("default.qubit", 3))):
+        def execute(self, *given, **named):
+            return tuple(tuple(value / 2 for value in each) for each in super().execute(*given, **named))
+
+    return Case(body, device=Noisy(wires=3))
+
+
+@reads_on_device
+def device_that_is_patched():
+    device = circuits.make_device("default.qubit", 3)
+    known = device.execute
+
+    def execute(*given, **named):
+        return tuple(tuple(value / 2 for value in each) for each in known(*given, **named))
+
+    return Case(body, attributes(device, "execute", execute), device=device)
+
+
+@reads_on_device
+def device_with_a_transform():
+    return Case(body, device=circuits.drop_entanglement(circuits.make_device("default.qubit", 3)))
+
+
 @reads_on_device
 def metaclass_that_makes_up_attributes():
     state = {"scale": 1.0}
@@ -1093,6 +1340,185 @@ def log_that_is_read():
     return Case(circuit, before=lambda call: log.__setitem__(slice(None), [""] * call))
 
 
+def changing(read: Callable[[Any], float], start: Callable[[int], Any]) -> Case:
+    """A circuit that changes an outside value under another name; before a call it is `start(call)`."""
+    value = start(0)
+
+    def before(call):
+        if isinstance(value, np.ndarray):
+            value[...] = start(call)
+        else:
+            value.clear()
+            (value.extend if isinstance(value, collections.deque) else value.update)(start(call))
+
+    return Case(scaled(lambda: read(value)), before=before)
+
+
+def halved(array: Any) -> float:
+    array *= 0.5
+    return float(array[0])
+
+
+def counted(store: Any) -> float:
+    seen = store
+    seen["n"] = seen.get("n", 0) + 1
+    return 1 / seen["n"]
+
+
+world_on_device(
+    array_under_another_name=lambda: changing(halved, lambda call: np.full(2, 1.0 + call)),
+    result_written_to_an_array=lambda: changing(
+        lambda array: float(np.add(array, 1, out=array)[0]), lambda call: np.full(2, 1.0 + call)
+    ),
+    dictionary_under_another_name=lambda: changing(counted, lambda call: {"n": call, "m": 2}),
+    queue=lambda: changing(lambda q: q.popleft(), lambda call: collections.deque([0.5 + call, 9.0, 8.0])),
+)
+
+
+@world_on_device
+def list_of_defaults():
+    def read(found=[]):  # noqa: B006
+        found.append(1)
+        return 1 / len(found)
+
+    return Case(scaled(read), before=lambda call: read.__defaults__[0].__setitem__(slice(None), [1] * call))
+
+
+@world_on_device
+def attributes_by_their_dictionary():
+    settings = Settings()
+
+    def read():
+        found = vars(settings)
+        found["scale"] *= 0.5
+        return settings.scale
+
+    return Case(scaled(read), before=lambda call: setattr(settings, "scale", 1.0 + call))
+
+
+@world_on_device
+def switch_that_two_runs_leave_as_it_was():
+    """Each layer has a world of its own, in which its next call meets what its last one left."""
+    state, known = {"on": False}, {"scale": 1.0}
+    worlds, turns = collections.deque([False, False]), itertools.count()
+
+    def read():
+        found = state
+        found["on"] = not found["on"]
+        return known["scale"]
+
+    def before(call):
+        if next(turns):
+            worlds.append(state["on"])
+            worlds.popleft()
+        state["on"] = worlds[0]
+        known["scale"] = 1.0 if worlds[0] else 0.5
+
+    return Case(scaled(read), before=before)
+
+
+case("world", "device", "merge")(
+    array_that_is_printed=lambda: Case(
+        scaled(lambda: len(str(MATRIX_OF_NUMBERS)) / 9),
+        [functools.partial(np.set_printoptions, precision=n) for n in (1, 3)],
+        rows=(5,),
+    ),
+    number_that_is_printed=lambda: Case(
+        scaled(lambda: len(repr(MATRIX_OF_NUMBERS[0, 0])) / 9),
+        [functools.partial(np.set_printoptions, legacy=version) for version in ("1.25", False)],
+        rows=(5,),
+    ),
+    tensor_that_is_printed=lambda: Case(
+        scaled(lambda: len(f"{MATRIX}") / 99),
+        [functools.partial(torch.set_printoptions, precision=n) for n in (1, 3)],
+        rows=(5,),
+    ),
+)
+
+
+@case("world", "batched")
+def settings_that_do_not_matter():
+    """Of printing, where nothing depends on the text, and of divisions, where there is none by zero."""
+
+    def read():
+        text = f"angles {MATRIX_OF_NUMBERS} {MATRIX}"
+        return float(np.exp(MATRIX_OF_NUMBERS[0, 0]) / 2) if text else 0.0
+
+    settings = np.set_printoptions, torch.set_printoptions
+    changes = [functools.partial(change, precision=2) for change in settings]
+    return Case(scaled(read), [*changes, lambda: np.seterr(all="raise")])
+
+
+@case("world", "device")
+def division_that_may_raise():
+    np.seterr(all="ignore")
+    zero = np.array(0.0)
+    changes = [functools.partial(np.seterr, all=action) for action in ("raise", "ignore")]
+    return Case(scaled(lambda: 1 + float(np.sign(1 / zero))), changes, raises=True)
+
+
+@case("world", "device")
+def special_function_that_may_raise():
+    changes = [functools.partial(scipy.special.seterr, all=action) for action in ("raise", "ignore")]
+    return Case(scaled(lambda: float(np.sign(scipy.special.gammaln(-1.0)))), changes, raises=True)
+
+
+@case("world", "device")
+def error_that_is_caught():
+    """Of a number that only the trace has not."""
+
+    def angles(inputs):
+        try:
+            return inputs * float(f"{inputs.detach().sum():.3f}")
+        except TypeError:
+            return inputs
+
+    return Case(embedded(angles))
+
+
+@case("world", "device")
+def error_that_a_block_swallows():
+    class Swallowing:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return True
+
+    def angles(inputs):
+        with Swallowing():
+            return inputs * float(f"{inputs.detach().sum():.3f}")
+        return inputs
+
+    return Case(embedded(angles))
+
+
+@case("world", "device")
+def two_operators_that_are_equal():
+    def circuit(inputs, weights):
+        gates = [qp.RX(weights[0], wires=0), qp.RX(weights[0], wires=0)]
+        if gates[0] == gates[1]:
+            qp.RY(0.7, wires=0)
+        return body(inputs, weights)
+
+    return Case(circuit)
+
+
+@world_on_device
+def list_changed_where_values_are_looked_at():
+    """The size of the state is asked for first, on a device without wires: that runs the Python as well."""
+    found = []
+
+    def angles(inputs):
+        seen = found
+        scale = 1.0 if inputs.sum() > -1 else 2.0
+        seen.append(1)
+        return inputs * scale / len(seen)
+
+    device = circuits.make_device("default.qubit", None)
+    return Case(embedded(angles), device=device, before=lambda call: found.clear())
+
+
 @world_on_device
 def gradient_mode():
     angles = embedded(lambda inputs: inputs if torch.is_grad_enabled() else 0.5 * inputs)
@@ -1101,7 +1527,6 @@ def gradient_mode():
 
 # --- 3: the batch as a whole --------------------------------------------------------------------------
 
-MATRIX = uniform(3, 3, seed=9)
 PER_SAMPLE: dict[str, Callable[[Tensor], Tensor]] = {
     "centred_features": lambda x: x - x.mean(-1, keepdim=True),
     "softmax_of_features": lambda x: torch.softmax(x, -1),
@@ -1189,13 +1614,14 @@ def norm_that_pennylane_looks_at():
     """A norm is 1 within rounding; the state preparation's rule is not for it."""
 
     def circuit(inputs, weights):
-        norm = torch.linalg.norm(inputs, dim=-1)
-        qp.equal(qp.RX(norm, 0), qp.RX(norm, 0))
+        directions = inputs / inputs.square().sum(-1, keepdim=True).sqrt()
+        norm = torch.linalg.norm(1.000003 * directions, dim=-1)
+        with qp.QueuingManager.stop_recording():
+            qp.dot([norm], [qp.Z(0)])
         qp.RX(100 * norm, wires=0)
         return body(weights / 2, weights)
 
-    top = 3**-0.5 * 1.000003
-    return Case(circuit, rows=(1, 1), tops=(top,))
+    return Case(circuit, rows=(1, 1))
 
 
 case("curved", "device")(

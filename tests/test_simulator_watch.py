@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import random
@@ -118,6 +120,9 @@ REFUSED = {
     "alias of a module": lambda: [np][0].random.rand(),
     "file": lambda: open("x"),  # noqa: PTH123, SIM115
     "address": lambda: id(STORE),
+    "attribute of a class": lambda: type.__setattr__(Config, "scale", 2.0),
+    "whether a tensor is traced": lambda: qp.math.is_abstract(TENSOR),
+    "errors that are suppressed": lambda: contextlib.suppress(TypeError),
     "written list": lambda: STORE["kept"]["log"].append(1),
     "called net": lambda: NET(1),
     "parameter": lambda: NET.linear.weight,
@@ -145,6 +150,27 @@ def test_changes_are_noticed(name):
 def test_refusals(name):
     with pytest.raises(NotFusable, match=r"^its "):
         watch(wrapped(REFUSED[name]))
+
+
+def test_what_was_changed_is_put_back():
+    kinds = collections.deque, collections.OrderedDict, collections.Counter, dict, set, list
+    held = {kind.__name__: kind(("a", "b")) for kind in kinds[-2:] + kinds[:1]}
+    held |= {kind.__name__: kind(a=1, b=2) for kind in kinds[1:4]}
+    held |= {"array": np.ones(3), "tensor": torch.ones(3), "object": types.SimpleNamespace(scale=1.0)}
+    held["operator"] = qp.s_prod(0.5, qp.Z(0))
+    before = watch(wrapped(lambda: held))
+    parts = dict(held)
+    for name in ("array", "tensor"):
+        held[name] *= 2
+    for name in ("deque", "set", "list", "dict", "OrderedDict", "Counter"):
+        held[name].clear()
+    held["object"].other, held["operator"].scalar = 2.0, 3.0
+    held["operator"].pauli_rep.clear()
+    held.clear()
+    assert not before.holds()
+    before.restore()
+    assert before.holds() and list(held) == list(parts)
+    assert all(held[name] is part for name, part in parts.items())
 
 
 def test_what_is_not_read_may_change():

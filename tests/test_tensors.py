@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from qnnkit import data
+from qnnkit import data, plan, runs
 from qnnkit.data import ImageSplits, TensorSplits
 from qnnkit.data.splits import SPLITS
 from qnnkit.settings import Settings
@@ -227,3 +227,43 @@ def test_fractions_leave_samples_for_training(targets):
 def test_the_fewest_samples_that_can_be_split():
     splits = split(X[:3], X[:3, 0])
     assert [len(splits.split(name)) for name in SPLITS] == [1, 1, 1]
+
+
+# --- in a run -----------------------------------------------------------------------------------------------
+
+RECIPE = """
+import torch
+from torch import nn
+import qnnkit
+from qnnkit import data
+
+class Settings(qnnkit.Settings):
+    epochs: int = 2
+    controls: tuple[str, ...] = ()
+    threads: int = 1
+
+def load(settings):
+    points = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    return data.arrays(settings, points, points[:, 0] > 0, classes=["left", "right"])
+
+def build(settings, splits):
+    return nn.Linear(*splits.sizes["input_shape"], splits.sizes["n_classes"])
+"""
+
+
+def test_labelled_samples_are_classified(tmp_path):
+    """By the task that a recipe has where it names none."""
+    (tmp_path / "mine.py").write_text(RECIPE)
+    run = runs.open_run(tmp_path / "run", tmp_path / "mine.py", device="cpu")
+    assert run.nets == ("reference",)
+    [final] = runs.train_all(run)
+    assert 0 <= final["test_accuracy"] <= 1 and final["test_macro_f1"] >= 0
+    found = plan.predict(plan.of_recipe(run.config, run.splits), measured=False)
+    assert (found.n_weights, found.n_samples) == (10, 36)
+
+
+def test_a_net_that_gives_another_number_of_classes_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(RECIPE.replace('splits.sizes["n_classes"]', "3"))
+    with pytest.raises(ValueError, match=r"`build` must give .* shape \(2, 2\), but is \(2, 3\)"):
+        runs.open_run(tmp_path / "run", tmp_path / "mine.py", device="cpu")
+    assert not (tmp_path / "run" / "config.json").exists()

@@ -211,8 +211,8 @@ class _Bench:
         change = "What is frozen is computed once, before training."
         row = Strategy("circuit", "frozen, cached", change, None, None)
         frozen = {"trainable": False, "frozen_backbone": True}
-        known = {name: value for name, value in frozen.items() if name in type(self.config).model_fields}
-        model: Any = self.build(**known).to(self.device)
+        known = type(self.config).model_fields
+        model: Any = self.build(**{name: frozen[name] for name in frozen if name in known}).to(self.device)
         if getattr(model, "steady_part", None) is None:
             return _Turn(replace(row, why="This model takes no features in place of its data."))
         images, labels = self.batch(self.config.batch_size)

@@ -248,12 +248,12 @@ class QuantumLayer(qp.qnn.TorchLayer):
         Raises:
             ValueError: It does not.
         """
-        wires, watched = (
-            self.qnode.device.wires,
-            self._programs is not None and self._programs.settled is None,
-        )
+        wires, programs = self.qnode.device.wires, self._programs
+        watched = programs if programs is not None and programs.settled is None else None
         if refusals.too_large(self.qnode.device, wires) if wires is not None else watched:
             self._too_large = refusals.too_large(self.qnode.device, self._tapes(rows))
+            if watched:
+                watched.changed()
         if self._too_large:
             rule, step = "fit into memory", f"Use fewer wires: {self._too_large}."
             raise ValueError(checks.message("qnode", rule, self.qnode.func.__name__, step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -268,7 +269,8 @@ def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str
     if not before:
         run.note_provenance(**_spent(run))
     if not before:
-        export(run)
+        with contextlib.suppress(FileNotFoundError):  # rows without checkpoints are reported all the same
+            export(run)
     result = {
         "recipe": run.config.recipe,
         "seeds": list(run.seeds),

@@ -263,10 +263,10 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
             if read_config(folder / "config.json", named) is None:
                 facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
                 run.note_provenance(**origin(), **facts, **_compared(run))
-                run = settle_batch_size(run, begins=True)
-                require_last_batch(run)
-                write_config(run)  # last: now it is a run
-                return run
+                begun_now = settle_batch_size(run, begins=True)
+                require_last_batch(begun_now)
+                write_config(run)  # as asked for; last: now it is a run
+                return begun_now
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
     told = _told_by_chain(folder)
     places = begun.places()

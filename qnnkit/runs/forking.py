@@ -75,10 +75,10 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     _require_same_nets(run, source)
     told = {name: {"from": here, "to": there} for name, (here, there) in difference.items()}
     run.note_provenance(**origin(), **data, forked={"from": str(source.folder), "changed": told})
-    run = settle_batch_size(run, begins=True)
-    require_last_batch(run)
-    write_config(run)  # last: now it is a run
-    return run
+    forked = settle_batch_size(run, begins=True)
+    require_last_batch(forked)
+    write_config(run)  # as asked for; last: now it is a run
+    return forked
 
 
 def _source(run_dir: str | Path, recipe: Any) -> Run:

@@ -257,8 +257,9 @@ def _unlike(image: Tensor, like: Mapping[str, Sequence[float]] | None) -> list[s
 
 def _matched(net: Any, data: Data, inputs: Sequence[Any]) -> list[dict[str, Any]]:
     """Of each image, how well each text fits it: softmax over the texts, at the net's own scale."""
-    images = [each for each in inputs if not isinstance(each, str) or Path(each).suffix.lower() in SUFFIXES]
-    texts = [each for each in inputs if each not in images] if len(images) < len(inputs) else data.captions
+    are_texts = [isinstance(each, str) and Path(each).suffix.lower() not in SUFFIXES for each in inputs]
+    images = [each for each, is_text in zip(inputs, are_texts, strict=True) if not is_text]
+    texts = [each for each, is_text in zip(inputs, are_texts, strict=True) if is_text] or data.captions
     if not images:
         step = "Give images, and texts to hold them against."
         raise ValueError(checks.message("inputs", "hold an image file", list(inputs), step))

@@ -38,10 +38,14 @@ class Code:
 
     chains: tuple[tuple[str, str, tuple[str, ...]], ...]
     """(where, name, attributes); where: "global", "cell", "first" (argument)."""
+    attributes: tuple[str, ...]
+    """Names of the attributes that it reads of anything else."""
     changes: frozenset[tuple[str, str]]
-    """(where, name) of what an item is set of, or a mutating method is called of."""
+    """(where, name) of what a mutating method is called of."""
     makes: bool
     """Whether it takes classes from objects, for more than their names and comparisons."""
+    compares: bool
+    """Whether it asks which of two equal objects something is."""
     refusal: str = ""
 
 
@@ -77,11 +81,16 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     first = first if is_inner else code.co_varnames[0] if code.co_argcount else ""
     steps = list(_steps(code))
     attributes = {step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR"}}
-    chains, changes, makes = [], set(), False
+    chains, changes, followed = [], set(), set()
     named = attributes | set(_words(code.co_consts))
-    refusals = [f"uses `.{name}`" for name in named & REFLECTION]
-    makes |= code.co_name not in CONSTRUCTORS and bool(named & CONSTRUCTORS)
+    is_constructor = code.co_name in CONSTRUCTORS
+    unknown = REFLECTION if is_constructor else REFLECTION | {"__setattr__"}
+    refusals = [f"uses `.{name}`" for name in named & unknown]
+    if code.co_name == "__exit__":
+        refusals.append("defines how a `with` block ends")
+    makes = not is_constructor and bool(named & CONSTRUCTORS)
     makes |= "__class__" in named - attributes
+    compares = any(b.name == "IS_OP" and a.name not in CONSTANTS for a, b in itertools.pairwise(steps))
 
     def where(step: _Step) -> str | None:
         kind, name = LOADS.get(step.name), step.value
@@ -104,19 +113,20 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
             and [(e.name, e.value) for e in steps[i + 1 : i + 2]] == [("CALL", 0)]
         ):
             refusals.append(f"reads its local variables by `{value}()`")
-        is_own = code.co_name in CONSTRUCTORS and (steps[i - 1].value,) == code.co_varnames[:1]
+        is_own = is_constructor and (steps[i - 1].value,) == code.co_varnames[:1]
         if name in STORES and not (name == "STORE_ATTR" and is_own):
             refusals.append(STORES[name].format(value))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value not in own:
             refusals.append(f"writes to `{value}`, which lies outside")
         elif name.startswith("LOAD_") and not (is_named or name in CONSTANTS or name in STORES):
             refusals.append(f"contains {name}, which is not known")
-        is_item = name in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
-        if is_item or (name in ATTRIBUTES and mutates(value)):
+        elif name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH") or (
+            name == "PUSH_EXC_INFO" and steps[i + 1].name == "POP_TOP"
+        ):
+            refusals.append("catches exceptions")
+        if name in ATTRIBUTES and mutates(value):
             root = next((each for each in steps if each.start == step.start and each.name in LOADS), None)
-            if is_item and (root is None or None in step.start):
-                refusals.append("changes an item of an expression")
-            elif root is not None and where(root):
+            if root is not None and where(root):
                 changes.add((where(root), root.value))
         if place is None or (
             value == "__class__" and [each.name for each in steps[i + 2 : i + 3]] == ["LOAD_SUPER_ATTR"]
@@ -125,16 +135,20 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
         chain = tuple(
             each.value for each in itertools.takewhile(lambda each: each.name in ATTRIBUTES, steps[i + 1 :])
         )
-        if any(map(mutates, chain)):
-            changes.add((place, value))
+        followed.update(range(i + 1, i + 1 + len(chain)))
         if value == "super" and first:
             chains.append(("first", first, ()))
         chains.append((place, value, chain))
+    read = [step.value for i, step in enumerate(steps) if step.name in ATTRIBUTES and i not in followed]
+    if {"getattr", "hasattr"} & set(code.co_names):
+        read += _words(code.co_consts)
     for inner in (each for each in code.co_consts if isinstance(each, types.CodeType)):
         found = scan(inner, own, first)
-        chains, changes, makes = [*chains, *found.chains], changes | found.changes, makes or found.makes
+        chains, read = [*chains, *found.chains], [*read, *found.attributes]
+        changes, makes, compares = changes | found.changes, makes | found.makes, compares | found.compares
         refusals += [found.refusal] if found.refusal else []
-    return Code(tuple(dict.fromkeys(chains)), frozenset(changes), makes, next(iter(refusals), ""))
+    chains, read = tuple(dict.fromkeys(chains)), tuple(dict.fromkeys(read))
+    return Code(chains, read, frozenset(changes), makes, compares, next(iter(refusals), ""))
 
 
 def mutates(name: str) -> bool:

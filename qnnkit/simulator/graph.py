@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import autoray
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,6 +63,8 @@ class Traced(Tensor):
     """The same on the meta device, which tells shapes and dtypes."""
     recorder: Recorder
     __torch_function__ = torch._C._disabled_torch_function_impl
+    __module__, __qualname__ = "torch", "Tensor"
+    __class__ = property(lambda self: Tensor)  # pyright: ignore  # as autoray and the user's Python see it
 
     @staticmethod
     def __new__(cls, node: Node, shadow: Tensor, recorder: Recorder) -> Traced:
@@ -75,7 +76,8 @@ class Traced(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotFusable("it computes where it cannot be followed")
+        traced = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Traced))
+        raise traced.recorder.refuse("it computes where it cannot be followed")
 
 
 def _refuse(what: str) -> Any:
@@ -85,11 +87,11 @@ def _refuse(what: str) -> Any:
     return look
 
 
+Traced.__name__ = "Tensor"
 for name in ("data", "grad", "requires_grad", "grad_fn", "is_leaf", "_version", "_base"):
     setattr(Traced, name, property(_refuse(f"reads `.{name}` of a tensor")))
 for name in ("numpy", "tolist", "register_hook", "requires_grad_", "__array__", "data_ptr", "is_inference"):
     setattr(Traced, name, _refuse(f"calls `.{name}()` of a tensor"))
-autoray.register_backend(Traced, "torch")
 
 
 class _Batch:
@@ -246,7 +248,7 @@ def merge(nodes: Sequence[Node], others: Sequence[Node], sizes: tuple[int, int])
 
 
 _DIFFERS = "its Python does something else each time it runs"
-_ON_SIZE = "its Python depends on the size of the batch"
+_ON_SIZE = "its Python depends on the size of the batch, or on how numbers are printed"
 _MIXES = "its Python mixes samples of the batch"
 
 

@@ -88,7 +88,7 @@ class Programs:
         shape, shapes = tuple(rows.shape), self.weight_shapes
 
         def make() -> tuple[Trace, Fused]:
-            new = trace(self.qnode, shape, shapes, rows.dtype, self.input_name, rows.device)
+            new = trace(self.qnode, shape, shapes, rows.dtype, self.input_name, rows.device, self.changed)
             if known is None:
                 return new, Fused(new, shape, list(shapes.values()), rows.dtype, rows.device)
             return new, known
@@ -100,8 +100,16 @@ class Programs:
         else:
             if new.signature != found.trace.signature:
                 found = self.settled = "its Python makes another circuit, and nothing that is watched changed"
-        assert self._watch is not None
-        if not self._watch.holds():
-            found = self.settled = "its Python changes what it reads"
-        self._by_form[form] = found
+        if self.settled is None:
+            self.changed()
+        found = self._by_form[form] = self.settled or found
         return found
+
+    def changed(self) -> bool:
+        """Whether the Python, run just now, has changed what it reads; then that is put back."""
+        assert self._watch is not None
+        if self._watch.holds():
+            return False
+        self._watch.restore()
+        self.settled = "its Python changes what it reads"
+        return True

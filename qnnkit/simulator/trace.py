@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pennylane as qp
+import scipy.special
 import torch
 from torch import Tensor
 
@@ -111,6 +112,7 @@ def trace(
     dtype: torch.dtype = torch.float32,
     input_name: str = "inputs",
     device: torch.device | str = "cpu",
+    changed: Callable[[], bool] = lambda: False,
 ) -> Trace:
     """Runs the QNode's Python on tensors without values, at two sizes of batch, and compares.
 
@@ -121,6 +123,7 @@ def trace(
         dtype: Of inputs and weights.
         input_name: Name of the argument that takes the data.
         device: Of inputs and weights.
+        changed: Whether the Python has changed what it reads; asked after the first run.
 
     Raises:
         NotFusable: The circuit depends on values or on the batch as a whole, or holds what no unitary
@@ -130,8 +133,11 @@ def trace(
     sizes = batch, batch if batch == 1 else 2 if batch > 2 else 3
     records = []
     with _quietly(), contextlib.ExitStack() as stack:
-        for size in sizes:
+        for i, size in enumerate(sizes):
+            if i and changed():
+                raise NotFusable("its Python changes what it reads")
             stack.enter_context(_same_draws())
+            stack.enter_context(_other_text() if i else contextlib.nullcontext())
             recorder = Recorder(torch.device(device))
             with recorder:
                 arguments = {
@@ -151,7 +157,8 @@ def trace(
     signature = _signature(tape, nodes, wires)
     if signature != _signature(again, others, wires):
         raise NotFusable(
-            "its Python makes another circuit each time it runs, or for another size of the batch"
+            "its Python makes another circuit each time it runs, for another size of the batch, "
+            "or where numbers are printed in another way"
         )
     computed = [(str(node.func), _plain(node.leaves, nodes)) for node in nodes]
     return _assemble(tape, wires, as_list, nodes, n + 1, (signature, as_list, computed))
@@ -348,20 +355,36 @@ def _same_draws() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _other_text() -> Iterator[None]:
+    """Arrays and tensors are printed in another way, so that a circuit which depends on that is another."""
+    of_arrays = {"formatter": {"all": lambda number: f"~{number}"}, "legacy": "1.13"}
+    of_tensors = {"precision": 1, "threshold": 0, "edgeitems": 1, "linewidth": 9, "sci_mode": True}
+    with np.printoptions(**of_arrays), torch._tensor_str.printoptions(**of_tensors):
+        yield
+
+
+@contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """No gradients are recorded, no warnings shown; PennyLane is told that traced tensors have no values."""
+    """Records no gradients, shows no warnings; tells PennyLane that traced tensors have no values.
+
+    What NumPy and SciPy do about a division by zero and the like is the user's setting: here it is an error.
+    """
     known = qp.math.is_abstract
 
     def is_abstract(tensor: Any, like: Any = None) -> bool:
         if not isinstance(tensor, Traced):
             return known(tensor, like)
+        caller = sys._getframe(1)
+        if caller.f_globals["__name__"] == "pennylane.ops.functions.equal":
+            raise tensor.recorder.refuse("its Python asks whether two operators are equal")
         # by this norm a state is about to be divided
-        in_preparation = sys._getframe(1).f_code is qp.StatePrep._preprocess.__code__
+        in_preparation = caller.f_code is qp.StatePrep._preprocess.__code__
         if in_preparation and tensor.node.func is aten.linalg_vector_norm.default:
             tensor.node.instead = norm_or_one
         return True
 
-    with torch.no_grad(), warnings.catch_warnings(), _ONE_AT_A_TIME:
+    errors = np.errstate(all="raise"), scipy.special.errstate(all="raise")
+    with torch.no_grad(), warnings.catch_warnings(), _ONE_AT_A_TIME, errors[0], errors[1]:
         warnings.simplefilter("ignore")
         qp.math.is_abstract = is_abstract
         try:

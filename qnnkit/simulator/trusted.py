@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from pennylane.measurements import MeasurementProcess, Shots
 from pennylane.operation import Operator
+from pennylane.pauli import PauliWord
 from pennylane.transforms.core import BoundTransform, CompilePipeline, Transform
 from pennylane.wires import Wires
 
@@ -40,7 +41,7 @@ TORCH = names(
 )
 """The modules of torch whose functions have no state."""
 IMPURE = re.compile(
-    r"(?<!ope)rand(?!om\.RandomLayers$|omLayers$)|empty|memmap|seed|"
+    r"\bis_abstract$|\bsuppress$|(?<!ope)rand(?!om\.RandomLayers$|omLayers$)|empty|memmap|seed|"
     r"^torch\.(.*\.)?(bernoulli|multinomial|normal$|poisson$|binomial|.*dropout|rrelu|gumbel|fractional|multi_head|"
     r"scaled_dot|set_|get_(?!default_dtype)|is_grad|is_inference|is_autocast|is_anomaly|is_warn|is_deterministic|are_|load|save|compile|use_|from_file|default_gen|"
     r"nn\.[A-Z_]|autograd|cuda|backends|jit|export|library|utils|thread|ops|classes|distributed)|"
@@ -49,7 +50,6 @@ IMPURE = re.compile(
     r"^pennylane\.(.*\.)?(QNode|qnode|devices?\b|QDrift|shadow|Shadow|classical_shadow|capture|logging|data$|draw|snapshots|"
     r"debug|breakpoint|enable|disable|toggle|workflow|specs|execute|qnn|optimize|concurrency|io\b|add_decomps|register)|"
     r"^dataclasses\.fields|^(scipy\.(stats|io|optimize)|sympy\.testing|networkx\.(read|write)|functools\.(singledispatch|_lru|lru_|cache)|"
-    r"_?operator\.(setitem|delitem|i(add|sub|mul|and|or|xor|concat|pow|matmul|mod|truediv|floordiv|lshift|rshift)$)|"
     r"types\.(Function|Code|Cell|Frame|Dynamic)|contextlib\.(redirect|chdir))"
 )
 """Names, with their modules, of what reads or changes state that nobody can watch."""
@@ -104,7 +104,7 @@ FIELDS: dict[type, tuple[str, ...] | None] = {
     collections.ChainMap: ("maps",),
 }
 """Classes of libraries whose objects are known by these attributes; None: by all but `CACHES`."""
-BY_VALUE = (type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType)
+BY_VALUE = (type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType, PauliWord)
 BY_TEXT = (
     float,
     complex,
@@ -115,10 +115,8 @@ BY_TEXT = (
     torch.Size,
     Shots,
 )
-COLLECTIONS = (
-    list, tuple, set, frozenset, collections.deque, dict, collections.OrderedDict, collections.Counter,
-    types.MappingProxyType,
-)  # fmt: skip
+CHANGEABLE = list, set, collections.deque, dict, collections.OrderedDict, collections.Counter
+COLLECTIONS = *CHANGEABLE, tuple, frozenset, types.MappingProxyType
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 CONSTANT_OBJECTS = (
     np.ufunc, np.dtype, re.Pattern, enum.Enum, type(dataclasses.MISSING),

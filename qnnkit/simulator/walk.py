@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
+import itertools
+import operator
 import types
 from collections.abc import Hashable
 from typing import Any
@@ -17,7 +20,7 @@ import pennylane as qp
 import torch
 
 from qnnkit.simulator import trusted
-from qnnkit.simulator.bytecode import mutates, scan
+from qnnkit.simulator.bytecode import scan
 from qnnkit.simulator.graph import NotFusable
 from qnnkit.simulator.trusted import ABSENT, dict_of, is_users_class, is_users_function
 
@@ -54,9 +57,14 @@ class Walk:
         key: Everything read, by value.
         entries, fields: (holder, name, what stands there) of dictionaries and of Python's own attributes.
         containers: (container, its items), for identity.
-        arrays: (array, its content).
+        arrays: (array, its content, a copy).
+        copies: (container, a copy).
+        atoms: Numbers, strings and the like, by identity.
+        owners: Classes, functions and operators of libraries, to which somebody may add attributes.
+        names: Of attributes that are read of whatever comes along.
         kinds, makes: Classes of objects, and whether the Python may make another object of an object's class.
         checks_kinds: Whether it asks what is an instance of what, which abstract classes may be told anew.
+        compares: Whether it asks which of two equal objects something is.
     """
 
     def __init__(self, qnode: qp.QNode):
@@ -64,15 +72,19 @@ class Walk:
         self.entries, self.fields, self.containers, self.arrays = {}, {}, {}, {}
         self.seen: dict[Hashable, tuple[int, Any]] = {}  # with what is seen: else another may get its id
         self.kinds: list[type] = []
-        self.makes = self.checks_kinds = False
+        self.copies: list[tuple[Any, Any]] = []
+        self.atoms: list[Is] = []
+        self.owners: list[Any] = [torch.Tensor]
+        self.names: dict[str, None] = {}
+        self.makes = self.checks_kinds = self.compares = False
         device = vars(qnode)["device"] if type(qnode) is qp.QNode else None
         if device is None or "_wires" not in vars(device):
             raise NotFusable("its QNode or its device is of a kind that cannot be watched")
-        if (
-            self.field(qnode, "__class__") is not qp.QNode
-            or self.entry(vars(qnode), "construct") is not ABSENT
-        ):
-            raise NotFusable("its QNode is of a kind that cannot be watched")
+        patched = self.entry(vars(qnode), "construct"), self.entry(vars(device), "execute")
+        kind, of_qnode = self.field(device, "__class__"), self.field(qnode, "__class__")
+        is_own = kind.__module__.startswith("pennylane") and "<locals>" not in kind.__qualname__
+        if patched != (ABSENT, ABSENT) or of_qnode is not qp.QNode or not is_own:
+            raise NotFusable("its QNode or its device is of a kind that cannot be watched")
         self.key.append(Is(self.entry(vars(qnode), "device")))
         self.value(self.entry(vars(device), "_wires"), "wires")
         for name in ("_shots", "_interface", "diff_method", "_compile_pipeline", "func"):
@@ -80,6 +92,11 @@ class Walk:
         for kind in self.kinds:  # grows on the way
             if self.makes:
                 self.class_(kind, kind.__name__)
+        size = None
+        while size != (size := (len(self.owners), len(self.names))):  # what is added reads more
+            for owner, name in itertools.product(tuple(self.owners), tuple(self.names)):
+                self.added(owner, name)
+        self.key += self.atoms if self.compares else ()
 
     def entry(self, holder: dict, name: Any) -> Any:
         found = dict.get(holder, name, ABSENT)
@@ -118,19 +135,25 @@ class Walk:
             raise NotFusable(f"its Python {reads.refusal}")
         self.key.append(code)
         self.makes |= reads.makes
+        self.compares |= reads.compares
+        self.names |= dict.fromkeys(reads.attributes)
         for name in ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__"):
             self.value(self.field(function, name), function.__name__)
         self.attributes(self.field(function, "__dict__"), function.__name__)
         if first is not ABSENT and not code.co_argcount:  # it comes in *args
             self.value(first, function.__name__)
         for where, name in reads.changes:
-            owner = self.root(function, first, where, name)
-            is_code = isinstance(owner, (type, types.FunctionType, types.BuiltinFunctionType))
-            if owner is not ABSENT and not is_code and not trusted.is_library_module(owner):
+            if type(self.root(function, first, where, name)) in trusted.COLLECTIONS:
                 raise NotFusable(f"its Python changes `{name}`")
+        found = []
         for where, name, attributes in reads.chains:
-            if where != "first" or first is not ABSENT:
-                self.chain(self.root(function, first, where, name), attributes, name)
+            if where == "first" and first is ABSENT:
+                self.names |= dict.fromkeys(attributes)
+            else:
+                found.append(self.chain(self.root(function, first, where, name), attributes, name))
+        tensors = [each for each in found if each is torch.Tensor or isinstance(each, torch.Tensor)]
+        if tensors and any(each is type for each in found):  # a traced tensor is of another type
+            raise NotFusable("its Python uses `type` where there are tensors; isinstance can be followed")
 
     def root(self, function: types.FunctionType, first: Any, where: str, name: str) -> Any:
         if where == "first":
@@ -141,9 +164,9 @@ class Walk:
         found = self.entry(function.__globals__, name)
         return self.entry(function.__builtins__, name) if found is ABSENT else found
 
-    def chain(self, owner: Any, attributes: tuple[str, ...], label: str) -> None:
-        """Follows `owner.a.b.c`, and takes in what stands at its end."""
-        for name in attributes:
+    def chain(self, owner: Any, attributes: tuple[str, ...], label: str) -> Any:
+        """What stands at the end of `owner.a.b.c`, which is taken in."""
+        for i, name in enumerate(attributes):
             label = f"{label}.{name}"
             if owner is self:  # which stands for what was taken in already
                 break
@@ -156,9 +179,11 @@ class Walk:
             elif trusted.is_users_object(owner):
                 owner = self.of_object(owner, name, label)
             else:
+                self.names |= dict.fromkeys(attributes[i:])
                 break
         if owner is not self:
             self.value(owner, label)
+        return owner
 
     def of_module(self, module: types.ModuleType, name: str, label: str) -> Any:
         holder = object.__getattribute__(module, "__dict__")
@@ -183,7 +208,7 @@ class Walk:
             raise NotFusable(f"its Python reads `{label}`, of a class whose metaclass cannot be watched")
         base, definition = self.lookup(kind, name)
         found = ABSENT if owner is kind else self.entry(holder := self.dict_of_object(owner, label), name)
-        if found is not ABSENT and not hasattr(type(definition), "__set__"):
+        if found is not ABSENT and not self.binds(definition, "__set__"):
             return found
         if isinstance(owner, torch.nn.Module) and base is None:
             groups = [self.entry(holder, group) for group in ("_parameters", "_buffers", "_modules")]
@@ -205,7 +230,7 @@ class Walk:
             self.function(inner, kind)
         elif type(definition) is staticmethod:
             return inner
-        elif hasattr(type(definition), "__get__"):
+        elif self.binds(definition, "__get__"):
             kind_of_it = type(definition).__name__
             raise NotFusable(f"its Python reads `{label}`, a {kind_of_it}, which cannot be watched")
         else:
@@ -219,6 +244,11 @@ class Walk:
             if found is not ABSENT:
                 return base, found
         return None, ABSENT
+
+    def binds(self, definition: Any, name: str) -> bool:
+        """Whether an attribute of a class is a descriptor."""
+        kind = type(definition)
+        return bool(self.lookup(kind, name)[0]) if is_users_class(kind) else hasattr(kind, name)
 
     def dict_of_object(self, owner: Any, label: str) -> dict:
         """The attributes that an object has of its own, if it keeps them as objects do by default."""
@@ -244,8 +274,11 @@ class Walk:
             self.key.append("absent")
         elif kind in trusted.BY_VALUE:
             self.key += kind, value
+            self.atoms.append(Is(value))
         elif kind in trusted.BY_TEXT or (isinstance(value, np.generic) and not isinstance(value, np.void)):
             self.key += kind, repr(value), value.tobytes() if isinstance(value, np.generic) else ""
+            self.atoms.append(Is(value))
+            self.key += [Is(value)] if value != value else []  # `in` asks which not-a-number it is
         elif not self.once(value):
             return
         elif kind in trusted.COLLECTIONS or (isinstance(value, tuple) and is_users_class(kind)):
@@ -274,6 +307,8 @@ class Walk:
         parts = list(tuple.__iter__(value) if isinstance(value, tuple) else value)
         if not isinstance(value, (tuple, frozenset)):
             self.containers[id(value), ""] = value, parts
+        if isinstance(value, trusted.CHANGEABLE):
+            self.copies.append((value, dict(value) if isinstance(value, dict) else parts))
         if isinstance(value, (dict, types.MappingProxyType)):
             values = list(value.values())
             self.containers[id(value), "values"] = value.values(), values
@@ -297,7 +332,7 @@ class Walk:
                 f"its Python reads `{label}`, an array that is too large or too special to be watched"
             )
         try:
-            self.arrays[id(value)] = value, content_of(value)
+            self.arrays[id(value)] = value, content_of(value), copy.deepcopy(value)
         except RuntimeError:
             raise NotFusable(
                 f"its Python reads `{label}`, an array whose numbers cannot be watched"
@@ -306,6 +341,7 @@ class Walk:
 
     def attributes(self, holder: dict, label: str) -> None:
         self.containers[id(holder), dict] = holder, list(holder)
+        self.copies.append((holder, dict(holder)))
         self.key.append(len(holder))
         for name in list(holder):
             self.key.append(name)
@@ -326,7 +362,9 @@ class Walk:
             raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
         if not self.once(kind, constructed):
             return
-        self.key += Is(kind), self.field(kind, "__name__"), self.field(kind, "__qualname__")
+        self.key.append(Is(kind))
+        if is_users_class(kind):
+            self.key += self.field(kind, "__name__"), self.field(kind, "__qualname__")
         for base in filter(is_users_class, self.field(kind, "__mro__")):
             holder = dict_of(base)
             self.containers[id(holder), dict] = holder, list(holder)
@@ -356,10 +394,14 @@ class Walk:
         owner = value.__self__ if kind is types.BuiltinFunctionType else None
         if fields is not ABSENT:
             self.key.append(kind)
+            self.owners += kind, value
+            self.copies.append((vars(value), dict(vars(value))))
+            if getattr(value, "pauli_rep", None) is not None:
+                self.collection(value.pauli_rep, label)
             for name in sorted(vars(value).keys() - trusted.CACHES) if fields is None else fields:
                 self.key.append(name)
                 self.value(self.entry(vars(value), name), label)
-        elif type(owner) in trusted.COLLECTIONS and not mutates(value.__name__):
+        elif type(owner) in trusted.COLLECTIONS:
             self.key.append(value.__name__)
             self.value(owner, label)
         else:
@@ -371,6 +413,7 @@ class Walk:
             ):
                 self.makes |= value.__name__ in trusted.MAKERS
                 self.checks_kinds |= value in (isinstance, issubclass)
+                self.compares |= value in (operator.is_, operator.is_not)
                 module, name = value.__module__, value.__qualname__
                 if module is None and isinstance(owner, type):  # a method that comes with Python's own type
                     module, name = owner.__module__, owner.__name__
@@ -383,6 +426,23 @@ class Walk:
             ):
                 raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
             self.key.append(Is(value))
+            if value is qp:
+                self.containers[id(qp), "values"] = (found := vars(qp).values()), list(found)
+                self.key += map(Is, found)
+            elif isinstance(value, (type, types.FunctionType)):
+                self.owners.append(value)
+
+    def added(self, owner: Any, name: str) -> None:
+        """An attribute that somebody may have added to what is a library's, or one that came with it."""
+        bases = owner.__mro__ if isinstance(owner, type) else ()
+        holders = [dict_of(base) for base in bases if not base.__flags__ & 1 << 8]
+        holders += [] if bases else [vars(owner)]
+        found = next((holder[name] for holder in holders if name in holder), ABSENT)
+        found = found.fget if type(found) is property else getattr(found, "__func__", found)
+        if not hasattr(type(found), "__get__") or is_users_function(found):
+            for holder in holders:
+                self.entry(holder, name)
+            self.value(found, name)
 
     def library_function(self, function: types.FunctionType, label: str) -> None:
         """A library's function; with all it closes over, if that includes code of the user."""

@@ -12,6 +12,7 @@ class defines included.
 from __future__ import annotations
 
 import abc
+import collections
 import itertools
 import operator
 from collections.abc import Hashable
@@ -40,7 +41,7 @@ class Watch:
         self._containers = [container for container, _ in walk.containers.values()]
         self._lengths = [len(items) for _, items in walk.containers.values()]
         self._items = [item for _, items in walk.containers.values() for item in items]
-        self._arrays = list(walk.arrays.values())
+        self._arrays, self._copies = list(walk.arrays.values()), walk.copies
 
     def holds(self) -> bool:
         """Whether everything read is as it was: parts by identity, arrays by content; some microseconds."""
@@ -54,10 +55,20 @@ class Watch:
                 and all(map(is_, map(object.__getattribute__, owners, fields), contents))
                 and list(map(len, self._containers)) == self._lengths
                 and all(map(is_, itertools.chain.from_iterable(self._containers), self._items))
-                and all(content_of(array) == content for array, content in self._arrays)
+                and all(content_of(array) == content for array, content, _ in self._arrays)
             )
         except (AttributeError, RuntimeError, ValueError):  # an attribute or a cell is empty now
             return False
+
+    def restore(self) -> None:
+        """Puts containers and arrays back to what they were."""
+        for array, content, known in self._arrays:
+            if content_of(array) != content:
+                array[...] = known
+        for container, known in self._copies:
+            container.clear()
+            fill = container.extend if isinstance(container, (list, collections.deque)) else container.update
+            fill(known)
 
 
 def watch(qnode: qp.QNode) -> Watch:

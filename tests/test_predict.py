@@ -1,0 +1,147 @@
+"""A trained net without its training data: `model/` of a run, `qnnkit predict` and `run.predict`."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from qnnkit import cli, runs, tasks
+from qnnkit.runs.export import export
+
+TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    return tmp_path
+
+
+def trained(recipe, **settings):
+    run = runs.open_run("runs/one", recipe, **TINY, **settings)
+    list(runs.train_all(run))
+    export(run)
+    return run
+
+
+@pytest.fixture
+def pictured(home, pictures):
+    """A run on a copy of two class folders, which is gone when it is used."""
+    shutil.copytree(pictures, home / "images")
+    run = trained("folder_quanv", data_dir="images", image_size=6, hidden=2)
+    net, test = runs.trained(run), run.splits.test
+    with torch.no_grad():
+        expected = net(test.images).softmax(1)
+    shutil.rmtree(home / "images")
+    return run, test, expected
+
+
+def test_images_are_classified_as_the_net_does_without_the_data(pictured, home):
+    _, test, expected = pictured
+    paths = []
+    for i, image in enumerate(test.images[:3]):
+        paths.append(home / f"{i}.png")
+        Image.fromarray(image[0].numpy()).save(paths[-1])
+    found = runs.open_run("runs/one").predict(paths)
+    assert [row["class"] for row in found] == [("above", "below")[i] for i in expected[:3].argmax(1)]
+    for row, shares in zip(found, expected, strict=False):
+        assert list(row["probabilities"].values()) == pytest.approx(shares.tolist(), abs=1e-6)
+        assert row["notes"] == []
+    [of_array] = runs.predict("runs/one", [test.images[0, 0].numpy()])
+    assert of_array["probabilities"] == found[0]["probabilities"]
+    told = CliRunner().invoke(cli.app, ["predict", "runs/one", str(paths[0]), "--json"])
+    assert json.loads(told.output)["probabilities"] == found[0]["probabilities"]
+    line = CliRunner().invoke(cli.app, ["predict", "runs/one", str(paths[0])]).output
+    assert line.startswith(f"{paths[0]}: {found[0]['class']} ")
+
+
+def test_model_is_read_wherever_it_lies(pictured, home):
+    _, test, expected = pictured
+    (home / "elsewhere").mkdir()
+    (home / "runs" / "one" / "model").rename(home / "elsewhere" / "net")
+    net, data, recipe = runs.load_model(home / "elsewhere" / "net")
+    assert (data.classes, recipe.name, net.training) == (("above", "below"), "folder_quanv", False)
+    with torch.no_grad():
+        assert torch.equal(net(test.images).softmax(1), expected)
+
+
+UNLIKE = {
+    "colour": (lambda pixels: np.stack([pixels] * 3, -1), "in colour"),
+    "wide": (lambda pixels: np.concatenate([pixels] * 2, 1), "squeezed to the training images' 6x6"),
+    "small": (lambda pixels: pixels[:3, :3], "smaller than the training images' 6x6"),
+    "white": (lambda pixels: np.full_like(pixels, 255), "much brighter"),
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_an_image_unlike_those_of_the_training_is_said_to_be(kind, pictured):
+    change, told = UNLIKE[kind]
+    [row] = runs.predict("runs/one", [change(pictured[1].images[0, 0].numpy())])
+    assert any(told in note for note in row["notes"])
+
+
+def test_inverted_digits_are_told(home):
+    run = trained("digits_quanv", train_fraction=0.1, hidden=2)
+    image = run.splits.test.images[0, 0].numpy()
+    [inverted] = run.predict([255 - image])
+    assert "invert it" in " ".join(inverted["notes"])
+    [row] = run.predict([image])
+    assert row["notes"] == []
+
+
+def test_captions_and_images_are_matched_by_clip(home):
+    run = trained("digits_clip", train_fraction=0.1, n_qubits=2, n_layers=1, patch_size=8)
+    image = run.splits.test.images[0, 0].numpy()
+    [row] = run.predict([image])
+    assert len(row["probabilities"]) == 10 and sum(row["probabilities"].values()) == pytest.approx(1)
+    texts = ["a photo of the digit three", "a photo of the digit four"]
+    [chosen] = run.predict([image, *texts])
+    assert set(chosen["probabilities"]) == set(texts)
+    with pytest.raises(ValueError, match="hold an image file"):
+        run.predict(texts)
+
+
+def test_a_text_is_gone_on_with(home):
+    (home / "text.txt").write_text("the cat sat on the mat. " * 200)
+    run = trained("text_llama", data_dir="text.txt", sequence_length=16, vocabulary=280)
+    (home / "text.txt").unlink()
+    [row] = run.predict(["the cat"])
+    assert row["input"] == "the cat" and isinstance(row["text"], str) and row["text"]
+
+
+class Guess:
+    monitor = "accuracy"
+
+    def __call__(self, net, batch):
+        return tasks.Classification()(net, batch)
+
+    def predict(self, net, inputs):
+        return [{"input": each, "output": f"{type(net).__name__} of {each}"} for each in inputs]
+
+
+def test_a_task_that_knows_how_is_asked(home):
+    from qnnkit.recipes import digits_quanv
+
+    class Mine:
+        Settings, load, build = digits_quanv.Settings, digits_quanv.load, digits_quanv.build
+
+        def task(settings):
+            return Guess()
+
+    run = trained(Mine, train_fraction=0.1, hidden=2)
+    assert run.predict(["a"]) == [{"input": "a", "output": "QuanvNet of a"}]
+
+
+def test_what_cannot_be_predicted_is_refused_in_a_sentence(pictured, home):
+    with pytest.raises(ValueError, match="hold something"):
+        runs.predict("runs/one", [])
+    with pytest.raises(ValueError, match="be an image that can be read"):
+        runs.predict("runs/one", ["nowhere.png"])
+    with pytest.raises(ValueError, match="be uint8 of shape"):
+        runs.predict("runs/one", [np.zeros((6, 6))])
+    with pytest.raises(FileNotFoundError, match="Finish the run"):
+        runs.predict("runs/other", ["a.png"])
