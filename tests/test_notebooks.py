@@ -454,7 +454,8 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     prelude = WITHOUT_A_CIRCUIT.format(folder=str(folder), recipe=PLAIN)
     other = tmp_path / "other.json"
     survey.write(other, of_another_machine())
-    done = run_cells(*paths, prelude=prelude, run_dir=str(folder), budget=0.5, compare_with=str(other))
+    given = {"recipe": None, "run_dir": str(folder), "budget": 0.5, "compare_with": str(other)}
+    done = run_cells(*paths, prelude=prelude, **given)
     assert done.returncode == 0, done.stderr
     result = json.loads((folder / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["reference"] and result["nets"][0]["quantum"] == 0
