@@ -76,7 +76,8 @@ def coloured_circuit(
             face = paint.to_rgba(max(of_gate))
         _draw(axes[column // across], gate, column % across, face, is_dead, chosen in gate.weights)
     if len(shown):
-        figure.colorbar(paint, ax=axes, label=label, shrink=0.9, aspect=15, pad=0.02)
+        bar_label = label.replace(" (", "\n(")  # few wires make a low picture
+        figure.colorbar(paint, ax=axes, label=bar_label, shrink=0.9, aspect=15, pad=0.02)
     _legend(figure, gates, bool(dead))
     return figure
 
