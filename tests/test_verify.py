@@ -3,13 +3,14 @@
 import hashlib
 import json
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from qnnkit import report, runs, workspace
-from qnnkit.report.verify import hashes, verify
+from qnnkit.report.verify import SUMS, hashes, read_sums, verify, write_sums
 
 
 @pytest.fixture
@@ -41,7 +42,8 @@ def finished(tmp_path, monkeypatch):
         digest = hashlib.sha256(content).hexdigest()[:16]
         (checkpoints / f"step-00000012-{digest}.safetensors").write_bytes(content)
         (checkpoints / "current.json").write_text("{}")
-    result |= {"hashes": hashes(run.folder), "config_digest": run.config.digest()}
+    result |= {"config_digest": run.config.digest()}
+    write_sums(run.folder, hashes(run.folder))
     workspace.write_json(run.folder / "result.json", result)
     return runs.open_run(run.folder)
 
@@ -157,8 +159,7 @@ def test_a_checkpoint_under_anothers_name(finished):
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
-    result = json.loads((finished.folder / "result.json").read_text())
-    edit(finished.folder / "result.json", hashes=result["hashes"] | hashes(finished.folder))
+    write_sums(finished.folder, read_sums(finished.folder) | hashes(finished.folder))
     wrong, _ = troubles(finished)
     assert len(wrong) == 2 and all("is not what its name says" in told for told in wrong.values())
 
@@ -216,12 +217,13 @@ def test_data_that_are_not_on_this_machine(finished, tmp_path):
     assert unknown["data"] == f"The data were not checked: {tmp_path / 'pictures'} is not on this machine."
 
 
-def test_a_run_from_before_hashes_were_kept_says_so(finished):
+def test_a_run_without_hashes_says_so(finished):
     path = finished.folder / "result.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in content.items() if k not in ("hashes", "config_digest")}))
+    path.write_text(json.dumps({k: v for k, v in content.items() if k != "config_digest"}))
+    (finished.folder / SUMS).unlink()
     found = {each.name: each for each in verify(finished)}
-    assert found["hashes"].ok is None and "finished before qnnkit kept them" in found["hashes"].sentence
+    assert found["hashes"].ok is None and "There is no SHA256SUMS" in found["hashes"].sentence
     assert found["settings"].ok is None and "finished before qnnkit kept one" in found["settings"].sentence
     assert found["checkpoints"].ok and found["data"].ok, "these can be checked all the same"
 
@@ -230,3 +232,14 @@ def test_an_unfinished_run_is_refused(finished):
     (finished.folder / "result.json").unlink()
     with pytest.raises(ValueError, match=r"has no result\.json\. Finish it: qnnkit run --run-dir"):
         verify(finished)
+
+
+def test_the_sums_are_read_by_the_systems_own_tool(finished):
+    tool = shutil.which("sha256sum")
+    if tool is None:
+        pytest.skip("no sha256sum here")
+    command = [tool, "--check", "--quiet", SUMS]
+    assert subprocess.run(command, cwd=finished.folder, capture_output=True).returncode == 0
+    (finished.folder / "metrics.jsonl").write_text("{}")
+    told = subprocess.run(command, cwd=finished.folder, capture_output=True, text=True)
+    assert told.returncode == 1 and "metrics.jsonl: FAILED" in told.stdout

@@ -20,7 +20,7 @@ from qnnkit.device import machine
 from qnnkit.report.adapted import beside_base
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
-from qnnkit.report.verify import hashes
+from qnnkit.report.verify import hashes, read_sums, write_sums
 from qnnkit.runs import Run, build, export, seen_by, trained
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import MAIN_NETS
@@ -288,9 +288,9 @@ def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str
     }
     workspace.write_bytes(run.report, render(run, result).encode())
     # What was trained keeps the hashes it had: they would say nothing if every report took them anew.
-    fresh, kept = hashes(run.folder), before.get("hashes", {})
+    fresh, kept = hashes(run.folder), read_sums(run.folder) if before else None
     drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
-    result["hashes"] = kept | drawn if kept else fresh
+    write_sums(run.folder, kept | drawn if kept else fresh)
     workspace.write_json(run.folder / "result.json", result)
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 from qnnkit import workspace
 from qnnkit.runs import Run
 
+SUMS = "SHA256SUMS"
+"""As `sha256sum --check` reads it, in the run folder."""
 CHECKPOINT = re.compile(r"step-\d+-([0-9a-f]{16})\.safetensors")
 _LATER = (
     "result.json",
+    SUMS,
     "trackers.json",
     "failed.json",
     "status.json",
@@ -41,7 +45,7 @@ class Finding:
 def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 (hex) of every file of a finished run, by its path relative to `folder`, with `/`.
 
-    Left out is what is written after result.json or while something runs: result.json itself, 04_analyze's
+    Left out is what is written last or while something runs: result.json, SHA256SUMS itself, 04_analyze's
     executed copy, what 05_benchmark and `qnnkit measure` found, status.json and criteria.json, running and
     failed notebooks, logs, hidden files, and what belongs to trackers.
 
@@ -51,8 +55,28 @@ def hashes(folder: Path) -> dict[str, str]:
     return {name: _sha256(folder / name) for name in _files(folder)}
 
 
+def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
+    """Writes SHA256SUMS, which `sha256sum --check` reads."""
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+    workspace.write_bytes(folder / SUMS, lines.encode())
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """Hash (hex) of each file, by its name; lines that tell none are passed over."""
+    pairs = (line.split("  ", 1) for line in text.splitlines() if "  " in line)
+    return {name: digest for digest, name in pairs}
+
+
+def read_sums(folder: Path) -> dict[str, str] | None:
+    """What `write_sums` has written; None without it."""
+    try:
+        return parse_sums((folder / SUMS).read_text(errors="replace"))
+    except OSError:
+        return None
+
+
 def verify(run: Run) -> list[Finding]:
-    """Compares a finished run's folder with what result.json and provenance.json say of it.
+    """Compares a finished run's folder with what SHA256SUMS, result.json and provenance.json say.
 
     Files are hashed anew, settings digested, data loaded and fingerprinted, and every checkpoint held against
     its own name. Nothing is changed.
@@ -79,7 +103,7 @@ def verify(run: Run) -> list[Finding]:
     if not isinstance(result, dict):
         return [Finding("result.json", False, f"result.json is damaged. {_REMEDY}")]
     findings = [
-        *_check_files(run, result),
+        *_check_files(run),
         *_check_checkpoints(run),
         _check_settings(run, result),
         _check_data(run),
@@ -104,12 +128,12 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check_files(run: Run, result: dict[str, Any]) -> list[Finding]:
-    kept = result.get("hashes")
-    if not isinstance(kept, dict):
+def _check_files(run: Run) -> list[Finding]:
+    kept = read_sums(run.folder)
+    if kept is None:
         told = (
-            "result.json holds no hashes: the run finished before qnnkit kept them, so its files cannot be "
-            "compared with what they were. `qnnkit report` on it writes them as they are now."
+            f"There is no {SUMS}, so the files cannot be compared with what they were when the run finished. "
+            "`qnnkit report` on it writes them as they are now."
         )
         return [Finding("hashes", None, told)]
     findings, same = [], 0
