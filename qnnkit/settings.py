@@ -217,7 +217,9 @@ class Settings(Base):
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """A copy whose paths are changed, such as by `workspace.portable` or `workspace.located`."""
         given = {name: getattr(self, name) for name in self.places()}
-        return self.override(**{name: change(str(path)) for name, path in given.items() if path is not None})
+        return self.override(
+            **{name: change(_text(path)) for name, path in given.items() if path is not None}
+        )
 
     def chosen(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """The settings that make another experiment, where they differ from the recipe's own."""
@@ -304,6 +306,11 @@ def require_batch_size(settings: Settings) -> None:
     if settings.batch_size == "auto":
         step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
         raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
+
+
+def _text(path: str | Path) -> str:
+    """A path as `workspace.portable` writes it: `Path` drops the `./` of what lies in the workspace."""
+    return f"./{path}" if isinstance(path, Path) and not path.is_absolute() else str(path)
 
 
 def _mentions(annotation: Any, *kinds: Any) -> bool:

@@ -173,3 +173,29 @@ def test_an_error_in_it_is_told_with_its_place_before_anything_is_written(kind: 
     assert "mine.py" in sentence and told in sentence
     assert kind == "no build" or re.search(r"line \d+", sentence)
     assert not (home / "runs" / "one" / "config.json").exists()
+
+
+def test_a_path_of_its_own_is_meant_from_the_workspace_and_moves_with_it(
+    home: Path, monkeypatch, tmp_path
+) -> None:
+    text = RECIPE.replace("import numpy as np", "from pathlib import Path\n\nimport numpy as np", 1)
+    line = '    table: Path = Path("waves/table.csv")\n'
+    text = text.replace("    n_seeds: int = 3\n", "    n_seeds: int = 3\n" + line)
+    text = text.replace("    t = np.linspace(-1, 1, 240)\n", "    t = np.loadtxt(settings.table)\n")
+    (home / "mine.py").write_text(text)
+    (home / "waves").mkdir()
+    np.savetxt(home / "waves" / "table.csv", np.linspace(-1, 1, 90))
+    monkeypatch.chdir("/")
+    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
+    assert run.config.table == home / "waves" / "table.csv"
+    assert json.loads((run.folder / "config.json").read_text())["table"] == "waves/table.csv"
+    [first] = runs.train_all(run)
+    moved = tmp_path.parent / f"{tmp_path.name}-moved"
+    home.rename(moved)
+    monkeypatch.setenv("QNNKIT_HOME", str(moved))
+    again = runs.open_run("runs/one", str(moved / "mine.py"))
+    assert again.config.table == moved / "waves" / "table.csv"
+    assert [final["test_r2"] for final in runs.train_all(again)] == [first["test_r2"]]
+    np.savetxt(moved / "other.csv", np.linspace(-1, 2, 90))
+    with pytest.raises(ValueError, match="holds another experiment"):
+        runs.open_run("runs/one", str(moved / "mine.py"), table="other.csv")

@@ -24,7 +24,9 @@ def checked(recipe: Recipe, given: Mapping[str, FlatValue]) -> Settings:
     """
     from qnnkit.runs.trackers import TRACKERS
 
-    config = recipe.settings(**in_workspace(recipe.Settings, given))
+    config = recipe.settings(**given)
+    places = {name: getattr(config, name) for name in config.places()}  # a recipe's own default among them
+    config = config.override(**in_workspace(type(config), places))
     recipe.check(config)
     for name in config.trackers:
         checks.choice("tracker", name, TRACKERS)
