@@ -60,8 +60,8 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
             facts["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
             workspace.append_line(folder / "calls.jsonl", facts)
             calls = len(workspace.read_lines(folder / "calls.jsonl"))
-            training = {"epochs": settings["epochs"]}
-            workspace.write_json(folder / "config.json", {"training": training, "controls": [], "n_seeds": 1})
+            config = {"epochs": settings["epochs"], "controls": [], "n_seeds": 1}
+            workspace.write_json(folder / "config.json", config)
             hidden = settings.get("hidden")
             if hidden == 99 or (hidden == 98 and calls == 1):
                 (folder / "notebooks").mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ def stand_in(home, tmp_path, monkeypatch):
     """Runs are the stand-in's; gives a function: settings -> the content of a batch file."""
     (tmp_path / "stand-in").mkdir()
     (tmp_path / "stand-in" / "sitecustomize.py").write_text(STAND_IN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand-in"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand-in"), prepend=os.pathsep)
 
     def content(**keys):
         keys["settings"] = {"epochs": 3, **keys.get("settings", {})}
