@@ -9,7 +9,8 @@ import hashlib
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -211,7 +212,7 @@ class Settings(Base):
         return [
             name
             for name, field in cls.model_fields.items()
-            if "place" in field.metadata or _mentions(field.annotation, Place, Path)
+            if "place" in field.metadata or _is_one_of(field.annotation, Place, Path)
         ]
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
@@ -223,7 +224,9 @@ class Settings(Base):
 
     def chosen(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """The settings that make another experiment, where they differ from the recipe's own."""
-        flat, usual = self.model_dump(mode="json"), type(self)().model_dump(mode="json")
+        required = [name for name, field in type(self).model_fields.items() if field.is_required()]
+        default = type(self).model_construct(**dict.fromkeys(required))
+        flat, usual = self.model_dump(mode="json"), default.model_dump(mode="json", warnings=False)
         left_out = {*PLACEMENT, *without}
         return {name: value for name, value in flat.items() if name not in left_out and value != usual[name]}
 
@@ -249,7 +252,9 @@ class Settings(Base):
     def is_text(cls, name: str) -> bool:
         """Whether a setting is a text, even where a value of it looks like a number."""
         field = cls.model_fields.get(name)
-        return field is not None and _mentions(field.annotation, str, Place, Path)
+        if field is None or _mentions(field.annotation, int, float, bool, dict):
+            return False
+        return _mentions(field.annotation, str, Place, Path)
 
     @classmethod
     def describe(cls, name: str) -> str:
@@ -311,6 +316,12 @@ def require_batch_size(settings: Settings) -> None:
 def _text(path: str | Path) -> str:
     """A path as `workspace.portable` writes it: `Path` drops the `./` of what lies in the workspace."""
     return f"./{path}" if isinstance(path, Path) and not path.is_absolute() else str(path)
+
+
+def _is_one_of(annotation: Any, *kinds: Any) -> bool:
+    """Whether a value is of one of the kinds, maybe among others; not a list of such values."""
+    union = get_origin(annotation) in (Union, UnionType)
+    return annotation in kinds or (union and any(part in kinds for part in get_args(annotation)))
 
 
 def _mentions(annotation: Any, *kinds: Any) -> bool:

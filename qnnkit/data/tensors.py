@@ -69,7 +69,7 @@ class TensorSplits:
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) over numbers, their shapes and who is in which split."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(repr(self.classes).encode() if self.classes else b"")
         for name in SPLITS:
             for tensor in (self.split(name).inputs, self.split(name).targets):
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

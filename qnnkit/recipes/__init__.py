@@ -41,6 +41,8 @@ NEEDED = ("load", "build")
 
 _found: dict[str, Recipe] = {}
 """Recipes of this process, by digest: what somebody has named here."""
+_folders: set[Path] = set()
+"""Where recipes' files were run from: a module of the same name in another of them is another one."""
 
 
 def find(recipe: Any) -> Recipe:
@@ -58,7 +60,7 @@ def find(recipe: Any) -> Recipe:
     if isinstance(recipe, str | Path):
         return _named(str(recipe))
     if isinstance(recipe, ModuleType) and recipe.__file__:
-        return _kept(Recipe(Path(recipe.__file__).stem, recipe.__file__, recipe, *texts_of(recipe.__file__)))
+        return _of_module(recipe)
     name = getattr(recipe, "__name__", type(recipe).__name__)
     return _kept(Recipe(name, name, recipe, source_of(recipe)))
 
@@ -72,6 +74,9 @@ def of(settings: Settings) -> Recipe:
     if settings.source is not None:
         return settings.source
     recorded = getattr(settings, "recorded", "")
+    if recorded in names():
+        step = "Its recipe.py is in the run folder: read it, and name that."
+        raise ValueError(f"This run was begun by another version of the recipe `{recorded}`. {step}")
     step = f"Name it: recipe={recorded!r}, or a copy of recipe.py in the run folder that you have read."
     raise ValueError(f"This run's recipe `{recorded}` is yours, and runs only where you name it. {step}")
 
@@ -162,10 +167,15 @@ def _named(name: str) -> Recipe:
     if name.endswith(".py") or "/" in name:
         step = f"Write one: qnnkit new {name} --like digits_quanv."
         raise FileNotFoundError(checks.message("recipe", "be an existing .py file", name, step))
+    spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin:
-            return find(importlib.import_module(name))
+    if spec is not None and spec.origin and spec.origin.endswith(".py"):
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            raise _broken(spec.origin, error) from error
+        return _of_module(module)
     guess = checks.nearest(name, names())
     hint = f"Did you mean {guess!r}? " if guess else ""
     step = f"{hint}The choices are {', '.join(names())}, or a .py file of yours."
@@ -179,12 +189,11 @@ def _of_file(path: Path) -> Recipe:
     before = _found.get(made.digest)
     if before is not None and before.reference == str(path):
         return before
-    files = {str(path.parent / name) for name in neighbours}
-    for name, module in list(sys.modules.items()):
-        if getattr(module, "__file__", None) in files:
-            del sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    _forget(path, neighbours)
+    with contextlib.suppress(ValueError):
+        sys.path.remove(str(path.parent))
+    sys.path.insert(0, str(path.parent))
+    _folders.add(path.parent)
     linecache.checkcache(str(path))
     importlib.invalidate_caches()
     name = f"qnnkit_recipe_{path.stem}_{made.digest[:8]}"
@@ -196,11 +205,44 @@ def _of_file(path: Path) -> Recipe:
         exec(compile(source, str(path), "exec"), module.__dict__)  # no stale bytecode
     except Exception as error:
         del sys.modules[name]
-        own = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
-        line = f", line {own[-1].lineno}" if own else ""
-        told = f"Recipe `{path}`{line}: {type(error).__name__}: {error}"
-        raise RecipeError(told) from error
+        raise _broken(str(path), error) from error
     return _kept(Recipe(path.stem, str(path), module, source, neighbours))
+
+
+def _of_module(module: ModuleType) -> Recipe:
+    """The recipe in a module; one of no package is read from its file, as it is now."""
+    name, file = module.__name__, str(module.__file__)
+    if name.startswith("qnnkit.recipes."):
+        return _named(name.rpartition(".")[2])
+    if not module.__package__ or name == "__main__":
+        return _of_file(Path(file).resolve())
+    root = Path(file).resolve().parents[name.count(".")]
+    return _kept(Recipe(Path(file).stem, name, module, *texts_of(str(Path(file).resolve()), root)))
+
+
+def _forget(path: Path, neighbours: Mapping[str, str]) -> None:
+    """Drops what was imported before under the names of a recipe's neighbours: they are read anew.
+
+    Raises:
+        ValueError: Such a name is that of a module of another place, which would be run in its stead.
+    """
+    for file in neighbours:
+        name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        loaded = getattr(sys.modules.get(name), "__file__", None)
+        theirs = name in sys.modules and not any(
+            loaded and Path(loaded).is_relative_to(folder) for folder in {*_folders, path.parent}
+        )
+        if name in sys.stdlib_module_names or theirs:
+            told = f"`{file}` beside it has the name of another module ({loaded or name}). Rename it."
+            raise RecipeError(f"Recipe `{path}`: {told}")
+        sys.modules.pop(name, None)
+
+
+def _broken(file: str, error: Exception) -> RecipeError:
+    """What went wrong while a recipe's file was run."""
+    own = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+    line = f", line {own[-1].lineno}" if own else ""
+    return RecipeError(f"Recipe `{file}`{line}: {type(error).__name__}: {error}")
 
 
 def _kept(recipe: Recipe) -> Recipe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from qnnkit import checks
 from qnnkit.recipes._source import PARTS, RecipeError, digest
-from qnnkit.settings import Settings
+from qnnkit.settings import MAIN_NETS, Settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,7 +85,7 @@ class Recipe:
         Raises:
             ValueError: A name is unknown, or a value breaks its rule.
         """
-        return self.Settings.of(self.Settings().model_dump() | given)
+        return self.Settings.of(given)
 
     def check(self, settings: Settings) -> None:
         """Raises ValueError where settings do not go together."""
@@ -97,7 +98,8 @@ class Recipe:
         Raises:
             ValueError, OSError: They cannot be used.
         """
-        splits = self._call("load", settings=settings)
+        with _seeded(settings.split_seed):  # what it draws at random is the same at every load
+            splits = self._call("load", settings=settings)
         if not all(hasattr(splits, name) for name in ("train", "validation", "test", "batches")):
             step = "Return data.of(settings), data.arrays(settings, x, y), or another dataset of qnnkit's."
             raise self.wrong(checks.message("load", "return splits", type(splits).__name__, step), "load")
@@ -148,12 +150,40 @@ class Recipe:
         if not hasattr(self.code, "controls"):
             net = self._called(settings, splits, seed)
             self.require_control(name, layers.control_names(net))
-            return layers.control(net, name, seed=seed)
+            made = layers.control(net, name, seed=seed)
+            self._require_exchanged(name, made, splits)
+            return made
         found = self._own_controls(settings, splits, seed)
         self.require_control(name, found)
         with _seeded(seed):
             made = found[name]
             return self._module(f"controls, {name!r}", made if _is_module(made) else self._guarded(made))
+
+    def _require_exchanged(self, name: str, net: nn.Module, splits: Any) -> None:
+        """Refuses a control that still runs a circuit which the net also holds outside its modules.
+
+        Raises:
+            ValueError: It does, or what stands in a circuit's place is never asked.
+        """
+        import torch
+
+        from qnnkit import layers
+
+        seen: list[nn.Module] = []
+        hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+        modes = {module: module.training for module in net.modules()}
+        try:
+            with _seeded(0), layers.evaluating(net), self.told():
+                layers.called(net, splits.example())
+        finally:
+            hook.remove()
+        inside, asked = set(modes), set(map(id, seen))
+        stand_ins = [each for each in inside if isinstance(each, layers.ClassicalLayer | layers.Bypass)]
+        left = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
+        if left or any(id(each) not in asked for each in stand_ins):
+            rule = "exchange every circuit of the net"
+            step = "Keep a QuantumLayer as an attribute or in a ModuleList alone, and call the layer itself."
+            raise self.wrong(checks.message("controls", rule, name, step), "build")
 
     def _own_controls(self, settings: Settings, splits: Any, seed: int) -> Mapping[str, Any]:
         """Name -> net, or a function that makes it, as the recipe gives them."""
@@ -166,6 +196,14 @@ class Recipe:
             step = 'Return {"name": net, ...}.'
             told = checks.message("controls", "return a dictionary", type(found).__name__, step)
             raise self.wrong(told, "controls")
+        for name, made in found.items():
+            fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)
+            if not fits or name in MAIN_NETS:
+                rule, step = "have names of letters, digits, `_`, `.`, `-`", "hybrid and reference are taken."
+                raise self.wrong(checks.message("controls", rule, name, step), "controls")
+            if not callable(made):
+                rule, step = f"hold a net, or what makes one, as {name!r}", "Return the net itself."
+                raise self.wrong(checks.message("controls", rule, made, step), "controls")
         return found
 
     def _called(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
@@ -216,7 +254,11 @@ class Recipe:
 
     def _files(self) -> list[str]:
         functions = [getattr(self.code, part, None) for part in PARTS]
-        found = [each.__code__.co_filename for each in functions if inspect.isroutine(each)]
+        found = [
+            inspect.unwrap(each).__code__.co_filename
+            for each in functions
+            if inspect.isfunction(inspect.unwrap(each))
+        ]
         folder = Path(self.reference).parent
         return [*found, *(str(folder / name) for name in self.neighbours)]
 

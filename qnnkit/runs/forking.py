@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
         step = "Begin a new run_dir with it, without --fork."
         raise ValueError(checks.message("--fork", rule, str(new_dir), step))
     begun = read_config(folder / "config.json", source.recipe)
-    if begun is not None:
+    if begun is None:
+        _require_free(folder, source.folder)
+    else:
         forked_from = Run(folder, begun).provenance.get("forked", {}).get("from")
         if forked_from == str(source.folder) and not begun.with_paths(workspace.located).difference(config):
             return open_run(new_dir, source.recipe)
@@ -58,6 +61,10 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
         raise ValueError(checks.message("epochs", rule, config.epochs, "Add --epochs with more."))
     run = Run(folder, config)
     require_usable(run)
+    if run.splits.fingerprint() != source.provenance.get("data", run.splits.fingerprint()):
+        step = "Its recipe, or split_seed, makes others now: begin a new run_dir."
+        raise ValueError(checks.message("--fork", "go on with the same data", str(new_dir), step))
+    _require_same_nets(run, source)
     workspace.make_folder(folder)
     with alone(source.folder, "train"):
         if (source.folder / "checkpoints").exists():
@@ -72,7 +79,7 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     workspace.write_bytes(folder / "metrics.jsonl", lines.encode())
     kept = ("data", "nets", "score", "made_of")
     data = {name: source.provenance[name] for name in kept if name in source.provenance}
-    _require_same_nets(run, source)
+    data["given"] = sorted({*source.provenance.get("given", ()), *given})
     told = {name: {"from": here, "to": there} for name, (here, there) in difference.items()}
     run.note_provenance(**origin(), **data, forked={"from": str(source.folder), "changed": told})
     forked = settle_batch_size(run, begins=True)
@@ -92,15 +99,32 @@ def _source(run_dir: str | Path, recipe: Any) -> Run:
     provenance = workspace.read_json(folder / "provenance.json") or {}
     given = {*provenance.get("given", ()), *(("epochs",) if provenance.get("extended") else ())}
     known = given & set(named.Settings.model_fields)  # others are the recipe's to change
+    for name in sorted(given - known):
+        warnings.warn(f"`{name}` is no setting of the recipe any more, and is left out.", stacklevel=3)
     values = {name: value for name, value in begun.model_dump().items() if name in known}
     return Run(folder, named.settings(**values).with_paths(workspace.located))
+
+
+def _require_free(folder: Path, source: Path) -> None:
+    """Refuses a folder that holds something else than what a fork that was killed has left, or the source.
+
+    Raises:
+        ValueError: It does.
+    """
+    left = ("checkpoints", "metrics.jsonl", "provenance.json", "recipe.py")
+    others = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    others = [name for name in others if name not in left and not name.startswith(".")]
+    near = folder == source or folder in source.parents or source in folder.parents
+    if others or near:
+        rule = "name a new or empty folder" if others else "name a folder beside the run's"
+        raise ValueError(checks.message("--fork", rule, str(folder), "Choose another one."))
 
 
 def _require_same_nets(run: Run, source: Run) -> None:
     """Refuses a recipe that has changed so that its nets do not take the weights there are.
 
     Raises:
-        ValueError: They do not; the new folder is left without a run.
+        ValueError: They do not.
     """
     for path in sorted((source.folder / "checkpoints").glob("*-seed*")):
         net, _, seed = path.name.rpartition("-seed")
@@ -110,6 +134,5 @@ def _require_same_nets(run: Run, source: Run) -> None:
         try:
             weights.load(path, made(run.config, run.splits, net, int(seed)), found["model"])
         except ValueError as error:
-            shutil.rmtree(run.folder, ignore_errors=True)
             rule = "go on from nets of the same shape"
             raise ValueError(checks.message("--fork", rule, str(run.folder), f"{error}")) from None

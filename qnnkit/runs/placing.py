@@ -167,7 +167,7 @@ def _noted(run: Run, found: Placement, unknown: bool) -> Placement:
         **_asked(run),
     }
     if unknown:
-        own = type(config)().batch_size
+        own = type(config).model_fields["batch_size"].default
         if own not in ("auto", found.batch_size):
             note["sentence"] += f" The recipe's learning rates were chosen for batch {own}."
     elif "batch_size" in run.provenance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def write_model(run: Run, net: nn.Module) -> Path:
         "kind": _kind(splits),
         "sizes": {name: value for name, value in splits.sizes.items() if name != "tokenizer"},
         "shapes": {name: [str(t.dtype)[6:], *t.shape[1:]] for name, t in tensors.items()},
-        "classes": list(getattr(splits, "classes", ())),
+        "classes": list(getattr(splits, "classes", None) or ()),
     }
     if isinstance(splits, CaptionSplits):
         splits.tokenizer.save_pretrained(folder / "tokenizer")
@@ -109,7 +110,14 @@ def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data,
     if not isinstance(about, dict):
         rule, step = "hold a trained net", "Finish the run: its 04_analyze writes model/."
         raise FileNotFoundError(checks.message("folder", rule, str(folder), step))
-    config = settings_of(about["settings"], None if recipe is None else recipes.find(recipe))
+    named = None if recipe is None else recipes.find(recipe)
+    config = settings_of(about["settings"], named)
+    if named is not None and config.source is None:
+        with contextlib.suppress(OSError):
+            changed = recipes.difference((folder / "recipe.py").read_text(), named.source)
+            told = f"`{folder}` was trained by another recipe than `{named.reference}`"
+            raise ValueError(f"{told} ({changed or 'in what it imports'}). Name the one that it was.")
+    config = config.with_paths(workspace.located)
     found, told = recipes.of(config), dict(about["data"])
     told["sizes"] = {name: _tuple(value) for name, value in told["sizes"].items()}
     if (folder / "tokenizer").is_dir():
@@ -135,7 +143,9 @@ def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -
     """
     folder = workspace.run_folder(run_dir)
     folder = folder if (folder / ABOUT).exists() else folder / "model"
-    if not inputs:
+    if isinstance(inputs, str | Path | np.ndarray):
+        inputs = [inputs]
+    if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
     language = next((each for each in (folder, folder.parent / "adapter") if _of_tokens(each)), None)
     if language is not None and not (folder / ABOUT).exists():
@@ -168,22 +178,41 @@ def prediction_line(row: Mapping[str, Any]) -> str:
 
 def _classified(net: nn.Module, data: Data, given: Any) -> dict[str, Any]:
     if data.kind != "images":
-        array = np.load(given, allow_pickle=False) if isinstance(given, str | Path) else given
-        values, shape = torch.as_tensor(np.asarray(array)).float(), tuple(data.shapes[""][1:])
+        array = np.load(_place(given), allow_pickle=False) if isinstance(given, str | Path) else given
+        values, shape = torch.as_tensor(np.asarray(array)), tuple(data.shapes[""][1:])
+        values = values.to(getattr(torch, data.shapes[""][0]))
         single = tuple(values.shape) == shape
         if not single and tuple(values.shape[1:]) != shape:
             rule, step = f"have shape {shape}, or (n, ...) of it", "That is what the net was trained on."
             raise ValueError(checks.message("inputs", rule, tuple(values.shape), step))
         outputs = net(values.unsqueeze(0) if single else values)
+        if data.classes and outputs.shape[1:] == (len(data.classes),):
+            return _of_logits(given, outputs[0], data) if single else _rows_of(given, outputs, data)
         return {"input": _named(given), "output": (outputs[0] if single else outputs).tolist()}
     pixels, notes = _pixels(given, data)
     logits = net(pixels)[0]
     if not data.classes or logits.shape != (len(data.classes),):
         return {"input": _named(given), "output": logits.tolist(), "notes": notes}
-    shares = logits.double().softmax(0).tolist()
-    probabilities = dict(zip(data.classes, shares, strict=True))
+    return _of_logits(given, logits, data) | {"notes": notes}
+
+
+def _of_logits(given: Any, logits: Tensor, data: Data) -> dict[str, Any]:
+    """Class and probabilities of one sample."""
+    probabilities = dict(zip(data.classes, logits.double().softmax(0).tolist(), strict=True))
     chosen = max(probabilities, key=lambda name: probabilities[name])
-    return {"input": _named(given), "class": chosen, "probabilities": probabilities, "notes": notes}
+    return {"input": _named(given), "class": chosen, "probabilities": probabilities}
+
+
+def _rows_of(given: Any, logits: Tensor, data: Data) -> dict[str, Any]:
+    """Class and probabilities of each sample of an array of several."""
+    rows = [_of_logits(given, each, data) for each in logits]
+    told = [{name: row[name] for name in ("class", "probabilities")} for row in rows]
+    return {"input": _named(given), "output": told}
+
+
+def _place(given: str | Path) -> Path:
+    """A file as it is named, or in the workspace."""
+    return Path(given) if Path(given).exists() else workspace.place(given)
 
 
 def _pixels(given: Any, data: Data) -> tuple[Tensor, list[str]]:
@@ -191,8 +220,7 @@ def _pixels(given: Any, data: Data) -> tuple[Tensor, list[str]]:
     size, grey, notes = tuple(data.sizes["image_size"]), data.sizes["channels"] == 1, []
     if isinstance(given, str | Path):
         try:
-            path = Path(given) if Path(given).exists() else workspace.place(given)
-            found = read_image(path.read_bytes(), 0, str(given), None)
+            found = read_image(_place(given).read_bytes(), 0, str(given), None)
         except OSError as error:
             rule, step = "be an image that can be read", str(error.strerror or error)
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None

@@ -12,6 +12,9 @@ from qnnkit import checks
 from qnnkit.stats import SCORES, Score
 from qnnkit.tasks.step import Step
 
+FALLING = frozenset(("loss", "error", "mse", "mae", "rmse", "nll", "ece", "perplexity", "distance"))
+"""Words in the name of a number of which smaller is better."""
+
 
 class Refused(ValueError):
     """What a user's task gives is not what a task gives."""
@@ -21,9 +24,10 @@ class Own:
     """Any callable (model, batch) -> Step, with `monitor`, as a task.
 
     Args:
-        task: Its `monitor` is the reported number that chooses the epoch: larger is better, but of "loss" and
-            of names that end in `_loss` or `_error`. `score` (`stats.Score`), the number that nets are
-            compared by, is that of `monitor` where it is left out; another names `monitor` in `watched`.
+        task: Its `monitor` is the reported number that chooses the epoch: larger is better, but of names with
+            a word of FALLING in them, such as "loss" or "test_mse". `score` (`stats.Score`), the number that
+            nets are compared by, is that of `monitor` where it is left out; another names `monitor` in
+            `watched`.
 
     Raises:
         ValueError: The score is read from another number on the validation split than `monitor`.
@@ -76,6 +80,6 @@ def _score(name: str) -> Score:
     for known in SCORES.values():
         if known.name == name == "accuracy":
             return known
-    smaller = name == "loss" or name.endswith(("_loss", "_error"))
+    smaller = bool(FALLING & set(name.lower().split("_")))
     word = name.replace("_", " ")
     return Score(name, word, per="", factor=1.0, unit="", digits=4, larger=not smaller, criterion="")
