@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from qnnkit import Quanv2d, circuits
+from qnnkit.models.circuit import CircuitSettings
 from tests.nets import family
 
 EXACT = 1e-10
@@ -22,7 +23,7 @@ def drawn(name, shape=(4, 50, 30), seed=0):
 
 
 def test_the_setting_offers_all_of_them():
-    told = typing.get_args(circuits.CircuitSettings.model_fields["initialisation"].annotation)
+    told = typing.get_args(CircuitSettings.model_fields["initialisation"].annotation)
     assert list(told) == list(circuits.INITIALISATIONS)
     assert set(circuits.MIRRORED) <= set(told)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qnnkit import adapters, language, train, workspace
+from qnnkit import adapters, language, recipes, train, workspace
 from qnnkit.adapters import adapt
 from qnnkit.data import tokenizer as tokenizers
 from qnnkit.data.text import text
@@ -341,15 +341,10 @@ def test_the_architecture_of_llama_3_2_goes_the_same_way(splits, tmp_path):
     language.save_model(small(**config), splits.tokenizer, tmp_path / "base")
     model = adapt(causal_lm(tmp_path / "base", dtype="bfloat16"), "lora", r=4)
     loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
-    settings = {
-        **language.PRESETS["a100"],
-        "epochs": 1,
-        "learning_rate": 0.01,
-        "gradient_checkpointing": True,
-    }
+    changed = {"epochs": 1, "learning_rate": 0.01, "gradient_checkpointing": True}
     rows: list[dict] = []
     before = language.evaluate(model, splits)["loss"]
-    train.fit(model, Language(), loaders, Settings(**settings), log=rows.append)
+    train.fit(model, Language(), loaders, recipes.settings("llama_a100", **changed), log=rows.append)
     assert rows[-1]["validation_loss"] < before
     assert language.evaluate(model, splits)["loss"] == pytest.approx(rows[-1]["validation_loss"], abs=0.02)
     folder = language.save_model(language.merge(model), splits.tokenizer, tmp_path / "merged")
@@ -365,21 +360,6 @@ def test_what_cannot_be_merged(splits):
     model = adapt(small(), "prompt_tuning", num_virtual_tokens=2)
     assert "but is 'prompt_tuning'" in refusal(NotImplementedError, language.merge, model)
     assert "have an adapter" in refusal(ValueError, language.merge, small())
-
-
-# --- presets -----------------------------------------------------------------------------------------------
-
-
-def test_presets_are_settings_of_a_training():
-    assert set(language.PRESETS) == set(language.BASES) == {"mac", "t4", "a100"}
-    for settings in language.PRESETS.values():
-        config = Settings(**settings)
-        assert config.schedule == "cosine" and config.warmup_epochs > 0 and config.keep_checkpoints == 2
-    mac = Settings(**language.PRESETS["mac"])
-    assert (mac.batch_size, mac.accumulation, mac.precision, mac.save_every_steps) == (1, 8, "float32", 250)
-    assert mac.gradient_checkpointing and mac.save_every_minutes is None
-    assert Settings(**language.PRESETS["t4"]).precision == "float16" and language.BASES["t4"]["four_bit"]
-    assert Settings(**language.PRESETS["a100"]).precision == "bfloat16"
 
 
 # --- the real thing ----------------------------------------------------------------------------------------

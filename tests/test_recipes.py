@@ -303,7 +303,7 @@ def test_find_by_module(write, monkeypatch):
     monkeypatch.syspath_prepend(str(write("x", "").parent))
     module = importlib.import_module("some_module")
     found = recipes.find(module)
-    assert (found.name, found.code) == ("some_module", module) and found.settings().n_points == 30
+    assert found.name == "some_module" and found.settings().n_points == 30
     assert recipes.find("some_module") is found and recipes.find("qnnkit.recipes.cnn").name == "cnn"
 
 

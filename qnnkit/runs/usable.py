@@ -85,7 +85,7 @@ def require_usable(run: Run) -> None:
                     run.task(model.eval(), batch)
                 except tasks.Refused as error:
                     raise run.recipe.wrong(str(error), "task") from None
-            else:
+            if not isinstance(run.task, tasks.Own):
                 outputs = layers.called(model.eval(), splits.example(n))
                 _require_logits(run.recipe, outputs, splits, n)
     require_last_batch(run)

@@ -12,8 +12,8 @@ from qnnkit import checks
 from qnnkit.stats import SCORES, Score
 from qnnkit.tasks.step import Step
 
-FALLING = frozenset(("loss", "error", "mse", "mae", "rmse", "nll", "ece", "perplexity", "distance"))
-"""Words in the name of a number of which smaller is better."""
+FALLING = frozenset(("loss", "error", "mse", "mae", "rmse", "nll", "ece", "perplexity"))
+"""Last words of the names of numbers of which smaller is better."""
 
 
 class Refused(ValueError):
@@ -24,8 +24,8 @@ class Own:
     """Any callable (model, batch) -> Step, with `monitor`, as a task.
 
     Args:
-        task: Its `monitor` is the reported number that chooses the epoch: larger is better, but of names with
-            a word of FALLING in them, such as "loss" or "test_mse". `score` (`stats.Score`), the number that
+        task: Its `monitor` is the reported number that chooses the epoch: larger is better, but of names
+            whose last word is in FALLING, such as "test_mse". `score` (`stats.Score`), the number that
             nets are compared by, is that of `monitor` where it is left out; another names `monitor` in
             `watched`.
 
@@ -80,6 +80,6 @@ def _score(name: str) -> Score:
     for known in SCORES.values():
         if known.name == name == "accuracy":
             return known
-    smaller = bool(FALLING & set(name.lower().split("_")))
+    smaller = name.lower().split("_")[-1] in FALLING
     word = name.replace("_", " ")
     return Score(name, word, per="", factor=1.0, unit="", digits=4, larger=not smaller, criterion="")
