@@ -12,6 +12,8 @@ from qnnkit.recipes import Recipe, RecipeError
 from qnnkit.settings import FlatValue, Settings
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from qnnkit.data import Splits
     from qnnkit.runs.folder import Run
 
@@ -66,30 +68,40 @@ def check_placement(config: Settings) -> None:
 
 
 def require_usable(run: Run) -> None:
-    """A run begins only with data that load, and a net that takes them: a folder cannot be mended later."""
-    import torch
+    """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
+    from qnnkit import placement
+    from qnnkit.runs.nets import build, made
 
-    from qnnkit import layers, placement, tasks
-    from qnnkit.data import TensorSplits
-    from qnnkit.runs.nets import made
-
-    config, splits = run.config, run.splits
-    model = made(config, splits, "", config.seed, bare=True)
+    config = run.config
+    _require_runs(run, made(config, run.splits, "", config.seed, bare=True))
     _require_controls(run)
-    if not any(weight.is_meta for weight in model.parameters()):
-        n = min(2, len(splits.train))
-        with torch.no_grad(), _taken(run.recipe), run.recipe.told():
-            if isinstance(run.task, tasks.Own) or isinstance(splits, TensorSplits):
-                batch = next(iter(splits.batches("train", n, shuffle=False)))
-                try:
-                    run.task(model.eval(), batch)
-                except tasks.Refused as error:
-                    raise run.recipe.wrong(str(error), "task") from None
-            if not isinstance(run.task, tasks.Own):
-                outputs = layers.called(model.eval(), splits.example(n))
-                _require_logits(run.recipe, outputs, splits, n)
+    if hasattr(run.recipe.code, "controls") and not run.recipe.shipped:
+        for name in run.nets[1:]:
+            _require_runs(run, build(run, name, config.seed))
     require_last_batch(run)
     placement.devices(config.device, config.precision)  # refused where none has it
+
+
+def _require_runs(run: Run, model: nn.Module) -> None:
+    """Refuses a net that does not take the first samples, or whose outputs its task does not take."""
+    import torch
+
+    from qnnkit import layers, tasks
+    from qnnkit.data import TensorSplits
+
+    if any(weight.is_meta for weight in model.parameters()):
+        return
+    splits, n = run.splits, min(2, len(run.splits.train))
+    with torch.no_grad(), _taken(run.recipe), run.recipe.told():
+        if isinstance(run.task, tasks.Own) or isinstance(splits, TensorSplits):
+            batch = next(iter(splits.batches("train", n, shuffle=False)))
+            try:
+                run.task(model.eval(), batch)
+            except tasks.Refused as error:
+                raise run.recipe.wrong(str(error), "task") from None
+        if not isinstance(run.task, tasks.Own):
+            outputs = layers.called(model.eval(), splits.example(n))
+            _require_logits(run.recipe, outputs, splits, n)
 
 
 def _require_controls(run: Run) -> None:

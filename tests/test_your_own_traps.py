@@ -1,0 +1,223 @@
+"""Traps of a user's own recipes that a review found: each must be seen, and nothing lost."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from qnnkit import layers, recipes, runs
+from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
+
+CELLS = """
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+for cell in {cells!r}:
+    shell.run_cell(cell).raise_error()
+"""
+
+
+def in_notebook(*cells):
+    """Cells as a kernel runs them; what they print."""
+    script = CELLS.format(cells=cells)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+FIRST = """
+import functools
+import numpy as np
+import pennylane as qml
+import qnnkit
+import torch
+from torch import nn
+from qnnkit import data, recipes, tasks
+import helper
+
+K = {{1, 2}}
+
+@qml.qnode(qml.device("default.qubit", wires=2))
+def circuit(inputs, weights):
+    qml.AngleEmbedding({angle}, wires=range(2))
+    qml.BasicEntanglerLayers(weights, wires=range(2))
+    return [qml.expval(qml.PauliZ(0))]
+
+class Mine:
+    n = 2
+
+    def __init__(self, state=0):
+        self.state = state
+
+    class Settings(qnnkit.Settings):
+        depth: int = 2
+
+    def load(self, settings):
+        return data.arrays(settings, np.ones((30, 2)), np.ones(30))
+
+    def build(self, settings, splits, seed):
+        half = functools.partial(nn.Linear, self.n)
+        return nn.Sequential(qnnkit.QuantumLayer(circuit, {{"weights": (1, 2)}}), nn.Linear(1, len(K)))
+
+    def task(self, settings):
+        return helper.task()
+
+class Other:
+    class Settings(qnnkit.Settings):
+        depth: int = 9
+
+    load, build = Mine.load, Mine.build
+
+print(recipes.find({made}).digest)
+"""
+
+
+def test_all_that_a_cell_makes_of_a_recipe_counts(home):  # noqa: F811
+    (home / "helper.py").write_text("K = 1\n\ndef task():\n    return None\n")
+    usual = {"angle": "inputs", "made": "Mine()"}
+
+    def digest(**changed):
+        return in_notebook(FIRST.format(**(usual | changed)))[-1]
+
+    first = digest()
+    assert digest() == first, "another kernel, the same recipe"
+    assert digest(angle="2 * inputs") != first, "a QNode of another cell"
+    assert digest(made="Mine(1)") != first, "the state of an instance"
+    assert digest(made="type('Mine', (Mine,), {'n': 3})()") != first, "what a subclass changes"
+    (home / "helper.py").write_text("K = 2\n\ndef task():\n    return None\n")
+    assert digest() != first, "a file beside the notebook"
+
+
+def test_the_settings_of_two_classes_in_cells_are_told_apart(home):  # noqa: F811
+    (home / "helper.py").write_text("def task():\n    return None\n")
+    cell = FIRST.format(angle="inputs", made="Mine()")
+    told = in_notebook(cell, "print('depth: int = 9' in recipes.find(Mine()).source)")
+    assert told[-1] == "False"
+
+
+def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
+    text = RECIPE.replace("import qnnkit\n", "import qnnkit\nimport neighbour\n", 1)
+    text = text.replace("np.sin(3 * t)", "neighbour.height * t")
+    found = []
+    for number in (1, 2):
+        folder = home / f"d{number}"
+        folder.mkdir()
+        (folder / "neighbour.py").write_text(f"height = {number}\n")
+        (folder / "mine.py").write_text(text)
+        recipe = recipes.find(folder / "mine.py")
+        found.append((recipe.digest, float(recipe.load(recipe.settings()).train.targets.abs().max())))
+    assert found[0][0] != found[1][0] and found[1][1] == pytest.approx(2 * found[0][1])
+
+
+def test_what_a_neighbour_imports_by_a_dot_counts(home):  # noqa: F811
+    (home / "pkg").mkdir()
+    (home / "pkg" / "__init__.py").write_text("from .inner import height\n")
+    (home / "pkg" / "inner.py").write_text("height = 1\n")
+    (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport pkg\n", 1))
+    before = recipes.find("mine.py")
+    assert sorted(before.neighbours) == ["pkg/__init__.py", "pkg/inner.py"]
+    (home / "pkg" / "inner.py").write_text("height = 2\n")
+    assert recipes.find("mine.py").digest != before.digest
+
+
+def test_the_kit_beside_a_recipe_is_no_neighbour_and_modules_of_others_are_not_replaced(home):  # noqa: F811
+    (home / "qnnkit").mkdir()
+    (home / "qnnkit" / "__init__.py").write_text("raise RuntimeError('another checkout')\n")
+    assert recipes.find("mine.py").neighbours == {}
+    (home / "statistics.py").write_text("x = 1\n")
+    (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport statistics\n", 1))
+    with pytest.raises(recipes.RecipeError, match=r"`statistics.py` beside it has the name of another"):
+        recipes.find("mine.py")
+
+
+def trained(home):  # noqa: F811
+    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
+    return run, list(runs.train_all(run))
+
+
+def test_a_fork_never_touches_what_is_there(home):  # noqa: F811
+    trained(home)
+    (home / "precious").mkdir()
+    (home / "precious" / "thesis.txt").write_text("years")
+    (home / "mine.py").write_text(RECIPE.replace("nn.Linear(3, 1)", "nn.Linear(3, 2)"))
+    for place in ("precious", "runs", "runs/one/checkpoints", "runs/one"):
+        with pytest.raises(ValueError, match="--fork"):
+            runs.fork("runs/one", place, "mine.py", epochs=3)
+    assert (home / "precious" / "thesis.txt").read_text() == "years"
+    assert (home / "runs" / "one" / "config.json").exists()
+
+
+def test_a_fork_does_not_go_on_with_other_data(home):  # noqa: F811
+    trained(home)
+    (home / "mine.py").write_text(RECIPE.replace("np.sin(3 * t)", "np.sin(4 * t)"))
+    with pytest.raises(ValueError, match="go on with the same data"):
+        runs.fork("runs/one", "runs/two", "mine.py", epochs=3)
+    assert not (home / "runs" / "two").exists()
+
+
+def test_a_fork_of_a_fork_keeps_what_was_given(home):  # noqa: F811
+    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
+    list(runs.train_all(run))
+    forked = runs.fork("runs/one", "runs/two", "mine.py", epochs=3, learning_rate=0.03)
+    list(runs.train_all(forked))
+    (home / "mine.py").write_text(RECIPE + "\nX = 1\n")
+    assert runs.fork("runs/two", "runs/three", "mine.py", epochs=4).config.learning_rate == 0.03
+
+
+@pytest.mark.parametrize("name", ["reference", "hybrid", "../../escaped", "", "3"])
+def test_names_of_controls_are_names(name, home):  # noqa: F811
+    text = f"{RECIPE}\n\ndef controls(settings):\n    return {{{name!r}: nn.Linear(3, 1)}}\n"
+    (home / "mine.py").write_text(text)
+    if name == "3":
+        assert runs.open_run("runs/one", "mine.py", **TINY).nets == ("hybrid", "3")
+        return
+    with pytest.raises(recipes.RecipeError, match=r"`controls` must have names of letters"):
+        runs.open_run("runs/one", "mine.py", **TINY)
+
+
+def test_a_control_that_does_not_take_the_data_is_told_before_anything_is_trained(home):  # noqa: F811
+    text = f"{RECIPE}\n\ndef controls(settings):\n    return {{'linear': lambda: nn.Linear(4, 1)}}\n"
+    (home / "mine.py").write_text(text)
+    with pytest.raises(recipes.RecipeError, match="mat1 and mat2"):
+        runs.open_run("runs/one", "mine.py", **TINY)
+    assert not (home / "runs" / "one" / "config.json").exists()
+
+
+HELD_TWICE = """
+
+class Net(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.all = [layer]
+
+    def forward(self, inputs):
+        return self.all[0](inputs)[:, :1]
+"""
+
+
+def test_a_circuit_that_is_held_outside_the_modules_is_not_compared_with_itself(home):  # noqa: F811
+    text = RECIPE.replace(
+        "    return nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 1))", "    return Net(layer)"
+    )
+    assert text != RECIPE
+    (home / "mine.py").write_text(text + HELD_TWICE)
+    run = runs.open_run("runs/one", "mine.py", **(TINY | {"controls": ["classical"]}))
+    with pytest.raises(recipes.RecipeError, match="exchange every circuit of the net"):
+        runs.build(run, "classical", 0)
+
+
+def test_random_numbers_of_load_are_the_same_at_every_load(home):  # noqa: F811
+    (home / "mine.py").write_text(RECIPE.replace("np.linspace(-1, 1, 240)", "np.random.uniform(-1, 1, 240)"))
+    run, _ = trained(home)
+    assert len(runs.open_run("runs/one", "mine.py").tested()) == 1
+    assert torch.equal(run.splits.train.inputs, runs.open_run("runs/one", "mine.py").splits.train.inputs)
+
+
+def test_a_setting_without_a_default_is_given(home):  # noqa: F811
+    (home / "mine.py").write_text(RECIPE.replace("    n_layers: int = 2\n", "    n_layers: int\n"))
+    with pytest.raises(ValueError, match="`n_layers` must be given"):
+        runs.open_run("runs/one", "mine.py", **TINY)
+    run = runs.open_run("runs/one", "mine.py", n_layers=1, **TINY)
+    assert run.config.n_layers == 1 and layers.has_circuit(runs.build(run, "hybrid", 0))
