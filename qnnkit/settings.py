@@ -282,6 +282,8 @@ PLACEMENT = (
     "max_loss",
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
+SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
+"""Settings that say which sample is whose."""
 CRITERIA = PLACEMENT[-5:]
 """Bounds of success."""
 

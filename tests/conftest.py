@@ -11,6 +11,8 @@ import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Pyth
 import torch
 from PIL import Image
 
+from tests.wheels import installed, wheel  # noqa: F401  fixtures
+
 
 def _globals() -> dict[str, Any]:
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +15,10 @@ import nbformat
 import pytest
 
 from qnnkit import report, runs, survey
+from tests.wheels import outside
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# What only extras bring: in the environment that holds the wheel they are as good as missing.
-EXTRAS = ("dask", "distributed", "hypothesis", "jupyterlab", "mido", "optuna", "pytest", "tensorboard")
 PARAMETER = re.compile(
     r"^\w+: (int|float|str|bool|list) = "
     r'("[^"=]*"|-?\d+(\.\d+)?(e-?\d+)?|\[[-\d., ]+\]|True|False|None)  # [^=]+$'
@@ -44,17 +39,6 @@ def tagged(path: Path, tag: str) -> list[nbformat.NotebookNode]:
 
 def files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
-
-
-def outside(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    """Runs a command in `folder`, where nothing leads to this checkout; it must succeed."""
-    leave_out = ("PYTHON", "QNNKIT_", "PIP_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(leave_out)}
-    environment |= {"PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    words = list(map(str, command))
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def qnnkit(*words: object) -> subprocess.CompletedProcess[str]:
@@ -108,33 +92,6 @@ def test_one_parameters_cell_that_papermill_can_read(path: Path) -> None:
 
 
 # --- the chain ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy: setuptools leaves files where it builds."""
-    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("qnnkit", "notebooks"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made)
-    outside(source, *pip, source)
-    return next(made.glob("qnnkit-*.whl"))
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that holds the wheel; beside it, of the packages of this one, what running needs."""
-    folder = tmp_path_factory.mktemp("installed") / "venv"
-    venv.create(folder, with_pip=False, symlinks=True)
-    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps")
-    outside(folder, *pip, wheel)
-    # Of an editable qnnkit there, the path stands in a .pth file, which is not read here.
-    lines = (sysconfig.get_path("purelib"), f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))")
-    own = next((folder / "lib").glob("python*/site-packages"))
-    (own / "zz_packages.pth").write_text("\n".join(lines))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from qnnkit import cli, runs, tasks
+from qnnkit import cli, music, runs, tasks
+from qnnkit.data.music_events import Piece
+from qnnkit.data.music_midi import read_midi
 from qnnkit.runs.export import export
 
 TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}
@@ -105,12 +107,50 @@ def test_captions_and_images_are_matched_by_clip(home):
         run.predict(texts)
 
 
-def test_a_text_is_gone_on_with(home):
+@pytest.fixture
+def written(home):
+    """A language model trained on a text that is gone when it is used."""
     (home / "text.txt").write_text("the cat sat on the mat. " * 200)
     run = trained("text_llama", data_dir="text.txt", sequence_length=16, vocabulary=280)
     (home / "text.txt").unlink()
-    [row] = run.predict(["the cat"])
+    return run
+
+
+def test_a_text_is_gone_on_with(written, home):
+    [row] = written.predict(["the cat"])
     assert row["input"] == "the cat" and isinstance(row["text"], str) and row["text"]
+    assert list(runs.predict("runs/one/model", ["the cat"])) == [row]
+    (home / "runs" / "one" / "model").rename(home / "model")
+    assert list(runs.predict("model", ["the cat"])) == [row]
+
+
+def test_an_adapter_goes_on_with_a_text(written, home):
+    (home / "other.txt").write_text("a dog lay on the rug. " * 200)
+    settings = {"data_dir": "other.txt", "pretrained": "runs/one/model", "sequence_length": 16}
+    run = runs.open_run(
+        "runs/two", "text_adapter", **TINY | settings, adapter_weights=300, targets=["q_proj"]
+    )
+    list(runs.train_all(run))
+    export(run)
+    (home / "other.txt").unlink()
+    [row] = runs.predict("runs/two", ["a dog"])
+    assert row["input"] == "a dog" and row["text"]
+    assert list(runs.predict("runs/two/adapter", ["a dog"])) == [row]
+
+
+def test_a_piece_is_gone_on_with(home):
+    for composer, first in (("ann", 60), ("bob", 48)):
+        for i in range(8):
+            steps = tuple((first + (step + i) % 7,) for step in range(64))
+            (home / "pieces" / composer).mkdir(parents=True, exist_ok=True)
+            music.write_midi(Piece(f"{composer}{i}", steps), home / "pieces" / composer / f"{i}.mid")
+    trained("music_llama", data_dir="pieces", sequence_length=32)
+    begun = (home / "pieces" / "ann" / "0.mid").rename(home / "begun.mid")
+    shutil.rmtree(home / "pieces")
+    [row] = runs.predict("runs/one", [begun])
+    assert row == {"input": str(begun), "file": str(home / "begun.continued.mid")}
+    before, after = read_midi(begun).steps, read_midi(row["file"]).steps
+    assert after[: len(before)] == before and len(after) > len(before)
 
 
 class Guess:

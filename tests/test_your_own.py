@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from qnnkit import recipes, runs
+from qnnkit import recipes, report, runs
+from tests.wheels import clean_environment
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your_own.md").read_text()
@@ -39,11 +41,22 @@ def test_the_recipe_is_one_short_file() -> None:
     assert len(lines) <= 42
 
 
-def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> None:
+def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path, installed: Path) -> None:
+    """All by the command of an installed wheel; only the run that is never killed is this process'."""
+
+    def started(*words: str, **given: Any) -> subprocess.Popen[str]:
+        program = str(installed / "bin" / "qnnkit")
+        return subprocess.Popen([program, *words], env=clean_environment(), text=True, **given)
+
+    def done(*words: str) -> tuple[int, str, str]:
+        process = started(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate()
+        return process.returncode, out, err
+
     words = ["run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "60"]
     words += ["--only", "hybrid,classical", "--set", "n_seeds=1", "--set", "threads=1"]
     words += ["--set", "plateau_qubits=2", "--set", "save_every_steps=1"]
-    first = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, start_new_session=True)
+    first = started(*words, stdout=subprocess.DEVNULL, start_new_session=True)
     rows = home / "runs" / "wave" / "metrics.jsonl"
     while not (rows.exists() and rows.read_text().count("\n") > 3):
         assert first.poll() is None, "it ended before it could be killed"
@@ -51,26 +64,25 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> No
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     known = rows.read_text().splitlines()
-    again = subprocess.run(command(*words), capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert "02_gradient_check: finished before" in again.stdout
+    status, told, errors = done(*words)
+    assert status == 0, errors
+    assert "02_gradient_check: finished before" in told
     assert rows.read_text().splitlines()[: len(known) - 1] == known[:-1]
     result = json.loads((home / "runs" / "wave" / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["hybrid", "classical"]
     assert result["score"] == "r2" and result["nets"][0]["score"] > 0.5
     assert (
-        "test r2" in again.stdout
+        "test r2" in told
         and "arrays/" in (home / "runs" / "wave" / "notebooks" / "04_analyze.ipynb").read_text()
     )
     whole = runs.open_run("runs/whole", "mine.py", epochs=60, controls=["classical"], n_seeds=1, threads=1)
     scores = [final["test_r2"] for final in runs.train_all(whole)]
     assert scores == [row["scores"][0] for row in result["nets"]]  # as if it had never been killed
     np.save(home / "new.npy", np.array([[0.5, 0.25, 0.125]], dtype=np.float32))
-    told = subprocess.run(command("predict", "runs/wave", "new.npy"), capture_output=True, text=True)
-    assert told.returncode == 2 and "runs only where you name it" in told.stderr
-    words = ["predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json"]
-    told = subprocess.run(command(*words), capture_output=True, text=True)
-    [[value]] = json.loads(told.stdout)["output"]
+    status, _, errors = done("predict", "runs/wave", "new.npy")
+    assert status == 2 and "runs only where you name it" in errors
+    _, told, _ = done("predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json")
+    [[value]] = json.loads(told)["output"]
     assert abs(value - np.sin(1.5)) < 0.4
 
 
@@ -199,3 +211,44 @@ def test_a_path_of_its_own_is_meant_from_the_workspace_and_moves_with_it(
     np.savetxt(moved / "other.csv", np.linspace(-1, 2, 90))
     with pytest.raises(ValueError, match="holds another experiment"):
         runs.open_run("runs/one", str(moved / "mine.py"), table="other.csv")
+
+
+SHOWN = """
+
+class Shown(Regression):
+    def preview(self, splits):
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        figure.subplots().plot(splits.train.targets.sort().values)
+        return figure
+
+    def mistakes(self, net, splits):
+        inputs, targets = splits.test.inputs, splits.test.targets
+        return (net(inputs)[:, 0] - targets).abs().max().item()
+
+
+def task(settings):
+    return Shown()
+"""
+
+
+def test_what_its_task_shows_is_shown(home: Path) -> None:
+    (home / "mine.py").write_text(RECIPE + SHOWN)
+    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
+    list(runs.train_all(run))
+    figure = report.keep_samples(run)
+    assert figure.get_axes() and (run.folder / "figures" / "01_preview.png").read_bytes()[:4] == b"\x89PNG"
+    net, test = runs.trained(run), run.splits.test
+    [worst] = report.keep_mistakes(run, 4)
+    assert worst == (net(test.inputs)[:, 0] - test.targets).abs().max().item()
+
+
+def test_run_log_keeps_what_the_terminal_showed(home: Path) -> None:
+    run, shown = runs.open_run("runs/one", "mine.py", controls=[], **TINY), []
+    tell = runs.logged(run, shown.append)
+    tell("One.\nTwo.")
+    tell("Three.")
+    kept = (run.folder / "run.log").read_text().splitlines()
+    assert [line.split("  ", 1)[1] for line in kept] == ["One.", "Two.", "Three."]
+    assert shown == ["One.\nTwo.", "Three."]

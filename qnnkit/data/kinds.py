@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from qnnkit import checks, workspace
-from qnnkit.settings import Base, Place
+from qnnkit.settings import SPLITTING, Base, Place
 
 _cached = ContextVar("cached", default=True)
 
@@ -98,7 +98,6 @@ class Music(Base):
 
 OWN_NAMES = ("dataset", "data_dir", "label_smoothing", "augmentation", "chunk")
 """Settings above that are no options of `data.load`."""
-SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 
 
 def of(settings: Any) -> Any:

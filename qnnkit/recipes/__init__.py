@@ -197,10 +197,8 @@ def _of_file(path: Path) -> Recipe:
     linecache.checkcache(str(path))
     importlib.invalidate_caches()
     name = f"qnnkit_recipe_{path.stem}_{made.digest[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # as for every .py file
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)  # no stale bytecode
     except Exception as error:

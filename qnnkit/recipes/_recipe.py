@@ -171,16 +171,15 @@ class Recipe:
 
         seen: list[nn.Module] = []
         hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
-        modes = {module: module.training for module in net.modules()}
         try:
             with _seeded(0), layers.evaluating(net), self.told():
                 layers.called(net, splits.example())
         finally:
             hook.remove()
-        inside, asked = set(modes), set(map(id, seen))
+        inside, asked = set(net.modules()), set(seen)
         stand_ins = [each for each in inside if isinstance(each, layers.ClassicalLayer | layers.Bypass)]
         left = [each for each in seen if isinstance(each, layers.QuantumLayer) and each not in inside]
-        if left or any(id(each) not in asked for each in stand_ins):
+        if left or not asked.issuperset(stand_ins):
             rule = "exchange every circuit of the net"
             step = "Keep a QuantumLayer as an attribute or in a ModuleList alone, and call the layer itself."
             raise self.wrong(checks.message("controls", rule, name, step), "build")

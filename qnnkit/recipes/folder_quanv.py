@@ -1,7 +1,8 @@
 """Your own images, in a folder for each class (data_dir/<class>/*.png), by a trainable quanvolution."""
 
 import qnnkit
-from qnnkit import data, models, tasks
+from qnnkit import data, models
+from qnnkit.recipes import digits_quanv
 
 
 class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
@@ -20,13 +21,4 @@ class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
     threads: int = 1
 
 
-def load(settings):
-    return data.of(settings)
-
-
-def build(settings, splits, seed):
-    return models.QuanvNet(settings, **splits.sizes, seed=seed, backend=settings.backend)
-
-
-def task(settings):
-    return tasks.Classification.of(settings)
+load, build, task = digits_quanv.load, digits_quanv.build, digits_quanv.task

@@ -3,8 +3,9 @@
 from typing import Any
 
 import qnnkit
-from qnnkit import data, tasks
+from qnnkit import data
 from qnnkit.adapters import recipe
+from qnnkit.recipes import text_adapter
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mac": {
@@ -47,12 +48,5 @@ class Settings(data.Text, recipe.AdapterSettings, qnnkit.Settings):
     controls: tuple[str, ...] = ()
 
 
-check, build, controls = recipe.require_base, recipe.build, recipe.controls
-
-
-def load(settings):
-    return data.of(settings)
-
-
-def task(settings):
-    return tasks.Language()
+check, load, build = text_adapter.check, text_adapter.load, text_adapter.build
+task, controls = text_adapter.task, text_adapter.controls

@@ -26,7 +26,16 @@ from qnnkit.runs.usable import (
     require_last_batch,
     require_usable,
 )
-from qnnkit.settings import CRITERIA, MAIN_NETS, PLACEMENT, FlatValue, Recorded, Settings, digest_of
+from qnnkit.settings import (
+    CRITERIA,
+    MAIN_NETS,
+    PLACEMENT,
+    SPLITTING,
+    FlatValue,
+    Recorded,
+    Settings,
+    digest_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,11 +44,10 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 
-OF_DATA = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 OF_NETS = ("seed", "n_seeds", "controls")
 """Which nets there are; each is made alike, whatever these say."""
 TRAINING = (
-    *(name for name in Settings.model_fields if name not in (*OF_DATA, *OF_NETS)),
+    *(name for name in Settings.model_fields if name not in (*SPLITTING, *OF_NETS)),
     *("label_smoothing", "augmentation", "chunk"),  # of kinds of data
 )
 """Settings of the training and of the machine: any other makes other nets, or other data."""
@@ -307,9 +315,13 @@ def write_config(run: Run) -> None:
     workspace.write_bytes(run.folder / "recipe.py", recipe.source.encode())
     if recipe.neighbours:
         run.note_provenance(recipe_imports=dict(recipe.neighbours))
-    content = run.asked.flat()
-    content["recipe"] = workspace.portable(recipe.reference)
-    workspace.write_json(run.folder / "config.json", {"recipe_digest": recipe.digest, **content})
+    workspace.write_json(run.folder / "config.json", kept_settings(run))
+
+
+def kept_settings(run: Run) -> dict[str, Any]:
+    """Settings as config.json and `model/` have them; `settings_of` reads them."""
+    place = {"recipe": workspace.portable(run.recipe.reference)}
+    return {"recipe_digest": run.recipe.digest, **run.asked.flat(), **place}
 
 
 def _compared(run: Run) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from qnnkit.data.captions import CaptionSplits
 from qnnkit.data.images import read as read_image
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.recipes import Recipe
-from qnnkit.runs.folder import Run, settings_of
+from qnnkit.runs.folder import Run, kept_settings, settings_of
 
 ABOUT = "about.json"
 MOST_CAPTIONS = 1000
@@ -86,9 +86,7 @@ def write_model(run: Run, net: nn.Module) -> Path:
     state = {name: value.detach().cpu().contiguous().clone() for name, value in weights.of(net).items()}
     workspace.write_bytes(folder / "model.safetensors", save(state))
     workspace.write_bytes(folder / "recipe.py", run.recipe.source.encode())
-    settings = run.asked.flat() | {"recipe_digest": run.recipe.digest}
-    settings["recipe"] = workspace.portable(run.recipe.reference)
-    about = {"net": run.nets[0], "seed": run.config.seed, "settings": settings, "data": data}
+    about = {"net": run.nets[0], "seed": run.config.seed, "settings": kept_settings(run), "data": data}
     workspace.write_json(folder / ABOUT, about)  # last: now it is a model
     return folder
 
@@ -132,7 +130,7 @@ def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -
     """What a trained net says of new inputs, a row for each.
 
     Args:
-        run_dir: Folder of a finished run, or its `model/`.
+        run_dir: Folder of a finished run, or its `model/` or `adapter/`.
         inputs: Of images files, or arrays of pixels; for CLIP images and texts to hold them against; a text
             to go on with; a MIDI file to go on with; of a recipe's own data arrays, or .npy files. A task
             with `predict(net, inputs)` is given them as they are.
@@ -141,15 +139,15 @@ def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -
     Raises:
         ValueError, OSError: There is no trained net, or an input cannot be read.
     """
-    folder = workspace.run_folder(run_dir)
-    folder = folder if (folder / ABOUT).exists() else folder / "model"
     if isinstance(inputs, str | Path | np.ndarray):
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
-    language = next((each for each in (folder, folder.parent / "adapter") if _of_tokens(each)), None)
-    if language is not None and not (folder / ABOUT).exists():
-        return _continued(language, inputs)
+    place = workspace.run_folder(run_dir)
+    places = (place, place / "model", place / "adapter")
+    folder = next((each for each in places if (each / ABOUT).exists() or _of_tokens(each)), places[1])
+    if _of_tokens(folder):
+        return _continued(folder, inputs)
     net, data, found = load_model(folder, recipe)
     config = settings_of(workspace.read_json(folder / ABOUT)["settings"], found)
     own = getattr(found.task(config), "predict", None)
@@ -306,7 +304,9 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 def _of_tokens(folder: Path) -> bool:
-    return (folder / "config.json").exists() or (folder / "adapter_config.json").exists()
+    """Whether a folder holds a language model, or an adapter of one, as transformers and PEFT write them."""
+    names = ("generation_config.json", "adapter_config.json")
+    return any((folder / name).exists() for name in names)
 
 
 def _continued(folder: Path, inputs: Sequence[Any]) -> Iterator[dict[str, Any]]:

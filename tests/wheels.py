@@ -1,0 +1,59 @@
+"""qnnkit as its wheel installs it: what a user has who never saw a checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# What only extras bring: in the environment that holds the wheel they are as good as missing.
+EXTRAS = ("dask", "distributed", "hypothesis", "jupyterlab", "mido", "optuna", "pytest", "tensorboard")
+
+
+def clean_environment() -> dict[str, str]:
+    """Variables with which nothing leads to this checkout, or to the internet."""
+    leave_out = ("PYTHON", "QNNKIT_", "PIP_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(leave_out)}
+    return kept | {"PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def outside(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command in `folder`, where nothing leads to this checkout; it must succeed."""
+    words = list(map(str, command))
+    done = subprocess.run(words, cwd=folder, env=clean_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: setuptools leaves files where it builds."""
+    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("qnnkit", "notebooks"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made)
+    outside(source, *pip, source)
+    return next(made.glob("qnnkit-*.whl"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that holds the wheel; beside it, of the packages of this one, what running needs."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps")
+    outside(folder, *pip, wheel)
+    # Of an editable qnnkit there, the path stands in a .pth file, which is not read here.
+    lines = (sysconfig.get_path("purelib"), f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))")
+    own = next((folder / "lib").glob("python*/site-packages"))
+    (own / "zz_packages.pth").write_text("\n".join(lines))
+    return folder
