@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from qnnkit import cli, recipes, report, runs
+from qnnkit.report.verify import verify
 
 GB = 1e9
 ROW = {"event": "test", "epochs": 12, "test_loss": 0.1, "best_epoch": 3, "quantum": 24, "classical": 1,
@@ -90,7 +91,7 @@ def test_a_bound_on_a_score_that_the_nets_do_not_have_is_refused(tmp_path):
     runs.open_run(tmp_path / "begun", "digits_quanv")
     with pytest.raises(ValueError, match=r"`max_loss` must be .* but is 2. Use min_accuracy."):
         runs.open_run(tmp_path / "begun", max_loss=2)
-    assert not (tmp_path / "begun" / "criteria.json").exists()
+    assert "max_loss" not in runs.open_run(tmp_path / "begun").config.chosen()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,8 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
     assert "is below 100.0 %" in run.report.read_text()
     again = runs.open_run(run.folder)
     assert report.finish(again)["criteria"] == run.result["criteria"], "a report keeps to them"
-    assert json.loads((run.folder / "config.json").read_text())["min_accuracy"] == 0.1
+    assert json.loads((run.folder / "config.json").read_text())["min_accuracy"] == 1
+    assert all(found.ok for found in verify(again)), "its hashes go with the settings"
 
 
 @pytest.mark.parametrize("value", [1.2, -0.1, "high"])

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from qnnkit import report, runs, workspace
-from qnnkit.report.verify import SUMS, hashes, read_sums, verify, write_sums
+from qnnkit.report.verify import hashes, verify
+from qnnkit.runs import sums
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def finished(tmp_path, monkeypatch):
         (checkpoints / f"step-00000012-{digest}.safetensors").write_bytes(content)
         (checkpoints / "current.json").write_text("{}")
     result |= {"config_digest": run.config.digest()}
-    write_sums(run.folder, hashes(run.folder))
+    sums.write(run.folder, hashes(run.folder))
     workspace.write_json(run.folder / "result.json", result)
     return runs.open_run(run.folder)
 
@@ -159,7 +160,7 @@ def test_a_checkpoint_under_anothers_name(finished):
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
-    write_sums(finished.folder, read_sums(finished.folder) | hashes(finished.folder))
+    sums.write(finished.folder, sums.read(finished.folder) | hashes(finished.folder))
     wrong, _ = troubles(finished)
     assert len(wrong) == 2 and all("is not what its name says" in told for told in wrong.values())
 
@@ -221,7 +222,7 @@ def test_a_run_without_hashes_says_so(finished):
     path = finished.folder / "result.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps({k: v for k, v in content.items() if k != "config_digest"}))
-    (finished.folder / SUMS).unlink()
+    (finished.folder / sums.FILE).unlink()
     found = {each.name: each for each in verify(finished)}
     assert found["hashes"].ok is None and "There is no SHA256SUMS" in found["hashes"].sentence
     assert found["settings"].ok is None and "finished before qnnkit kept one" in found["settings"].sentence
@@ -238,7 +239,7 @@ def test_the_sums_are_read_by_the_systems_own_tool(finished):
     tool = shutil.which("sha256sum")
     if tool is None:
         pytest.skip("no sha256sum here")
-    command = [tool, "--check", "--quiet", SUMS]
+    command = [tool, "--check", "--quiet", sums.FILE]
     assert subprocess.run(command, cwd=finished.folder, capture_output=True).returncode == 0
     (finished.folder / "metrics.jsonl").write_text("{}")
     told = subprocess.run(command, cwd=finished.folder, capture_output=True, text=True)

@@ -13,7 +13,16 @@ CALM = Reading(total=16 * GB, available=8 * GB, swap=0)
 
 def moment(seconds, at_once=None):
     return Moment(
-        epoch=1, epochs=1, step=1, steps=1, updates=1, samples=8, loss=0.5, seconds=seconds, at_once=at_once
+        epoch=1,
+        epochs=1,
+        step=1,
+        steps=1,
+        updates=1,
+        samples=8,
+        learning_rate=0.1,
+        loss=0.5,
+        seconds=seconds,
+        at_once=at_once,
     )
 
 
@@ -118,6 +127,11 @@ def test_short_memory_is_told_once_with_what_to_do_and_looked_at_every_ten_secon
     assert sentence.startswith("Memory is short: 0.2 of 16.0 GB") and sentence.endswith(" Do this.")
 
 
+def spoken(run):
+    """What its machine made a training say."""
+    return [row for row in run.rows("metrics") if row["event"] == "warning" and row["of"] == "machine"]
+
+
 def test_a_training_tells_its_folder_its_status_and_whoever_asked(tmp_path, monkeypatch):
     small = {"epochs": 1, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": [], "threads": 1}
     run = runs.open_run(tmp_path / "run", "digits_quanv", **small)
@@ -126,7 +140,7 @@ def test_a_training_tells_its_folder_its_status_and_whoever_asked(tmp_path, monk
     told = []
     list(runs.train_all(run, on_warning=told.append))
     told = [sentence for sentence in told if "Memory is short" in sentence]  # gradients may warn, too
-    [row] = run.rows("warnings")
+    [row] = spoken(run)
     assert row["sentence"].startswith("Memory is short: 0.5 of 16.0 GB")
     assert told == [f"hybrid, seed 0: {row['sentence']}"]
     assert row["sentence"] in read(run.folder).warnings

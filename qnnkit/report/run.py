@@ -20,8 +20,8 @@ from qnnkit.device import machine
 from qnnkit.report.adapted import beside_base
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
-from qnnkit.report.verify import hashes, read_sums, write_sums
-from qnnkit.runs import Run, build, export, seen_by, trained
+from qnnkit.report.verify import hashes
+from qnnkit.runs import Run, build, export, seen_by, sums, trained
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import MAIN_NETS
 
@@ -288,9 +288,9 @@ def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str
     }
     workspace.write_bytes(run.report, render(run, result).encode())
     # What was trained keeps the hashes it had: they would say nothing if every report took them anew.
-    fresh, kept = hashes(run.folder), read_sums(run.folder) if before else None
+    fresh, kept = hashes(run.folder), sums.read(run.folder) if before else None
     drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
-    write_sums(run.folder, kept | drawn if kept else fresh)
+    sums.write(run.folder, kept | drawn if kept else fresh)
     workspace.write_json(run.folder / "result.json", result)
     return result
 
@@ -329,7 +329,11 @@ def render(run: Run, result: dict[str, Any]) -> str:
             *_surveyed(run),
         ],
         gradients=_of_gradients(run),
-        machine=[f"{row['net']}, seed {row['seed']}: {row['sentence']}" for row in run.rows("warnings")],
+        machine=[
+            f"{row['net']}, seed {row['seed']}: {row['sentence']}"
+            for row in run.rows("metrics")
+            if row["event"] == "warning" and row["of"] == "machine"
+        ],
     )
 
 
@@ -357,7 +361,7 @@ def _starts(run: Run) -> list[str]:
 
 def _placed(run: Run) -> list[str]:
     """Where it was trained, and why there."""
-    told = run.provenance.get("placement", {}).get("sentence")  # runs of earlier versions have none
+    told = run.provenance.get("trained", {}).get("sentence")
     return [f"Trained on {told}"] if told else []
 
 

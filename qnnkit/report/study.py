@@ -18,8 +18,7 @@ from qnnkit import stats, workspace
 from qnnkit.batch import state
 from qnnkit.report.batch import data_notes, noted, number, read_batch, show
 from qnnkit.report.tables import latex, metrics_of, records, told_comparisons, told_means
-from qnnkit.report.verify import SUMS, parse_sums
-from qnnkit.runs import Run
+from qnnkit.runs import Run, sums
 from qnnkit.runs.folder import settings_of, settled
 from qnnkit.settings import MAIN_NETS
 
@@ -139,8 +138,8 @@ def _read_run(
     if config is None or content is None:
         raise ValueError(f"its {'config.json' if config is None else 'metrics.jsonl'} is missing.")
     hashed = hashlib.sha256(content).hexdigest()
-    sums = state.content(folder, SUMS)
-    kept = {} if sums is None else parse_sums(sums.decode(errors="replace"))
+    summed = state.content(folder, sums.FILE)
+    kept = {} if summed is None else sums.parse(summed.decode(errors="replace"))
     if kept.get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
     run = Run(folder, settled(folder, settings_of(config)))

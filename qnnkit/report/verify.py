@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qnnkit import workspace
-from qnnkit.runs import Run
+from qnnkit.runs import Run, sums
 
-SUMS = "SHA256SUMS"
-"""As `sha256sum --check` reads it, in the run folder."""
 CHECKPOINT = re.compile(r"step-\d+-([0-9a-f]{16})\.safetensors")
 _LATER = (
     "result.json",
-    SUMS,
+    sums.FILE,
     "trackers.json",
     "failed.json",
-    "status.json",
-    "criteria.json",
     "notebooks/04_analyze.ipynb",
 )
 """Written after the hashes are taken, or not by the run itself."""
@@ -46,33 +40,13 @@ def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 (hex) of every file of a finished run, by its path relative to `folder`, with `/`.
 
     Left out is what is written last or while something runs: result.json, SHA256SUMS itself, 04_analyze's
-    executed copy, what 05_benchmark and `qnnkit measure` found, status.json and criteria.json, running and
-    failed notebooks, logs, hidden files, and what belongs to trackers.
+    executed copy, what 05_benchmark and `qnnkit measure` found, running and failed notebooks, logs, hidden
+    files, and what belongs to trackers.
 
     Raises:
         OSError: A file cannot be read.
     """
-    return {name: _sha256(folder / name) for name in _files(folder)}
-
-
-def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
-    """Writes SHA256SUMS, which `sha256sum --check` reads."""
-    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
-    workspace.write_bytes(folder / SUMS, lines.encode())
-
-
-def parse_sums(text: str) -> dict[str, str]:
-    """Hash (hex) of each file, by its name; lines that tell none are passed over."""
-    pairs = (line.split("  ", 1) for line in text.splitlines() if "  " in line)
-    return {name: digest for digest, name in pairs}
-
-
-def read_sums(folder: Path) -> dict[str, str] | None:
-    """What `write_sums` has written; None without it."""
-    try:
-        return parse_sums((folder / SUMS).read_text(errors="replace"))
-    except OSError:
-        return None
+    return {name: sums.of(folder / name) for name in _files(folder)}
 
 
 def verify(run: Run) -> list[Finding]:
@@ -123,17 +97,12 @@ def _counts(name: str) -> bool:
     return not (hidden or beside or name.endswith(_PASSING) or parts[0] in ("tensorboard", "logs"))
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _check_files(run: Run) -> list[Finding]:
-    kept = read_sums(run.folder)
+    kept = sums.read(run.folder)
     if kept is None:
         told = (
-            f"There is no {SUMS}, so the files cannot be compared with what they were when the run finished. "
-            "`qnnkit report` on it writes them as they are now."
+            f"There is no {sums.FILE}, so the files cannot be compared with what they were when the run "
+            "finished. `qnnkit report` on it writes them as they are now."
         )
         return [Finding("hashes", None, told)]
     findings, same = [], 0
@@ -147,7 +116,7 @@ def _check_files(run: Run) -> list[Finding]:
             findings.append(Finding(name, False, f"{name} is missing. {_REMEDY}"))
             continue
         try:
-            unchanged = _sha256(run.folder / name) == kept[name]
+            unchanged = sums.of(run.folder / name) == kept[name]
         except OSError as error:
             findings.append(Finding(name, False, f"{name} cannot be read ({error.strerror}). {_REMEDY}"))
             continue
@@ -167,7 +136,7 @@ def _check_checkpoints(run: Run) -> list[Finding]:
     for path in paths:
         name, said = path.relative_to(run.folder).as_posix(), CHECKPOINT.fullmatch(path.name)
         try:
-            whole = said is not None and _sha256(path).startswith(said[1])
+            whole = said is not None and sums.of(path).startswith(said[1])
         except OSError:
             whole = False
         if not whole:

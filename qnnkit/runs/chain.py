@@ -137,12 +137,11 @@ def epoch_line(run: Run, row: dict[str, Any]) -> str:
 
 
 class _Following:
-    """Echoes each epoch in metrics.jsonl and sentence in warnings.jsonl, while a kernel writes them."""
+    """Echoes where a run is placed, each epoch and each word of its machine, while a kernel writes them."""
 
     def __init__(self, run: Run, echo: Callable[[str], None]):
         self.run, self.echo, self.done = run, echo, threading.Event()
         self.seen, self.placed = len(run.rows("metrics")), run.placement.get("sentence")
-        self.warned = len(run.rows("warnings"))
         self.thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> None:
@@ -166,8 +165,6 @@ class _Following:
         for row in rows[self.seen :]:
             if row["event"] == "epoch":
                 self.echo(f"      {epoch_line(self.run, row)}")
+            elif row["event"] == "warning" and row["of"] == "machine":
+                self.echo(f"      {row['net']}, seed {row['seed']}: {row['sentence']}")
         self.seen = len(rows)
-        warnings = self.run.rows("warnings")
-        for row in warnings[self.warned :]:
-            self.echo(f"      {row['net']}, seed {row['seed']}: {row['sentence']}")
-        self.warned = len(warnings)

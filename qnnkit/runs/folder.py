@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
 from qnnkit.recipes import Recipe
+from qnnkit.runs import sums
 from qnnkit.runs.lock import alone, bring, mirrored_in_notebook
 from qnnkit.runs.origin import origin
 from qnnkit.runs.usable import (
@@ -51,10 +52,6 @@ TRAINING = (
     *("label_smoothing", "augmentation", "chunk"),  # of kinds of data
 )
 """Settings of the training and of the machine: any other makes other nets, or other data."""
-PLACED = "placement.json"
-"""Where and in which batches a run is trained, as it was found on the machine that trains it."""
-BOUNDS = "criteria.json"
-"""Bounds of success that were given after the run had begun; config.json has those that it began with."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +179,7 @@ class Run:
     @property
     def placement(self) -> dict[str, Any]:
         """What was last decided on where the run is trained, and why; see `runs.placed`."""
-        found = workspace.read_json(self.folder / PLACED)
+        found = self.provenance.get("placement")
         return found if isinstance(found, dict) else {}
 
     def predict(self, inputs: Any) -> list[dict[str, Any]]:
@@ -298,10 +295,9 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
     elif difference:
         raise _other_experiment(folder, _told(difference))
     bounds = {name: value for name, value in given.items() if name in CRITERIA}
-    kept = kept_criteria(folder)
-    config = begun.override(**(kept | placement))
-    if bounds and bounds != {name: kept.get(name) for name in bounds}:
-        workspace.write_json(folder / BOUNDS, kept | bounds)
+    if any(getattr(begun, name) != value for name, value in bounds.items()):
+        _write_bounds(folder, bounds)
+    config = begun.override(**(bounds | placement))
     if placement:  # without one, a run of another machine may still be looked at here
         check_placement(config)
     workspace.make_folder(folder)
@@ -399,20 +395,17 @@ def settled(folder: Path, config: Settings) -> Settings:
     """The settings with the number that was found when the run began for a size of batch that is "auto"."""
     if config.batch_size != "auto":
         return config
-    # Runs of an earlier version have it in placement.json alone.
-    for name in ("provenance.json", PLACED):
-        note = workspace.read_json(folder / name)
-        found = note.get("batch_size") if isinstance(note, dict) else None
-        if is_count(found):
-            return config.override(batch_size=found)
-    return config
+    found = (workspace.read_json(folder / "provenance.json") or {}).get("batch_size")
+    return config.override(batch_size=found) if is_count(found) else config
 
 
-def kept_criteria(folder: Path) -> dict[str, FlatValue]:
-    """The bounds that a run was given after it had begun."""
-    found = workspace.read_json(folder / BOUNDS)
-    found = found if isinstance(found, dict) else {}
-    return {name: value for name, value in found.items() if name in CRITERIA}
+def _write_bounds(folder: Path, bounds: Mapping[str, FlatValue]) -> None:
+    """Exchanges bounds of success in config.json; the hash that SHA256SUMS has of it goes with it."""
+    path = folder / "config.json"
+    workspace.write_json(path, workspace.read_json(path) | dict(bounds))
+    kept = sums.read(folder)
+    if kept is not None and path.name in kept:
+        sums.write(folder, kept | {path.name: sums.of(path)})
 
 
 def is_count(value: Any) -> bool:

@@ -49,14 +49,19 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
         lock.release()
 
 
-def held(folder: Path, work: str) -> bool:
-    """Whether a living process of this machine holds the folder, as its note tells; no lock is touched."""
-    import psutil
+def held(folder: Path, work: str) -> bool | None:
+    """Whether a living process holds the folder for that work; None where none ever has."""
+    from filelock import FileLock, Timeout
 
+    path = folder / f".{work}.lock"
+    if not path.exists():
+        return None
     try:
-        told = json.loads((folder / f".{work}.json").read_text())
-        return told["machine"] == platform.node() and psutil.pid_exists(int(told["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a folder that may only be read: nobody here writes to it
         return False
 
 

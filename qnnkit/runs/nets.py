@@ -29,7 +29,7 @@ from qnnkit.models import features
 from qnnkit.models.causal_lm import bare as without_weights
 from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.placement import Placement
-from qnnkit.runs.folder import Run, now
+from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.status import Reporter
 from qnnkit.runs.trackers import Trackers
@@ -138,7 +138,7 @@ def train_all(
         on_epoch: Called after every epoch with its row.
         on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
             each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
-            the machine does not keep up: warnings.jsonl has these.
+            the machine does not keep up: metrics.jsonl has these.
 
     Raises:
         BlockingIOError: Another process is training this run.
@@ -153,7 +153,7 @@ def train_all(
             work.enter_context(mirrored(run.folder))
         place = placed(run, locked=True)
         if is_main():
-            facts = {name: getattr(place, name) for name in ("device", "backend", "threads", "sentence")}
+            facts = {name: getattr(place, name) for name in ("backend", "threads", "sentence")}
             facts |= {"processes": n_processes(), "precision": run.config.precision}
             notes = list(run.splits.notes)
             if getattr(run.config, "four_bit", False):
@@ -165,13 +165,11 @@ def train_all(
                 data=run.splits.fingerprint(),
                 notes=notes,
                 device=place.device,
-                placement=facts,
+                trained=facts,
             )
         config = run.config
         trackers = Trackers(config.trackers, run.folder, run.folder.name, config.title, config.flat())
         work.enter_context(trackers)
-        counted = "tokens" if isinstance(run.splits, TokenSplits) else "samples"
-        reporter = work.enter_context(Reporter(run, finished, counted)) if is_main() else None
 
         def note(row: dict[str, Any]) -> None:
             run.log("metrics", row)
@@ -182,7 +180,7 @@ def train_all(
         for seed in run.seeds:
             for net in run.nets:
                 if (net, seed) not in finished:
-                    finished[net, seed] = _told(run, net, seed, place, note, on_warning, reporter)
+                    finished[net, seed] = _told(run, net, seed, place, note, on_warning)
                 yield finished[net, seed]
 
 
@@ -223,12 +221,11 @@ def _train(
     placed: Placement,
     on_epoch: Callable[[dict[str, Any]], None],
     on_warning: Callable[[str], None] | None,
-    reporter: Reporter | None,
 ) -> dict[str, Any]:
     config, place = run.config, device.choose(placed.device)
     measure.reset_peak(place)
-    if reporter:
-        reporter.begin(net, seed, place)
+    counted = "tokens" if isinstance(run.splits, TokenSplits) else "samples"
+    reporter = Reporter(run, net, seed, place, counted) if is_main() else None
     model, task = build(run, net, seed), run.task
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
     with warnings.catch_warnings():
@@ -249,14 +246,13 @@ def _train(
             if fault not in warned:
                 warned.add(fault)
                 if reporter:
-                    reporter.warn(sentence)
+                    reporter.warn("gradients", sentence)
                 if on_warning:
                     on_warning(f"{net}, seed {seed}, epoch {row['epoch']}: {sentence}")
 
     def tell(sentence: str) -> None:
         if reporter:
-            run.log("warnings", {"net": net, "seed": seed, "time": now(), "sentence": sentence})
-            reporter.warn(sentence)
+            reporter.warn("machine", sentence)
             if on_warning:
                 on_warning(f"{net}, seed {seed}: {sentence}")
 
@@ -325,8 +321,6 @@ def _train(
                 speed = _speed(run, row["seconds"])
                 run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row, **speed})
         run.log("metrics", final)
-    if reporter:
-        reporter.end(final)
     return final
 
 

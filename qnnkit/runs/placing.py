@@ -6,8 +6,7 @@ import contextlib
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import workspace
-from qnnkit.runs.folder import OF_NETS, PLACED, TRAINING, Run, is_count, settled
+from qnnkit.runs.folder import OF_NETS, TRAINING, Run, is_count, settled
 from qnnkit.runs.lock import alone
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ SHARE = 0.5
 
 
 def placed(run: Run, *, locked: bool = False) -> Placement:
-    """Where the nets of a run are trained, as `placement.json` of its folder has it for this machine.
+    """Where the nets of a run are trained, as its provenance.json has it for this machine.
 
     Decided by the run's own net, for its controls too. A run that goes on decides as it did where it was
     asked the same on the same machine before; on another one, or asked for another placement, it measures
@@ -89,7 +88,7 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
         if not begins and (run.rows("metrics") or (run.folder / "checkpoints").exists()):
             raise ValueError(
                 f"Run folder `{run.folder}` must hold the size of batch it was trained with, but "
-                f"provenance.json and {PLACED} have none. Restore one of them, or begin another run_dir."
+                "provenance.json has none. Restore that file, or begin another run_dir."
             )
         found = _decide(run).batch_size
         run.note_provenance(batch_size=found)
@@ -196,7 +195,7 @@ def _write(run: Run, note: dict[str, Any]) -> None:
         *(before.get("others") or ()),
     ]
     kept = [each for each in others if _usable(each) and _question(each) != _question(note)]
-    workspace.write_json(run.folder / PLACED, note | {"others": kept})
+    run.note_provenance(placement=note | {"others": kept})
 
 
 def _usable(note: Any) -> dict[str, Any] | None:

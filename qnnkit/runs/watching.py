@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, workspace
-from qnnkit.device import machine
 from qnnkit.runs.lock import held
 from qnnkit.runs.status import Status, read
 
@@ -44,12 +43,12 @@ def watch(
         ValueError: `every` is not above 0, or batch.json lists no runs.
     """
     checks.positive("every", every, "Use a number of seconds, such as 2.")
-    load, begun = Load(), time.monotonic()
+    begun = time.monotonic()
     found = _look(run_dir)
     with contextlib.suppress(KeyboardInterrupt), _display(echo) as show:
         while True:
             shown = [status for status in found if status.state != "not begun"] or found
-            show(shown, [load.told(status) for status in shown])
+            show(shown)
             states = {status.state for status in found}
             if states & {"running"} or _held(workspace.place(run_dir)):
                 begun = time.monotonic()
@@ -95,47 +94,10 @@ def _held(folder: Path) -> bool:
     return any(held(local, work) for work in ("begin", "chain", "train"))
 
 
-class Load:
-    """How busy the device of a training is, where the platform tells."""
-
-    def __init__(self) -> None:
-        self.processes: dict[int, Any] = {}
-
-    def told(self, status: Status) -> str:
-        """In a few words; of a training on another machine, only what its file says."""
-        facts = [status.device or ""]
-        if status.device_memory is not None:
-            facts.append(f"{status.device_memory / 1e9:.2f} GB")
-        if status.state != "running" or not status.is_here or status.pid is None:
-            return " ".join(facts)
-        facts.append(self._cpu(status.pid) if status.device == "cpu" else self._gpu(status))
-        return " ".join(filter(None, facts))
-
-    def _cpu(self, pid: int) -> str:
-        """Share of one core since the last look, or in a fifth of a second for the first one."""
-        import psutil
-
-        try:
-            first = pid not in self.processes
-            process = self.processes.setdefault(pid, psutil.Process(pid))
-            return f"{process.cpu_percent(0.2 if first else None):.0f} %"
-        except psutil.Error:
-            return ""
-
-    @staticmethod
-    def _gpu(status: Status) -> str:
-        if status.device_id is None:  # Apple tells a GPU's load to root alone
-            return "(its load is not told here)"
-        query, form = "--query-gpu=utilization.gpu,temperature.gpu", "--format=csv,noheader,nounits"
-        answer = machine.output("nvidia-smi", f"--id={status.device_id}", query, form)
-        busy, comma, warm = answer.partition(",")
-        return f"{busy.strip()} %, {warm.strip()} °C" if comma else ""
-
-
 # --- in words ----------------------------------------------------------------------------------------------
 
 
-def row(status: Status, load: str) -> tuple[str, ...]:
+def row(status: Status) -> tuple[str, ...]:
     """What COLUMNS say of a run."""
     training = progress = left = ""
     if status.net is not None:
@@ -150,7 +112,9 @@ def row(status: Status, load: str) -> tuple[str, ...]:
     memory = "" if status.memory is None else f"{status.memory / 1e9:.2f} GB"
     if status.peak_memory is not None:
         memory += f" (peak {status.peak_memory / 1e9:.2f})"
-    speed = status.per_second
+    speed, device = status.per_second, status.device or ""
+    if status.device_memory is not None:
+        device += f" {status.device_memory / 1e9:.2f} GB"
     return (
         status.folder.name,
         _state(status),
@@ -160,13 +124,13 @@ def row(status: Status, load: str) -> tuple[str, ...]:
         "" if speed is None or status.state != "running" else f"{speed:,.0f} {status.counted or 'samples'}/s",
         left,
         memory,
-        load,
+        device,
     )
 
 
-def line(status: Status, load: str) -> str:
+def line(status: Status) -> str:
     """A run in one line of words."""
-    told = dict(zip(COLUMNS, row(status, load), strict=True))
+    told = dict(zip(COLUMNS, row(status), strict=True))
     for name in ("loss", "memory"):
         told[name] = told[name] and f"{name} {told[name]}"
     told["left"] = told["left"] and f"{told['left']} left"
@@ -196,7 +160,7 @@ def _state(status: Status) -> str:
 
 # --- shown -------------------------------------------------------------------------------------------------
 
-Show = Callable[[list[Status], list[str]], None]
+Show = Callable[[list[Status]], None]
 
 
 @contextlib.contextmanager
@@ -211,15 +175,15 @@ def _display(echo: Callable[[str], None] | None) -> Iterator[Show]:
         from rich.live import Live
 
         with Live(console=Console(file=sys.stdout), auto_refresh=False) as live:
-            yield lambda statuses, loads: live.update(_table(statuses, loads), refresh=True)
+            yield lambda statuses: live.update(_table(statuses), refresh=True)
 
 
 def _as_lines(echo: Callable[[str], None]) -> Show:
     said: set[str] = set()
 
-    def show(statuses: list[Status], loads: list[str]) -> None:
-        for status, load in zip(statuses, loads, strict=True):
-            for sentence in (line(status, load), *(f"  ! {warning}" for warning in status.warnings)):
+    def show(statuses: list[Status]) -> None:
+        for status in statuses:
+            for sentence in (line(status), *(f"  ! {warning}" for warning in status.warnings)):
                 if sentence not in said:
                     said.add(sentence)
                     echo(sentence)
@@ -227,14 +191,14 @@ def _as_lines(echo: Callable[[str], None]) -> Show:
     return show
 
 
-def _table(statuses: list[Status], loads: list[str]) -> Any:
+def _table(statuses: list[Status]) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*COLUMNS, box=None, pad_edge=False)
-    for status, load in zip(statuses, loads, strict=True):
-        table.add_row(*map(Text, row(status, load)))
+    for status in statuses:
+        table.add_row(*map(Text, row(status)))
     told = [Text(f"! {warning}") for status in statuses for warning in status.warnings]
     return Group(table, *told)
 
@@ -256,12 +220,11 @@ def _in_cell() -> Show:
 
     handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
 
-    def show(statuses: list[Status], loads: list[str]) -> None:
-        pairs = [*zip(statuses, loads, strict=True)]
+    def show(statuses: list[Status]) -> None:
         told = [f"! {warning}" for status in statuses for warning in status.warnings]
-        table = pd.DataFrame([row(*pair) for pair in pairs], columns=pd.Index(COLUMNS)).to_html(index=False)
+        table = pd.DataFrame([*map(row, statuses)], columns=pd.Index(COLUMNS)).to_html(index=False)
         below = "".join(f"<p>{html.escape(warning)}</p>" for warning in told)
-        plain = "\n".join([*(line(*pair) for pair in pairs), *told])
+        plain = "\n".join([*map(line, statuses), *told])
         handle.update({"text/html": table + below, "text/plain": plain}, raw=True)
 
     return show

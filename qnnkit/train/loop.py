@@ -364,6 +364,7 @@ class _Loop:
             updates=self.progress.updates,
             samples=sum(each.step.count for each in done),
             loss=loss,
+            learning_rate=self.optimizer.param_groups[0]["lr"],
             seconds=seconds,
             at_once=self.progress.at_once,
         )
@@ -496,5 +497,4 @@ class _Loop:
             totals = Totals(sums, part["count"])
         else:
             totals = Totals({name: torch.zeros(()) for name in part["sums"]})
-        watched = part.get("watched")  # checkpoints of earlier versions have none
-        self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, watched)
+        self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])

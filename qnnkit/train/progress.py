@@ -67,6 +67,8 @@ class Moment:
     """Samples, or tokens, that it was made from, on this process (`Step.count`)."""
     loss: float
     """Mean over these."""
+    learning_rate: float
+    """Of the first group of weights."""
     seconds: float
     """What it took, loading included; validation and checkpoints are not."""
     at_once: int | None
