@@ -12,37 +12,44 @@ if TYPE_CHECKING:
     import torch
 
 
-def message(name: str, rule: str, value: object, next_step: str) -> str:
+class Message(str):
+    """A refusal's sentence that knows its parts."""
+
+    name: str
+    rule: str
+    value: object
+    next_step: str
+
+
+def message(name: str, rule: str, value: object, next_step: str) -> Message:
     """The sentence that every refusal of qnnkit is made of.
 
     Example:
         >>> message("wires", "lie in 0..3", (0, 4), "Raise n_qubits or drop wire 4.")
         'Argument `wires` must lie in 0..3, but is (0, 4). Raise n_qubits or drop wire 4.'
     """
-    return f"Argument `{name}` must {rule}, but is {value!r}. {next_step}"
+    made = Message(f"Argument `{name}` must {rule}, but is {value!r}. {next_step}")
+    made.name, made.rule, made.value, made.next_step = name, rule, value, next_step
+    return made
 
 
 @contextlib.contextmanager
-def in_words(words: Mapping[str, str]) -> Iterator[None]:
-    """Tells a refusal in the words of the one who asked: what each key of `words` says, its value says there.
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """A refusal of an argument names it as the caller's user knows it: by `names`, where they have it.
 
     Example:
-        >>> with in_words({"`root`": "`data_dir`"}):
-        ...     raise ValueError(message("root", "hold images", "x", "Put them in `root`/a/."))
+        >>> with renamed({"root": "data_dir"}):
+        ...     raise ValueError(message("root", "hold images", "x", "Add some."))
         Traceback (most recent call last):
-        ValueError: Argument `data_dir` must hold images, but is 'x'. Put them in `data_dir`/a/.
+        ValueError: Argument `data_dir` must hold images, but is 'x'. Add some.
     """
     try:
         yield
     except (ValueError, OSError) as error:
-        before = error.args[-1] if error.args else None
-        if not isinstance(before, str):
+        found = error.args[-1] if error.args else None
+        if not isinstance(found, Message) or found.name not in names:
             raise
-        told = before
-        for here, there in words.items():
-            told = told.replace(here, there)
-        if told == before:
-            raise
+        told = message(names[found.name], found.rule, found.value, found.next_step)
         raise type(error)(*error.args[:-1], told) from None
 
 

@@ -313,9 +313,8 @@ def measure(
     """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
     from qnnkit import checks, survey
 
-    words = {"`compare`": "`--compare`", "`n_samples`": "`--samples`", "`seconds`": "`--seconds`"}
-    words |= {"`price_per_hour`": "`--price`"}
-    with _ending_cleanly(), checks.in_words(words):
+    names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds"}
+    with _ending_cleanly(), checks.renamed({**names, "price_per_hour": "--price"}):
         if compare:
             text, place = survey.compare_machines(files or [], out)
             typer.echo(f"{text}\n\nPicture: {place}")
@@ -354,9 +353,8 @@ def sample(
 
     if (per_class is None) == (fraction is None):
         raise ValueError("Give --per-class or --fraction, one of them.")
-    words = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
-    words |= {"fraction": "--fraction", "link": "--link"}
-    with checks.in_words({f"`{name}`": f"`{typed}`" for name, typed in words.items()}):
+    names = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
+    with checks.renamed({**names, "fraction": "--fraction", "link": "--link"}):
         there = data.sample_files(
             workspace.data_place(source),
             workspace.place(folder),

@@ -84,3 +84,14 @@ def test_folder(tmp_path):
         with pytest.raises(error) as caught:
             checks.folder("data_dir", tmp_path / name, "Make it.")
         sentence(caught, "data_dir", repr(str(tmp_path / name)))
+
+
+def test_an_argument_is_named_as_its_caller_knows_it():
+    with pytest.raises(FileNotFoundError) as caught, checks.renamed({"root": "data_dir"}):
+        raise FileNotFoundError(2, checks.message("root", "be there", "root", "Make it."))
+    assert caught.value.errno == 2
+    assert caught.value.args[1] == "Argument `data_dir` must be there, but is 'root'. Make it."
+    for other in (ValueError("root"), ValueError(checks.message("folder", "be `root`", 1, "Do."))):
+        with pytest.raises(ValueError) as caught, checks.renamed({"root": "data_dir"}):
+            raise other
+        assert caught.value is other

@@ -127,7 +127,7 @@ def test_settings_that_are_none(word, told):
         ("digit_quanv", "epochs=1", "Did you mean 'digits_quanv'?"),
         ("folder_quanv", "epochs=1", "`data_dir` must"),
         ("folder_quanv", "data_dir=nothing.zip", "`data_dir` must be an existing folder or file, but is"),
-        ("digits_quanv", "dataset=mnist", "or have it fetched: --set download=true."),
+        ("digits_quanv", "dataset=mnist", "or set download to true to have it fetched."),
     ],
 )
 def test_a_bad_setting_is_refused_before_anything_is_written(qnnkit, tmp_path, recipe, setting, told):
@@ -146,7 +146,7 @@ def test_cuda_without_cuda(qnnkit, tmp_path):
     [
         ("empty class", "`data_dir` must hold images in every class folder"),
         ("one class", "`data_dir` must hold two or more"),
-        ("no class", "Put them in `data_dir`/<class>/."),
+        ("no class", "Put them in <class>/ there."),
         ("only text", "b/0.png"),
         ("a file", "`data_dir` must be an existing folder or an archive"),
     ],

@@ -397,7 +397,7 @@ def test_a_root_that_is_missing_or_a_file(tmp_path: Path) -> None:
     refused(FileNotFoundError, root=tmp_path / "nowhere")
     refused(NotADirectoryError, root=put(tmp_path / "file.png", noise(4, 4)))
     for nothing in (None, ""):
-        refused(ValueError, contains="Pass root=", root=nothing)
+        refused(ValueError, contains="Pass the path of a folder", root=nothing)
 
 
 class Payload:

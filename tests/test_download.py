@@ -179,7 +179,7 @@ def test_a_dataset_is_fetched_only_when_asked(server, tmp_path, store, monkeypat
     sums = {name: f"md5:{hashlib.md5(each).hexdigest()}" for name, each in files.items()}
     entry = replace(public.PUBLIC["mnist"], mirrors=(f"{server.url}gone/", server.url), files=sums)
     monkeypatch.setitem(public.PUBLIC, "mnist", entry)
-    with pytest.raises(FileNotFoundError, match="download=True"):
+    with pytest.raises(FileNotFoundError, match="set download to true"):
         load("mnist")
     assert server.asked == [] and not store.exists()
     splits = load("mnist", download=True)

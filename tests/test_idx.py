@@ -115,11 +115,11 @@ def test_what_is_missing_is_named_with_where_to_get_it(tmp_path):
     files = whole()
     del files[KINDS[3]]
     text = told(FileNotFoundError, "mnist", root=write(tmp_path / "three", files))
-    assert "t10k-labels-idx1-ubyte, but" in text and "https://" in text and "download=True" in text
+    assert "t10k-labels-idx1-ubyte, but" in text and "https://" in text and "set download to true" in text
     for root in (None, tmp_path / "nowhere", write(tmp_path / "empty", {})):
         for name in ("mnist", "fashion_mnist", "kmnist", "emnist", "ahcd"):
             text = told(FileNotFoundError, name, root=root)
-            assert "https://" in text and text.endswith("download=True.")
+            assert "https://" in text and text.endswith("to have it fetched.")
     assert not (tmp_path / "cache").exists()  # looking makes nothing
 
 

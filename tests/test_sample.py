@@ -182,7 +182,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
     [
         (("no.zip", "some", "--per-class", "1"), "`SRC` must be an existing folder or an archive"),
         (("taken", "some", "--per-class", "1"), "`SRC` must hold two or more class folders"),
-        (("taken", "some", "--per-class", "1"), "Put them in `SRC`/<class>/."),
+        (("taken", "some", "--per-class", "1"), "Put them in <class>/ there."),
         (("all", "taken", "--per-class", "1"), "`DST` must be absent or an empty folder"),
         (("all", "all/some", "--per-class", "1"), "`DST` must lie outside of"),
         (("all", "some", "--per-class", "13"), "`--per-class` must be at most 12"),
@@ -191,7 +191,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
         (("all", "some"), "Give --per-class or --fraction, one of them."),
         (("all", "some", "--per-class", "1", "--fraction", "0.5"), "Give --per-class or --fraction, one of"),
         (("all.zip", "some", "--per-class", "1", "--link"), "`--link` must be left out for an archive"),
-        (("all.zip", "some", "--per-class", "1", "--link"), "Leave `--link` out to copy."),
+        (("all.zip", "some", "--per-class", "1", "--link"), "Leave it out to copy."),
         (("all", "some", "--per-class", "1", "--pattern", "x"), "`--pattern` must have a group"),
     ],
 )

@@ -62,7 +62,7 @@ def adapted(base: nn.Module, settings: Any, net: str, seed: int) -> nn.Module:
         net: A control, or any other word for the adapter itself.
         seed: Fixes the adapter's first weights; nets of one seed that have the same angles start alike.
     """
-    with checks.in_words({"`target_modules`": "`targets`", "`options`": "`rank` or `alpha`"}):
+    with checks.renamed({"target_modules": "targets"}):
         own: dict[str, Any] = {"n_weights": settings.adapter_weights, "targets": settings.targets}
         given = {"r": settings.rank, "lora_alpha": settings.alpha}
         own |= {name: value for name, value in given.items() if value is not None}

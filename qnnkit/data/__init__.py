@@ -67,9 +67,7 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     if inspect.signature(loader).parameters["root"].default is inspect.Parameter.empty and not options.get(
         "root"
     ):
-        raise ValueError(
-            checks.message("root", f"say where {name} lies", None, "Pass root='path/to/folder'.")
-        )
+        raise ValueError(checks.message("root", f"say where {name} lies", None, "Pass its path."))
     return loader(**options).keep(train_fraction, options.get("split_seed", 0))
 
 

@@ -82,7 +82,7 @@ def npz(
     """
     if not root:
         rule = "name a .npz file with arrays called images and labels"
-        raise ValueError(checks.message("root", rule, root, "Pass root='path/to/file.npz'."))
+        raise ValueError(checks.message("root", rule, root, "Pass the path of an .npz file."))
     path = fetch.local(root)
     if not path.is_file():
         step = "Check the path; on Colab, mount Drive first."

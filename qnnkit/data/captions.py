@@ -202,7 +202,7 @@ def captions(
     """
     if not root:
         rule = "name a folder of images with captions.json in it"
-        raise ValueError(checks.message("root", rule, root, "Pass root='path/to/folder'."))
+        raise ValueError(checks.message("root", rule, root, "Pass the path of its folder."))
     with open_place(fetch.local(root)) as place:
         found = listing(place)
         members = list(found.captions)
@@ -334,7 +334,7 @@ def _gather(place: Place, members: Sequence[Member], image_size: int | None, gre
 def _split(n: int, split_seed: int, validation: float, test: float) -> tuple[np.ndarray, ...]:
     """Sorted rows of train, validation and test, of `n` images."""
     if not (min(validation, test) > 0 and validation + test < 1):
-        rule = "be above 0, as validation_fraction must, and leave images for training"
+        rule = "be above 0, as validation_fraction must, and leave samples for training"
         step = f"With validation_fraction={validation} that is not so: use 0.2 for both."
         raise ValueError(checks.message("test_fraction", rule, test, step))
     n_validation, n_test = (max(1, round(fraction * n)) for fraction in (validation, test))

@@ -47,7 +47,7 @@ def class_folder(
     """
     if not root:
         rule = "name a folder with one folder of images per class"
-        raise ValueError(checks.message("root", rule, root, "Pass root='path/to/images'."))
+        raise ValueError(checks.message("root", rule, root, "Pass the path of a folder of images."))
     with open_place(fetch.local(root)) as place:
         layout = by_folder(place)
         wanted = {"dataset": "class_folder", "image_size": image_size, "grey": grey}
@@ -85,7 +85,7 @@ def flat_folder(
     """
     if not root:
         rule = "name a folder of images with the label in their names"
-        raise ValueError(checks.message("root", rule, root, "Pass root='path/to/images'."))
+        raise ValueError(checks.message("root", rule, root, "Pass the path of a folder of images."))
     with open_place(fetch.local(root)) as place:
         layout, malformed = by_name(place, label_pattern)
         if len(classes_of(layout)) < 2:

@@ -133,11 +133,10 @@ def of(settings: Any) -> Any:
     if here and not Path(place).exists():
         step = "Give the folder, archive, file or URL that holds the dataset."
         raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
-    # The library's arguments have other names in notebooks and on the command line.
-    words = {"`root`": "`data_dir`", "root=": "data_dir=", "download=True": "--set download=true"}
+    names = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
     if getattr(settings, "tokenizer", None) is None:
-        words |= {"`tokenizer`": "`pretrained`"}
-    with checks.in_words(words):
+        names["tokenizer"] = "pretrained"
+    with checks.renamed(names):
         return data.load(name, **options)
 
 

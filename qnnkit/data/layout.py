@@ -45,8 +45,8 @@ def by_folder(place: Place) -> Layout:
             rule = (
                 "hold images in every class folder" if len(classes) > 1 else "hold two or more class folders"
             )
-            under = "`root`/<class>/" if side == "any" else f"`root`/{side}/<class>/"
-            step = f"Images found: {first(found) or 'no folder'}. Put them in {under}."
+            under = "<class>/" if side == "any" else f"{side}/<class>/"
+            step = f"Images found: {first(found) or 'no folder'}. Put them in {under} there."
             raise ValueError(checks.message("root", rule, str(place.path), step))
     _same_classes(layout)
     return layout

@@ -141,7 +141,7 @@ def obtain(name: str, root: str | Path | None, download: bool) -> Path:
 
 def missing(name: str, root: str | Path | None, files: list[str]) -> FileNotFoundError:
     """What is not there, where to get it, and how to have it fetched."""
-    step = f"Get the dataset from {PUBLIC[name].page}, or have it fetched: download=True."
+    step = f"Get the dataset from {PUBLIC[name].page}, or set download to true to have it fetched."
     rule = f"name a folder or an archive with {', '.join(files)}"
     return FileNotFoundError(checks.message("root", rule, None if root is None else str(root), step))
 

@@ -145,7 +145,7 @@ def sample_files(
             _require_outside(place.path, folder)
         sides, left_out = layout.of(place, pattern)
         if link and not isinstance(place, places.Folder):
-            step = "Leave `link` out to copy."
+            step = "Leave it out to copy."
             raise ValueError(checks.message("link", "be left out for an archive", link, step))
         chosen = {
             side: {

@@ -224,7 +224,7 @@ def stratified_split(
         (6, array([0, 1]), array([0, 1]))
     """
     if not (min(fractions) > 0 and sum(fractions) < 1):
-        rule = "be above 0, as validation_fraction must, and leave images for training"
+        rule = "be above 0, as validation_fraction must, and leave samples for training"
         step = f"With validation_fraction={fractions[0]} that is not so: use 0.2 for both."
         raise ValueError(checks.message("test_fraction", rule, fractions[1], step))
     n_validation, n_test = (max(len(classes), round(part * len(labels))) for part in fractions)
@@ -235,7 +235,7 @@ def stratified_split(
             rest, validation = second
     parts = (rest, validation, test)
     if any(part is None or len(np.unique(labels[part])) < len(classes) for part in parts):
-        step = "Add images of this class, or bring validation_fraction and test_fraction nearer to 1/3."
+        step = "Add some of this class, or bring validation_fraction and test_fraction nearer to 1/3."
         raise _too_few(labels, classes, "all three splits", step)
     return rest, validation, test  # pyright: ignore[reportReturnType]
 
@@ -256,7 +256,7 @@ def hold_out(
     n_validation = max(len(classes), round(fraction * len(labels)))
     parts = _draw(labels, np.arange(len(labels)), n_validation, split_seed)
     if parts is None or any(len(np.unique(labels[part])) < len(classes) for part in parts):
-        step = "Add images of this class, or bring validation_fraction nearer to 1/2."
+        step = "Add some of this class, or bring validation_fraction nearer to 1/2."
         raise _too_few(labels, classes, "train and validation", step)
     return parts
 
@@ -279,5 +279,5 @@ def _draw(
 def _too_few(labels: np.ndarray, classes: Sequence[str], what: str, step: str) -> ValueError:
     counts = np.bincount(labels, minlength=len(classes)).tolist()
     fewest = {classes[counts.index(min(counts))]: min(counts)}
-    rule = f"hold enough readable images of every class for {what}"
+    rule = f"hold enough samples of every class for {what}"
     return ValueError(checks.message("root", rule, fewest, step))

@@ -133,9 +133,7 @@ def arrays(
         images = split_stack(name, stack, split_seed=settings.split_seed, **options)
         return images.keep(settings.train_fraction, settings.split_seed)
     if labelled:
-        words = {"`root`": "`targets`", "Add images": "Give what is no class as floats, add samples"}
-        words |= {"images": "samples", "readable ": ""}
-        with checks.in_words(words):
+        with checks.renamed({"root": "targets"}):
             rows = stratified_split(y.numpy(), names, settings.split_seed, fractions)
     else:
         order = torch.randperm(len(y), generator=seeded("arrays", settings.split_seed)).numpy()
