@@ -22,6 +22,7 @@ from PIL import Image
 
 from qnnkit import gradients, runs, workspace
 from qnnkit.checkpoint import Store
+from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain
 
 NOBODY = 65534
@@ -1002,3 +1003,26 @@ def test_what_the_chain_passes_is_what_the_notebooks_declare(tiny, name):
     parameters = chain._parameters(tiny(device="cpu"), source, {})
     runs.check_parameters(source, parameters)
     assert {"recipe", "run_dir", "data_dir"} <= parameters.keys()
+
+
+# --- many runs as one table --------------------------------------------------------------------------------
+
+
+def test_runs_are_one_table(tiny, tmp_path):
+    one, two = tiny("one", hidden=2), tiny("two", hidden=3)
+    finals = [list(runs.train_all(run)) for run in (one, two)]
+    [first, *_] = [row for row in one.rows("metrics") if row["event"] == "epoch"]
+    one.log("metrics", first)  # as a kill between a row and its checkpoint leaves it
+    table = runs.frame([one.folder, two.folder, tmp_path / "nothing"])
+    assert table["hidden"].tolist() == [2] * len(finals[0]) + [3] * len(finals[1])
+    assert set(table["recipe"]) == {"folder_quanv"} and table["folder"].iloc[-1] == str(two.folder)
+    for each, row in zip([*finals[0], *finals[1]], table.to_dict("records"), strict=True):
+        assert each.items() <= row.items()
+    epochs = runs.frame([one.folder, two.folder], "epoch")
+    assert len(epochs) == len(one.epochs()) + len(two.epochs())
+    assert not epochs.duplicated(["folder", "net", "seed", "epoch"]).any()
+    remote = tmp_path / "remote"
+    with Mirror(two.folder, remote):
+        pass
+    stored = runs.frame([remote])
+    assert stored.drop(columns="folder").equals(runs.frame([two.folder]).drop(columns="folder"))

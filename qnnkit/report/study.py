@@ -20,6 +20,7 @@ from qnnkit.report.batch import data_notes, noted, number, read_batch, show
 from qnnkit.report.tables import latex, metrics_of, records, told_comparisons, told_means
 from qnnkit.runs import Run, sums
 from qnnkit.runs.folder import settings_of, settled
+from qnnkit.runs.reading import trainings
 from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
@@ -147,34 +148,24 @@ def _read_run(
         raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
     metrics, _ = workspace.parse_lines(content)
     epochs = run.config.epochs
-    tests = {
-        (row.get("net"), row.get("seed")): row
-        for row in metrics
-        if row.get("event") == "test" and row.get("epochs", epochs) == epochs
-    }
+    tests = {(row.get("net"), row.get("seed")): row for row in trainings(metrics, "test", epochs)}
     label, provenance = _label(run.config.title, settings), _json(folder, "provenance.json") or {}
-    about = {
-        "model": label,
-        "train_fraction": run.config.train_fraction,
-        "run": folder.name,
-        "data": provenance.get("data"),
-    }
-    rows = []
-    for net in run.nets:
-        for seed in run.seeds:
-            test = tests.get((net, seed), {})
-            if number(test.get(f"test_{score.name}")) is None:
-                raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
-            numbers = {metric.column: test.get(metric.there) for metric in metrics_of(score)}
-            watched = f"validation_{score.on_validation}"
-            numbers |= {name: test.get(name) for name in (*COSTS, watched, "best_epoch")}
-            known = {name: number(value) for name, value in numbers.items()}
-            found = {name: math.nan if value is None else value for name, value in known.items()}
-            rows.append({**about, "net": net, "seed": seed, "epochs": epochs, **found})
+    about = {"model": label, "train_fraction": run.config.train_fraction}
+    rows, watched = [], f"validation_{score.on_validation}"
+    for net, seed in itertools.product(run.nets, run.seeds):
+        test = tests.get((net, seed), {})
+        if number(test.get(f"test_{score.name}")) is None:
+            raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
+        numbers = {metric.column: test.get(metric.there) for metric in metrics_of(score)}
+        numbers |= {name: test.get(name) for name in (*COSTS, watched, "best_epoch")}
+        known = {name: number(value) for name, value in numbers.items()}
+        found = {name: math.nan if value is None else value for name, value in known.items()}
+        where = {"run": folder.name, "data": provenance.get("data"), "epochs": epochs}
+        rows.append({**about, **where, "net": net, "seed": seed, **found})
     learned = [
-        {"model": label, "train_fraction": about["train_fraction"], **row}
-        for row in metrics
-        if row.get("event") == "epoch" and row.get("net") in run.nets and row.get("seed") in run.seeds
+        {**about, **row}
+        for row in trainings(metrics, "epoch", epochs)
+        if row.get("net") in run.nets and row.get("seed") in run.seeds
     ]
     told = json.dumps([result.get("nets"), result.get("verdicts")], sort_keys=True)
     said = hashlib.sha256(told.encode()).hexdigest()

@@ -24,6 +24,7 @@ from qnnkit.runs.nets import (
     trained,
 )
 from qnnkit.runs.placing import placed
+from qnnkit.runs.reading import frame
 from qnnkit.runs.status import Status
 from qnnkit.runs.using import load_model, predict, prediction_line
 from qnnkit.runs.watching import watch
@@ -45,6 +46,7 @@ __all__ = [
     "finished",
     "first_batch",
     "fork",
+    "frame",
     "launch",
     "load_model",
     "logged",

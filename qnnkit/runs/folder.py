@@ -19,6 +19,7 @@ from qnnkit.recipes import Recipe
 from qnnkit.runs import sums
 from qnnkit.runs.lock import alone, bring, mirrored_in_notebook
 from qnnkit.runs.origin import origin
+from qnnkit.runs.reading import trainings
 from qnnkit.runs.usable import (
     check_criteria,
     check_placement,
@@ -197,21 +198,15 @@ class Run:
         return workspace.read_lines(self.folder / f"{kind}.jsonl")
 
     def epochs(self) -> pd.DataFrame:
-        """One row per net, seed and epoch, from metrics.jsonl.
-
-        An epoch that was computed twice, because a kill fell between its row and its checkpoint, counts once.
-        """
+        """One row per net, seed and epoch, from metrics.jsonl; of many runs, see `runs.frame`."""
         import pandas as pd
 
-        rows = [row for row in self.rows("metrics") if row["event"] == "epoch"]
-        frame = pd.DataFrame(rows)
-        return frame.drop_duplicates(["net", "seed", "epoch"], keep="last") if rows else frame
+        return pd.DataFrame(trainings(self.rows("metrics"), "epoch", self.config.epochs))
 
     def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
         """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""
-        epochs = self.config.epochs
-        rows = [row for row in self.rows("metrics") if row["event"] == "test"]
-        return {(row["net"], row["seed"]): row for row in rows if row.get("epochs", epochs) == epochs}
+        rows = trainings(self.rows("metrics"), "test", self.config.epochs)
+        return {(row["net"], row["seed"]): row for row in rows}
 
     def finals(self) -> pd.DataFrame:
         """One row per net and seed that has finished: test numbers, parameter counts, seconds per epoch."""

@@ -16,6 +16,7 @@ import torch
 from qnnkit import checks, measure, workspace
 from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import held
+from qnnkit.runs.reading import content
 from qnnkit.train import Moment
 from qnnkit.train.processes import n_processes
 
@@ -138,24 +139,17 @@ def read(run_dir: str | Path) -> Status:
     Raises:
         FileNotFoundError: There is no run.
     """
-    from qnnkit.checkpoint.restore import stored_file
-
     folder = workspace.run_folder(run_dir)
     if not (folder / "config.json").exists():
         folder = workspace.place(run_dir)
 
-    def content(name: str) -> bytes | None:
-        with contextlib.suppress(OSError):
-            return (folder / name).read_bytes()
-        return stored_file(folder, name) if folder.is_dir() else None
-
-    config = content("config.json")
+    config = content(folder, "config.json")
     if config is None:
         step = "Name a folder that `qnnkit run` or `qnnkit batch` was given."
         raise FileNotFoundError(checks.message("run_dir", "hold a run or a batch", str(folder), step))
-    rows = workspace.parse_lines(content("metrics.jsonl") or b"")[0]
-    found = of_rows(folder, rows, _order(config, content("provenance.json") or b""))
-    if content("result.json") is not None:
+    rows = workspace.parse_lines(content(folder, "metrics.jsonl") or b"")[0]
+    found = of_rows(folder, rows, _order(config, content(folder, "provenance.json") or b""))
+    if content(folder, "result.json") is not None:
         return replace(found, state="finished")
     if found.state == "finished":
         return found

@@ -1,0 +1,84 @@
+"""What the folders of runs hold, wherever they are: worked on here, or stored on Drive by another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qnnkit import workspace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def work(folder: Path) -> Path:
+    """Where a run is worked on: its folder, or the copy of it on fast local disk."""
+    try:
+        local = workspace.run_folder(folder)
+    except (OSError, ValueError):
+        return folder
+    return local if (local / "config.json").exists() else folder
+
+
+def content(folder: Path, name: str) -> bytes | None:
+    """A file of a run; None if it is missing."""
+    from qnnkit.checkpoint.restore import stored_file
+
+    for place in dict.fromkeys((work(folder), folder)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return (place / name).read_bytes()
+    return stored_file(folder, name) if folder.is_dir() else None
+
+
+def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl of one kind, each once: a kill may have left one of them twice.
+
+    Args:
+        rows: Oldest first.
+        event: "epoch", or "test" of those trainings that have ended.
+        epochs: Of the run: tests after fewer, before it was extended, are left out.
+    """
+    found = {}
+    for row in rows:
+        if row.get("event") == event and (event == "epoch" or row.get("epochs", epochs) == epochs):
+            found[row.get("net"), row.get("seed"), row.get("epoch")] = dict(row)
+    return list(found.values())
+
+
+def frame(folders: Iterable[str | Path], event: str = "test") -> pd.DataFrame:
+    """Trainings of many runs as one tidy table, for pandas and seaborn.
+
+    Args:
+        folders: Of runs; relative ones are meant from the workspace. One without rows adds none.
+        event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs.
+
+    Returns:
+        Columns: `folder` as it was given, `recipe`, the settings that runs were given, and what metrics.jsonl
+        has of them.
+
+    Example:
+        >>> frame([]).empty
+        True
+    """
+    import pandas as pd
+
+    table: list[dict[str, Any]] = []
+    for given in folders:
+        folder = workspace.place(given)
+        config, provenance = (_plain(content(folder, f"{name}.json")) for name in ("config", "provenance"))
+        about = {"folder": str(given), "recipe": config.get("recipe")}
+        about |= {name: config[name] for name in provenance.get("given") or () if name in config}
+        rows, _ = workspace.parse_lines(content(folder, "metrics.jsonl") or b"")
+        table += [{**about, **row} for row in trainings(rows, event, config.get("epochs"))]
+    return pd.DataFrame(table)
+
+
+def _plain(found: bytes | None) -> dict[str, Any]:
+    try:
+        values = json.loads(found or b"{}")
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
