@@ -195,7 +195,11 @@ class Settings(Base):
             >>> Settings().override(epochs=2).epochs
             2
         """
-        return type(self).of({**self.model_dump(), **values})
+        return type(self).of({**self._dump(), **values})
+
+    def _dump(self, **how: Any) -> dict[str, Any]:
+        """Its values, without those that are computed from others."""
+        return self.model_dump(exclude=set(type(self).model_computed_fields), **how)
 
     def flat(self) -> dict[str, Any]:
         """Every setting as JSON has it, and the recipe.
@@ -204,7 +208,7 @@ class Settings(Base):
             >>> Settings().flat()["batch_size"]
             64
         """
-        return {"recipe": self.recipe, **self.model_dump(mode="json")}
+        return {"recipe": self.recipe, **self._dump(mode="json")}
 
     @classmethod
     def places(cls) -> list[str]:
@@ -226,7 +230,7 @@ class Settings(Base):
         """The settings that make another experiment, where they differ from the recipe's own."""
         required = [name for name, field in type(self).model_fields.items() if field.is_required()]
         default = type(self).model_construct(**dict.fromkeys(required))
-        flat, usual = self.model_dump(mode="json"), default.model_dump(mode="json", warnings=False)
+        flat, usual = self._dump(mode="json"), default._dump(mode="json", warnings=False)
         left_out = {*PLACEMENT, *without}
         return {name: value for name, value in flat.items() if name not in left_out and value != usual[name]}
 

@@ -221,3 +221,59 @@ def test_a_setting_without_a_default_is_given(home):  # noqa: F811
         runs.open_run("runs/one", "mine.py", **TINY)
     run = runs.open_run("runs/one", "mine.py", n_layers=1, **TINY)
     assert run.config.n_layers == 1 and layers.has_circuit(runs.build(run, "hybrid", 0))
+
+
+def test_a_net_that_is_built_from_its_data_is_said_to_be_none_for_predict(home):  # noqa: F811
+    text = RECIPE.replace("    qnode =", "    mean = splits.train.inputs.mean()\n    qnode =")
+    (home / "mine.py").write_text(text)
+    with pytest.warns(UserWarning, match=r"without its data.*mine\.py.*`train` is part of"):
+        run = runs.open_run("runs/one", "mine.py", **TINY)
+    assert len(run.nets) == 5, "it may be trained all the same"
+
+
+SETTINGS = {
+    "excluded": ("    secret: int = Field(default=1, exclude=True)\n", "have `secret` in config.json"),
+    "an alias": (
+        "    depth: int = Field(default=1, alias='d')\n",
+        "have `depth` in config.json, by that name",
+    ),
+    "a validator that adds": (
+        "    width: int = 2\n\n    @field_validator('width')\n    def _more(cls, value):\n"
+        "        return value + 1\n\n    model_config = {'validate_default': True}\n",
+        "leave `width` as it is when it is read again",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_settings_that_a_run_folder_could_not_keep_are_refused(kind, home):  # noqa: F811
+    lines, told = SETTINGS[kind]
+    text = RECIPE.replace("    n_layers: int = 2\n", f"    n_layers: int = 2\n{lines}")
+    (home / "mine.py").write_text("from pydantic import Field, field_validator\n" + text)
+    with pytest.raises(recipes.RecipeError, match=told):
+        runs.open_run("runs/one", "mine.py", **TINY)
+
+
+def test_what_is_computed_from_settings_is_no_setting(home):  # noqa: F811
+    lines = "    @computed_field\n    @property\n    def weights(self) -> int:\n"
+    lines += "        return 9 * self.n_layers\n"
+    text = RECIPE.replace("    n_seeds: int = 3\n", f"    n_seeds: int = 3\n\n{lines}")
+    (home / "mine.py").write_text("from pydantic import computed_field\n" + text)
+    trained(home)
+    again = runs.open_run("runs/one", "mine.py")
+    assert again.config.weights == 18 and "weights" not in again.config.flat()
+
+
+LOSSES = {
+    "detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
+    "one for each sample": ("error.mean(),", "error,", "report `loss` as a sum over the batch, one number"),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_that_cannot_train_is_told_before_anything_is_written(kind, home):  # noqa: F811
+    before, after, told = LOSSES[kind]
+    (home / "mine.py").write_text(RECIPE.replace(before, after))
+    with pytest.raises(recipes.RecipeError, match=told):
+        runs.open_run("runs/one", "mine.py", **TINY)
+    assert not (home / "runs" / "one" / "config.json").exists()

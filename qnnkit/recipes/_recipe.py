@@ -64,6 +64,12 @@ class Recipe:
             raise self.wrong(checks.message("Settings", rule, base, step))
         fields: dict[str, Any] = {}
         for name, own in base.model_fields.items():
+            if own.exclude or own.alias or own.validation_alias:
+                rule, step = (
+                    f"have `{name}` in config.json, by that name",
+                    "Declare it without exclude or alias.",
+                )
+                raise self.wrong(checks.message("Settings", rule, repr(own), step))
             known = next((kind.model_fields[name] for kind in base.__mro__ if _has(kind, name)), own)
             own = copy.copy(own)
             if known is not own and (name in Settings.model_fields or _narrows(own, known)):
@@ -85,7 +91,13 @@ class Recipe:
         Raises:
             ValueError: A name is unknown, or a value breaks its rule.
         """
-        return self.Settings.of(given)
+        made = self.Settings.of(given)
+        for name in self.Settings.model_fields:
+            first, again = getattr(made, name), getattr(made.override(), name)
+            if first != again:
+                rule, step = f"leave `{name}` as it is when it is read again", "Mend its validator."
+                raise self.wrong(checks.message("Settings", rule, f"{first!r}, then {again!r}", step))
+        return made
 
     def check(self, settings: Settings) -> None:
         """Raises ValueError where settings do not go together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +76,9 @@ def require_usable(run: Run) -> None:
     config = run.config
     _require_runs(run, made(config, run.splits, "", config.seed, bare=True))
     _require_controls(run)
-    if hasattr(run.recipe.code, "controls") and not run.recipe.shipped:
-        for name in run.nets[1:]:
+    if not run.recipe.shipped:
+        _say_what_cannot_be_used(run)
+        for name in run.nets[1:] if hasattr(run.recipe.code, "controls") else ():
             _require_runs(run, build(run, name, config.seed))
     require_last_batch(run)
     placement.devices(config.device, config.precision)  # refused where none has it
@@ -92,16 +94,34 @@ def _require_runs(run: Run, model: nn.Module) -> None:
     if any(weight.is_meta for weight in model.parameters()):
         return
     splits, n = run.splits, min(2, len(run.splits.train))
-    with torch.no_grad(), _taken(run.recipe), run.recipe.told():
+    with _taken(run.recipe), run.recipe.told():
         if isinstance(run.task, tasks.Own) or isinstance(splits, TensorSplits):
             batch = next(iter(splits.batches("train", n, shuffle=False)))
             try:
-                run.task(model.eval(), batch)
+                loss = run.task(model.eval(), batch).loss
             except tasks.Refused as error:
                 raise run.recipe.wrong(str(error), "task") from None
+            if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
+                rule, step = "give a loss with a gradient", "Leave out what detaches it, such as .item()."
+                raise run.recipe.wrong(checks.message("task", rule, "without one", step), "task")
         if not isinstance(run.task, tasks.Own):
-            outputs = layers.called(model.eval(), splits.example(n))
+            with torch.no_grad():
+                outputs = layers.called(model.eval(), splits.example(n))
             _require_logits(run.recipe, outputs, splits, n)
+
+
+def _say_what_cannot_be_used(run: Run) -> None:
+    """Warns where the trained net could not be built again without its data, as `predict` does it."""
+    from qnnkit.data.tokens import TokenSplits
+    from qnnkit.runs.using import data_of
+
+    if isinstance(run.splits, TokenSplits):
+        return
+    try:
+        run.recipe.build(run.config, data_of(run.splits), run.config.seed)
+    except RecipeError as error:
+        told = "`qnnkit predict` builds the trained net without its data, and will not be able to"
+        warnings.warn(f"{told}. {error}", stacklevel=5)
 
 
 def _require_controls(run: Run) -> None:

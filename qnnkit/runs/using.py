@@ -63,24 +63,30 @@ class Data:
         return made.get("", made)
 
 
-def write_model(run: Run, net: nn.Module) -> Path:
-    """Writes a net of the run to its `model/`: weights, settings, recipe, and what `Data` holds."""
-    splits, folder = run.splits, workspace.make_folder(run.folder / "model")
+def data_of(splits: Any) -> Data:
+    """What a net must know of these data."""
     example = splits.example(1)
     tensors = example if isinstance(example, Mapping) else {"": example}
-    data: dict[str, Any] = {
-        "name": splits.name,
-        "kind": _kind(splits),
-        "sizes": {name: value for name, value in splits.sizes.items() if name != "tokenizer"},
-        "shapes": {name: [str(t.dtype)[6:], *t.shape[1:]] for name, t in tensors.items()},
-        "classes": list(getattr(splits, "classes", None) or ()),
-    }
+    texts: Sequence[str] = ()
     if isinstance(splits, CaptionSplits):
-        splits.tokenizer.save_pretrained(folder / "tokenizer")
         texts = [prompt for prompts in splits.prompts for prompt in prompts[:1]] or splits.train.texts()[0]
-        data["captions"] = list(dict.fromkeys(texts))[:MOST_CAPTIONS]
-    if isinstance(splits, ImageSplits | CaptionSplits):
-        data["like"] = _like(splits.train.images)
+    return Data(
+        name=splits.name,
+        kind=_kind(splits),
+        sizes=dict(splits.sizes),
+        shapes={name: [str(t.dtype)[6:], *t.shape[1:]] for name, t in tensors.items()},
+        classes=tuple(getattr(splits, "classes", None) or ()),
+        captions=tuple(dict.fromkeys(texts))[:MOST_CAPTIONS],
+        like=_like(splits.train.images) if isinstance(splits, ImageSplits | CaptionSplits) else None,
+    )
+
+
+def write_model(run: Run, net: nn.Module) -> Path:
+    """Writes a net of the run to its `model/`: weights, settings, recipe, and what `Data` holds."""
+    folder, data = workspace.make_folder(run.folder / "model"), dict(vars(data_of(run.splits)))
+    data["sizes"] = dict(data["sizes"])
+    if isinstance(run.splits, CaptionSplits):
+        data["sizes"].pop("tokenizer").save_pretrained(folder / "tokenizer")
     from safetensors.torch import save
 
     state = {name: value.detach().cpu().contiguous().clone() for name, value in weights.of(net).items()}
