@@ -121,7 +121,7 @@ class Settings(Base):
     # --- the comparison ---
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Fixes initial weights and the order of the data."""
-    n_seeds: int = Field(default=1, ge=1)
+    n_seeds: int = Field(default=1, ge=1, le=10_000)
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
     controls: tuple[str, ...] | Literal["all"] = "all"
     """Nets trained beside the recipe's own, with only the quantum part exchanged; () for none."""

@@ -368,3 +368,14 @@ def test_training_tells_what_the_data_are(tmp_path, monkeypatch, qnnkit):
     assert status == 0, err
     assert out.startswith("Note: Left out 2 files that cannot be read.\n")
     assert runs.open_run(tmp_path / "run").provenance["notes"] == ["Left out 2 files that cannot be read."]
+
+
+@pytest.mark.slow
+def test_too_few_file_handles_are_told_in_a_sentence(tmp_path):
+    command = "ulimit -n 40; exec {} -m qnnkit run --recipe digits_quanv --run-dir runs/few --epochs 1"
+    done = subprocess.run(
+        ["bash", "-c", command.format(sys.executable)],
+        env={**os.environ, "QNNKIT_HOME": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("qnnkit: Notebook 00_setup.ipynb")
+    assert "ulimit -n 1024" in done.stderr

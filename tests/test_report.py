@@ -466,3 +466,11 @@ def test_predict_is_the_trained_net_on_the_test_images(tmp_path):
         assert finals[net]["test_macro_f1"] == pytest.approx(tasks.macro_f1(predicted, labels))
         calibration = tasks.calibration_error(class_probs, labels)
         assert finals[net]["test_ece"] == pytest.approx(calibration, abs=1e-6)
+
+
+def test_a_damaged_figure_costs_only_itself(three, quickly):
+    (three.folder / "figures").mkdir(exist_ok=True)
+    (three.folder / "figures" / "09_broken.png").write_bytes(b"no picture")
+    report.finish(three)
+    page = three.report.read_text()
+    assert "09_broken.png" in page and "This figure is damaged." in page

@@ -1026,3 +1026,18 @@ def test_runs_are_one_table(tiny, tmp_path):
         pass
     stored = runs.frame([remote])
     assert stored.drop(columns="folder").equals(runs.frame([two.folder]).drop(columns="folder"))
+
+
+@pytest.mark.parametrize("place", ["/", "~", "."])
+def test_a_run_takes_no_folder_that_holds_everything(tmp_path, monkeypatch, place):
+    monkeypatch.setenv("HOME", str(tmp_path / "person"))
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match="`run_dir` must be a folder of its own"):
+        runs.open_run(Path(place).expanduser(), "digits_quanv")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["n_seeds", "filters", "n_layers"])
+def test_a_number_that_nothing_could_compute_is_refused_at_once(tmp_path, name):
+    with pytest.raises(ValueError, match=f"`{name}` must .*but is 100000000"):
+        runs.open_run(tmp_path / "run", "digits_quanv", **{name: 100_000_000})

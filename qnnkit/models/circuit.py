@@ -20,7 +20,7 @@ class CircuitSettings(Base):
     """Name of an ansatz in CIRCUITS."""
     embedding: str = "angle"
     """Name of an embedding in CIRCUITS, for an ansatz that does not embed its data itself."""
-    n_layers: int = Field(default=2, ge=1)
+    n_layers: int = Field(default=2, ge=1, le=1_000)
     """Depth of the ansatz."""
     initialisation: Literal["uniform", "small", "gaussian", "identity_block"] = "uniform"
     """How a circuit's angles start; identity_block pairs each layer with its inverse, so n_layers is even."""

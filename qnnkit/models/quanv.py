@@ -20,7 +20,7 @@ class QuanvSettings(CircuitSettings):
     """Side of a patch, in pixels."""
     stride: int = Field(default=2, ge=1)
     """Step between patches, in pixels."""
-    filters: int = Field(default=1, ge=1)
+    filters: int = Field(default=1, ge=1, le=10_000)
     """Number of circuits, each with its own weights."""
     hidden: int = Field(default=16, ge=1)
     """Channels (of QuanvNet) or units of the classical layer that reads the circuit's values."""

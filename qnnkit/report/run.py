@@ -378,8 +378,12 @@ def _surveyed(run: Run) -> list[str]:
 def _figure(path: Path) -> dict[str, str]:
     from PIL import Image
 
-    with Image.open(path) as image:
-        told = {name: str(image.info.get(name, "")) for name in ("Title", "Description")}
+    try:
+        with Image.open(path) as image:
+            told = {name: str(image.info.get(name, "")) for name in ("Title", "Description")}
+    except OSError:
+        lost = "This figure is damaged. Run the notebook that draws it again."
+        return {"title": path.name, "description": lost, "source": ""}
     encoded = base64.b64encode(path.read_bytes()).decode()
     return {
         "title": told["Title"],

@@ -256,6 +256,9 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         if named is None:
             rule, step = "hold a run", "Name a recipe to begin one there."
             raise FileNotFoundError(checks.message("run_dir", rule, str(folder), step))
+        if folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
+            rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
+            raise ValueError(checks.message("run_dir", rule, str(folder), step))
         run = Run(folder, checked(named, given))
         require_usable(run)
         workspace.make_folder(folder)

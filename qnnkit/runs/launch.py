@@ -126,6 +126,12 @@ def launch(
             "--set gradient_checkpointing=true, or begin another run_dir with a smaller batch_size or "
             f"image_size. The cells before are in {failed}."
         ) from None
+    except RuntimeError as error:  # jupyter_client's, of a kernel that does not come up
+        running.unlink(missing_ok=True)
+        raise NotebookError(
+            f"Notebook {notebook.name} cannot begin: {error}. Free memory, raise the number of open files "
+            "(`ulimit -n 1024`), and run the same command again."
+        ) from None
     except OSError as error:
         raise workspace.cannot_write(running, error) from None
     failed.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import re
 import subprocess
@@ -19,11 +18,6 @@ COMPUTING = ("torch", "pennylane", "pennylane-lightning", "accelerate", "numpy",
 SECONDS = 10  # that git has; a checkout on a slow drive is no reason to wait longer
 
 
-# Whatever a person has set for their own eyes, the same change must have the same hash.
-_PLAIN = ("--binary", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "-U3")
-_PLAIN += ("--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/", "--no-relative")
-
-
 def origin() -> dict[str, Any]:
     """What to keep in provenance.json when a run begins; None for what cannot be found out."""
     changed = _git("status", "--porcelain", "--", str(_package())) if _tracked() else None
@@ -33,37 +27,11 @@ def origin() -> dict[str, Any]:
         "qnnkit": qnnkit.__version__,
         "commit": commit.decode().strip() if commit else None,
         "commit_changed": None if changed is None else bool(changed.strip()),
-        "diff": diff_hash(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": _machine(),
         "packages": packages(),
     }
-
-
-def diff_hash() -> str | None:
-    """SHA-256 (hex) over what the package's files differ from the commit by, untracked files included.
-
-    Equal commits and equal hashes mean equal code; a clean checkout has the hash of nothing.
-
-    Returns:
-        None where the package is not in a git checkout.
-    """
-    diff = _git("diff", "HEAD", *_PLAIN, "--", str(_package()))
-    listed = _git("ls-files", "-z", "--others", "--exclude-standard", "--full-name", "--", str(_package()))
-    top = _git("rev-parse", "--show-toplevel")
-    if diff is None or listed is None or top is None or not _tracked():
-        return None
-    digest = hashlib.sha256(diff)
-    root = Path(top.decode().rstrip("\n"))
-    for name in sorted(filter(None, listed.split(b"\0"))):
-        path = root / name.decode(errors="surrogateescape")
-        try:
-            content = path.read_bytes()
-        except OSError:  # a link that leads nowhere, or gone just now
-            content = b""
-        digest.update(b"%d %s %d\n" % (len(name), name, len(content)) + content)
-    return digest.hexdigest()
 
 
 def packages() -> dict[str, str | None]:
