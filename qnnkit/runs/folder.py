@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, stats, workspace
 from qnnkit.recipes import Recipe
-from qnnkit.runs.lock import alone, bring, mirrored_in_notebook
+from qnnkit.runs.lock import alone, bring, keep_mirrored
 from qnnkit.runs.origin import origin
 from qnnkit.runs.usable import (
     check_criteria,
@@ -186,6 +186,7 @@ class Run:
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
         workspace.append_line(self.folder / f"{kind}.jsonl", row)
+        keep_mirrored(self.folder)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of `<kind>.jsonl`, oldest first."""
@@ -224,11 +225,13 @@ class Run:
             figure.savefig(buffer, metadata={"Title": title, "Description": description})
             content = buffer.getvalue()
         workspace.write_bytes(path, content)
+        keep_mirrored(self.folder)
         return figure
 
     def note_provenance(self, **facts: Any) -> None:
         """Adds facts to provenance.json; those that are there already are replaced."""
         workspace.write_json(self.folder / "provenance.json", self.provenance | facts)
+        keep_mirrored(self.folder)
 
 
 def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
@@ -266,7 +269,6 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
                 begun_now = settle_batch_size(run, begins=True)
                 require_last_batch(begun_now)
                 write_config(run)  # as asked for; last: now it is a run
-                mirrored_in_notebook(folder)
                 return begun_now
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
     told = _told_by_chain(folder)
@@ -294,10 +296,10 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
     config = begun.override(**(kept | placement))
     if bounds and bounds != {name: kept.get(name) for name in bounds}:
         workspace.write_json(folder / BOUNDS, kept | bounds)
+        keep_mirrored(folder)
     if placement:  # without one, a run of another machine may still be looked at here
         check_placement(config)
     workspace.make_folder(folder)
-    mirrored_in_notebook(folder)
     return settle_batch_size(Run(folder, config))
 
 

@@ -270,12 +270,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 
 def _content(folder: Path, name: str) -> bytes | None:
-    """A file of a run: of its mirrored form, where that is what the folder holds."""
-    from qnnkit.checkpoint.restore import stored_file
-
-    stored = stored_file(folder, name) if folder.is_dir() else None
-    if stored is not None:
-        return stored
+    """A file of a run; None where it cannot be read."""
     with contextlib.suppress(OSError):
         return (folder / name).read_bytes()
     return None
