@@ -88,7 +88,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory(dir=asked.dir) as disk:
                 order = [None, Path(disk)] if number % 2 else [Path(disk), None]
                 took = {folder: seconds(net, images, batch, folder) for folder in order}
-                size = max(path.stat().st_size for path in Path(disk).glob("step-*"))
+                size = max(path.stat().st_size for path in Path(disk).glob("checkpoint-*"))
                 rounds.append((took[None], took[Path(disk)]))
         extra = [with_ / without - 1 for without, with_ in rounds]
         row = {

@@ -238,7 +238,7 @@ def test_an_adapter_is_merged_by_a_command(adapted, base, tmp_path, monkeypatch,
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_is_gone_on_with(adapted, base):
-    [*files] = adapted.checkpoints("hybrid", 0).glob("step-*.safetensors")
+    [*files] = adapted.checkpoints("hybrid", 0).glob("checkpoint-*.safetensors")
     assert (
         max(path.stat().st_size for path in files)
         < 0.2 * (base.folder / "model/model.safetensors").stat().st_size

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from qnnkit import measure, plan, recipes, train
+from qnnkit.checkpoint import weights
 from qnnkit.plan import depth
 from qnnkit.plan.ledger import Ledger
 from qnnkit.plan.trace import trace
@@ -53,6 +54,22 @@ def measured_peak(workload):
 def test_a_traced_step_holds_what_a_real_one_does(digits, size):
     workload = digits.change(batch_size=size)
     assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
+
+
+@pytest.mark.parametrize("change", [{}, {"lora_rank": 64}], ids=["plain", "lora_rank"])
+def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
+    workload = llama(epochs=4, batch_size=8, **change)
+    model = workload.build(workload, False)
+    loaders = {split: workload.loader(workload, 1) for split in ("train", "validation")}
+    rebuilt, groups = weights.samples(model), workload.groups(model, workload.training)
+    train.fit(
+        model, workload.task, loaders, workload.training, groups=groups, folder=tmp_path, rebuilt=rebuilt
+    )
+    sizes = [path.stat().st_size for path in tmp_path.glob("checkpoint-*")]
+    found = plan.predict(workload, measured=False)
+    more = 2**16  # names and random states
+    assert found.checkpoint < max(sizes) < found.checkpoint + more and found.checkpoint > 5 * more
+    assert len(sizes) <= workload.training.keep_checkpoints + 1 and sum(sizes) < found.disk + 3 * more
 
 
 @pytest.mark.parametrize(

@@ -518,7 +518,7 @@ def test_a_damaged_file_of_a_run_is_named_and_stays(tiny, name):
     list(runs.train_all(run))
     workspace.write_json(run.folder / "result.json", {"nets": []})
     os.truncate(run.folder / name, 1)
-    for path in run.checkpoints("hybrid", 0).glob("step-*"):
+    for path in run.checkpoints("hybrid", 0).glob("checkpoint-*"):
         path.unlink()  # so that there is something to train
     (run.folder / "metrics.jsonl").unlink()
     content = files(run.folder)
@@ -539,7 +539,7 @@ def test_more_epochs_go_on_where_the_fewer_ended(tiny):
     (run.folder / "notebooks").mkdir()
     for name in ("02_gradient_check", "03_train", "04_analyze"):
         run.notebook(name).write_text(name)
-    before = {name: content for name, content in files(run.folder).items() if "step-" in name}
+    before = {name: content for name, content in files(run.folder).items() if "checkpoint-" in name}
 
     more = runs.open_run(run.folder, epochs=4)
     assert more.config == run.config.override(epochs=4) == runs.open_run(run.folder).config
@@ -757,7 +757,7 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, tmp_path, monkeyp
         moved = open_(second)
     assert Path(moved.config.data_dir) == place_of(second)
     assert moved.asked.digest() == settings
-    before = [path.name for path in moved.checkpoints("hybrid", 0).glob("step-*")]
+    before = [path.name for path in moved.checkpoints("hybrid", 0).glob("checkpoint-*")]
     assert before  # what the killed one had
     list(runs.train_all(moved))
     assert losses(moved) == losses(open_(whole))

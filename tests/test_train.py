@@ -1,5 +1,6 @@
 """qnnkit.train: one loop for any model, and every option of it really acts."""
 
+import contextlib
 import json
 import logging
 import math
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import circuits, layers, train
 from qnnkit.checkpoint import Store
+from qnnkit.checkpoint import weights as kept_weights
 from qnnkit.data.sample import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
@@ -365,8 +367,8 @@ def test_the_best_epoch_is_what_stays(tmp_path, kept, best):
         log=lambda row: after.append(weights(model)),
     )
     assert [equal(weights(model), epoch) for epoch in after] == [epoch == best for epoch in range(1, 5)]
-    kept = {int(path.name.split("-")[1]) for path in tmp_path.glob("step-*")}
-    wanted = {6 * epoch for epoch in (best, 3, 4)} if folder else set()  # the best and the last two
+    kept = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
+    wanted = {best, 3, 4} if folder else set()  # the best and the last two
     assert wanted <= kept and len(kept) <= len(wanted) + 1  # and what was best before
 
 
@@ -415,11 +417,9 @@ KILLED = """
             os.kill(os.getpid(), getattr(signal, kind))
 
     def audit(event, arguments):
-        if event == "os.rename" and "/step-" in str(arguments[1]):
+        if event == "os.rename" and "/checkpoint-" in str(arguments[1]):
             happens("write")
-        if event == "os.rename" and str(arguments[1]).endswith("current.json"):
-            happens("pointer")
-        if event == "os.remove" and "/step-" in str(arguments[0]):
+        if event == "os.remove" and "/checkpoint-" in str(arguments[0]):
             happens("prune")
 
     sys.addaudithook(audit)
@@ -486,7 +486,6 @@ MOMENTS = {
     "between the row and the checkpoint": [("row", 3, "SIGKILL")],
     "before the first checkpoint gets its name": [("write", 1, "SIGKILL")],
     "before a checkpoint gets its name": [("write", 4, "SIGKILL")],
-    "before a checkpoint is made current": [("pointer", 4, "SIGKILL")],
     "before old ones are removed": [("prune", 2, "SIGKILL")],
     "in the last batch": [("batch", 48, "SIGKILL")],
     "four times": [
@@ -561,13 +560,111 @@ def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(tmp_path):
     rows, config = [], Settings(epochs=3)
     model = net()
     train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
-    last = max(tmp_path.glob("step-*"))
+    last = max(tmp_path.glob("checkpoint-*"))
     last.write_bytes(last.read_bytes()[:-100])
     again = net()
-    with pytest.warns(UserWarning, match=rf"{last.name}` is damaged .*goes on from `step-00000012"):
+    with pytest.warns(UserWarning, match=rf"{last.name}` is damaged .*goes on from `checkpoint-000002"):
         train.fit(again, TASK, loaders(), config, folder=tmp_path, log=rows.append)
     assert equal(weights(again), weights(model))
     assert [row["epoch"] for row in rows] == [1, 2, 3, 3]
+
+
+def planted(folder, path, value, alone=False):
+    """A newest checkpoint that is whole, but has something else where `path` leads."""
+    store = Store(folder)
+    state = changed = store.restore()
+    for key in path[:-1]:
+        changed = changed[key]
+    changed[path[-1]] = value
+    if alone:
+        store = Store(folder / "alone")
+    store.save(state)
+    store.wait()
+    return store.folder
+
+
+MISFITS = {
+    "a moment of another shape": (("optimizer", "state", 0, "exp_avg"), torch.zeros(2, 2)),
+    "too many moments": (("optimizer", "state", 99), {"exp_avg": torch.zeros(2)}),
+    "no groups": (("optimizer", "param_groups"), []),
+    "a short random state": (("random",), [{"torch": torch.zeros(5, dtype=torch.uint8)}]),
+    "a random state of floats": (("random", 0, "torch"), torch.zeros(5056)),
+    "a random state of words": (("random", 0, "numpy", "key"), torch.zeros(3)),
+    "unknown progress": (("progress", "mood"), 1),
+    "half a part": (("part",), {"batch": 1}),
+    "no part": (("part",), 5),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_checkpoint_that_does_not_fit_is_passed_over(tmp_path, misfit):
+    straight, model = net(), net()
+    config = Settings(epochs=3, optimizer="adam", learning_rate=0.1, keep_checkpoints=3)
+    train.fit(straight, TASK, loaders(), config, folder=tmp_path)
+    max(tmp_path.glob("checkpoint-*")).unlink()
+    planted(tmp_path, *MISFITS[misfit])
+    with pytest.warns(UserWarning, match="does not fit this training .* goes on from `checkpoint-000002"):
+        train.fit(model, TASK, loaders(), config, folder=tmp_path)
+    assert equal(weights(model), weights(straight))
+
+
+def test_where_none_fits_nothing_is_begun_anew(tmp_path):
+    train.fit(net(), TASK, loaders(), Settings(epochs=1), folder=tmp_path)
+    folder = planted(tmp_path, *MISFITS["no groups"], alone=True)
+    before = {path.name for path in folder.iterdir()}
+    with pytest.raises(ValueError, match="does not fit this training"):
+        train.fit(net(), TASK, loaders(), Settings(epochs=2), folder=folder)
+    assert {path.name for path in folder.iterdir()} == before
+
+
+class Teacher(nn.Module):
+    """A frozen backbone with statistics that move; `moves` its weights too, as a mean of others does."""
+
+    def __init__(self, moves, seed=0):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            wide = nn.Sequential(nn.Linear(2, 900), nn.BatchNorm1d(900, momentum=0.3), nn.Tanh())
+            self.backbone, self.head = wide.requires_grad_(False), nn.Linear(900, 2)
+        self.moves = moves
+
+    def forward(self, points):
+        if self.training and self.moves:
+            self.backbone[0].weight += 0.01 * self.head.weight.detach().mean()
+        return self.head(self.backbone(points))
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
+    """Their statistics are; so are weights that a forward pass moves. To the bit as never stopped."""
+
+    class Stops(Classification):
+        def __call__(self, model, batch):
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+            return super().__call__(model, batch)
+
+    def trained(task, folder=None):
+        model = Teacher(moves)
+        rebuilt = kept_weights.samples(model)
+        config = Settings(epochs=3, save_every_steps=1)
+        train.fit(model, task, loaders(), config, folder=folder, rebuilt=rebuilt)
+        return weights(model)
+
+    left = [-1]
+    straight = trained(TASK)
+    for at in (3, 5, 20):
+        left = [at]
+        with contextlib.suppress(KeyboardInterrupt):
+            trained(Stops(), tmp_path)
+    assert equal(trained(TASK, tmp_path), straight)
+    written = Store(tmp_path).restore()["model"]
+    assert ("backbone.0.weight" in written) == moves
+    assert {"backbone.1.running_mean", "head.weight"} <= set(written)
+    if not moves:
+        with pytest.raises(ValueError, match="belongs to another base model"):
+            train.fit(Teacher(False, seed=1), TASK, loaders(), Settings(epochs=4), folder=tmp_path)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -586,7 +683,7 @@ def test_the_best_epoch_lost_after_the_last(tmp_path):
     config = Settings(epochs=3)
     model = net()
     train.fit(model, Scripted([0.9, 0.2, 0.3]), loaders(), config, folder=tmp_path)
-    min(tmp_path.glob("step-*")).unlink()  # the first epoch was the best
+    min(tmp_path.glob("checkpoint-*")).unlink()  # the first epoch was the best
     again = net()
     with pytest.warns(UserWarning, match="weights of the best epoch are lost"):
         progress = train.fit(again, Scripted([0.1]), loaders(), config, folder=tmp_path)
@@ -748,7 +845,7 @@ def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index,
     with pytest.raises(FloatingPointError) as caught:
         train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
     assert str(caught.value) == told
-    assert len(rows) == epoch - 1 == len(list(tmp_path.glob("step-*")))
+    assert len(rows) == epoch - 1 == len(list(tmp_path.glob("checkpoint-*")))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     train.fit(nested(0), TASK, loaders(), config, folder=tmp_path, log=rows.append)  # the cause is mended
     straight = []

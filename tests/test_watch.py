@@ -354,12 +354,12 @@ def test_checkpoints_with_other_observations(tmp_path, monkeypatch, change):
     """Without them, or with those of other weights, the rest of the epoch is told."""
     save = Store.save
 
-    def changed(self, step, state, **named):
+    def changed(self, state, **named):
         if state["part"] and change == "an earlier version's":
             del state["part"]["watched"]
         if state["part"] and change == "of other weights":
             state["part"]["watched"]["values"] = torch.zeros(7, 3)
-        save(self, step, state, **named)
+        save(self, state, **named)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Store, "save", changed)

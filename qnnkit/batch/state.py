@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, recipes, workspace
-from qnnkit.checkpoint.restore import stored_file
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, SCORES, Score
 
@@ -182,11 +181,11 @@ def metrics(folder: Path) -> bytes:
 
 
 def content(folder: Path, name: str) -> bytes | None:
-    """A file of a run, wherever the run is: worked on here, or only stored on Drive; None if missing."""
+    """A file of a run, worked on here, or kept on Drive; None if missing."""
     for place in dict.fromkeys((work(folder), folder)):
         with contextlib.suppress(FileNotFoundError):
             return (place / name).read_bytes()
-    return stored_file(folder, name)
+    return None
 
 
 def _progress(folder: Path, score: Score) -> dict[str, Any]:

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from qnnkit.workspace import cannot_write, draft_of
 
-FORMAT = 2
-NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.safetensors")
-"""Step, and the first 16 hexadecimal digits of the file's SHA-256."""
+FORMAT = 3
+NAME = re.compile(r"checkpoint-(\d{6,})-([0-9a-f]{16})\.safetensors")
+"""Number, and the first 16 hexadecimal digits of the file's SHA-256."""
 
 
-def write(folder: Path, step: int, state: dict[str, Any]) -> Path:
+def write(folder: Path, number: int, state: dict[str, Any]) -> Path:
     """Writes a checkpoint under a name of its own; any file that was there before stays.
 
     Args:
         folder: Where to; it exists.
-        step: Optimizer steps taken.
+        number: The newer, the higher.
         state: Dictionaries, lists and tuples, however nested, of tensors, numbers, strings and None, as
             `state_dict` methods give them.
 
@@ -39,20 +39,21 @@ def write(folder: Path, step: int, state: dict[str, Any]) -> Path:
         TypeError: `state` holds something else.
     """
     tensors: dict[str, Tensor] = {}
-    header = json.dumps({"format": FORMAT, "step": step, "state": _pack(state, "", tensors)})
-    draft = draft_of(folder / f"step-{step:08d}")
+    header = json.dumps({"format": FORMAT, "state": _pack(state, "", tensors)})
+    path = folder / f"checkpoint-{number:06d}"
+    draft = draft_of(path)
     try:
         save_file(_alone(tensors), draft, metadata={"qnnkit": header})
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        path = folder / f"step-{step:08d}-{digest[:16]}.safetensors"
-        draft.replace(path)
+        named = folder / f"{path.name}-{digest[:16]}.safetensors"
+        draft.replace(named)
         _flush_folder(folder)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
-        raise cannot_write(folder / f"step-{step:08d}", _as_os_error(error)) from None
-    return path
+        raise cannot_write(path, _as_os_error(error)) from None
+    return named
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -70,13 +71,15 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError("its content does not fit the hash in its name")
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["qnnkit"])
-            if header["format"] != FORMAT or header["step"] != int(named[1]):
+            if header["format"] != FORMAT:
                 raise ValueError(f"its format is {header['format']}, not {FORMAT}")
             state = _unpack(header["state"], file.get_tensor)
-    except (SafetensorError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise ValueError(f"Checkpoint `{path}` is damaged ({error!r}).") from None
-    except ValueError as error:
-        raise ValueError(f"Checkpoint `{path}` is damaged ({error}).") from None
+        if not isinstance(state, dict):
+            raise ValueError("it holds no state")
+    except OSError:
+        raise
+    except Exception as error:  # whatever a crafted header leads to
+        raise ValueError(f"Checkpoint `{path}` is damaged ({error or type(error).__name__}).") from None
     return state
 
 

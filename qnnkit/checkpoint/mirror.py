@@ -1,30 +1,44 @@
-"""A run folder on local disk, mirrored in the background to where it outlasts the machine.
+"""A run folder on local disk, kept up to date in the background where it outlasts the machine.
 
-Training never waits for the remote, and never fails because of it. What arrives there is always one whole
-state (`stored`), at most some interval old; leaving the mirror brings it up to date and reads it back.
+Training never waits for the remote, and never fails because of it. What is there is always one whole state
+(`remote`), at most some interval old; leaving the mirror brings it up to date and reads it back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import random
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from filelock import FileLock
 
 from qnnkit import checks, workspace
-from qnnkit.checkpoint.local import hold
-from qnnkit.checkpoint.publisher import Publisher, TakenOver
+from qnnkit.checkpoint import remote as there
+from qnnkit.checkpoint.remote import Damaged, Entry, Note, State
 
+LASTING = (*workspace.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+"""Error numbers that no waiting mends."""
 _LONGEST_WAIT = 60.0
 """Seconds between two tries of a remote that keeps failing."""
 _TURN = 1.0
 """Seconds between two looks whether the other mirror of a folder has ended."""
+_YOUNG = 2.0
+"""Seconds within which a file may change again without its time of change showing it."""
+_TRIES = 5
+Hint = tuple[int, int, int, int]
+
+
+class TakenOver(Exception):
+    """Another copy of the folder has been mirrored since."""
 
 
 def _say(sentence: str) -> None:
@@ -35,12 +49,14 @@ class Mirror:
     """Keeps `remote` up to date with the run folder `local` while its body runs.
 
     Only one mirror works on a folder. While another does, in this process or not, a mirror does nothing; it
-    takes over if that one ends first.
+    takes over if that one ends first. A copy of the folder that another machine has gone on with since is
+    mirrored no more, which is said.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as disk:
         ...     local, remote = Path(disk, "local"), Path(disk, "remote")
+        ...     local.mkdir()
         ...     with Mirror(local, remote):
         ...         _ = (local / "config.json").write_text("{}")
         ...     (remote / "config.json").read_text()
@@ -53,7 +69,7 @@ class Mirror:
         remote: Path,
         *,
         interval: float = 60.0,
-        flush: float = 300.0,
+        flush: float = 120.0,
         tell: Callable[[str], None] = _say,
     ):
         """
@@ -61,34 +77,192 @@ class Mirror:
             local: The run folder; made if missing.
             remote: Where it is mirrored to: a folder on Drive, or any other.
             interval: Seconds between two states.
-            flush: Seconds for which the last state is tried again when the body has ended.
+            flush: Seconds for which the last state is tried again when the body has ended, unless the disk is
+                full or read-only.
             tell: Called with a sentence when the remote begins to fail, and when it works again.
 
         Raises:
             ValueError: A number is not above 0, or one folder lies in the other.
         """
         checks.positive("interval", interval, "Use a number of seconds, such as 60.")
-        checks.positive("flush", flush, "Use a number of seconds, such as 300.")
+        checks.positive("flush", flush, "Use a number of seconds, such as 120.")
         one, other = local.resolve(), remote.resolve()
         if one == other or one in other.parents or other in one.parents:
             step = "Choose a folder apart from it."
             raise ValueError(checks.message("remote", f"lie apart from {local}", str(remote), step))
         self.local, self.remote, self.interval, self.flush = local, remote, interval, flush
-        self._tell = tell
-        self._jitter = random.Random()  # its own: several machines must not knock at the same moment
+        self.tell = tell
+        self.note: Note | None = None
+        self.beat = time.monotonic()
+        """When something last moved: a slow Drive is told from one that hangs."""
+        self._state: State | None = None
+        """What is there, as far as this mirror knows."""
+        self._pending = True
+        self._damaged: set[str] = set()
+        self._known: dict[str, tuple[Hint, Entry]] = {}
+        self._drafts: dict[str, Path] = {}
+        self._disk: int | None = None
+        self._failures = 0
+        self._at: str | None = None
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
-        self._lock: FileLock | None = None
-        self._publisher: Publisher | None = None
-        self._failures = 0
         self._trouble: str | None = None
         """Why the last state is not there, in a sentence."""
 
+    # --- one state -----------------------------------------------------------------------------------------
+
+    def sync(self) -> bool:
+        """Stores what is new and makes it the state; says whether anything was. Only who `hold`s may do so.
+
+        Raises:
+            OSError: Something could not be read or written; the state before still is whole.
+            TakenOver: Another copy has been mirrored there since.
+        """
+        self._tick()
+        if self.note is None:
+            note = there.read_note(self.local) or Note(owner=uuid.uuid4().hex)
+            note.save(self.local)
+            self.note = note
+        if not (self.local / there.NOTE).exists():
+            raise FileNotFoundError(errno.ENOENT, f"`{self.local / there.NOTE}` is gone")
+        self._require_same_disk()
+        self.remote.mkdir(parents=True, exist_ok=True)
+        found = self._require_own(self.note)
+        before = found or self._state
+        old = (before.files if before else None) or {}
+        files = self._store(old)
+        if found and files == found.files and (found.owner != self.note.owner or not self._pending):
+            self._state = found
+            return False
+        left = before.gone if before and self._pending else {}  # a kill may have come before they went
+        self._pending = True
+        self._require_own(self.note)  # copying may have taken long
+        known = before.counter if before else self.note.seen[1] if self.note.seen else 0
+        gone = {path: entry for path, entry in (left | old).items() if path not in files}
+        state = State(owner=self.note.owner, counter=known + 1, files=files, gone=gone)
+        draft, text = self.remote / f"{there.DRAFT}state", state.text
+        there.copy(draft, iter([text]), there.hash_of(iter([text])), self._tick)
+        there.name_draft(draft, self.remote / there.STATE)
+        self._state, self.note = state, Note(owner=state.owner, seen=state.mark)
+        self.note.save(self.local)
+        there.finish(self.remote, state)
+        self._drafts.clear()
+        self._damaged.clear()
+        self._pending, self._at = False, time.strftime("%H:%M")
+        return True
+
+    def check(self) -> None:
+        """Reads back all that the state names, if this copy wrote it; `sync` then mends what is damaged.
+
+        Raises:
+            OSError: Something is not there as it was written, or cannot be read.
+            TakenOver: Another copy has been mirrored there since.
+        """
+        self._tick()
+        assert self.note is not None
+        found = self._require_own(self.note)
+        if found is not None and found.owner != self.note.owner:
+            return  # nothing of this copy is there
+        if found is None or found != self._state:
+            self._pending = True
+            raise OSError(f"`{there.STATE}` was written but cannot be read back")
+        wrong = there.damaged(self.remote, found.files or {}, self._tick)
+        if wrong:
+            self._pending, self._damaged = True, set(wrong)
+            told = ", ".join(f"`{path}`: {why}" for path, why in wrong.items())
+            raise OSError(f"what was written cannot be read back ({told})")
+
+    def _require_own(self, note: Note) -> State | None:
+        """The state that is there, which this copy goes on from; None where none can be read."""
+        found = there.read_state(self.remote)
+        if found is None:
+            foreign = note.seen is None and (self.remote / "config.json").exists()
+        else:
+            foreign = found.owner != note.owner and found.mark != note.seen
+        if foreign:
+            raise TakenOver(
+                f"Another copy of this run has been mirrored to `{self.remote}` since, so this one, in "
+                f"`{self.local}`, is mirrored no more. Keep one of the two: stop this one, or move "
+                f"`{self.remote}` away and run the same command again."
+            )
+        return found
+
+    def _store(self, old: dict[str, Entry]) -> dict[str, Entry]:
+        """Writes what is new as drafts; gives all that the folder holds at one moment.
+
+        What says that something is finished is read before what it speaks of, checkpoints and rows last and
+        at one moment: an epoch's rows are there before its checkpoint, a test's after the last one.
+        """
+        files: dict[str, Entry] = {}
+        others = [name for name in there.visible(self.local) if not _is_steady(name)]
+        for name in sorted(others, key=_rank):
+            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+                files[name] = self._entry(name, old, *self._look(name, opened))
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+                names = self._steady()
+                looks = {name: self._look(name, opened) for name in names}  # what is pruned stays readable
+                if names == self._steady():
+                    return files | {name: self._entry(name, old, *look) for name, look in looks.items()}
+        raise OSError("its checkpoints change while they are listed")
+
+    def _steady(self) -> list[str]:
+        return sorted(filter(_is_steady, there.visible(self.local)))  # checkpoints, then rows
+
+    def _look(self, name: str, opened: contextlib.ExitStack) -> tuple[BinaryIO | None, int, Hint]:
+        """A file, its length now and how it looks; None for the file where it is known."""
+        file = opened.enter_context((self.local / name).open("rb"))
+        status = os.fstat(file.fileno())
+        hint = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        if name in self._known and self._known[name][0] == hint:
+            file.close()
+            return None, 0, hint
+        if abs(time.time() - status.st_mtime) < _YOUNG:
+            hint = (-1, 0, 0, 0)
+        return file, there.length(name, file), hint
+
+    def _entry(self, name: str, old: dict[str, Entry], file: BinaryIO | None, size: int, hint: Hint) -> Entry:
+        """Size and hash of a file, and a draft of it where that is new."""
+        self._tick()
+        if file is not None:
+            self._known[name] = hint, (size, there.hash_of(there.stretch(file, size)))
+        entry = self._known[name][1]
+        if entry == old.get(name) and name not in self._damaged:
+            return entry
+        draft, before = there.draft_of(self.remote, name, entry), self._drafts.get(name)
+        if before == draft and draft.exists():
+            return entry
+        if before is not None:
+            before.unlink(missing_ok=True)
+        with contextlib.ExitStack() as opened:
+            file = file or opened.enter_context((self.local / name).open("rb"))
+            try:
+                there.copy(draft, there.stretch(file, entry[0]), entry[1], self._tick)
+            except Damaged:
+                raise OSError(f"`{name}` was changed while it was copied") from None
+        self._drafts[name] = draft
+        return entry
+
+    def _require_same_disk(self) -> None:
+        """A Drive that is no longer mounted leaves an ordinary folder behind, which must not be filled."""
+        above = self.remote
+        while not above.exists():
+            above = above.parent
+        disk = above.stat().st_dev
+        if self._disk not in (None, disk):
+            raise OSError(f"`{self.remote}` is no longer on the disk that it was on; is Drive still mounted?")
+        self._disk = disk
+
+    def _tick(self) -> None:
+        self.beat = time.monotonic()
+
+    # --- in the background ---------------------------------------------------------------------------------
+
     def __enter__(self) -> Mirror:
         workspace.make_folder(self.local)
-        self._lock = hold(self.local)
+        lock = there.hold(self.local)
         self._leaving.clear()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="mirror")
+        self._thread = threading.Thread(target=self._work, args=(lock,), daemon=True, name="mirror")
         self._thread.start()
         return self
 
@@ -114,58 +288,54 @@ class Mirror:
         self._leaving.set()
         while thread.is_alive():
             thread.join(0.1)
-            beat = max(begun, self._publisher.beat if self._publisher else begun)
-            if time.monotonic() - beat > self.flush + _TURN:
+            if time.monotonic() - max(begun, self.beat) > self.flush + _TURN:
                 return self._incomplete("it does not answer")  # the thread may never end
         return self._trouble
 
-    def _work(self) -> None:
+    def _work(self, lock: FileLock | None) -> None:
         self._trouble = self._incomplete("the mirror itself has failed, which should be reported")
-        while self._lock is None:
+        while lock is None:
             left = self._leaving.wait(_TURN)
-            self._lock = hold(self.local)
-            if left and self._lock is None:
+            lock = there.hold(self.local)
+            if left and lock is None:
                 self._trouble = None
                 return
         try:
-            self._publisher = Publisher(self.local, self.remote)
             wait = 0.0
             while not self._leaving.wait(wait):
-                trouble = self._try(self._publisher, self._publisher.sync)
-                wait = self.interval if trouble is None else self._patience()
-            self._trouble = self._last_state(self._publisher)
+                error = self._try(self.sync)
+                wait = self.interval if error is None else self._patience()
+            self._trouble = self._last_state()
         except TakenOver as error:
             self._trouble = str(error)
             self._told(self._trouble)
             self._leaving.wait()  # holds the folder: nothing may be put in its place while it is worked on
         finally:
-            self._lock.release()
+            lock.release()
 
-    def _last_state(self, publisher: Publisher) -> str | None:
+    def _last_state(self) -> str | None:
         end = time.monotonic() + self.flush
         while True:
-            trouble = self._try(publisher, publisher.sync_and_check)
-            if trouble is None:
+            error = self._try(lambda: (self.sync(), self.check()))
+            if error is None:
                 return None
             wait = self._patience()
-            if time.monotonic() + wait > end:
-                return self._incomplete(trouble)
+            if error.errno in LASTING or time.monotonic() + wait > end:
+                return self._incomplete(str(error.strerror or error))
             time.sleep(wait)
 
-    def _try(self, publisher: Publisher, step: Callable[[], object]) -> str | None:
+    def _try(self, step: Callable[[], object]) -> OSError | None:
         """What went wrong in a step, if the disk did; told once until it works again."""
-        publisher.tick()
         try:
             step()
         except OSError as error:
-            trouble = str(error.strerror or error)
             self._failures += 1
             if self._failures == 1:
                 self._told(
-                    f"Mirroring to `{self.remote}` waits: {trouble}. It is tried again; training goes on, "
-                    f"and everything is in `{self.local}`."
+                    f"Mirroring to `{self.remote}` waits: {error.strerror or error}. It is tried again; "
+                    f"training goes on, and everything is in `{self.local}`."
                 )
-            return trouble
+            return error
         if self._failures:
             self._failures = 0
             self._told(f"Mirroring to `{self.remote}` works again.")
@@ -174,14 +344,24 @@ class Mirror:
     def _patience(self) -> float:
         """Seconds until the next try: twice as long each time, and never the same on two machines."""
         longest = min(_LONGEST_WAIT, 2.0 ** min(self._failures - 1, 10), max(self.interval, self.flush))
-        return longest * self._jitter.uniform(0.5, 1.0)
+        return longest * random.SystemRandom().uniform(0.5, 1.0)  # no generator that a training draws from
 
     def _incomplete(self, trouble: str) -> str:
+        has = f"its state of {self._at}" if self._at else "what was mirrored before"
         return (
             f"The run could not be mirrored whole to `{self.remote}`: {trouble}. Everything is in "
-            f"`{self.local}`. Mend what is wrong and run the same command again before this machine goes."
+            f"`{self.local}`, and `{self.remote}` has {has}. Mend what is wrong and run the same command "
+            "again before this machine goes."
         )
 
     def _told(self, sentence: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a closed standard error is no reason to stop
-            self._tell(sentence)
+            self.tell(sentence)
+
+
+def _is_steady(name: str) -> bool:
+    return name.startswith("checkpoints/") or name.endswith(".jsonl")
+
+
+def _rank(name: str) -> int:
+    return 0 if name == "result.json" else {".ipynb": 1, ".json": 2}.get(Path(name).suffix, 3)

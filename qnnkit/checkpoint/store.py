@@ -1,11 +1,11 @@
-"""The checkpoints of one training: immutable files, and a tiny pointer that makes one of them current."""
+"""The checkpoints of one training: immutable files, each of which tells which others to keep."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,20 @@ from torch import nn
 from qnnkit import workspace
 from qnnkit.checkpoint import file, weights
 
-POINTER = "current.json"
+
+class Unfit(ValueError):
+    """A checkpoint is whole, but no state that can be gone on from."""
+
+
+MISFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)
+"""What goes wrong where a state is of another kind than whoever goes on from it needs."""
 
 
 class Store:
     """A folder of checkpoints; one process writes it, any number may read.
 
-    A state counts as whole when its file and that of its best epoch both are what their names say. The
-    pointer is a hint: where it is lost, the newest whole state is found from the files alone, whatever the
-    clock says.
+    The newest is the one of the highest number, whatever the clock says. A state counts as whole when its
+    file and that of its best epoch both are what their names say.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any] | None = None, keep: int = 2):
@@ -36,7 +41,8 @@ class Store:
         self.best: str | None = None
         """Name of the best epoch's file, as far as this store has read or written."""
         self.best_lost = False
-        self._passed_over: set[str] = set()
+        self._kept: list[list[str]] = []
+        """Names of the states that stay and of their bests, the newest first."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -45,11 +51,10 @@ class Store:
         """Whether a checkpoint is being written right now."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, step: int, state: dict[str, Any], *, best: bool = False) -> None:
+    def save(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Copies `state` and writes it in the background; waits first if the one before is not written yet.
 
         Args:
-            step: Optimizer steps taken.
             state: As `file.write` wants it.
             best: This is the best epoch so far.
 
@@ -58,8 +63,8 @@ class Store:
         """
         self.wait()
         content = {"identity": self.identity, "best": None if best else self.best, "state": state}
-        content = file.copied(content)
-        self._thread = threading.Thread(target=self._write, args=(step, content, best), name="checkpoint")
+        content = file.copied(content | {"kept": self._kept[: self.keep - 1]})
+        self._thread = threading.Thread(target=self._write, args=(content, best), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -75,47 +80,55 @@ class Store:
             error, self._error = self._error, None
             raise error
 
-    def restore(self) -> dict[str, Any] | None:
+    def restore(self, fits: Callable[[dict[str, Any]], None] = lambda state: None) -> dict[str, Any] | None:
         """The newest whole state, or None where there is none; what is passed over is told by a warning.
 
         Where every state lacks its best epoch's file, the newest is taken without it: `best_lost` is then
         True, and its own weights stand for the best.
+
+        Args:
+            fits: Raises one of MISFIT for a state that cannot be used; an older one is then taken.
+
+        Raises:
+            ValueError: There are whole ones, but `fits` refuses them all.
         """
         told: list[str] = []
-        without_best: list[tuple[str, dict[str, Any]]] = []
-        self.best_lost = False
-        for name in self._candidates():
+        unfit: Unfit | None = None
+        found: tuple[str, str, dict[str, Any]] | None = None
+        names = self._names()
+        for name in reversed(names):
             try:
-                content = self._read(name)
-            except (ValueError, OSError) as error:
-                told.append(str(error))
-                self._passed_over.add(name)
-                continue
-            best = content["best"] or name
-            try:
+                content = self._read(name, fits)
+                best = content["best"] or name
+                found = found or (name, name, content)
                 if best != name:
                     self._read(best)
             except (ValueError, OSError) as error:
                 told.append(str(error))
-                without_best.append((name, content))
+                unfit = unfit or (error if isinstance(error, Unfit) else None)
                 continue
-            return self._resumed(name, best, content, told)
-        if without_best:
-            name, content = without_best[0]
-            self.best_lost = True
+            found = name, best, content
+            break
+        else:
+            best = None
+        if told and self._names() != names:  # written meanwhile
+            return self.restore(fits)
+        if found is None:
+            if unfit:
+                raise unfit
+            if told:
+                warnings.warn(f"{_each_once(told)} Training begins anew.", stacklevel=2)
+            return None
+        name, self.best, content = found
+        self.best_lost = best is None
+        if self.best_lost:
             told.append(
                 "The weights of the best epoch are lost; those of the newest checkpoint count instead."
             )
-            return self._resumed(name, name, content, told)
-        if told:
-            warnings.warn(f"{_each_once(told)} Training begins anew.", stacklevel=2)
-        return None
-
-    def _resumed(self, name: str, best: str, content: dict[str, Any], told: list[str]) -> dict[str, Any]:
-        self.best = best
+        self._kept = [[name, self.best], *content["kept"]]
         if told:
             sentence = f"{_each_once(told)} Training goes on from `{name}`, the newest that is whole."
-            warnings.warn(sentence, stacklevel=3)
+            warnings.warn(sentence, stacklevel=2)
         return content["state"]
 
     def load_best(self, model: nn.Module) -> dict[str, Any]:
@@ -132,61 +145,40 @@ class Store:
         weights.load(self.folder / self.best, model, state["model"])
         return state
 
-    def _read(self, name: str) -> dict[str, Any]:
-        content = file.read(self.folder / name)
+    def _read(self, name: str, fits: Callable[[dict[str, Any]], None] = lambda state: None) -> dict[str, Any]:
+        path = self.folder / name
+        content = file.read(path)
         if content.get("identity") != self.identity:
-            raise ValueError(
-                f"Checkpoint `{self.folder / name}` belongs to another training ({content.get('identity')})."
-            )
-        return content
-
-    def _candidates(self) -> list[str]:
-        """Names of what may be restored: what the pointer says, then the newest first."""
-        found = sorted(
-            (path.name for path in self.folder.glob("step-*.safetensors")), key=_step, reverse=True
-        )
-        found = [name for name in found if file.NAME.fullmatch(name)]
-        current = self._pointer().get("current")
-        return [*([current] if current in found else []), *(name for name in found if name != current)]
-
-    def _pointer(self) -> dict[str, Any]:
+            raise ValueError(f"Checkpoint `{path}` belongs to another training ({content.get('identity')}).")
         try:
-            content = json.loads((self.folder / POINTER).read_text())
-        except (OSError, ValueError):
-            return {}
-        kept = content.get("kept") if isinstance(content, dict) else None
-        if not isinstance(kept, list) or not all(
-            isinstance(state, list) and all(isinstance(name, str) for name in state) for state in kept
-        ):
-            return {}
+            content["kept"] = [[str(name), str(best)] for name, best in content["kept"]]
+            if not isinstance(content["best"], str | None):
+                raise TypeError("its best is no name")
+            fits(dict(content["state"]))
+        except MISFIT as error:
+            told = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise Unfit(f"Checkpoint `{path}` does not fit this training ({told}).") from None
         return content
 
-    def _write(self, step: int, content: dict[str, Any], best: bool) -> None:
+    def _names(self) -> list[str]:
+        """Of the files in the folder, the newest last."""
+        found = (file.NAME.fullmatch(path.name) for path in self.folder.glob("checkpoint-*"))
+        return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
+
+    def _write(self, content: dict[str, Any], best: bool) -> None:
         try:
             workspace.make_folder(self.folder)
-            name = file.write(self.folder, step, content).name
+            newest = file.NAME.fullmatch((["", *self._names()])[-1])
+            name = file.write(self.folder, int(newest[1]) + 1 if newest else 1, content).name
             if best:
                 self.best = name
-            gone = {name, *self._passed_over}
-            before = [state for state in self._pointer().get("kept", []) if not gone & set(state)]
-            kept = [[name, self.best or name], *before][: self.keep]
-            workspace.write_json(self.folder / POINTER, {"current": name, "kept": kept})
-            self._prune({name for state in kept for name in state})
+            self._kept = [[name, self.best or name], *content["kept"]]
+            stay = {name for state in self._kept for name in state}
+            for name in set(self._names()) - stay:
+                with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
+                    (self.folder / name).unlink(missing_ok=True)
         except BaseException as error:  # told by the next `save` or `wait`
             self._error = error
-
-    def _prune(self, kept: set[str]) -> None:
-        """Removes files that are older than the newest that is kept; a newer one may yet be wanted."""
-        newest = max(map(_step, kept))
-        for path in self.folder.glob("step-*.safetensors"):
-            if path.name not in kept and _step(path.name) < newest:
-                with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
-                    path.unlink(missing_ok=True)
-
-
-def _step(name: str) -> int:
-    found = file.NAME.fullmatch(name)
-    return int(found[1]) if found else -1
 
 
 def _each_once(sentences: list[str]) -> str:

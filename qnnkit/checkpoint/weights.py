@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from pathlib import Path
 
@@ -10,72 +9,89 @@ import torch
 from torch import Tensor, nn
 
 FROZEN = "(frozen)"
-"""Name under which the digest of what is left out stands among the weights."""
-MOST = 2**16
-"""Numbers of each frozen weight that the digest is over, evenly spread: of billions, all would take long."""
+"""Name under which samples of what is left out stand among the weights."""
+LEAST = 4096
+"""Bytes of the smallest weight that is left out: circuits' angles never are."""
+SAMPLES = 64
+"""Of each weight that is left out, evenly spread; compared to CLOSE, for another machine's generators and
+libraries round otherwise."""
+CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
 
-def kept(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model, as a checkpoint holds it.
+def kept(model: nn.Module, rebuilt: Tensor | None = None) -> dict[str, Tensor]:
+    """The state of a model, as a checkpoint holds it: buffers whole, and all weights but the frozen ones that
+    are built anew from where they came.
 
-    Where PEFT has put an adapter around a model, its frozen weights are left out: they are those of the base,
-    which is built anew from where it came, and may be a thousand times as large. A digest of them stands in
-    their place.
+    Args:
+        model: Where PEFT has put an adapter around one, its frozen weights are always left out.
+        rebuilt: What `samples` gives of the model as it is built. Its frozen weights are left out as long as
+            they are these; None, and a task that moves them, as a mean of others, keeps them all.
     """
-    frozen = _left_out(model)
-    return of(model) | ({FROZEN: _digest(frozen)} if frozen else {})
+    now = samples(model)
+    same = _adapted(model) or (rebuilt is not None and torch.equal(now, rebuilt))
+    return _state(model, _frozen(model)) | {FROZEN: now} if same and len(now) else _state(model, {})
 
 
-def of(model: nn.Module) -> dict[str, Tensor]:
-    """As `kept`, without the digest."""
-    frozen = _left_out(model)
-    # What a weight in 4 bits is unpacked by stands beside it, under names that begin with its own.
-    return {
-        name: value
-        for name, value in model.state_dict().items()
-        if not any(part in frozen for part in itertools.accumulate(name.split("."), "{}.{}".format))
-    }
+def of(model: nn.Module, rebuilt: bool = False) -> dict[str, Tensor]:
+    """As `kept`, without the samples; `rebuilt` tells whether all frozen weights are left out."""
+    return _state(model, _frozen(model) if rebuilt or _adapted(model) else {})
+
+
+def samples(model: nn.Module) -> Tensor:
+    """Some numbers of each frozen weight that a checkpoint may do without: float32 of shape (n,)."""
+    flat = (weight.detach().reshape(-1) for weight in _frozen(model).values())
+    return torch.cat([torch.empty(0), *(each[:: -(-len(each) // SAMPLES)].float().cpu() for each in flat)])
+
+
+def require_fit(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Refuses weights of another model.
+
+    Raises:
+        ValueError: They are, or they were trained on other frozen weights.
+    """
+    own = kept(model, samples(model) if FROZEN in weights else None)
+    here, there = ({name: tuple(tensor.shape) for name, tensor in state.items()} for state in (own, weights))
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"it belongs to another model: `{name}` has shape {there.get(name)} there, {here.get(name)} "
+                "here. Choose another folder, or build the model that it was made from"
+            )
+    if FROZEN in weights and not torch.allclose(weights[FROZEN].cpu(), own[FROZEN], **CLOSE, equal_nan=True):
+        raise ValueError(
+            "it belongs to another base model: its frozen weights are not these. Give the base that it was "
+            "trained on, kept as it was there, in 4 bits or half precision"
+        )
 
 
 def load(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Puts weights that were read from `path` into a model; nothing is changed where one does not fit.
 
     Raises:
-        ValueError: They belong to another model, or were trained on other frozen weights.
+        ValueError: As in `require_fit`.
     """
-    here, there = (
-        {name: tuple(tensor.shape) for name, tensor in state.items()} for state in (kept(model), weights)
-    )
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            raise ValueError(
-                f"Checkpoint `{path}` belongs to another model: `{name}` has shape {there.get(name)} there, "
-                f"{here.get(name)} here. Choose another folder, or build the model that it was made from."
-            )
-    if FROZEN in weights and not torch.equal(weights[FROZEN].cpu(), kept(model)[FROZEN]):
-        raise ValueError(
-            f"Checkpoint `{path}` belongs to another base model: its frozen weights are not these. Give the "
-            "base that the adapter was trained on, kept as it was there (in 4 bits, or half precision)."
-        )
+    try:
+        require_fit(model, weights)
+    except ValueError as error:
+        raise ValueError(f"Checkpoint `{path}` does not fit this model ({error}).") from None
     model.load_state_dict(
         {name: tensor for name, tensor in weights.items() if name != FROZEN}, strict=FROZEN not in weights
     )
 
 
-def _left_out(model: nn.Module) -> dict[str, Tensor]:
-    """The frozen weights that a checkpoint does without, by name."""
-    if not any(hasattr(module, "peft_config") for module in model.modules()):
-        return {}
+def _state(model: nn.Module, without: dict[str, Tensor]) -> dict[str, Tensor]:
+    # What a weight in 4 bits is unpacked by stands beside it, under names that begin with its own.
+    return {
+        name: value
+        for name, value in model.state_dict().items()
+        if not any(part in without for part in itertools.accumulate(name.split("."), "{}.{}".format))
+    }
+
+
+def _adapted(model: nn.Module) -> bool:
+    return any(hasattr(module, "peft_config") for module in model.modules())
+
+
+def _frozen(model: nn.Module) -> dict[str, Tensor]:
     every = model.named_parameters(remove_duplicate=False)  # tied ones stand in the state under each name
-    return {name: weight for name, weight in every if not weight.requires_grad}
-
-
-def _digest(weights: dict[str, Tensor]) -> Tensor:
-    """SHA-256 over names, shapes and numbers: uint8 of shape (32,)."""
-    digest = hashlib.sha256()
-    for name, weight in weights.items():
-        flat = weight.detach().reshape(-1)
-        some = flat[:: max(1, len(flat) // MOST)].float().cpu().numpy()
-        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
-        digest.update(some.astype("<f4").tobytes())
-    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+    return {name: weight for name, weight in every if not weight.requires_grad and weight.nbytes >= LEAST}

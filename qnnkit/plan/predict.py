@@ -115,6 +115,7 @@ def predict(
         work=traced.work,
         at_update=at_update,
         less_on_cuda=less,
+        checkpoint=copied,
         device=str(device),
         seconds=spread,
         notes=tuple(notes),

@@ -61,6 +61,8 @@ class Prediction:
     one copy of each under SGD and two under Adam."""
     less_on_cuda: int = 0
     """Bytes of frozen weights that fall away on another machine with CUDA, where they are kept in 4 bits."""
+    checkpoint: int = 0
+    """Bytes of a checkpoint: weights but frozen ones that are built anew, and moments."""
     notes: tuple[str, ...] = ()
     """What a reader must know, in sentences."""
     scaled_from: int | None = None
@@ -84,6 +86,11 @@ class Prediction:
         return sum(self.memory.values())
 
     @property
+    def disk(self) -> int:
+        """Bytes that the checkpoints of one net take: the newest ones, and that of the best epoch."""
+        return self.checkpoint * (self.training.keep_checkpoints + 1)
+
+    @property
     def updates_per_epoch(self) -> int:
         batches = math.ceil(self.n_samples / self.training.batch_size)
         return math.ceil(batches / self.training.accumulation)
@@ -104,5 +111,5 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values, for JSON."""
         training = self.training.model_dump(mode="json")
-        derived = ("peak", "updates_per_epoch", "seconds_per_epoch", "seconds_in_all")
+        derived = ("peak", "disk", "updates_per_epoch", "seconds_per_epoch", "seconds_in_all")
         return asdict(self) | {"training": training} | {name: getattr(self, name) for name in derived}

@@ -36,6 +36,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         if size:
             where = "" if found.device == "cpu" or part not in HOST else "  in RAM"
             yield f"  {part:<16}{words.size(size):>9}{size / found.in_all:>7.0%}{where}"
+    trained, each = plan.nets * plan.seeds, f"{config.keep_checkpoints + 1} of {words.size(found.checkpoint)}"
+    yield f"Disk for checkpoints: {words.size(trained * found.disk)}, {each} for each net and seed"
     told = (
         f"{_count(plan.nets, 'net')} x {_count(plan.seeds, 'seed')} x " if plan.nets * plan.seeds > 1 else ""
     )

@@ -60,7 +60,7 @@ class Traced:
     n_weights: int
     n_trained: int
     kept: int
-    """Bytes of weights that a checkpoint holds: of a model with an adapter not its frozen ones."""
+    """Bytes of weights that a checkpoint holds: frozen ones that are built anew are not among them."""
     linear: int
     """Frozen numbers in linear layers, the one that gives the logits left out: what 4 bits would hold."""
     at_update: int
@@ -121,7 +121,7 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
     trained = [weight for weight in weights if weight.requires_grad]
     # Counted before layers are taken out.
     n_weights, n_trained = (sum(weight.numel() for weight in each) for each in (weights, trained))
-    kept = sum(tensor.nbytes for tensor in kept_weights.of(model).values())
+    kept = sum(tensor.nbytes for tensor in kept_weights.of(model, rebuilt=True).values())
     copies = 1 if config.optimizer == "sgd" else 2  # gradients, and under Adam the roots of second moments
     copied, linear = copies * sum(weight.nbytes for weight in trained), _linear(model)
     gc.freeze()

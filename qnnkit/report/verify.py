@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qnnkit import workspace
+from qnnkit.checkpoint.file import NAME as CHECKPOINT
 from qnnkit.runs import Run, sums
 
-CHECKPOINT = re.compile(r"step-\d+-([0-9a-f]{16})\.safetensors")
 _LATER = (
     "result.json",
     sums.FILE,
@@ -129,14 +128,12 @@ def _check_files(run: Run) -> list[Finding]:
 
 def _check_checkpoints(run: Run) -> list[Finding]:
     """Each against its own name, which says its hash: so a run without kept hashes is checked too."""
-    paths = [
-        path for path in sorted(run.folder.rglob("step-*.safetensors")) if CHECKPOINT.fullmatch(path.name)
-    ]
+    paths = [path for path in sorted(run.folder.rglob("checkpoint-*")) if CHECKPOINT.fullmatch(path.name)]
     findings = []
     for path in paths:
         name, said = path.relative_to(run.folder).as_posix(), CHECKPOINT.fullmatch(path.name)
         try:
-            whole = said is not None and sums.of(path).startswith(said[1])
+            whole = said is not None and sums.of(path).startswith(said[2])
         except OSError:
             whole = False
         if not whole:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit import checks, recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs import sums
-from qnnkit.runs.lock import alone, bring, mirrored_in_notebook
+from qnnkit.runs.lock import alone, bring, keep_mirrored
 from qnnkit.runs.origin import origin
 from qnnkit.runs.reading import trainings
 from qnnkit.runs.usable import (
@@ -192,6 +192,7 @@ class Run:
     def log(self, kind: str, row: dict[str, Any]) -> None:
         """Adds a row to `<kind>.jsonl`."""
         workspace.append_line(self.folder / f"{kind}.jsonl", row)
+        keep_mirrored(self.folder)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of `<kind>.jsonl`, oldest first."""
@@ -224,11 +225,13 @@ class Run:
             figure.savefig(buffer, metadata={"Title": title, "Description": description})
             content = buffer.getvalue()
         workspace.write_bytes(path, content)
+        keep_mirrored(self.folder)
         return figure
 
     def note_provenance(self, **facts: Any) -> None:
         """Adds facts to provenance.json; those that are there already are replaced."""
         workspace.write_json(self.folder / "provenance.json", self.provenance | facts)
+        keep_mirrored(self.folder)
 
 
 def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
@@ -269,7 +272,6 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
                 begun_now = settle_batch_size(run, begins=True)
                 require_last_batch(begun_now)
                 write_config(run)  # as asked for; last: now it is a run
-                mirrored_in_notebook(folder)
                 return begun_now
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
     told = _told_by_chain(folder)
@@ -295,11 +297,11 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
     bounds = {name: value for name, value in given.items() if name in CRITERIA}
     if any(getattr(begun, name) != value for name, value in bounds.items()):
         _write_bounds(folder, bounds)
+        keep_mirrored(folder)
     config = begun.override(**(bounds | placement))
     if placement:  # without one, a run of another machine may still be looked at here
         check_placement(config)
     workspace.make_folder(folder)
-    mirrored_in_notebook(folder)
     return settle_batch_size(Run(folder, config))
 
 

@@ -13,8 +13,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from qnnkit import workspace
+
+if TYPE_CHECKING:
+    from qnnkit.checkpoint.mirror import Mirror
 
 WAIT = 10.0
 """Seconds that a newcomer waits: a killed parent's notebook needs a moment to notice."""
@@ -65,37 +69,55 @@ def held(folder: Path, work: str) -> bool | None:
         return False
 
 
-@contextlib.contextmanager
-def mirrored(folder: Path, tell: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Keeps the folder's copy on Drive up to date; does nothing for a folder that has none."""
-    remote = workspace.remote_of(folder)
-    if remote is None:
-        yield
+_MIRRORS: dict[Path, Mirror] = {}
+
+
+def keep_mirrored(folder: Path) -> None:
+    """Keeps the folder's copy on Drive up to date from now on, until the process ends.
+
+    A folder without one, which is worked in itself, may be the copy of one elsewhere: then it no longer is.
+    """
+    if folder in _MIRRORS:
         return
     from qnnkit.checkpoint.mirror import Mirror
+    from qnnkit.checkpoint.remote import settle
 
-    with Mirror(folder, remote) if tell is None else Mirror(folder, remote, tell=tell):
+    remote = workspace.remote_of(folder)
+    if remote is None:
+        settle(folder)
+        return
+    if not _MIRRORS:
+        atexit.register(_close)
+    _MIRRORS[folder] = Mirror(folder, remote).__enter__()
+
+
+@contextlib.contextmanager
+def mirrored(folder: Path, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Keeps the folder's copy on Drive up to date, and sees in the end that all of it is there.
+
+    Raises:
+        OSError: It is not.
+    """
+    keep_mirrored(folder)
+    if folder in _MIRRORS and tell is not None:
+        _MIRRORS[folder].tell = tell
+    with contextlib.ExitStack() as last:
+        last.push(lambda *error: _end(folder, *error))
         yield
 
 
-_IN_NOTEBOOK: dict[Path, contextlib.ExitStack] = {}
+def _end(folder: Path, *error: Any) -> None:
+    keep_mirrored(folder)
+    if folder in _MIRRORS:
+        _MIRRORS.pop(folder).__exit__(*error)
 
 
-def mirrored_in_notebook(folder: Path) -> None:
-    """Keeps the folder's copy on Drive up to date from now on, where a person works in a notebook.
-
-    What 00 to 02 leave is then as safe as a training's. Under papermill the chain mirrors already, and a
-    second mirror of a folder only waits.
-    """
-    if folder in _IN_NOTEBOOK or "IPython" not in sys.modules or workspace.remote_of(folder) is None:
-        return
-    from IPython import get_ipython
-
-    if get_ipython() is None:
-        return
-    stack = _IN_NOTEBOOK[folder] = contextlib.ExitStack()
-    stack.enter_context(mirrored(folder))
-    atexit.register(stack.close)
+def _close() -> None:
+    for folder in [folder for folder in _MIRRORS if folder.exists()]:
+        try:
+            _end(folder, None, None, None)
+        except OSError as error:
+            print(error, file=sys.stderr)
 
 
 def bring(folder: Path) -> None:

@@ -231,6 +231,7 @@ def _train(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is damaged is told by `fit`
         begun = Store(folder, identity).restore()
+    rebuilt = weights.samples(model)
     if begun is not None:
         weights.load(folder, model, begun["model"])  # frozen weights count from here on
 
@@ -292,6 +293,7 @@ def _train(
             watch=watch,
             on_update=on_update,
             tell=tell,
+            rebuilt=rebuilt,
         )
         test = _test(model, task, loaders["test"], splits, place, progress.at_once)
     score = task.score

@@ -24,13 +24,11 @@ def work(folder: Path) -> Path:
 
 
 def content(folder: Path, name: str) -> bytes | None:
-    """A file of a run; None if it is missing."""
-    from qnnkit.checkpoint.restore import stored_file
-
+    """A file of a run; None if it is missing or cannot be read."""
     for place in dict.fromkeys((work(folder), folder)):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):
             return (place / name).read_bytes()
-    return stored_file(folder, name) if folder.is_dir() else None
+    return None
 
 
 def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None) -> list[dict[str, Any]]:

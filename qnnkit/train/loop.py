@@ -27,7 +27,7 @@ from qnnkit.train.groups import Group, optimizer_of, trainable
 from qnnkit.train.observer import Observer
 from qnnkit.train.portions import Portions, joined, samples
 from qnnkit.train.processes import Shares, accelerated, summed
-from qnnkit.train.progress import Moment, Part, Progress
+from qnnkit.train.progress import Moment, Part, Progress, require_fit
 from qnnkit.train.recompute import recomputing
 from qnnkit.train.schedule import step_size
 from qnnkit.train.stop import deferred
@@ -49,6 +49,7 @@ def fit(
     watch: Observer | None = None,
     on_update: Callable[[Moment], None] | None = None,
     tell: Callable[[str], None] | None = None,
+    rebuilt: torch.Tensor | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
@@ -85,6 +86,7 @@ def fit(
         watch: Looks at gradients and updates.
         on_update: Called after every update, with what it was.
         tell: Called with a sentence on what whoever trains should know.
+        rebuilt: What tells frozen weights that whoever resumes builds anew, see `checkpoint.weights.kept`.
 
     Raises:
         OutOfMemory: Memory ran out; told are where, and the next remedy. As above, the same call goes on.
@@ -99,6 +101,7 @@ def fit(
     with own_generators(), deferred() as stop, again, accelerated(model, device, config) as accelerator:
         tell = tell or (lambda sentence: None)
         loop = _Loop(model, task, loaders, config, groups, accelerator, seed, stop, watch, on_update, tell)
+        loop.rebuilt = rebuilt
         store = Store(folder, identity, config.keep_checkpoints) if folder else None
         return loop.run(store, log or (lambda row: None))
 
@@ -145,7 +148,7 @@ class _Loop:
         self.best_weights: dict[str, torch.Tensor] = {}
         self.saved_at, self.owed = time.monotonic(), False
         self.counted = Counted()
-        self.on_update = on_update
+        self.on_update, self.rebuilt = on_update, None
         shrinks = config.on_oom == "shrink"
         self.portions = Portions(self.progress, shrinks, model, accelerator.device, tell)
 
@@ -352,8 +355,7 @@ class _Loop:
         return sum(map(operator.mul, losses, counts)) / sum(counts)
 
     def _tell_update(self, done: list[_Done], loss: float) -> None:
-        now = time.perf_counter()
-        seconds, self.tick = now - self.tick, now
+        seconds, self.tick = time.perf_counter() - self.tick, time.perf_counter()
         if self.on_update is None:
             return
         moment = Moment(
@@ -440,7 +442,7 @@ class _Loop:
             states = [own]
         scaler = self.accelerator.scaler
         return {
-            "model": weights.kept(self._bare()),
+            "model": weights.kept(self._bare(), self.rebuilt),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": self.config.optimizer,
             "scaler": scaler.state_dict() if scaler is not None else None,
@@ -455,14 +457,14 @@ class _Loop:
 
     def _save(self, state: dict[str, Any], best: bool = False) -> None:
         if self.store is not None and self.accelerator.is_main_process:
-            self.store.save(self.progress.updates, state, best=best)
+            self.store.save(state, best=best)
         self.saved_at, self.owed = time.monotonic(), False
 
     def _resume(self, store: Store) -> None:
         if self.accelerator.is_main_process:
             workspace.clear_drafts(store.folder)
-        state = store.restore()
-        if state is None:
+        to = self._bare(), self.optimizer, self.config.optimizer
+        if (state := store.restore(lambda state: require_fit(state, *to))) is None:
             return
         progress = Progress(**state["progress"])
         processes = self.accelerator.num_processes
@@ -491,10 +493,8 @@ class _Loop:
         if part is None or part["loader"] != self._signature():
             return
         random = state["random"][rank] if len(state["random"]) == self.accelerator.num_processes else None
-        totals = Totals()
+        totals = Totals({name: torch.zeros(()) for name in part["sums"]})
         if rank == 0:
             sums = {name: value.to(self.accelerator.device) for name, value in part["sums"].items()}
             totals = Totals(sums, part["count"])
-        else:
-            totals = Totals({name: torch.zeros(()) for name in part["sums"]})
         self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])

@@ -6,6 +6,10 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import nn
+
+from qnnkit.checkpoint import own_generators, set_random_state, weights
 from qnnkit.train.totals import Totals
 
 
@@ -47,6 +51,35 @@ class Part:
     """State of the generators where a resumed epoch goes on; None at its beginning."""
     watched: dict[str, Any] | None = None
     """What the observer had kept where a resumed epoch goes on; None at its beginning."""
+
+
+def require_fit(state: dict[str, Any], model: nn.Module, optimizer: Any, name: str) -> None:
+    """Raises an error (`checkpoint.store.MISFIT`) where a training cannot go on from a checkpoint's state.
+
+    Args:
+        state: As `fit` saves it.
+        model: What would take its weights.
+        optimizer: What would take the state's moments.
+        name: Its name in the settings; of another's state nothing is taken.
+    """
+    weights.require_fit(model, state["model"])
+    Progress(**state["progress"])
+    if state["part"] is not None:
+        Part(state["part"]["batch"], Totals(state["part"]["sums"], state["part"]["count"]))
+    with own_generators():
+        for each in state["random"]:
+            set_random_state(each)
+    if state["optimizer_name"] != name:
+        return
+    saved, groups = state["optimizer"], optimizer.param_groups
+    there, here = ([len(group["params"]) for group in each] for each in (saved["param_groups"], groups))
+    if there != here:
+        raise ValueError("its optimizer has other groups")
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for index, moments in saved["state"].items():
+        for moment in moments.values():
+            if isinstance(moment, torch.Tensor) and moment.dim() and moment.shape != parameters[index].shape:
+                raise ValueError(f"a moment of its optimizer has shape {tuple(moment.shape)}")
 
 
 @dataclass(frozen=True)

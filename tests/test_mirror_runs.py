@@ -1,0 +1,54 @@
+"""What anybody leaves in a run folder outlasts the machine, before anything is trained."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from qnnkit import runs
+
+SCRIPT = """
+from qnnkit import runs
+
+run = runs.open_run("runs/one", "digits_quanv", train_fraction=0.1)
+run.log("gradients", {"event": "check", "error": 0.25})
+"""
+
+
+@pytest.fixture
+def workspaces(tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
+    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "machine"))
+    (tmp_path / "drive").mkdir()
+
+
+def script():
+    return subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+
+
+def test_what_a_script_begins_is_mirrored(workspaces, tmp_path, monkeypatch):
+    done = script()
+    assert (done.returncode, done.stderr) == (0, "")
+    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "another"))  # the first machine is gone
+    assert runs.open_run("runs/one").rows("gradients") == [{"event": "check", "error": 0.25}]
+    assert not any("mirror" in thread.name for thread in threading.enumerate()), (
+        "reading takes it from nobody"
+    )
+
+
+def test_a_drive_that_takes_nothing_is_told_in_one_sentence(workspaces, tmp_path):
+    (tmp_path / "drive" / "runs").write_text("no folder can be made here")
+    done = script()
+    assert "could not be mirrored whole" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert runs.open_run("runs/one").rows("gradients") == [{"event": "check", "error": 0.25}]
+
+
+def test_a_run_that_is_worked_on_in_drives_own_copy(workspaces, tmp_path, monkeypatch):
+    """A Mac opens it there; a new machine goes on with what it did, and the first is told."""
+    script()
+    monkeypatch.delenv("QNNKIT_LOCAL")
+    runs.open_run("runs/one").log("gradients", {"event": "check", "error": 0.5})
+    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "machine"))
+    with pytest.warns(UserWarning, match="set aside"):
+        assert [row["error"] for row in runs.open_run("runs/one").rows("gradients")] == [0.25, 0.5]
