@@ -18,7 +18,6 @@ CHECKPOINT = re.compile(r"step-\d+-([0-9a-f]{16})\.safetensors")
 _LATER = (
     "result.json",
     SUMS,
-    "trackers.json",
     "failed.json",
     "status.json",
     "criteria.json",
@@ -47,7 +46,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
     Left out is what is written last or while something runs: result.json, SHA256SUMS itself, 04_analyze's
     executed copy, what 05_benchmark and `qnnkit measure` found, status.json and criteria.json, running and
-    failed notebooks, logs, hidden files, and what belongs to trackers.
+    failed notebooks, logs and hidden files.
 
     Raises:
         OSError: A file cannot be read.
@@ -120,7 +119,7 @@ def _counts(name: str) -> bool:
     parts = name.split("/")
     hidden = any(part.startswith(".") for part in parts)
     beside = name in _LATER or name.startswith(_BENCHMARK)
-    return not (hidden or beside or name.endswith(_PASSING) or parts[0] in ("tensorboard", "logs"))
+    return not (hidden or beside or name.endswith(_PASSING) or parts[0] == "logs")
 
 
 def _sha256(path: Path) -> str:
