@@ -306,6 +306,18 @@ def test_a_process_with_a_hung_tracker_ends_at_once_and_by_ctrl_c(home, how):
 # --- MLflow ------------------------------------------------------------------------------------------------
 
 
+SCRIPT = """
+    import sys
+    from qnnkit.runs import trackers
+
+    trackers.END = 120.0
+    with trackers.tracked([sys.argv[1]], "digits_quanv", sys.argv[2], None, {"epochs": 3}) as track:
+        for epoch in range(int(sys.argv[3]), 4):
+            track({"train_loss": 1 / epoch}, epoch, "hybrid/seed0")
+"""
+TRACKING = (sys.executable, "-c", textwrap.dedent(SCRIPT))
+
+
 def mlflow_rows(home, what, table):
     with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as database:
         return database.execute(f"select {what} from {table}").fetchall()
@@ -332,23 +344,12 @@ def test_mlflow_keeps_a_resumed_run_as_one(home, capsys):
     assert len(mlflow_rows(home, "run_uuid", "runs")) == 2, "a run of the same name is another one"
 
 
-TRACKING = """
-    import sys
-    from qnnkit.runs import trackers
-
-    trackers.END = 120.0
-    with trackers.tracked(["mlflow"], "digits_quanv", sys.argv[1], None, {"epochs": 3}) as track:
-        for epoch in (1, 2, 3):
-            track({"train_loss": 1 / epoch}, epoch, "hybrid/seed0")
-"""
-
-
 @pytest.mark.slow
 def test_runs_that_begin_at_once_share_one_new_database(home):
     """As the first runs of a batch do; one is killed while the database is made, which MLflow cannot mend."""
     pytest.importorskip("mlflow")
-    command, names = [sys.executable, "-c", textwrap.dedent(TRACKING)], ("digits-1", "digits-2", "digits-3")
-    first = subprocess.Popen([*command, "killed"], stderr=subprocess.DEVNULL)
+    names = ("digits-1", "digits-2", "digits-3")
+    first = subprocess.Popen([*TRACKING, "mlflow", "killed", "1"], stderr=subprocess.DEVNULL)
     while not (home / ".mlflow.db").exists():
         assert first.poll() is None
         time.sleep(0.01)
@@ -356,7 +357,7 @@ def test_runs_that_begin_at_once_share_one_new_database(home):
     first.kill()
     first.wait()
     assert not (home / "mlflow.db").exists()
-    others = [subprocess.Popen([*command, name]) for name in names]
+    others = [subprocess.Popen([*TRACKING, "mlflow", name, "1"]) for name in names]
     assert [each.wait(timeout=240) for each in others] == [0, 0, 0]
     found = [(name[:-7], status) for name, status in mlflow_rows(home, "name, status", "runs")]
     assert sorted(found) == [(name, "FINISHED") for name in names]
@@ -424,15 +425,13 @@ def test_wandb_mode_is_honoured(home, monkeypatch):
     assert not list(home.glob("wandb/*run-*"))
 
 
-@OF_OTHERS
 def test_trackio_keeps_a_resumed_run_as_one_in_the_workspace(home):
+    """In processes of their own: trackio reads its place once."""
     pytest.importorskip("trackio")
-    for epochs in (range(1, 3), range(3, 4)):
-        with begin("trackio") as track:
-            assert train(track, epochs) < AT_ONCE
+    for first in ("1", "3"):
+        subprocess.run([*TRACKING, "trackio", "digits-1", first], check=True)
     with contextlib.closing(sqlite3.connect(home / "trackio" / "digits_quanv.db")) as database:
         rows = database.execute("select run_name, step, metrics from metrics").fetchall()
-    found = [(step, json.loads(metrics).get("hybrid/seed0/train_loss")) for _, step, metrics in rows]
-    [name] = {run for run, *_ in rows}
-    assert name.startswith("digits-1-")
-    assert [(step, round(value, 4)) for step, value in found if value is not None] == THREE
+    assert {name[:-7] for name, *_ in rows} == {"digits-1"} and len({name for name, *_ in rows}) == 1
+    found = [(step, round(json.loads(metrics)["hybrid/seed0/train_loss"], 4)) for _, step, metrics in rows]
+    assert sorted(found) == [*THREE, THREE[-1]]

@@ -32,9 +32,9 @@ ENVIRONMENT = {
     "MLFLOW_TRACKING_URI": "sqlite:///{home}/mlflow.db",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",  # drawn from the generator that the training may use
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "TRACKIO_DIR": "{home}/trackio",
-    "WANDB_DIR": "{home}",
     "WANDB_CONSOLE": "off",
     "WANDB_SILENT": "true",  # and asks no terminal for a key
 }
@@ -154,7 +154,7 @@ def _start(name: str, home: Path, project: str, run: str, config: dict[str, Any]
             options = {"run_name": run, "run_id": _mlflow_run(home, run)}
             begun = options["run_id"] is not None
         elif name == "wandb":
-            options = {"name": run, "id": run, "resume": "allow", "mode": _wandb_mode()}
+            options = {"name": run, "id": run, "resume": "allow", "dir": home, "mode": _wandb_mode(home)}
         elif name == "trackio":
             options = {"name": run, "resume": "allow", "embed": False}
         tracker = kind(*([run, home / name] if kind.requires_logging_directory else [project]), **options)
@@ -179,14 +179,14 @@ def _mlflow_run(home: Path, run: str) -> str | None:
     return found[0].info.run_id if found else None
 
 
-def _wandb_mode() -> str | None:
+def _wandb_mode(home: Path) -> str | None:
     """ "offline" without a login; None leaves it to W&B."""
     import wandb  # pyright: ignore[reportMissingImports]
 
     with contextlib.suppress(wandb.UsageError):
         if os.environ.get("WANDB_MODE") or wandb.login():
             return None
-    told = f"Tracker `wandb` has no login, so the run is kept offline in {os.environ['WANDB_DIR']}/wandb."
+    told = f"Tracker `wandb` has no login, so the run is kept offline in {home / 'wandb'}."
     _say(f"{told} Run `wandb login`, then `wandb sync` on its folder there.")
     return "offline"
 
