@@ -134,7 +134,7 @@ class Settings(Base):
     threads: Count | None = AUTO
     """CPU threads that train: auto measures how many; None leaves torch's choice. Placement, as above."""
     trackers: tuple[str, ...] = ()
-    """Where numbers go beside metrics.jsonl: tensorboard, mlflow, wandb, trackio. May differ later."""
+    """Where numbers go beside metrics.jsonl: trackio, tensorboard, mlflow, wandb, ...; may differ later."""
     price_per_hour: float | None = Field(default=None, ge=0)
     """What an hour of the machine costs, in any currency, for the estimate in provenance.json. May differ."""
 

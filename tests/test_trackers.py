@@ -1,48 +1,71 @@
 """qnnkit.runs.trackers: rows arrive in the trackers themselves; one that is down costs training nothing."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
 import time
-import warnings
-from contextlib import ExitStack, contextmanager
+from importlib import util
 from pathlib import Path
 
 import pytest
+from accelerate import tracking
+from accelerate.state import PartialState
 
+from qnnkit import runs
 from qnnkit.runs import trackers
-from qnnkit.runs.trackers import TRACKERS, Trackers
 
-AT_ONCE = 0.5  # seconds: what a call of `log` may take, at most, on a busy machine
+AT_ONCE = 0.5  # seconds: what a call of `track` may take, at most, on a busy machine
 LEFT_OUT = (
-    r"Tracker `{}` is left out from here on: .*{}.* Training goes on, and metrics.jsonl has every row\. "
+    r"Tracker `{}` is left out from here on: .*{}.*\. Training goes on, and metrics.jsonl has every row\. "
 )
+OF_OTHERS = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+THREE = [(1, 1.0), (2, 0.5), (3, 0.3333)]
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A run's folder in a workspace of its own, where no variable names a tracker."""
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "TRACKIO_DIR"):
-        monkeypatch.delenv(name, raising=False)
+def home(tmp_path, monkeypatch):
+    """A workspace of its own, where no variable names a tracker."""
+    for name in os.environ:
+        if name.startswith(("MLFLOW_", "WANDB_", "TRACKIO_")):
+            monkeypatch.delenv(name)
+    for name in trackers.ENVIRONMENT:  # what is set from here on ends with the test
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.setattr(trackers, "START", 60.0)  # a busy machine decides nothing
-    monkeypatch.setattr(trackers, "LEAVE", 60.0)
-    path = tmp_path / "runs" / "digits-1"
-    path.mkdir(parents=True)
-    return path
+    monkeypatch.setattr(trackers, "END", 60.0)  # a busy machine decides nothing
+    return tmp_path
 
 
-def begin(folder, *names, **config):
-    return Trackers(names, folder, folder.name, "digits_quanv", {"epochs": 3, "data_dir": None} | config)
+@pytest.fixture
+def own(home, monkeypatch):
+    """A tracker of the user's, by its name `own`: `own(start=..., log=..., finish=...)`."""
+
+    def register(**methods):
+        about = {"name": "own", "requires_logging_directory": False, "tracker": None}
+        given = {name: lambda self, *_, act=act, **__: act() for name, act in methods.items()}
+        made = {"__init__": lambda self, project: None, **about, **given}
+        monkeypatch.setitem(
+            tracking.LOGGER_TYPE_TO_CLASS, "own", type("Own", (tracking.GeneralTracker,), made)
+        )
+
+    return register
 
 
-def train(live, epochs=range(1, 4)):
+def begin(*names, begun="2026-01-01T12:00:00Z", run="digits-1", **config):
+    return trackers.tracked(names, "digits_quanv", run, begun, {"epochs": 3, "data_dir": None, **config})
+
+
+def train(track, epochs=range(1, 4)):
     """Two nets; returns how long the longest call took."""
     longest = 0.0
     for net in ("hybrid", "classical"):
@@ -50,284 +73,365 @@ def train(live, epochs=range(1, 4)):
             row = {"event": "epoch", "net": net, "seed": 0, "epoch": epoch, "train_loss": 1 / epoch}
             row |= {"best": True, "gradient_norm": None, "validation_loss": float("nan")}
             start = time.perf_counter()
-            live.log(row, step=epoch, prefix=f"{net}/seed0")
+            track(row, epoch, f"{net}/seed0")
             longest = max(longest, time.perf_counter() - start)
     return longest
 
 
-@contextmanager
-def one_warning(name, why):
-    """Exactly one, on this tracker; it says why and what to do."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    told = [str(each.message) for each in caught]
-    assert len(told) == 1, told
-    found = re.match(LEFT_OUT.format(name, why), told[0])
-    assert found and told[0][found.end() :], told[0]
+def told_once(capsys, name, why):
+    """Whether exactly one sentence was said on trackers: of this one, why, and what to do."""
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Tracker")]
+    assert len(said) == 1, said
+    found = re.match(LEFT_OUT.format(name, why), said[0])
+    return found and said[0][found.end() :]
 
 
-def scalars(folder):
+def folder_of(home):
+    [folder] = (home / "tensorboard").iterdir()
+    return folder
+
+
+def scalars(home):
     """What TensorBoard reads: tag -> [(step, value)]."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
+    found = accumulator.EventAccumulator(str(folder_of(home))).Reload()
     return {
         tag: [(event.step, round(event.value, 4)) for event in found.Scalars(tag)]
         for tag in found.Tags()["scalars"]
     }
 
 
-THREE = [(1, 1.0), (2, 0.5), (3, 0.3333)]
-
-
 # --- names -------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match=r"Did you mean 'tensorboard'.* choices are tensorboard, mlflow, "):
-        Trackers(["tensorbord"], tmp_path, "run", "project", {})
+def test_an_unknown_name_is_refused_with_the_nearest(pictures, tmp_path):
+    with pytest.raises(ValueError, match=r"Did you mean 'tensorboard'.* choices are .*mlflow.* all"):
+        settings = {"data_dir": str(pictures), "image_size": 6, "trackers": ["tensorbord"]}
+        runs.open_run(tmp_path / "run", "folder_quanv", **settings)
+    trackers.require_known([*tracking.LOGGER_TYPE_TO_CLASS, "all"])
 
 
-def test_every_name_is_one_of_accelerates_and_has_a_next_step():
-    from accelerate import tracking
-
-    assert set(TRACKERS) <= set(tracking.LOGGER_TYPE_TO_CLASS) and set(trackers.STEPS) == set(TRACKERS)
-
-
-def test_no_trackers_start_no_process(folder):
-    with begin(folder) as live:
-        assert train(live) < AT_ONCE and live.process is None
-    assert list(folder.iterdir()) == []
+def test_no_trackers_no_threads(home):
+    before = threading.active_count()
+    with begin() as track:
+        assert train(track) < AT_ONCE and threading.active_count() == before
+    assert list(home.iterdir()) == []
 
 
-def test_only_the_first_process_of_a_training_sends(folder, monkeypatch):
+def test_only_the_first_process_of_a_training_sends(home, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    with begin(folder, "tensorboard") as live:
-        train(live)
-        assert live.process is None
-    assert list(folder.iterdir()) == []
+    with begin("tensorboard") as track:
+        train(track)
+    assert list(home.iterdir()) == []
 
 
-def test_what_is_not_installed_is_told_once_with_what_to_type(folder, monkeypatch):
-    monkeypatch.setattr(trackers.util, "find_spec", lambda name: None)
-    with one_warning("wandb", "it is not installed"), begin(folder, "wandb") as live:
-        train(live)
-        assert live.process is None
-
-
-def test_a_folder_of_a_trackers_name_is_no_package(tmp_path, monkeypatch):
-    """W&B writes to `wandb/` in the workspace, from where Python could import it as an empty package."""
-    (tmp_path / "some_tracker").mkdir()
+def test_what_is_not_installed_is_told_once_with_what_to_type(home, tmp_path, monkeypatch, capsys):
+    """A folder of its name is no package: W&B itself writes to `wandb/` in the workspace."""
+    name = next(name for name in ("comet_ml", "clearml", "aim", "wandb") if not util.find_spec(name))
+    (tmp_path / name).mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    assert trackers.util.find_spec("some_tracker") and not trackers._installed("some_tracker")
+    with begin(name) as track:
+        train(track)
+    assert told_once(capsys, name, f"not installed.*pip install {name}")
+
+
+@OF_OTHERS
+def test_all_are_those_that_are_installed(home):
+    pytest.importorskip("tensorboard")
+    installed = {str(name) for name in tracking.get_available_trackers()}
+    with begin("all") as track:
+        train(track)
+        assert installed <= {thread.name for thread in threading.enumerate()}
+    assert scalars(home)["hybrid/seed0/train_loss"] == THREE
 
 
 # --- TensorBoard -------------------------------------------------------------------------------------------
 
 
-def test_tensorboard_reads_back_the_numbers(folder):
+def test_tensorboard_reads_back_the_numbers(home):
     pytest.importorskip("tensorboard")
-    from accelerate.state import PartialState
-
-    before, environment = dict(PartialState._shared_state), dict(os.environ)
-    with begin(folder, "tensorboard", controls=["classical", "no_entanglement"]) as live:
-        assert train(live) < AT_ONCE
-    assert scalars(folder) == {f"{net}/seed0/train_loss": THREE for net in ("hybrid", "classical")}
-    [settings] = folder.glob("tensorboard/*/hparams.yml")
-    assert "controls: classical, no_entanglement" in settings.read_text()
-    assert dict(PartialState._shared_state) == before and dict(os.environ) == environment
-    assert live.process is not None and live.process.returncode is not None, "it has ended"
+    before = dict(PartialState._shared_state)
+    with begin("tensorboard", controls=["classical", "no_entanglement"]) as track:
+        assert train(track) < AT_ONCE
+    assert scalars(home) == {f"{net}/seed0/train_loss": THREE for net in ("hybrid", "classical")}
+    [settings] = folder_of(home).glob("*/hparams.yml")
+    assert "no_entanglement" in settings.read_text()
+    assert dict(PartialState._shared_state) == before, "the next net may compute elsewhere"
 
 
-def test_a_resumed_run_goes_on_in_tensorboard(folder):
+def test_a_resumed_run_goes_on_in_tensorboard(home):
     pytest.importorskip("tensorboard")
-    with begin(folder, "tensorboard") as live:
-        train(live, range(1, 3))
-    with begin(folder, "tensorboard", epochs=5) as live:
-        train(live, range(2, 4))  # step 2 twice: after a kill before its checkpoint
-    found = scalars(folder)["hybrid/seed0/train_loss"]
-    assert sorted(set(found)) == THREE
-    assert len(list(folder.glob("tensorboard/*/hparams.yml"))) == 1, "the settings are told once"
+    with begin("tensorboard") as track:
+        train(track, range(1, 3))
+    with begin("tensorboard", epochs=5) as track:
+        train(track, range(2, 4))  # step 2 twice: after a kill before its checkpoint
+    assert sorted(set(scalars(home)["hybrid/seed0/train_loss"])) == THREE
+    assert len(list(folder_of(home).glob("*/hparams.yml"))) == 1, "the settings are told once"
+    with begin("tensorboard", begun="2026-01-02T12:00:00Z"):
+        pass
+    assert len(list((home / "tensorboard").iterdir())) == 2, "a run of the same name is another one"
+
+
+def test_a_run_is_tracked_in_the_workspace_and_trained_alike(home, pictures):
+    """Net after net, each with an Accelerator of its own; nothing of a tracker lies in the run folder."""
+    pytest.importorskip("tensorboard")
+    settings = {"data_dir": str(pictures), "image_size": 6, "epochs": 2, "n_seeds": 1}
+    settings["controls"] = ["classical"]
+    losses, files = [], []
+    for name, wanted in (("plain", []), ("tracked", ["tensorboard"])):
+        run = runs.open_run(home / "runs" / name, "folder_quanv", **settings, trackers=wanted)
+        assert len(list(runs.train_all(run))) == 2
+        losses.append([row["train_loss"] for row in run.rows("metrics") if row["event"] == "epoch"])
+        files.append(sorted(path.name for path in run.folder.iterdir()))
+    assert losses[0] == losses[1] and files[0] == files[1]
+    found = [
+        value for tag in ("hybrid", "classical") for _, value in scalars(home)[f"{tag}/seed0/train_loss"]
+    ]
+    assert found == pytest.approx(losses[1], abs=1e-4)
+    assert folder_of(home).name.startswith("tracked-")
 
 
 # --- trackers that are down --------------------------------------------------------------------------------
 
 
-def test_a_tracker_that_cannot_write_is_left_out(folder):
+def test_a_tracker_that_cannot_write_is_left_out(home, capsys):
     pytest.importorskip("tensorboard")
-    (folder / "tensorboard").write_text("a file is in the way")
-    with one_warning("tensorboard", "FileExistsError"), begin(folder, "tensorboard") as live:
-        assert train(live) < AT_ONCE
-    assert "Traceback" in (folder / "trackers.log").read_text()
+    (home / "tensorboard").write_text("a file is in the way")
+    with begin("tensorboard") as track:
+        assert train(track) < AT_ONCE
+    assert told_once(capsys, "tensorboard", "Error")
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that is read-only to root too")
-def test_a_read_only_run_folder():
+def test_a_read_only_workspace(home, monkeypatch, capsys):
     pytest.importorskip("tensorboard")
-    with one_warning("tensorboard", "FileNotFoundError"), begin(Path("/proc"), "tensorboard") as live:
-        assert train(live) < AT_ONCE
+    monkeypatch.setenv("QNNKIT_HOME", "/proc")
+    with begin("tensorboard") as track:
+        assert train(track) < AT_ONCE
+    assert told_once(capsys, "tensorboard", "Error")
 
 
-def test_a_stopped_process_neither_slows_training_nor_keeps_it(folder, monkeypatch):
+def fail():
+    raise RuntimeError("no such\nserver.")
+
+
+def leave():
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize("act, why", [(fail, "RuntimeError: no such server"), (leave, "SystemExit: 1")])
+@pytest.mark.parametrize("method", ["start", "store_init_configuration", "log", "finish"])
+def test_any_error_is_one_sentence_and_training_goes_on(home, own, capsys, method, act, why):
     pytest.importorskip("tensorboard")
-    monkeypatch.setattr(trackers, "LEAVE", 0.5)
-    monkeypatch.setattr(trackers, "START", 0.5)
-    with one_warning("tensorboard", "it had not finished [0-2] s after the training"):
-        with begin(folder, "tensorboard") as live:
-            os.kill(live.process.pid, signal.SIGSTOP)
-            assert train(live) < AT_ONCE
-            start = time.perf_counter()
-        assert time.perf_counter() - start < 3
-    assert live.process.returncode == -signal.SIGKILL
+    own(**{method: act})
+    with begin("own", "tensorboard") as track:
+        assert train(track) < AT_ONCE
+    assert told_once(capsys, "own", why)
+    assert scalars(home)["classical/seed0/train_loss"] == THREE, "and harms no other"
 
 
-def test_a_tracker_that_takes_no_more_rows_is_left_out(folder, monkeypatch):
-    pytest.importorskip("tensorboard")
+@pytest.fixture
+def hang():
+    """Waits until the test ends."""
+    over = threading.Event()
+    yield over.wait
+    over.set()
+
+
+@pytest.mark.parametrize("method", ["start", "log", "finish"])
+def test_one_that_hangs_neither_slows_training_nor_keeps_it(home, own, hang, monkeypatch, capsys, method):
+    own(**{method: hang})
+    monkeypatch.setattr(trackers, "END", 0.5)
+    with begin("own") as track:
+        assert train(track) < AT_ONCE
+        start = time.perf_counter()
+    assert time.perf_counter() - start < 3
+    assert told_once(capsys, "own", "it had not finished 0 s after the training")
+
+
+def test_one_that_takes_no_more_rows_is_left_out(home, own, hang, monkeypatch, capsys):
+    own(log=hang)
     monkeypatch.setattr(trackers, "ROWS", 10)
-    with one_warning("tensorboard", "they take no more rows"), begin(folder, "tensorboard") as live:
-        os.kill(live.process.pid, signal.SIGSTOP)
-        assert train(live, range(1, 2000)) < AT_ONCE
-        assert live.process.wait(timeout=5) == -signal.SIGKILL, "nothing waits for it to wake"
+    with begin("own") as track:
+        assert train(track, range(1, 2000)) < AT_ONCE
+        assert told_once(capsys, "own", "10 rows wait for it")
+        start = time.perf_counter()
+    assert time.perf_counter() - start < 3, "nothing waits for it"
+    assert "Tracker" not in capsys.readouterr().err
 
 
-def test_a_crashed_process_is_told_while_training_goes_on(folder):
+def test_an_error_of_the_training_is_not_hidden(home):
     pytest.importorskip("tensorboard")
-    with one_warning("tensorboard", "its process ended with status -9"), begin(folder, "tensorboard") as live:
-        os.kill(live.process.pid, signal.SIGKILL)
-        live.reader.join()
-        train(live)
-        train(live)
-
-
-def test_no_process_no_tracker(folder, monkeypatch):
-    pytest.importorskip("tensorboard")
-    monkeypatch.setattr(trackers.sys, "executable", str(folder / "no python"))
-    with one_warning("tensorboard", "no process can be started"), begin(folder, "tensorboard") as live:
-        train(live)
-
-
-def test_where_warnings_are_errors_training_goes_on_too(folder, monkeypatch, capsys):
-    monkeypatch.setattr(trackers.util, "find_spec", lambda name: None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with begin(folder, "mlflow") as live:
-            train(live)
-    assert "Tracker `mlflow` is left out" in capsys.readouterr().err
-
-
-def test_an_error_of_the_training_is_not_hidden(folder):
-    pytest.importorskip("tensorboard")
-    with pytest.raises(FloatingPointError, match="not finite"), begin(folder, "tensorboard") as live:
-        train(live)
+    with pytest.raises(FloatingPointError, match="not finite"), begin("tensorboard") as track:
+        train(track)
         raise FloatingPointError("The training loss is not finite.")
-    assert scalars(folder)["hybrid/seed0/train_loss"] == THREE, "what came before it has arrived"
+    assert scalars(home)["hybrid/seed0/train_loss"] == THREE, "what came before it has arrived"
+
+
+HUNG = """
+    import sys, threading, time
+    from accelerate import tracking
+    from qnnkit.runs import trackers
+
+    class Own(tracking.GeneralTracker):
+        name, requires_logging_directory, tracker = "own", False, None
+        def __init__(self, project): pass
+        def log(self, *_, **__): threading.Event().wait()
+
+    tracking.LOGGER_TYPE_TO_CLASS["own"] = Own
+    trackers.END = 1.0
+    with trackers.tracked(["own"], "project", "run", None, {}) as track:
+        track({"loss": 0.5}, 1, "hybrid/seed0")
+        print("training", flush=True)
+        if sys.argv[1] == "wait":
+            time.sleep(60)
+    print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "wait"])
+def test_a_process_with_a_hung_tracker_ends_at_once_and_by_ctrl_c(home, how):
+    command = [sys.executable, "-c", textwrap.dedent(HUNG), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "training\n"
+        start = time.monotonic()
+        if how == "wait":
+            process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert time.monotonic() - start < 20
+    assert out == ("" if how == "wait" else "trained\n") and "Tracker `own` is left out" in said
+    assert process.returncode == (-signal.SIGINT if how == "wait" else 0), said
 
 
 # --- MLflow ------------------------------------------------------------------------------------------------
 
 
+SCRIPT = """
+    import sys
+    from qnnkit.runs import trackers
+
+    trackers.END = 120.0
+    with trackers.tracked([sys.argv[1]], "digits_quanv", sys.argv[2], None, {"epochs": 3}) as track:
+        for epoch in range(int(sys.argv[3]), 4):
+            track({"train_loss": 1 / epoch}, epoch, "hybrid/seed0")
+"""
+TRACKING = (sys.executable, "-c", textwrap.dedent(SCRIPT))
+
+
 def mlflow_rows(home, what, table):
-    with sqlite3.connect(home / "mlflow.db") as database:
+    with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as database:
         return database.execute(f"select {what} from {table}").fetchall()
 
 
+@OF_OTHERS
 @pytest.mark.slow
-def test_mlflow_keeps_a_resumed_run_as_one(folder, tmp_path, monkeypatch):
+def test_mlflow_keeps_a_resumed_run_as_one(home, capsys):
     pytest.importorskip("mlflow")
-    with begin(folder, "mlflow") as live:
-        assert train(live, range(1, 3)) < AT_ONCE
-    with begin(folder, "mlflow", device="cpu") as live:  # placement may differ; MLflow takes no other value
-        train(live, range(2, 4))
-    [(run_id, name, status)] = mlflow_rows(tmp_path, "run_uuid, name, status", "runs")
-    assert json.loads((folder / "trackers.json").read_text())["mlflow"]["run_id"] == run_id
-    assert (name, status) == ("digits-1", "FINISHED")
-    assert ("digits_quanv",) in mlflow_rows(tmp_path, "name", "experiments")
-    assert ("epochs", "3") in mlflow_rows(tmp_path, "key, value", "params")
-    rows = mlflow_rows(tmp_path, "step, round(value, 4), key", "metrics")
+    with begin("mlflow") as track:
+        assert train(track, range(1, 3)) < AT_ONCE
+    with begin("mlflow", device="cpu", epochs=5) as track:  # MLflow takes no other value
+        train(track, range(2, 4))
+    assert "Tracker" not in capsys.readouterr().err
+    [(name, status)] = mlflow_rows(home, "name, status", "runs")
+    assert name.startswith("digits-1-") and status == "FINISHED"
+    assert ("digits_quanv",) in mlflow_rows(home, "name", "experiments")
+    assert ("epochs", "3") in mlflow_rows(home, "key, value", "params")
+    rows = mlflow_rows(home, "step, round(value, 4), key", "metrics")
     for net in ("hybrid", "classical"):
         assert sorted({(step, value) for step, value, key in rows if key.startswith(net)}) == THREE
-
-    (tmp_path / "mlflow.db").unlink()  # what trackers.json names is gone: it begins anew
-    with begin(folder, "mlflow") as live:
-        train(live)
-    [(again,)] = mlflow_rows(tmp_path, "run_uuid", "runs")
-    assert again != run_id
+    with begin("mlflow", begun="2026-01-02T12:00:00Z") as track:
+        train(track)
+    assert len(mlflow_rows(home, "run_uuid", "runs")) == 2, "a run of the same name is another one"
 
 
 @pytest.mark.slow
-def test_runs_that_begin_at_once_share_one_new_database(folder, tmp_path):
-    """As the first runs of a batch do: MLflow by itself leaves half a database."""
+def test_runs_that_begin_at_once_share_one_new_database(home):
+    """As the first runs of a batch do; one is killed while the database is made, which MLflow cannot mend."""
     pytest.importorskip("mlflow")
-    others = [folder.with_name(f"digits-{n}") for n in (2, 3)]
-    with ExitStack() as stack:
-        for each in (folder, *others):
-            each.mkdir(exist_ok=True)
-            train(stack.enter_context(begin(each, "mlflow")))
-    found = mlflow_rows(tmp_path, "name, status", "runs")
-    assert sorted(found) == [(f"digits-{n}", "FINISHED") for n in (1, 2, 3)]
-    assert len(mlflow_rows(tmp_path, "*", "metrics")) == 3 * 6
+    names = ("digits-1", "digits-2", "digits-3")
+    first = subprocess.Popen([*TRACKING, "mlflow", "killed", "1"], stderr=subprocess.DEVNULL)
+    while not (home / ".mlflow.db").exists():
+        assert first.poll() is None
+        time.sleep(0.01)
+    time.sleep(1.0)
+    first.kill()
+    first.wait()
+    assert not (home / "mlflow.db").exists()
+    others = [subprocess.Popen([*TRACKING, "mlflow", name, "1"]) for name in names]
+    assert [each.wait(timeout=240) for each in others] == [0, 0, 0]
+    found = [(name[:-7], status) for name, status in mlflow_rows(home, "name, status", "runs")]
+    assert sorted(found) == [(name, "FINISHED") for name in names]
+    assert len(mlflow_rows(home, "*", "metrics")) == 3 * 3
 
 
-def test_mlflow_where_nothing_listens_is_told_and_harms_no_other(folder, monkeypatch):
+@OF_OTHERS
+def test_mlflow_where_nothing_listens_is_told_and_harms_no_other(home, monkeypatch, capsys):
     pytest.importorskip("mlflow")
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with one_warning("mlflow", "127.0.0.1:9"), begin(folder, "mlflow", "tensorboard") as live:
-        assert train(live) < AT_ONCE
-    assert scalars(folder)["classical/seed0/train_loss"] == THREE
+    with begin("mlflow", "tensorboard") as track:
+        assert train(track) < AT_ONCE
+    assert told_once(capsys, "mlflow", "127.0.0.1")
+    assert scalars(home)["classical/seed0/train_loss"] == THREE
 
 
-def test_mlflow_whose_server_never_answers_does_not_stall(folder, monkeypatch):
+@OF_OTHERS
+def test_mlflow_whose_server_never_answers_does_not_stall(home, monkeypatch, capsys):
     pytest.importorskip("mlflow")
-    monkeypatch.setattr(trackers, "START", 4.0)
-    monkeypatch.setattr(trackers, "LEAVE", 1.0)
+    monkeypatch.setattr(trackers, "END", 4.0)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         start = time.perf_counter()
-        with one_warning("mlflow", "it had not finished"), begin(folder, "mlflow") as live:
-            assert train(live) < AT_ONCE
+        with begin("mlflow") as track:
+            assert train(track) < AT_ONCE
         assert time.perf_counter() - start < 7
+        assert told_once(capsys, "mlflow", "it had not finished 4 s after the training")
 
 
 # --- W&B and trackio ---------------------------------------------------------------------------------------
 
 
-def test_wandb_without_a_key_is_kept_offline_and_says_so(folder, tmp_path):
+@OF_OTHERS
+def test_wandb_without_a_login_is_kept_offline_and_says_so(home, capsys):
     pytest.importorskip("wandb")
-    told = "found no key, so this run is kept offline in .*wandb login"
-    with pytest.warns(UserWarning, match=told), begin(folder, "wandb") as live:
-        assert train(live) < AT_ONCE
-    [kept] = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    content = kept.read_bytes()
+    for epochs in (range(1, 3), range(2, 4)):
+        with begin("wandb") as track:
+            assert train(track, epochs) < AT_ONCE
+        [said] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Tracker")]
+        assert re.search(r"has no login, so the run is kept offline in .*wandb login", said)
+    kept = list(home.glob("wandb/offline-run-*/*.wandb"))
+    assert len({path.name for path in kept}) == 1, "a resumed run has the same id"
+    content = kept[0].read_bytes()
     assert b"hybrid/seed0/train_loss" in content and b"classical/seed0/step" in content
-    name = json.loads((folder / "trackers.json").read_text())["wandb"]["id"]
-    assert kept.name == f"run-{name}.wandb"
 
 
-def test_wandb_with_a_key_and_no_network(folder, monkeypatch):
+@OF_OTHERS
+def test_wandb_with_a_key_and_no_network(home, monkeypatch, capsys):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(trackers, "START", 5.0)
-    monkeypatch.setattr(trackers, "LEAVE", 1.0)
-    with one_warning("wandb", ""), begin(folder, "wandb") as live:
-        assert train(live) < AT_ONCE
+    monkeypatch.setattr(trackers, "END", 3.0)
+    with begin("wandb") as track:
+        assert train(track) < AT_ONCE
+    assert told_once(capsys, "wandb", "")
 
 
-def test_wandb_mode_is_honoured(folder, tmp_path, monkeypatch):
+@OF_OTHERS
+def test_wandb_mode_is_honoured(home, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    with begin(folder, "wandb") as live:
-        train(live)
-    assert not list(tmp_path.glob("wandb/*run-*"))
+    with begin("wandb") as track:
+        train(track)
+    assert not list(home.glob("wandb/*run-*"))
 
 
-def test_trackio_keeps_its_numbers_in_the_workspace(folder, tmp_path):
+def test_trackio_keeps_a_resumed_run_as_one_in_the_workspace(home):
+    """In processes of their own: trackio reads its place once."""
     pytest.importorskip("trackio")
-    with begin(folder, "trackio") as live:
-        assert train(live) < AT_ONCE
-    with sqlite3.connect(tmp_path / "trackio" / "digits_quanv.db") as database:
+    for first in ("1", "3"):
+        subprocess.run([*TRACKING, "trackio", "digits-1", first], check=True)
+    with contextlib.closing(sqlite3.connect(home / "trackio" / "digits_quanv.db")) as database:
         rows = database.execute("select run_name, step, metrics from metrics").fetchall()
-    found = [(step, json.loads(metrics).get("hybrid/seed0/train_loss")) for _, step, metrics in rows]
-    assert {run for run, *_ in rows} == {"digits-1"}
-    assert [(step, round(value, 4)) for step, value in found if value is not None] == THREE
+    assert {name[:-7] for name, *_ in rows} == {"digits-1"} and len({name for name, *_ in rows}) == 1
+    found = [(step, round(json.loads(metrics)["hybrid/seed0/train_loss"], 4)) for _, step, metrics in rows]
+    assert sorted(found) == [*THREE, THREE[-1]]

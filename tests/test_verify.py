@@ -31,7 +31,7 @@ def finished(tmp_path, monkeypatch):
         run.log("metrics", row | {"quantum": 24, "classical": 100, "frozen": 0})
     for name in ("03_train.ipynb", "03_train.failed.ipynb", "04_analyze.running.ipynb", "04_analyze.ipynb"):
         workspace.make_folder(run.folder / "notebooks").joinpath(name).write_text("{}")
-    for name in ("tensorboard/events", "trackers.json", "trackers.log", ".hidden", ".sync/piece"):
+    for name in ("train.log", ".hidden", ".sync/piece"):
         (run.folder / name).parent.mkdir(exist_ok=True)
         (run.folder / name).write_text("{}")
     told = {"seconds": None, "sentence": "Not timed."}
@@ -100,11 +100,11 @@ def test_an_untouched_run_is_as_it_was(finished):
 
 
 def test_what_comes_later_is_no_damage(finished):
-    """A tracker that goes on, a notebook that is run again, the copy of 04 that papermill writes last."""
+    """A notebook that is run again, the copy of 04 that papermill writes last."""
     later = ("benchmark.jsonl", "machine.json", "trace.json.gz", "figures/benchmark_step.png")
     later += ("notebooks/04_analyze.ipynb",)
     (finished.folder / "figures").mkdir(exist_ok=True)
-    for name in (*later, "tensorboard/more", "trackers.json", "batch.log", ".lock"):
+    for name in (*later, "batch.log", ".lock"):
         (finished.folder / name).write_text("something else")
     (finished.folder / "notebooks" / "03_train.running.ipynb").write_text("{}")
     assert all(each.ok for each in verify(finished))

@@ -13,7 +13,6 @@ from qnnkit.runs import Run, sums
 _LATER = (
     "result.json",
     sums.FILE,
-    "trackers.json",
     "failed.json",
     "notebooks/04_analyze.ipynb",
 )
@@ -39,8 +38,8 @@ def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 (hex) of every file of a finished run, by its path relative to `folder`, with `/`.
 
     Left out is what is written last or while something runs: result.json, SHA256SUMS itself, 04_analyze's
-    executed copy, what 05_benchmark and `qnnkit measure` found, running and failed notebooks, logs, hidden
-    files, and what belongs to trackers.
+    executed copy, what 05_benchmark and `qnnkit measure` found, running and failed notebooks, logs and hidden
+    files.
 
     Raises:
         OSError: A file cannot be read.
@@ -93,7 +92,7 @@ def _counts(name: str) -> bool:
     parts = name.split("/")
     hidden = any(part.startswith(".") for part in parts)
     beside = name in _LATER or name.startswith(_BENCHMARK)
-    return not (hidden or beside or name.endswith(_PASSING) or parts[0] in ("tensorboard", "logs"))
+    return not (hidden or beside or name.endswith(_PASSING) or parts[0] == "logs")
 
 
 def _check_files(run: Run) -> list[Finding]:

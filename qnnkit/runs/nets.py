@@ -32,7 +32,7 @@ from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.status import Reporter
-from qnnkit.runs.trackers import Trackers
+from qnnkit.runs.trackers import tracked
 from qnnkit.settings import MAIN_NETS, Settings
 from qnnkit.stats import LOSS
 from qnnkit.train import memory
@@ -168,12 +168,12 @@ def train_all(
                 trained=facts,
             )
         config = run.config
-        trackers = Trackers(config.trackers, run.folder, run.folder.name, config.title, config.flat())
-        work.enter_context(trackers)
+        about = config.title, run.folder.name, run.provenance.get("begun"), config.flat()
+        track = work.enter_context(tracked(config.trackers, *about))
 
         def note(row: dict[str, Any]) -> None:
             run.log("metrics", row)
-            trackers.log(row, step=row["epoch"], prefix=f"{row['net']}/seed{row['seed']}")
+            track(row, row["epoch"], f"{row['net']}/seed{row['seed']}")
             if on_epoch:
                 on_epoch(row)
 

@@ -25,14 +25,10 @@ def checked(recipe: Recipe, given: Mapping[str, FlatValue]) -> Settings:
     Raises:
         ValueError: A name or value is wrong, or some do not go together.
     """
-    from qnnkit.runs.trackers import TRACKERS
-
     config = recipe.settings(**given)
     places = {name: getattr(config, name) for name in config.places()}  # a recipe's own default among them
     config = config.override(**in_workspace(type(config), places))
     recipe.check(config)
-    for name in config.trackers:
-        checks.choice("tracker", name, TRACKERS)
     check_criteria(config, given)
     check_placement(config)
     return config
@@ -61,11 +57,13 @@ def check_criteria(config: Settings, given: Mapping[str, FlatValue]) -> None:
 
 
 def check_placement(config: Settings) -> None:
-    """Refuses unknown backends, and devices that this machine has not."""
+    """Refuses unknown backends and trackers, and devices that this machine has not."""
     from qnnkit import device, layers
+    from qnnkit.runs.trackers import require_known
 
     checks.choice("backend", config.backend, layers.BACKENDS)
     device.choose(config.device)
+    require_known(config.trackers)
 
 
 def require_usable(run: Run) -> None:
