@@ -4,7 +4,6 @@ Most tests run a stand-in for `qnnkit run` that trains in seconds and leaves the
 """
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ import pytest
 import yaml
 
 from qnnkit import batch, recipes, report, workspace
-from qnnkit.batch import cluster, engine, plan, state, table, task
+from qnnkit.batch import cluster, plan, state, table, task
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import Status
 
@@ -311,7 +310,9 @@ def test_a_batch_file_and_its_copy_are_the_same_batch(tmp_path, recipe):
         space = {"hidden": {"low": 1, "high": 3, "int": True}, "circuit": ["random"]}
         content = {**BASE, "optuna": {"n_trials": 3, "space": space}}
     config = batch.read_config(content)
-    (tmp_path / "copy.yaml").write_text(engine.as_yaml(config))
+    (tmp_path / "copy.yaml").write_text(
+        yaml.safe_dump(config.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    )
     assert batch.read_config(tmp_path / "copy.yaml") == config
 
 
@@ -358,7 +359,7 @@ BAD = [
     ({"recipe": ["digits_quanv", "digit_quanv"]}, "Did you mean 'digits_quanv'?"),
     (
         {"optuna": OPTUNA, "recipe": ["digits_quanv"]},
-        "`optuna` excludes `a list of recipes`",
+        "`optuna` excludes `recipe`",
     ),
     ({"optuna": OPTUNA, "grid": {"epochs": [1]}}, "`optuna` excludes `grid`"),
     ({"optuna": OPTUNA, "seeds": [1]}, "`optuna` excludes `seeds`"),
@@ -377,11 +378,6 @@ BAD = [
         )
     ),
     ({"optuna": {**OPTUNA, "sampler": "tep"}}, "`optuna.sampler` must be 'tpe' or 'random'"),
-    ({"optuna": {**OPTUNA, "metric": "test_accuracy"}}, "The test split is looked at once, at the end"),
-    (
-        {"optuna": {**OPTUNA, "metric": "validation_loss"}},
-        "`optuna.metric` must be validation_accuracy for this recipe",
-    ),
     (
         {"recipe": ["digits_quanv", "digits_clip"]},
         "`batch` must be of runs with one kind of score, but is 'accuracy (digits_quanv) and recall@1 "
@@ -483,25 +479,26 @@ def test_a_folder_without_a_batch(home):
 
 
 @pytest.mark.parametrize(
-    ("keys", "wanted", "runs", "gpus", "expected"),
+    ("keys", "wanted", "gpus", "expected"),
     [
-        ({}, 1, 100, 0, (8, 1)),
-        ({}, None, 100, 0, (8, 1)),
-        ({}, 4, 100, 0, (2, 4)),
-        ({}, 1, 3, 0, (3, 2)),
-        ({"workers": 3}, 1, 100, 0, (3, 2)),
-        ({"workers": 20}, 1, 100, 0, (20, 1)),
-        ({"threads": 3}, 1, 100, 0, (2, 3)),
-        ({"threads": 99}, 1, 100, 0, (1, 99)),
-        ({"gpus_per_run": 1}, 1, 100, 4, (4, 2)),
-        ({"gpus_per_run": 2}, 1, 100, 4, (2, 4)),
-        ({"gpus_per_run": 1, "workers": 3}, 1, 100, 4, (3, 2)),
+        ({}, 1, 0, (8, 1)),
+        ({}, None, 0, (8, 1)),
+        ({}, 4, 0, (2, 4)),
+        ({"seeds": [0, 1, 2]}, 1, 0, (3, 2)),
+        ({"workers": 3}, 1, 0, (3, 2)),
+        ({"workers": 20}, 1, 0, (20, 1)),
+        ({"threads": 3}, 1, 0, (2, 3)),
+        ({"threads": 99}, 1, 0, (1, 99)),
+        ({"gpus_per_run": 1}, 1, 4, (4, 2)),
+        ({"gpus_per_run": 2}, 1, 4, (2, 4)),
+        ({"gpus_per_run": 1, "workers": 3}, 1, 4, (3, 2)),
     ],
 )
-def test_cores_and_gpus_are_shared_out(monkeypatch, keys, wanted, runs, gpus, expected):
+def test_cores_and_gpus_are_shared_out(monkeypatch, keys, wanted, gpus, expected):
     monkeypatch.setattr(cluster.machine, "cores", lambda: 8)
     monkeypatch.setattr(cluster, "RUN_BYTES", 1)
-    assert cluster.shares(batch.read_config({**BASE, **keys}), wanted, runs, gpus) == expected
+    many = {**BASE, "seeds": list(range(100))}
+    assert cluster.shares(batch.read_config({**many, **keys}), wanted, gpus) == expected
 
 
 def test_a_run_that_only_drive_has_is_read_from_there(tmp_path):
@@ -519,7 +516,7 @@ def test_a_run_that_only_drive_has_is_read_from_there(tmp_path):
 def test_memory_bounds_the_workers(monkeypatch):
     monkeypatch.setattr(cluster.machine, "cores", lambda: 8)
     monkeypatch.setattr(cluster, "RUN_BYTES", cluster.machine.memory()[1] / 2.5)
-    assert cluster.shares(batch.read_config(BASE), 1, 100, 0)[0] in (2, 3)
+    assert cluster.shares(batch.read_config({**BASE, "seeds": list(range(100))}), 1, 0)[0] in (2, 3)
 
 
 # --- running -----------------------------------------------------------------------------------------------
@@ -581,7 +578,7 @@ def test_a_failure_stops_no_other_and_is_tried_as_told(stand_in):
     outcomes, told = quietly(stand_in(grid={"hidden": [99, 98, 4, 5]}, retries=1))
     assert [each.state for each in outcomes] == ["failed", "finished", "finished", "finished"]
     failed, mended = outcomes[:2]
-    assert failed.error == "Notebook 03_train.ipynb stopped: It diverged." and failed.attempts == 2
+    assert failed.error == "Notebook 03_train.ipynb stopped: It diverged."
     assert failed.notebook == failed.folder / "notebooks" / "03_train.failed.ipynb"
     assert failed.notebook.exists()
     assert len(calls(failed.folder)) == len(calls(mended.folder)) == 2
@@ -911,17 +908,13 @@ def test_the_table_says_which_notebook_runs_and_how_far_the_training_is(tmp_path
 
 
 def test_the_picture_shows_what_matters_where_not_all_fits():
-    from rich.console import Console
-
     outcomes = [outcome(id=f"w{i}") for i in range(30)]
     outcomes += [
         outcome(id="bad", state="failed", error="It diverged."),
         outcome(id="good", state="finished"),
     ]
     outcomes.append(outcome(id="now", state="running", validation=0.5))
-    console = Console(width=110, record=True, file=io.StringIO())
-    console.print(table.picture(outcomes, {"now": training()}, {"now": 61.0}, ("about", 100.0), 5))
-    text = console.export_text()
+    text = table.picture(outcomes, {"now": training()}, {"now": 61.0}, ("about", 100.0), 5)
     assert "now" in text and "hybrid seed 0 epoch 3/5" in text and "50.0 %" in text and "25 %" in text
     assert "1 min 1 s" in text
     assert "bad: It diverged." in text and "w29" not in text and "... and 28 more" in text
@@ -1043,7 +1036,7 @@ def test_a_sampler_proposes_learns_and_prunes(stand_in, home):
 
 
 def test_of_a_loss_the_least_is_best(stand_in, home):
-    study = {**STUDY, "n_trials": 3, "pruner": "none", "metric": "validation_loss"}
+    study = {**STUDY, "n_trials": 3, "pruner": "none"}
     outcomes, told = quietly(stand_in(recipe="text_llama", optuna=study))
     found = trials(home)
     for each in found:

@@ -7,13 +7,13 @@ import importlib
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from qnnkit import checks
 from qnnkit.batch import task
-from qnnkit.batch.plan import BatchConfig
+from qnnkit.batch.plan import BatchConfig, Planned, count
 from qnnkit.device import machine
 
 RUN_BYTES = 1.2e9
@@ -32,7 +32,7 @@ class Pool:
     gpus_per_run: int
     gpus: tuple[str, ...] = ()
     """Those of each worker of this machine, as CUDA_VISIBLE_DEVICES names them."""
-    where: str = "this machine"
+    where: str = ""
 
     def submit(self, job: task.Job) -> Any:
         """A future of how `job` ended."""
@@ -74,13 +74,12 @@ def need(module: str, extra: str) -> Any:
         raise ModuleNotFoundError(told, name=error.name) from None
 
 
-def shares(config: BatchConfig, wanted: int | None, runs: int, gpus: int) -> tuple[int, int]:
+def shares(config: BatchConfig, wanted: int | None, gpus: int) -> tuple[int, int]:
     """How many workers, and how many threads each of their runs takes: together no more than the cores.
 
     Args:
         config: The batch.
-        wanted: Threads that the recipe asks for.
-        runs: How many runs there are.
+        wanted: Threads that its runs ask for; None takes what is there.
         gpus: How many GPUs there are.
 
     Raises:
@@ -94,9 +93,8 @@ def shares(config: BatchConfig, wanted: int | None, runs: int, gpus: int) -> tup
             value = f"{config.gpus_per_run} for each of {config.workers or 1} workers"
             raise ValueError(checks.message("gpus_per_run", rule, value, "Ask for fewer, or leave it out."))
     else:
-        fit = max(1, most // (config.threads or wanted or 1))
-        fit = min(fit, max(1, int(machine.memory()[1] / RUN_BYTES)))
-    workers = config.workers or max(1, min(fit, runs))
+        fit = min(most // (config.threads or wanted or 1), int(machine.memory()[1] / RUN_BYTES))
+    workers = config.workers or max(1, min(fit, count(config)))
     return workers, config.threads or max(1, most // workers)
 
 
@@ -111,34 +109,53 @@ def visible_gpus() -> list[str]:
 
 
 @contextlib.contextmanager
-def local(config: BatchConfig, wanted: int | None, runs: int) -> Iterator[Pool]:
-    """A scheduler and workers inside this process, which listen nowhere: nobody else can hand them work.
+def opened(config: BatchConfig, runs: Iterable[Planned], scheduler: Any) -> Iterator[Pool]:
+    """The workers of a scheduler that a person started, or of this process, which listen nowhere.
 
     Args:
         config: The batch.
-        wanted: Threads that a run asks for.
-        runs: How many runs there are.
+        runs: Some of its runs, of every recipe.
+        scheduler: An address, a cluster of Dask's, or None.
 
     Raises:
+        ConnectionError: No scheduler answers there.
         ValueError: There are fewer GPUs than a run, or the workers, ask for.
     """
-    gpus, each = visible_gpus() if config.gpus_per_run else [], config.gpus_per_run
-    workers, threads = shares(config, wanted, runs, len(gpus))
-    groups = tuple(",".join(gpus[i * each : (i + 1) * each]) for i in range(workers)) if each else ()
     distributed = need("distributed", "cluster")
-    inside = {"protocol": "inproc://", "dashboard": False}
-    # Runs are processes of their own, so this one's memory says nothing.
-    worker = {**inside, "nthreads": 1, "memory_limit": 0, "resources": {"GPU": each} if each else None}
-    with (
-        _unnoticed(),
-        distributed.SpecCluster(  # a LocalCluster(processes=False) would serve pages of its nodes
-            scheduler={"cls": _unserved(distributed.Scheduler), "options": inside},
-            workers={i: {"cls": _unserved(distributed.Worker), "options": worker} for i in range(workers)},
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-        distributed.Client(cluster, set_as_default=False) as client,
-    ):
-        yield Pool(client, min(wanted or threads, threads), each, groups)
+    asked = [run.config.threads for run in runs]
+    wanted = max(filter(None, asked)) if all(isinstance(each, int) for each in asked) else None
+    with _unnoticed(), contextlib.ExitStack() as stack:
+        threads, groups = config.threads or wanted or 1, ()
+        if scheduler is None:
+            each, gpus = config.gpus_per_run, visible_gpus() if config.gpus_per_run else []
+            workers, threads = shares(config, wanted, len(gpus))
+            groups = tuple(",".join(gpus[i * each : (i + 1) * each]) for i in range(workers)) if each else ()
+            scheduler = stack.enter_context(_inside(distributed, workers, {"GPU": each} if each else None))
+        where = scheduler if isinstance(scheduler, str) else scheduler.scheduler_address
+        arguments = distributed.Security().get_connection_args("client")
+        if isinstance(scheduler, str) and where.startswith("tls://") and arguments["ssl_context"] is None:
+            step = "Name its files in Dask's configuration, under distributed.comm.tls."
+            told = f"The scheduler at {where} asks for a certificate, and Dask has none here. {step}"
+            raise ConnectionError(told)
+        try:
+            client = distributed.Client(scheduler, set_as_default=False, timeout=TIMEOUT)
+        except (OSError, TimeoutError, ValueError) as error:
+            step = "Start one there with `dask scheduler`, or leave --scheduler out."
+            told = f"No scheduler answers at {where} ({type(error).__name__}). {step}"
+            raise ConnectionError(told) from None
+        yield Pool(stack.enter_context(client), threads, config.gpus_per_run, groups, where)
+
+
+def _inside(distributed: Any, workers: int, resources: dict[str, int] | None) -> Any:
+    """As a LocalCluster(processes=False), which would open ports for pages on its nodes."""
+    options = {"protocol": "inproc://", "dashboard": False}
+    # Runs are processes of their own, so the memory of this one says nothing.
+    worker = {**options, "nthreads": 1, "memory_limit": 0, "resources": resources}
+    return distributed.SpecCluster(
+        scheduler={"cls": _unserved(distributed.Scheduler), "options": options},
+        workers={i: {"cls": _unserved(distributed.Worker), "options": worker} for i in range(workers)},
+        silence_logs=logging.CRITICAL,
+    )
 
 
 def _unserved(node: Any) -> Any:
@@ -147,46 +164,10 @@ def _unserved(node: Any) -> Any:
 
 
 @contextlib.contextmanager
-def remote(config: BatchConfig, scheduler: Any, wanted: int | None) -> Iterator[Pool]:
-    """The workers of a scheduler that a person started; they must see the folder of the batch.
-
-    Args:
-        config: The batch.
-        scheduler: Its address, or a cluster of Dask's.
-        wanted: Threads that a run asks for.
-
-    Raises:
-        ConnectionError: No scheduler answers there.
-    """
-    distributed = need("distributed", "cluster")
-    where = scheduler if isinstance(scheduler, str) else scheduler.scheduler_address
-    bare = (
-        isinstance(scheduler, str)
-        and distributed.Security().get_connection_args("client")["ssl_context"] is None
-    )
-    if bare and scheduler.startswith("tls://"):
-        step = "Name its files in Dask's configuration, under distributed.comm.tls."
-        raise ConnectionError(
-            f"The scheduler at {where} asks for a certificate, and Dask has none here. {step}"
-        )
-    with _unnoticed():
-        try:
-            client = distributed.Client(scheduler, set_as_default=False, timeout=TIMEOUT)
-        except (OSError, TimeoutError, ValueError) as error:
-            raise ConnectionError(
-                f"No scheduler answers at {where} ({type(error).__name__}). Start one there with "
-                "`dask scheduler`, or leave --scheduler out."
-            ) from None
-        with client:
-            threads = min(filter(None, (wanted, config.threads)), default=1)
-            yield Pool(client, threads, config.gpus_per_run, where=where)
-
-
-@contextlib.contextmanager
 def _unnoticed() -> Iterator[None]:
     """Dask leaves no trace: no messages of workers that come and go, no draws from Python's generator."""
     drawn = random.getstate()
-    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
+    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio", "optuna")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import time
 import uuid
 from collections import Counter
@@ -12,15 +12,15 @@ from typing import Any
 
 import yaml
 
-from qnnkit import recipes, workspace
+from qnnkit import workspace
 from qnnkit.batch import cluster, plan, search, state, task
 from qnnkit.batch.plan import BatchConfig, Planned
 from qnnkit.batch.state import Outcome
 from qnnkit.batch.table import Shown, shown
 
 TICK = 0.2  # seconds between two looks at the workers
+LOOK = 1.0  # seconds between two looks at the folders of the runs
 PRUNED = "Stopped early: worse than other runs at the same epoch."
-LOST = "Its worker was lost several times. Start it where nothing ends it, and run the same command again."
 
 
 def run_batch(
@@ -51,32 +51,23 @@ def run_batch(
         KeyboardInterrupt: Ctrl-C; runs have stopped and written their checkpoints.
     """
     config = plan.read_config(source)
-    with contextlib.ExitStack() as stack:
-        if config.optuna is None:
-            runs = plan.plan(config)
-            score, number = runs[0].score, len(runs)
-        else:
-            runs, score, number = [], plan.judge_space(config), config.optuna.n_trials
-            stack.enter_context(search.quiet())
-        wanted = _threads(config)
-        opened = (
-            cluster.local(config, wanted, number)
-            if scheduler is None
-            else cluster.remote(config, scheduler, wanted)
-        )
-        pool, batch = stack.enter_context(opened), batch_folder(config, folder)
+    runs, batch = plan.plan(config), batch_folder(config, folder)
+    if config.optuna:
+        cluster.need("optuna", "sweep")
+    with cluster.opened(config, runs, scheduler) as pool:
         workspace.make_folder(batch)
-        workspace.write_bytes(batch / "batch.yaml", as_yaml(config).encode())
-        if config.optuna is None:
-            state.write_runs(batch, config.name, config.recipe, runs, score)
-            source_of_runs = search.Listed(runs)
-        else:
-            source_of_runs = search.Study(config, batch, score)
-        told = stack.enter_context(shown(batch, echo))
-        _tell_plan(config, runs, told.line)
-        if scheduler is not None:
-            told.line(f"Scheduler: {pool.where}")
-        Crew(config, batch, pool, told).finish(source_of_runs)
+        values = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        workspace.write_bytes(batch / "batch.yaml", text.encode())
+        score = runs[0].score
+        given = (
+            search.Study(config, batch, score) if config.optuna else search.Listed(config, batch, score, runs)
+        )
+        with shown(batch, echo) as told:
+            told.line(_told(config, runs))
+            if scheduler is not None:
+                told.line(f"Scheduler: {pool.where}")
+            Crew(config, batch, pool, told).finish(given)
     return state.read(batch)
 
 
@@ -85,28 +76,14 @@ def batch_folder(config: BatchConfig, folder: str | Path | None = None) -> Path:
     return workspace.place(folder) if folder else workspace.home().absolute() / "batches" / config.name
 
 
-def as_yaml(config: BatchConfig) -> str:
-    """The batch file of a batch, without what it leaves out."""
-    values = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-def _threads(config: BatchConfig) -> int | None:
-    """The most that a run of the batch wants; None where one of them takes what it can get."""
-    given = {name: value for name, value in config.settings.items() if name == "threads"}
-    wanted = [recipes.settings(name, **given).threads for name in config.recipes]
-    return None if {None, "auto"} & set(wanted) else max(filter(None, wanted))
-
-
-def _tell_plan(config: BatchConfig, runs: list[Planned], line: Callable[[str], None]) -> None:
+def _told(config: BatchConfig, runs: list[Planned]) -> str:
     number = plan.count(config)
     if config.optuna is not None:
-        line(f"Batch {config.name}: up to {number} runs, proposed by {config.optuna.sampler}.")
-        return
+        return f"Batch {config.name}: up to {number} runs, proposed by {config.optuna.sampler}."
     same, done = number - len(runs), sum(state.finished(run.folder) for run in runs)
-    told = f"Batch {config.name}: {len(runs)} runs"
-    told += f" ({same} more are identical to others and run once)" if same else ""
-    line(f"{told}, {done} of them finished before." if done else f"{told}.")
+    told = f" ({same} more are identical to others and run once)" if same else ""
+    told += f", {done} of them finished before" if done else ""
+    return f"Batch {config.name}: {len(runs)} runs{told}."
 
 
 class Crew:
@@ -116,7 +93,7 @@ class Crew:
         self.config, self.batch, self.pool, self.shown = config, batch, pool, shown
         self.session, self.pruned = uuid.uuid4().hex, set[str]()
         self.futures: dict[Any, Planned] = {}
-        self.tries, self.failures = Counter[str](), Counter[str]()
+        self.tries = Counter[str]()
 
     def finish(self, source: search.Listed) -> None:
         """Runs all that `source` gives, each as often as it may fail."""
@@ -124,6 +101,7 @@ class Crew:
             return
         self.pool.require_workers()
         self._sign()
+        looked = -math.inf
         try:
             while True:
                 while len(self.futures) < max(1, self.pool.slots()) and (run := source.next()):
@@ -132,18 +110,21 @@ class Crew:
                     return
                 for future in [each for each in self.futures if each.done()]:
                     self._end(self.futures.pop(future), *_result(future), source)
-                for run in source.hopeless(run for run in self.futures.values() if run.id not in self.pruned):
+                time.sleep(TICK)
+                if time.monotonic() - looked < LOOK:
+                    continue
+                self._require_mine()
+                for run in source.hopeless(self.futures.values()):
                     self.pruned.add(run.id)
                     self._sign()
                 self.shown.update(self.futures.values(), source.left, self.pool.slots())
-                self._require_mine()
-                time.sleep(TICK)
+                looked = time.monotonic()
         except BaseException as error:
-            self._stop(isinstance(error, KeyboardInterrupt))
+            self._leave()
+            self._wait(told=isinstance(error, KeyboardInterrupt))
             raise
         finally:
-            if self._is_mine():
-                (self.batch / state.SESSION).unlink(missing_ok=True)
+            self._leave()
 
     def _sign(self) -> None:
         """Tells all workers whose the batch is, and which runs are to stop; an earlier command's stop."""
@@ -159,8 +140,23 @@ class Crew:
                 "removed. This one stops; what has finished is kept."
             )
 
+    def _leave(self) -> None:
+        """No run of this command is wanted any more."""
+        if self._is_mine():
+            (self.batch / state.SESSION).unlink(missing_ok=True)
+
+    def _wait(self, told: bool) -> None:
+        """No run is left behind: each writes its checkpoint first."""
+        end = time.monotonic() + task.GRACE + 10
+        while (busy := [each for each in self.futures if not each.done()]) and time.monotonic() < end:
+            if self.pool.client.status != "running":
+                return
+            if told:
+                n, told = len(busy), False
+                self.shown.line(f"Stopping: {n} runs write their checkpoints. The same command goes on.")
+            time.sleep(TICK)
+
     def _start(self, run: Planned) -> None:
-        self.failures[run.id] = (state.read_json(run.folder / "failed.json") or {}).get("attempts", 0)
         (run.folder / "failed.json").unlink(missing_ok=True)
         asked = run.config.threads
         # Beside others nothing is measured: a run without a number of its own takes its share.
@@ -185,27 +181,13 @@ class Crew:
         if how == "blind":
             raise ConnectionError(error)
         if how in ("failed", "pruned"):
-            self.failures[run.id] += how == "failed"
-            state.write_failure(run.folder, how, error or PRUNED, self.failures[run.id])
-        self.tries[run.id] += 1
+            state.write_failure(run.folder, how, error or PRUNED)
+        self.tries[run.id] += how == "failed"
         if how == "stopped" or (how == "failed" and self.tries[run.id] <= self.config.retries):
             self._start(run)
             return
         self.shown.end(run, how)
         source.tell(run, how)
-
-    def _stop(self, by_hand: bool) -> None:
-        """No run is left behind: each writes its checkpoint first."""
-        if self._is_mine():
-            (self.batch / state.SESSION).unlink(missing_ok=True)
-        busy = [future for future in self.futures if not future.done()]
-        if by_hand and busy:
-            self.shown.line(f"Stopping: {len(busy)} runs write their checkpoints. The same command goes on.")
-        end = time.monotonic() + task.GRACE + 10
-        while self.pool.client.status == "running" and time.monotonic() < end:
-            if all(future.done() for future in busy):
-                return
-            time.sleep(TICK)
 
 
 def _result(future: Any) -> tuple[str, str]:
@@ -214,7 +196,8 @@ def _result(future: Any) -> tuple[str, str]:
         return future.result()
     error = future.exception()
     if type(error).__name__ == "KilledWorker":
-        return "failed", LOST
+        step = "Start it where nothing ends it, and run the same command again."
+        return "failed", f"Its worker was lost several times. {step}"
     if isinstance(error, ImportError | AttributeError):
         return "blind", f"A worker cannot use qnnkit ({error}). Install the same qnnkit there."
     return "failed", f"The worker could not run it: {error}"

@@ -84,8 +84,6 @@ class OptunaConfig(Base):
     """Epochs of a run that the median pruner never judges."""
     space: dict[str, Space] = Field(min_length=1)
     """Setting -> a list of choices, or {low, high, log, int}."""
-    metric: Literal["validation_accuracy", "validation_loss"] | None = None
-    """What chooses, of the run's own net as a mean over seeds; None takes what the kind of work has."""
 
 
 class BatchConfig(Base):
@@ -190,8 +188,6 @@ def _sentence(error: ValidationError) -> str:
     }.get(first["type"], rule)
     field = BatchConfig.model_fields.get(path[0] if path else "")
     step = f"It means: {field.description}" if field else "See docs/batch.yaml."
-    if name == "optuna.metric":
-        step = "The test split is looked at once, at the end; it never chooses a run."
     return checks.message(name, rule, first["input"], step)
 
 
@@ -200,7 +196,7 @@ def _check(config: BatchConfig) -> None:
     from qnnkit.runs import NOTEBOOKS
 
     others = [key for key in ("grid", "runs", "seeds") if getattr(config, key)]
-    others += [] if isinstance(config.recipe, str) else ["a list of recipes"]
+    others += [] if isinstance(config.recipe, str) else ["recipe"]
     if config.optuna and others:
         raise ValueError(
             f"Key `optuna` excludes `{others[0]}`: a sampler chooses every run. Drop one of them."
@@ -233,11 +229,15 @@ def _check(config: BatchConfig) -> None:
 
 
 def combinations(config: BatchConfig) -> Iterator[dict[str, Any]]:
-    """What varies in each run of a batch without a sampler: recipe, then grid, then runs, then seeds."""
+    """What varies in each run: recipe, grid, runs, seeds; of a sampler, in the corners of its space."""
+    if config.optuna is not None:
+        spaces = config.optuna.space.items()
+        corners = {name: space.ends if isinstance(space, Range) else space for name, space in spaces}
+        first = {name: values[0] for name, values in corners.items()}
+        yield from ({**first, name: value} for name, values in corners.items() for value in values)
+        return
     several = [] if isinstance(config.recipe, str) else [{"recipe": name} for name in config.recipe]
-    grid = (
-        dict(zip(config.grid, values, strict=True)) for values in itertools.product(*config.grid.values())
-    )
+    grid = (dict(zip(config.grid, row, strict=True)) for row in itertools.product(*config.grid.values()))
     seeds = [{"seed": seed} for seed in config.seeds]
     for parts in itertools.product(several or [{}], grid, config.runs or [{}], seeds or [{}]):
         yield {name: value for part in parts for name, value in part.items()}
@@ -278,19 +278,20 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
 
 
 def plan(config: BatchConfig) -> list[Planned]:
-    """Every run of a batch without a sampler, each once, or none at all.
+    """Every run of a batch, each once, or none at all; of a sampler, those in the corners of its space.
 
     Raises:
         ValueError: A run's settings break a rule; the message says which run.
         OSError: A data_dir is no folder.
     """
-    number, found = count(config), {}
-    for index, varied in enumerate(combinations(config), start=1):
+    count(config)
+    asked, found = list(combinations(config)), {}
+    for index, varied in enumerate(asked, start=1):
         try:
             run = planned(config, varied)
         except (ValueError, OSError) as error:
             told = ", ".join(f"{name}={value!r}" for name, value in varied.items())
-            which = f"Run {index} of {number}{f' ({told})' if told else ''}"
+            which = f"Run {index} of {len(asked)}{f' ({told})' if told else ''}"
             raise ValueError(f"{which} cannot be planned: {error}") from None
         first = next(iter(found.values()), run)
         if run.score != first.score:
@@ -299,29 +300,3 @@ def plan(config: BatchConfig) -> list[Planned]:
             raise ValueError(checks.message("batch", "be of runs with one kind of score", both, step))
         found.setdefault(run.id, run)
     return list(found.values())
-
-
-def judge_space(config: BatchConfig) -> Score:
-    """Judges the corners of a sampler's space as runs, and returns the number that its runs are compared by.
-
-    Raises:
-        ValueError: A value that may be drawn breaks its setting's rule, or runs are compared by another
-            number than `metric` says.
-        OSError: The data_dir is no folder.
-    """
-    assert config.optuna is not None  # as the engine has seen
-    count(config)
-    corners = {
-        name: space.ends if isinstance(space, Range) else space for name, space in config.optuna.space.items()
-    }
-    first = {name: values[0] for name, values in corners.items()}
-    score = planned(config, first).score
-    if config.optuna.metric not in (None, f"validation_{score.on_validation}"):
-        rule, step = f"be validation_{score.on_validation} for this recipe", "Or leave it out."
-        raise ValueError(checks.message("optuna.metric", rule, config.optuna.metric, step))
-    for name, values in corners.items():
-        for value in values:
-            if planned(config, {**first, name: value}).score != score:
-                rule = f"leave the kind of score as it is ({score.word})"
-                raise ValueError(checks.message(f"optuna.space.{name}", rule, value, "Drop that value."))
-    return score

@@ -34,7 +34,6 @@ class Outcome:
     state: str = "waiting"  # waiting, running, finished, failed or pruned
     error: str | None = None
     notebook: Path | None = None  # the notebook it stopped in, with the error
-    attempts: int = 0  # that failed
     validation: float | None = None  # best of the run's own net on the validation split
     score: Score = ACCURACY  # what that is, and how it reads
 
@@ -48,11 +47,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def write_failure(folder: Path, how: str, error: str, attempts: int) -> None:
+def write_failure(folder: Path, how: str, error: str) -> None:
     """Notes in a run folder that it failed or was pruned."""
     failed = sorted((work(folder) / "notebooks").glob("*.failed.ipynb")) if how == "failed" else []
     notebook = f"notebooks/{failed[-1].name}" if failed else None
-    content = {"state": how, "error": error, "attempts": attempts, "notebook": notebook}
+    content = {"state": how, "error": error, "notebook": notebook}
     with contextlib.suppress(OSError):  # where not even that can be written, the other runs still go on
         workspace.write_json(workspace.make_folder(folder) / "failed.json", content)
 
@@ -71,11 +70,12 @@ def score_of(content: Mapping[str, Any]) -> Score:
     return Score(**content["score"]) if "score" in content else ACCURACY
 
 
-def read(folder: str | Path) -> list[Outcome]:
+def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list[Outcome]:
     """The runs of a batch and how each stands.
 
     Args:
         folder: The batch's; a relative one is meant from the workspace.
+        known: Runs that need no second look, by id.
 
     Raises:
         FileNotFoundError: No batch is there.
@@ -85,15 +85,18 @@ def read(folder: str | Path) -> list[Outcome]:
     if content is None:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
-    score = score_of(content)
+    known, score = known or {}, score_of(content)
     return [
-        look(row["id"], Path(os.path.normpath(batch / row["folder"])), row["settings"], score)
+        known.get(row["id"])
+        or look(row["id"], Path(os.path.normpath(batch / row["folder"])), row["settings"], score)
         for row in content["runs"]
     ]
 
 
 def look(id_: str, folder: Path, settings: dict[str, Any], score: Score) -> Outcome:
     """How one run stands."""
+    if not (folder.exists() or work(folder).exists()):
+        return Outcome(id_, folder, settings, score=score)
     column = f"validation_{score.on_validation}"
     scores = [row[column] for row in rows(folder) if row.get("net") in MAIN_NETS and column in row]
     facts: dict[str, Any] = {"validation": score.best(scores) if scores else None, "score": score}

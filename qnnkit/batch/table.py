@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,8 @@ from qnnkit.batch.state import Outcome
 if TYPE_CHECKING:
     from qnnkit.runs import Status
 
-EVERY = 1.0  # seconds between two looks
-STYLES = {"running": "bold", "failed": "red", "waiting": "dim", "pruned": "dim", "finished": "green"}
-"""State -> how it is written; what comes first is shown where not all fits."""
+STATES = ("running", "failed", "waiting", "pruned", "finished")
+"""What comes first is shown where not all fits."""
 
 
 class Shown:
@@ -39,15 +37,15 @@ class Shown:
         self,
         batch: Path,
         echo: Callable[[str], None],
-        draw: Callable[[Any], None] | None = None,
+        draw: Callable[[str], Any] | None = None,
         rows: int = 40,
     ):
         self.batch, self.line, self.draw, self.rows = batch, echo, draw, rows
-        self.outcomes = {each.id: each for each in state.read(batch)}
+        self.states = {each.id: each.state for each in state.read(batch)}
+        self.known: dict[str, Outcome] = {}  # finished, and looked at
         self.begun: dict[str, float] = {}  # when the runs that run now began
         self.fresh: set[str] = set()  # of these, which began at their first epoch
         self.took: list[float] = []  # seconds of whole runs
-        self.last = 0.0
 
     def begin(self, run: Planned) -> None:
         """A run begins, or goes on."""
@@ -60,32 +58,26 @@ class Shown:
         seconds = time.monotonic() - self.begun.pop(run.id)
         if how == "finished" and run.id in self.fresh:
             self.took.append(seconds)
-        self.last = 0.0
 
     def update(self, running: Iterable[Planned], waiting: int, slots: int) -> None:
-        """Looks at the runs that run, or did at the last look; at most once a second."""
-        if time.monotonic() - self.last < EVERY:
-            return
-        self.last = time.monotonic()
+        """Tells how the batch stands."""
         busy = {run.id: state.status(run.folder) for run in running}
-        before = dict(self.outcomes)
-        for each in state.read(self.batch) if busy.keys() - before.keys() else before.values():
-            if each.state in ("running", "waiting", "failed") or each.id not in before:
-                found = state.look(each.id, each.folder, each.settings, each.score)
-                self.outcomes[each.id] = replace(found, state="running") if each.id in busy else found
-        now = time.monotonic()
-        ages = {id_: now - self.begun[id_] for id_ in busy}
+        outcomes = state.read(self.batch, self.known)
+        self.known = {each.id: each for each in outcomes if each.state == "finished"}
+        outcomes = [replace(each, state="running") if each.id in busy else each for each in outcomes]
+        ages = {id_: time.monotonic() - self.begun[id_] for id_ in busy}
         rest = left([(ages[id_], status) for id_, status in busy.items()], self.took, waiting, slots)
         if self.draw is not None:
-            self.draw(picture(list(self.outcomes.values()), busy, ages, rest, self.rows))
+            self.draw(picture(outcomes, busy, ages, rest, self.rows))
             return
-        for each in self.outcomes.values():
-            if each.state != (before[each.id].state if each.id in before else "waiting"):
+        for each in outcomes:
+            if each.state != self.states.get(each.id, "waiting"):
                 told = f"{each.id}  {_settings(each)}  {each.state}"
                 if each.state == "finished" and each.validation is not None:
                     told += f"  {each.score.validation_word} {each.score.with_unit(each.validation)}"
                 told += f": {each.error}" if each.error else ""
-                self.line(f"{told}  [{summary(self.outcomes.values(), rest)}]")
+                self.line(f"{told}  [{summary(outcomes, rest)}]")
+            self.states[each.id] = each.state
 
 
 @contextlib.contextmanager
@@ -95,22 +87,27 @@ def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
         if echo is not None:
             found = Shown(batch, echo)
         elif _in_notebook():
-            found = Shown(batch, print, _notebook_drawer(), 52)
+            from IPython.display import display
+
+            # Text in one output that is replaced: no widget, so a saved notebook shows it too.
+            handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+            found = Shown(batch, print, lambda text: handle.update({"text/plain": text}, raw=True))
         elif sys.stdout.isatty():
             from rich.console import Console
             from rich.live import Live
+            from rich.text import Text
 
             console = Console()
             live = stack.enter_context(Live(console=console, auto_refresh=False))
             tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-            rows = max(5, console.height - 8)
-            found = Shown(batch, tell, partial(live.update, refresh=True), rows)
+            found = Shown(
+                batch, tell, lambda text: live.update(Text(text), refresh=True), max(5, console.height - 8)
+            )
         else:
             found = Shown(batch, partial(print, flush=True))
         try:
             yield found
         finally:
-            found.last = 0.0
             with contextlib.suppress(OSError, ValueError):
                 found.update([], 0, 1)
 
@@ -124,21 +121,6 @@ def _in_notebook() -> bool:
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-def _notebook_drawer() -> Callable[[Any], None]:
-    """Draws as text in one output that is replaced: no widget, so a saved notebook shows it too."""
-    from IPython.display import display
-    from rich.console import Console
-
-    handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
-
-    def draw(table: Any) -> None:
-        page = StringIO()
-        Console(file=page, width=110, color_system=None, force_jupyter=False).print(table)
-        handle.update({"text/plain": page.getvalue()}, raw=True)
-
-    return draw
-
-
 # --- in words -----------------------------------------------------------------------------------------------
 
 
@@ -148,33 +130,28 @@ def picture(
     ages: Mapping[str, float],
     rest: tuple[str, float] | None,
     rows: int,
-) -> Any:
-    """The table, and lines below it; what is busy or failed comes first where not all fits."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+) -> str:
+    """A table, and lines below it; what is busy or failed comes first where not all fits."""
+    import pandas as pd
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "settings", "state", "now at", "trained", "validation", "time"):
-        table.add_column(name, no_wrap=name != "settings", justify="right" if name == "trained" else "left")
-    order = list(STYLES)
-    listed = sorted(outcomes, key=lambda each: order.index(each.state))[:rows]
-    for each in (each for each in outcomes if each in listed):
-        table.add_row(
-            each.id,
-            Text(_settings(each)),
-            Text(each.state, style=STYLES[each.state]),
-            Text(now_at(each.folder, busy[each.id]) if each.id in busy else ""),
-            f"{100 * trained(busy.get(each.id), each.state):.0f} %",
-            "" if each.validation is None else each.score.with_unit(each.validation),
-            clock(ages[each.id]) if each.id in ages else "",
-        )
-    lines: list[Any] = [table]
-    if len(outcomes) > len(listed):
-        lines.append(Text(f"... and {len(outcomes) - len(listed)} more"))
-    failed = [each for each in outcomes if each.state == "failed"]
-    lines += [Text(f"{each.id}: {each.error}", style="red") for each in failed[:5]]
-    return Group(*lines, Text(summary(outcomes, rest)))
+    listed = sorted(outcomes, key=lambda each: STATES.index(each.state))[:rows]
+    table = [
+        {
+            "run": each.id,
+            "settings": _settings(each),
+            "state": each.state,
+            "now at": now_at(each.folder, busy[each.id]) if each.id in busy else "",
+            "trained": f"{100 * trained(busy.get(each.id), each.state):.0f} %",
+            "validation": "" if each.validation is None else each.score.with_unit(each.validation),
+            "time": clock(ages[each.id]) if each.id in ages else "",
+        }
+        for each in outcomes
+        if each in listed
+    ]
+    lines = [pd.DataFrame(table).to_string(index=False)] if table else []
+    lines += [f"... and {len(outcomes) - len(listed)} more"] if len(outcomes) > len(listed) else []
+    lines += [f"{each.id}: {each.error}" for each in outcomes if each.state == "failed"][:5]
+    return "\n".join([*lines, summary(outcomes, rest)])
 
 
 def now_at(folder: Path, status: Status | None) -> str:
@@ -199,7 +176,7 @@ def trained(status: Status | None, how: str) -> float:
 def summary(outcomes: Collection[Outcome], rest: tuple[str, float] | None) -> str:
     """How many runs stand where, and how long the rest takes."""
     counts = Counter(each.state for each in outcomes)
-    told = [f"{counts[name]} {name}" for name in STYLES if counts[name] or name == "finished"]
+    told = [f"{counts[name]} {name}" for name in STATES if counts[name] or name == "finished"]
     if rest is not None:
         told.append(f"{rest[0]} {clock(rest[1])} left")
     return ", ".join(told)
