@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,13 @@ class Listed:
         self.write()
 
     def write(self) -> None:
-        """The runs that belong to the batch, in its batch.json."""
-        state.write_runs(self.batch, self.config.name, self.config.recipe, self.runs.values(), self.score)
+        """The runs that belong to the batch and what they are compared by, in its batch.json."""
+        runs = [
+            {"id": run.id, "folder": os.path.relpath(run.folder, self.batch), "settings": run.varied}
+            for run in self.runs.values()
+        ]
+        content = {"name": self.config.name, "recipe": self.config.recipe, "score": asdict(self.score)}
+        workspace.write_json(self.batch / "batch.json", content | {"runs": runs})
 
     @property
     def left(self) -> int:

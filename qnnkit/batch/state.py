@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,15 +56,6 @@ def write_failure(folder: Path, how: str, error: str) -> None:
         workspace.write_json(workspace.make_folder(folder) / "failed.json", content)
 
 
-def write_runs(batch: Path, name: str, recipe: str | list[str], runs: Iterable[Any], score: Score) -> None:
-    """batch.json: the planned runs that belong to the batch, and the number that they are compared by."""
-    rows = [
-        {"id": run.id, "folder": os.path.relpath(run.folder, batch), "settings": run.varied} for run in runs
-    ]
-    content = {"name": name, "recipe": recipe, "score": asdict(score), "runs": rows}
-    workspace.write_json(batch / "batch.json", content)
-
-
 def score_of(content: Mapping[str, Any]) -> Score:
     """What the nets of a batch are compared by, from what its batch.json says."""
     return Score(**content["score"]) if "score" in content else ACCURACY
@@ -95,6 +86,8 @@ def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list
 
 def look(id_: str, folder: Path, settings: dict[str, Any], score: Score) -> Outcome:
     """How one run stands."""
+    from qnnkit.runs.lock import held
+
     if not (folder.exists() or work(folder).exists()):
         return Outcome(id_, folder, settings, score=score)
     column = f"validation_{score.on_validation}"
@@ -106,17 +99,9 @@ def look(id_: str, folder: Path, settings: dict[str, Any], score: Score) -> Outc
     elif failure is not None:
         notebook = failure.pop("notebook")
         facts |= failure | {"notebook": folder / notebook if notebook else None}
-    elif _worked_on(folder):
+    elif held(work(folder), "chain") or getattr(status(folder), "state", None) == "running":
         facts["state"] = "running"
     return Outcome(id_, folder, settings, **facts)
-
-
-def _worked_on(folder: Path) -> bool:
-    """Whether a process has the folder; of another machine's, its training tells."""
-    from qnnkit.runs.lock import held
-
-    found = status(folder)
-    return held(work(folder), "chain") or (found is not None and found.state == "running")
 
 
 def status(folder: Path) -> Status | None:
@@ -145,13 +130,8 @@ def finished(folder: Path) -> bool:
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The metrics of a run; none where they cannot be read, for a table must not stop a batch."""
     with contextlib.suppress(OSError):
-        return workspace.parse_lines(metrics(folder))[0]
+        return workspace.parse_lines(content(folder, "metrics.jsonl") or b"")[0]
     return []
-
-
-def metrics(folder: Path) -> bytes:
-    """The content of metrics.jsonl; empty where there is none."""
-    return content(folder, "metrics.jsonl") or b""
 
 
 def content(folder: Path, name: str) -> bytes | None:

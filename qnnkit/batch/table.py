@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from collections import Counter
@@ -30,17 +31,10 @@ class Shown:
         batch: Its folder, with the list of its runs.
         echo: Called with each line.
         draw: Called with a table in place of such lines.
-        rows: Of the table, at most.
     """
 
-    def __init__(
-        self,
-        batch: Path,
-        echo: Callable[[str], None],
-        draw: Callable[[str], Any] | None = None,
-        rows: int = 40,
-    ):
-        self.batch, self.line, self.draw, self.rows = batch, echo, draw, rows
+    def __init__(self, batch: Path, echo: Callable[[str], None], draw: Callable[[str], Any] | None = None):
+        self.batch, self.line, self.draw = batch, echo, draw
         self.states = {each.id: each.state for each in state.read(batch)}
         self.known: dict[str, Outcome] = {}  # finished, and looked at
         self.begun: dict[str, float] = {}  # when the runs that run now began
@@ -61,14 +55,15 @@ class Shown:
 
     def update(self, running: Iterable[Planned], waiting: int, slots: int) -> None:
         """Tells how the batch stands."""
-        busy = {run.id: state.status(run.folder) for run in running}
+        found = {run.id: state.status(run.folder) for run in running}
+        busy = {id_: each if each and each.state != "stopped" else None for id_, each in found.items()}
         outcomes = state.read(self.batch, self.known)
         self.known = {each.id: each for each in outcomes if each.state == "finished"}
         outcomes = [replace(each, state="running") if each.id in busy else each for each in outcomes]
         ages = {id_: time.monotonic() - self.begun[id_] for id_ in busy}
         rest = left([(ages[id_], status) for id_, status in busy.items()], self.took, waiting, slots)
         if self.draw is not None:
-            self.draw(picture(outcomes, busy, ages, rest, self.rows))
+            self.draw(picture(outcomes, busy, ages, rest, shutil.get_terminal_size((110, 60)).lines - 8))
             return
         for each in outcomes:
             if each.state != self.states.get(each.id, "waiting"):
@@ -97,12 +92,9 @@ def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
             from rich.live import Live
             from rich.text import Text
 
-            console = Console()
-            live = stack.enter_context(Live(console=console, auto_refresh=False))
-            tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-            found = Shown(
-                batch, tell, lambda text: live.update(Text(text), refresh=True), max(5, console.height - 8)
-            )
+            live = stack.enter_context(Live(console=Console(), auto_refresh=False))
+            tell = partial(live.console.print, markup=False, highlight=False, soft_wrap=True)
+            found = Shown(batch, tell, lambda text: live.update(Text(text, no_wrap=True), refresh=True))
         else:
             found = Shown(batch, partial(print, flush=True))
         try:
@@ -113,12 +105,8 @@ def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
 
 
 def _in_notebook() -> bool:
-    if "IPython" not in sys.modules:
-        return False
-    from IPython import get_ipython
-
-    shell: Any = get_ipython()
-    return shell is not None and getattr(shell, "kernel", None) is not None
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 # --- in words -----------------------------------------------------------------------------------------------
@@ -134,7 +122,7 @@ def picture(
     """A table, and lines below it; what is busy or failed comes first where not all fits."""
     import pandas as pd
 
-    listed = sorted(outcomes, key=lambda each: STATES.index(each.state))[:rows]
+    listed = sorted(outcomes, key=lambda each: STATES.index(each.state))[: max(5, rows)]
     table = [
         {
             "run": each.id,
@@ -159,7 +147,7 @@ def now_at(folder: Path, status: Status | None) -> str:
     found = sorted((state.work(folder) / "notebooks").glob("*.running.ipynb"))
     notebook = found[-1].name.removesuffix(".running.ipynb") if found else ""
     if status is None or status.epoch is None or notebook not in ("", "03_train"):
-        return notebook
+        return notebook or "starting"
     return f"{status.net} seed {status.seed} epoch {status.epoch}/{status.epochs}"
 
 
@@ -194,12 +182,12 @@ def left(
         waiting: Runs that have not begun.
         slots: Runs at a time.
     """
-    trainings = [(age, status.seconds_left_run) for age, status in running if status is not None]
+    trainings = [(age, (status and status.seconds_left_run) or 0.0) for age, status in running]
     known = took or [age + rest for age, rest in trainings if rest]
     if not known:
         return None
     whole = sum(known) / len(known)
-    rests = [max(whole - age, (status and status.seconds_left_run) or 0.0) for age, status in running]
+    rests = [max(whole - age, rest) for age, rest in trainings]
     total = (sum(rests) + whole * waiting) / max(1, min(slots, len(running) + waiting))
     longest = max([total, *rests])
     return ("about" if took else "at least", longest) if longest >= 1 else None
@@ -221,7 +209,7 @@ def clock(seconds: float) -> str:
 
 
 def _settings(outcome: Outcome) -> str:
-    settings = outcome.settings.items()
-    return " ".join(
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in settings
-    )
+    shown = {
+        key: f"{each:.4g}" if isinstance(each, float) else each for key, each in outcome.settings.items()
+    }
+    return " ".join(f"{name}={value}" for name, value in shown.items())
