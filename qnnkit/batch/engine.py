@@ -101,24 +101,25 @@ class Crew:
             return
         self.pool.require_workers()
         self._sign()
-        looked = -math.inf
+        looked, slots = -math.inf, 1
         try:
             while True:
-                while len(self.futures) < max(1, self.pool.slots()) and (run := source.next()):
+                if time.monotonic() - looked >= LOOK:
+                    looked, slots = time.monotonic(), max(1, self.pool.slots())
+                    self._require_mine()
+                    for run in source.hopeless(self.futures.values()):
+                        self.pruned.add(run.id)
+                        self._sign()
+                    self.shown.update(self.futures.values(), source.left, slots)
+                while len(self.futures) < slots and (run := source.next()):
                     self._start(run)
                 if not self.futures:
                     return
                 for future in [each for each in self.futures if each.done()]:
-                    self._end(self.futures.pop(future), *_result(future), source)
+                    done = future.status == "finished"
+                    how, error = future.result() if done else self._broken(future)
+                    self._end(self.futures.pop(future), how, error, source)
                 time.sleep(TICK)
-                if time.monotonic() - looked < LOOK:
-                    continue
-                self._require_mine()
-                for run in source.hopeless(self.futures.values()):
-                    self.pruned.add(run.id)
-                    self._sign()
-                self.shown.update(self.futures.values(), source.left, self.pool.slots())
-                looked = time.monotonic()
         except BaseException as error:
             self._leave()
             self._wait(told=isinstance(error, KeyboardInterrupt))
@@ -189,15 +190,13 @@ class Crew:
         self.shown.end(run, how)
         source.tell(run, how)
 
-
-def _result(future: Any) -> tuple[str, str]:
-    """How a run ended, and why."""
-    if future.status == "finished":
-        return future.result()
-    error = future.exception()
-    if type(error).__name__ == "KilledWorker":
-        step = "Start it where nothing ends it, and run the same command again."
-        return "failed", f"Its worker was lost several times. {step}"
-    if isinstance(error, ImportError | AttributeError):
-        return "blind", f"A worker cannot use qnnkit ({error}). Install the same qnnkit there."
-    return "failed", f"The worker could not run it: {error}"
+    def _broken(self, future: Any) -> tuple[str, str]:
+        """How a run ended that its worker could not do, and why."""
+        self.pool.slots()  # a scheduler that is gone is no fault of the run
+        error = future.exception()
+        if type(error).__name__ == "KilledWorker":
+            step = "Start it where nothing ends it, and run the same command again."
+            return "failed", f"Its worker was lost several times. {step}"
+        if isinstance(error, ImportError | AttributeError):
+            return "blind", f"A worker cannot use qnnkit ({error}). Install the same qnnkit there."
+        return "failed", f"The worker could not run it: {error}"
