@@ -1,4 +1,4 @@
-"""Small runs of all five notebooks, one at a time and two at a time: python -m benchmarks.parallel.
+"""Small runs of 03_train and 04_analyze, one at a time and two at a time: python -m benchmarks.parallel.
 
 Both take turns in blocks (one, two, two, one, ...), so that a slow minute of the machine hits both alike.
 Before and after stand bare `qnnkit run`s, against which a batch's own cost is told. Printed, and written to
@@ -70,6 +70,7 @@ def pictures(root: Path) -> Path:
 def bare(folder: Path, seed: int, settings: dict[str, Any]) -> float:
     """Seconds of one `qnnkit run`, as a person types it."""
     command = [sys.executable, "-m", "qnnkit", "run", "--recipe", RECIPE, "--run-dir", folder / f"bare{seed}"]
+    command += ["--notebooks", "03_train,04_analyze"]
     for name, value in {**settings, "seed": seed}.items():
         command += ["--set", f"{name}={json.dumps(value)}"]
     start = time.perf_counter()

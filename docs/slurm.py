@@ -12,6 +12,7 @@ checkpoint: another job takes its run up.
 
 import sys
 
+import dask
 from dask_jobqueue import SLURMCluster
 
 from qnnkit import batch
@@ -19,6 +20,7 @@ from qnnkit import batch
 CORES = 4  # of each job; as many threads as one run may use
 
 if __name__ == "__main__":
+    dask.config.set({"distributed.scheduler.allowed-failures": 100})  # jobs that end before a run does
     cluster = SLURMCluster(
         queue="gpu",
         cores=1,  # runs at a time in a job: each is a process of its own
@@ -32,6 +34,6 @@ if __name__ == "__main__":
     )
     cluster.scale(jobs=8)  # not adapt(): a batch hands out as many runs as there are workers
     cluster.wait_for_workers(1)  # however long SLURM's queue is
-    outcomes = batch.run_batch(sys.argv[1], scheduler=cluster.scheduler_address)
+    outcomes = batch.run_batch(sys.argv[1], scheduler=cluster)
     print(batch.frame(outcomes))
     cluster.close()

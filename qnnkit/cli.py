@@ -79,13 +79,19 @@ def run(
         typer.Option(metavar="NEW_DIR", help="Go on from run_dir there, with other training settings."),
     ] = None,
     on_oom: OnOom = None,
+    notebooks: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Run these alone, such as 03_train,04_analyze.")
+    ] = None,
 ) -> None:
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
     with _ending_cleanly():
+        from qnnkit import report as reports
         from qnnkit import runs
 
+        names = runs.chosen(notebooks)
+
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
-        own = runs.of_notebooks(asked, named.Settings.model_fields)
+        own = runs.of_notebooks(asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
         runs.check_finished(begun, own)
@@ -93,8 +99,11 @@ def run(
         if result is None:
             tell = runs.logged(begun, typer.echo)
             tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
-            result = runs.run_notebooks(begun, echo=tell, parameters=own)
-        print_result(begun, judged_anew(begun, result), tell)
+            result = runs.run_notebooks(begun, tell, own, names, reports.finish)
+        if result is None:
+            tell(f"The run is not finished: qnnkit run --run-dir {run_dir} goes on.")
+        else:
+            print_result(begun, judged_anew(begun, result), tell)
 
 
 @app.command()
@@ -152,11 +161,8 @@ def watch(
 def batch(
     file: Annotated[Path, typer.Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
     scheduler: Annotated[
-        str | None, typer.Option(metavar="tcp://HOST:PORT", help="Use your own Dask scheduler and workers.")
+        str | None, typer.Option(metavar="tls://HOST:PORT", help="Use your own Dask scheduler and workers.")
     ] = None,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST", help="Where this machine's scheduler and dashboard listen.")
-    ] = "127.0.0.1",
 ) -> None:
     """Run many runs, some at a time. Run again, it finishes what is unfinished; Ctrl-C stops cleanly."""
     from qnnkit import batch as batches
@@ -165,7 +171,7 @@ def batch(
     echo = None if sys.stdout.isatty() else typer.echo
     with _ending_cleanly(KeyboardInterrupt):
         try:
-            outcomes = batches.run_batch(file, scheduler=scheduler, listen=listen, echo=echo)
+            outcomes = batches.run_batch(file, scheduler=scheduler, echo=echo)
         except KeyboardInterrupt:
             typer.echo("Stopped. The same command goes on.")
             raise typer.Exit(130) from None

@@ -4,7 +4,6 @@ Most tests run a stand-in for `qnnkit run` that trains in seconds and leaves the
 """
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -21,9 +20,10 @@ import psutil
 import pytest
 import yaml
 
-from qnnkit import batch, recipes, workspace
-from qnnkit.batch import cluster, engine, plan, state, table, task
+from qnnkit import batch, recipes, report, workspace
+from qnnkit.batch import cluster, plan, state, table, task
 from qnnkit.checkpoint.mirror import Mirror
+from qnnkit.runs import Status
 
 ROOT = Path(__file__).parent.parent
 TINY = {
@@ -44,8 +44,9 @@ BASE = {"name": "b", "recipe": "digits_quanv"}
 STAND_IN = """
 import sys
 if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
-    import json, os, time
+    import json, os, platform, time
     from pathlib import Path
+    from filelock import FileLock
     from qnnkit import cli, workspace
 
     words = sys.orig_argv[4:]
@@ -57,9 +58,12 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
         with cli._ending_cleanly():
             folder.mkdir(parents=True, exist_ok=True)
             facts = {"pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"], "settings": settings}
-            facts["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+            facts |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "words": words}
             workspace.append_line(folder / "calls.jsonl", facts)
             calls = len(workspace.read_lines(folder / "calls.jsonl"))
+            FileLock(folder / ".chain.lock").acquire()
+            note = folder / ".chain.json"
+            note.write_text(json.dumps({"pid": os.getpid(), "machine": platform.node(), "since": ""}))
             config = {"epochs": settings["epochs"], "controls": [], "n_seeds": 1}
             workspace.write_json(folder / "config.json", config)
             hidden = settings.get("hidden")
@@ -67,6 +71,7 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
                 (folder / "notebooks").mkdir(exist_ok=True)
                 (folder / "notebooks" / "03_train.failed.ipynb").write_text("{}")
                 print("qnnkit: Notebook 03_train.ipynb stopped: It diverged.", flush=True)
+                note.unlink()
                 os._exit(2)
             text = "text_llama" in words
             net, column = ("reference", "validation_loss") if text else ("hybrid", "validation_accuracy")
@@ -82,6 +87,7 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
             workspace.write_json(folder / "result.json", {"score": score})
     except SystemExit as error:
         status = error.code
+    note.unlink()
     os._exit(status)
 """
 
@@ -222,17 +228,12 @@ def test_a_grid_is_every_combination_in_order():
     ]
 
 
-def test_zip_stands_side_by_side():
-    assert varied(zip={"epochs": [1, 2], "hidden": [3, 4]}) == [
-        {"epochs": 1, "hidden": 3},
-        {"epochs": 2, "hidden": 4},
-    ]
-
-
-def test_grid_zip_and_seeds_combine():
-    found = varied(grid={"epochs": [1, 2]}, zip={"hidden": [3, 4], "filters": [1, 2]}, seeds=[0, 7])
+def test_grid_runs_and_seeds_combine():
+    pairs = [{"hidden": 3, "filters": 1}, {"hidden": 4}]
+    assert varied(runs=pairs) == pairs
+    found = varied(grid={"epochs": [1, 2]}, runs=pairs, seeds=[0, 7])
     assert len(found) == 8 and found[0] == {"epochs": 1, "hidden": 3, "filters": 1, "seed": 0}
-    assert found[1]["seed"] == 7 and found[-1] == {"epochs": 2, "hidden": 4, "filters": 2, "seed": 7}
+    assert found[1]["seed"] == 7 and found[-1] == {"epochs": 2, "hidden": 4, "seed": 7}
 
 
 def test_a_list_of_recipes_is_run_with_all_the_rest(home):
@@ -268,41 +269,10 @@ def test_the_study_of_the_docs_is_twelve_runs(home):
     assert {run.config.data_dir for run in found} == {str(place)}
 
 
-SPACE = {
-    "learning_rate": {"low": "1e-4", "high": "1e-1", "log": True},
-    "weight_decay": {"low": 0, "high": 1},
-    "hidden": {"low": 1, "high": 3, "int": True},
-    "epochs": {"low": 1, "high": 100, "int": True, "log": True},
-    "circuit": ["data_reuploading", "random"],
-}
-
-
 def test_runs_of_a_batch_do_not_measure_their_size_of_batch():
     told = r"Run 2 of 2 .*`batch_size` must be a number in a batch, but is 'auto'\. Name a number"
     with pytest.raises(ValueError, match=told):
         batch.plan.plan(batch.read_config({**BASE, "settings": {}, "grid": {"batch_size": [8, "auto"]}}))
-
-
-def test_random_runs_lie_in_their_space_and_repeat():
-    found = varied(random={"n": 400, "seed": 3, "space": SPACE})
-    assert len(found) == 400
-    assert found == varied(random={"n": 400, "seed": 3, "space": SPACE})
-    assert found[:5] == varied(random={"n": 5, "seed": 3, "space": SPACE})
-    assert found[:5] != varied(random={"n": 5, "seed": 4, "space": SPACE})
-    rates = [each["learning_rate"] for each in found]
-    assert 1e-4 <= min(rates) < 2e-4 and 5e-2 < max(rates) <= 1e-1
-    assert 0.4 < sum(rate < 10**-2.5 for rate in rates) / 400 < 0.6  # half of the decades
-    assert {each["hidden"] for each in found} == {1, 2, 3}
-    assert {each["circuit"] for each in found} == {"data_reuploading", "random"}
-    epochs = [each["epochs"] for each in found]
-    assert all(isinstance(each, int) and 1 <= each <= 100 for each in epochs)
-    assert 0.3 < sum(each < 10 for each in epochs) / 400 < 0.6
-
-
-def test_each_random_run_is_run_with_each_seed():
-    found = varied(random={"n": 2, "space": {"hidden": [1, 2, 3]}}, seeds=[0, 1])
-    assert [each["seed"] for each in found] == [0, 1, 0, 1]
-    assert found[0]["hidden"] == found[1]["hidden"]
 
 
 def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
@@ -335,9 +305,14 @@ def test_a_relative_data_dir_is_meant_from_the_workspace(home):
 
 @pytest.mark.parametrize("recipe", ["digits_quanv", ["digits_quanv", "folder_quanv"]])
 def test_a_batch_file_and_its_copy_are_the_same_batch(tmp_path, recipe):
-    content = {**BASE, "recipe": recipe, "random": {"n": 3, "space": SPACE}, "seeds": [1, 2], "retries": 1}
+    content = {**BASE, "recipe": recipe, "runs": [{"epochs": 3}], "seeds": [1, 2], "retries": 1}
+    if isinstance(recipe, str):
+        space = {"hidden": {"low": 1, "high": 3, "int": True}, "circuit": ["random"]}
+        content = {**BASE, "optuna": {"n_trials": 3, "space": space}}
     config = batch.read_config(content)
-    (tmp_path / "copy.yaml").write_text(engine.as_yaml(config))
+    (tmp_path / "copy.yaml").write_text(
+        yaml.safe_dump(config.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    )
     assert batch.read_config(tmp_path / "copy.yaml") == config
 
 
@@ -364,39 +339,45 @@ BAD = [
     ({"grid": {"circuit": ["data_reuploadin"]}}, "Did you mean 'data_reuploading'?"),
     ({"grid": {"image_size": [None]}}, "must be a number, a text, true, false, or a list of them"),
     ({"grid": {"learning_rate": [float("nan")]}}, "must be finite"),
-    ({"grid": {"backend": ["batched"]}}, "says where a run computes. Give it under `settings`."),
+    ({"grid": {"backend": ["batched"]}}, "where a run computes stands under `settings`, but is 'backend'."),
     ({"grid": {"epochs": [1]}, "settings": {"epochs": 2}}, "stands in `settings` and in `grid`"),
     ({"grid": {"seed": [1]}, "seeds": [1]}, "Setting `seed` must stand in one place"),
-    ({"zip": {"epochs": [1, 2], "hidden": [1]}}, "`zip` must hold lists of one length"),
+    ({"runs": {"epochs": 1}}, "`runs` must be a valid list"),
+    ({"runs": [{"epocs": 1}]}, "`setting in runs` must be a known name, but is 'epocs'. Did you mean"),
+    ({"runs": [{"epochs": 1}], "grid": {"epochs": [2]}}, "stands in `grid` and in `runs`"),
+    ({"zip": {"epochs": [1, 2]}}, "`key of the batch` must be a known name, but is 'zip'"),
+    (
+        {"notebooks": ["03_trian"]},
+        "`notebook` must be a known name, but is '03_trian'. Did you mean '03_train'?",
+    ),
+    ({"notebooks": ["04_analyze"]}, "`notebooks` must train, but is ['04_analyze']. Add 03_train"),
     ({"grid": {"epochs": list(range(1, 102)), "hidden": list(range(1, 102))}}, "10,000 runs or fewer"),
     ({"seeds": [-1]}, "`seeds.0` must be greater than or equal to 0"),
     ({"seeds": 3}, "`seeds` must be a valid list"),
-    ({"random": {"n": 2, "space": {"hidden": [1]}}, "grid": {"epochs": [1]}}, "`random` excludes `grid`"),
-    ({"random": {"n": 2, "space": {"hidden": [1]}}, "zip": {"epochs": [1]}}, "`random` excludes `zip`"),
-    ({"random": {"n": 0, "space": {"hidden": [1]}}}, "`random.n` must be greater"),
-    ({"random": {"space": {"hidden": [1]}}}, "must have the key `random.n`"),
-    ({"random": {"n": 1, "spcae": {}, "space": {"hidden": [1]}}}, "Did you mean 'space'?"),
-    ({"random": {"n": 1, "space": {"hidden": {"low": 2, "hgih": 3}}}}, "`random.space.hidden.high`"),
-    ({"random": {"n": 1, "space": {"hidden": {"low": 2, "high": 3, "logs": True}}}}, "Did you mean 'log'?"),
-    ({"random": {"n": 1, "space": {"hidden": {"low": 3, "high": 3}}}}, "must have low below high"),
-    ({"random": {"n": 1, "space": {"weight_decay": {"low": 0, "high": 3, "log": True}}}}, "low above 0"),
-    ({"random": {"n": 1, "space": {"hidden": {"low": 1, "high": 2.5, "int": True}}}}, "whole ends"),
-    ({"recipe": []}, "`recipe` must hold a value, but is []. It means: What every run starts from"),
+    ({"recipe": []}, "is []. It means: What every run starts from"),
     ({"recipe": 5}, "`recipe` must be a valid string, but is 5"),
     ({"recipe": ["digits_quanv", "digit_quanv"]}, "Did you mean 'digits_quanv'?"),
     (
         {"optuna": OPTUNA, "recipe": ["digits_quanv"]},
-        "`optuna` excludes a list of recipes, here ['digits_quanv']: a sampler compares settings of one.",
+        "`optuna` excludes `recipe`",
     ),
     ({"optuna": OPTUNA, "grid": {"epochs": [1]}}, "`optuna` excludes `grid`"),
     ({"optuna": OPTUNA, "seeds": [1]}, "`optuna` excludes `seeds`"),
-    ({"optuna": OPTUNA, "random": {"n": 1, "space": {"epochs": [1]}}}, "`optuna` excludes `random`"),
-    ({"optuna": {**OPTUNA, "sampler": "tep"}}, "`optuna.sampler` must be 'tpe' or 'random'"),
-    ({"optuna": {**OPTUNA, "metric": "test_accuracy"}}, "The test split is looked at once, at the end"),
-    (
-        {"optuna": {**OPTUNA, "metric": "validation_loss"}},
-        "`optuna.metric` must be validation_accuracy for this recipe",
+    ({"optuna": OPTUNA, "runs": [{"epochs": 1}]}, "`optuna` excludes `runs`"),
+    ({"optuna": {"space": {"hidden": [1]}}}, "must have the key `optuna.n_trials`"),
+    ({"optuna": {**OPTUNA, "n_trials": 0}}, "`optuna.n_trials` must be greater"),
+    ({"optuna": {**OPTUNA, "spcae": {}}}, "Did you mean 'space'?"),
+    *(
+        ({"optuna": {**OPTUNA, "space": {"hidden": span}}}, told)
+        for span, told in (
+            ({"low": 2, "hgih": 3}, "`optuna.space.hidden.high`"),
+            ({"low": 2, "high": 3, "logs": True}, "Did you mean 'log'?"),
+            ({"low": 3, "high": 3}, "must have low below high"),
+            ({"low": 0, "high": 3, "log": True}, "low above 0"),
+            ({"low": 1, "high": 2.5, "int": True}, "whole ends"),
+        )
     ),
+    ({"optuna": {**OPTUNA, "sampler": "tep"}}, "`optuna.sampler` must be 'tpe' or 'random'"),
     (
         {"recipe": ["digits_quanv", "digits_clip"]},
         "`batch` must be of runs with one kind of score, but is 'accuracy (digits_quanv) and recall@1 "
@@ -498,25 +479,26 @@ def test_a_folder_without_a_batch(home):
 
 
 @pytest.mark.parametrize(
-    ("keys", "wanted", "runs", "gpus", "expected"),
+    ("keys", "wanted", "gpus", "expected"),
     [
-        ({}, 1, 100, 0, (8, 1)),
-        ({}, None, 100, 0, (8, 1)),
-        ({}, 4, 100, 0, (2, 4)),
-        ({}, 1, 3, 0, (3, 2)),
-        ({"workers": 3}, 1, 100, 0, (3, 2)),
-        ({"workers": 20}, 1, 100, 0, (20, 1)),
-        ({"threads": 3}, 1, 100, 0, (2, 3)),
-        ({"threads": 99}, 1, 100, 0, (1, 99)),
-        ({"gpus_per_run": 1}, 1, 100, 4, (4, 2)),
-        ({"gpus_per_run": 2}, 1, 100, 4, (2, 4)),
-        ({"gpus_per_run": 1, "workers": 3}, 1, 100, 4, (3, 2)),
+        ({}, 1, 0, (8, 1)),
+        ({}, None, 0, (8, 1)),
+        ({}, 4, 0, (2, 4)),
+        ({"seeds": [0, 1, 2]}, 1, 0, (3, 2)),
+        ({"workers": 3}, 1, 0, (3, 2)),
+        ({"workers": 20}, 1, 0, (20, 1)),
+        ({"threads": 3}, 1, 0, (2, 3)),
+        ({"threads": 99}, 1, 0, (1, 99)),
+        ({"gpus_per_run": 1}, 1, 4, (4, 2)),
+        ({"gpus_per_run": 2}, 1, 4, (2, 4)),
+        ({"gpus_per_run": 1, "workers": 3}, 1, 4, (3, 2)),
     ],
 )
-def test_cores_and_gpus_are_shared_out(monkeypatch, keys, wanted, runs, gpus, expected):
+def test_cores_and_gpus_are_shared_out(monkeypatch, keys, wanted, gpus, expected):
     monkeypatch.setattr(cluster.machine, "cores", lambda: 8)
     monkeypatch.setattr(cluster, "RUN_BYTES", 1)
-    assert cluster.shares(batch.read_config({**BASE, **keys}), wanted, runs, gpus) == expected
+    many = {**BASE, "seeds": list(range(100))}
+    assert cluster.shares(batch.read_config({**many, **keys}), wanted, gpus) == expected
 
 
 def test_a_run_that_only_drive_has_is_read_from_there(tmp_path):
@@ -533,7 +515,7 @@ def test_a_run_that_only_drive_has_is_read_from_there(tmp_path):
 def test_memory_bounds_the_workers(monkeypatch):
     monkeypatch.setattr(cluster.machine, "cores", lambda: 8)
     monkeypatch.setattr(cluster, "RUN_BYTES", cluster.machine.memory()[1] / 2.5)
-    assert cluster.shares(batch.read_config(BASE), 1, 100, 0)[0] in (2, 3)
+    assert cluster.shares(batch.read_config({**BASE, "seeds": list(range(100))}), 1, 0)[0] in (2, 3)
 
 
 # --- running -----------------------------------------------------------------------------------------------
@@ -560,7 +542,7 @@ def test_a_batch_runs_and_is_kept(stand_in, home):
         {"learning_rate": 0.1, "seed": 0},
         {"learning_rate": 0.1, "seed": 1},
     ]
-    assert outcomes[-1].validation == pytest.approx(1.0) and outcomes[-1].progress == 1
+    assert outcomes[-1].validation == pytest.approx(1.0)
     folder = home / "batches" / "b"
     assert batch.read("batches/b") == outcomes == batch.read(folder)
     assert yaml.safe_load((folder / "batch.yaml").read_text()) == content
@@ -574,9 +556,9 @@ def test_a_batch_runs_and_is_kept(stand_in, home):
         assert (folder / row["folder"]).resolve() == each.folder
         (call,) = calls(each.folder)
         assert call["threads"] == "1" and call["settings"]["threads"] == 1
-    assert list((folder / "control").iterdir()) == []
+        assert call["words"][4:6] == ["--notebooks", "03_train,04_analyze"]
+    assert {path.name for path in folder.iterdir()} == {"batch.yaml", "batch.json"}
     assert told[0] == "Batch b: 6 runs."
-    assert "tcp://127.0.0.1:" in told[1] and "http://127.0.0.1:" in told[1]
     assert sum("finished  validation" in line for line in told) == 6
 
     def files():
@@ -595,7 +577,7 @@ def test_a_failure_stops_no_other_and_is_tried_as_told(stand_in):
     outcomes, told = quietly(stand_in(grid={"hidden": [99, 98, 4, 5]}, retries=1))
     assert [each.state for each in outcomes] == ["failed", "finished", "finished", "finished"]
     failed, mended = outcomes[:2]
-    assert failed.error == "Notebook 03_train.ipynb stopped: It diverged." and failed.attempts == 2
+    assert failed.error == "Notebook 03_train.ipynb stopped: It diverged."
     assert failed.notebook == failed.folder / "notebooks" / "03_train.failed.ipynb"
     assert failed.notebook.exists()
     assert len(calls(failed.folder)) == len(calls(mended.folder)) == 2
@@ -613,7 +595,7 @@ def test_the_same_command_tries_failed_runs_again(stand_in):
 
 def test_identical_runs_of_two_batches_are_run_once(stand_in):
     quietly(stand_in(grid={"hidden": [3, 4]}))
-    outcomes, told = quietly(stand_in(name="c", zip={"hidden": [4, 5, 5]}))
+    outcomes, told = quietly(stand_in(name="c", runs=[{"hidden": 4}, {"hidden": 5}, {"hidden": 5}]))
     assert (
         told[0] == "Batch c: 2 runs (1 more are identical to others and run once), 1 of them finished before."
     )
@@ -642,24 +624,27 @@ def test_each_worker_has_its_own_gpus(stand_in, monkeypatch):
     assert set(seen) == {"GPU-a,GPU-b", "GPU-c,GPU-d"}
 
 
-def test_two_runs_at_a_time_and_only_loopback_is_listened_on(stand_in, home):
-    content = stand_in(grid={"hidden": [3, 4, 5, 6]}, settings={"warmup_epochs": 0.7})
+def test_two_runs_at_a_time_and_no_port_is_listened_on(stand_in, home):
+    content = stand_in(grid={"hidden": [3, 4, 5, 6]}, settings={"warmup_epochs": 0.5})
+    most, listening = 0, []
     with command(home, content) as process:
-        until(lambda: any(calls(each.folder) for each in written(home)))
-        listening = [
-            connection
-            for each in processes(home)
-            for connection in each.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-        most = 0
         while process.poll() is None:
-            running = [each for each in processes(home) if is_run(each)]
-            most = max(most, len(running))
-            time.sleep(0.1)
-    assert most == 2
-    assert len(listening) >= 4, "scheduler, dashboard, and two workers"
-    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+            there = processes(home)
+            most = max(most, sum(map(is_run, there)))
+            for each in there:
+                with contextlib.suppress(psutil.Error):
+                    connections = each.net_connections("inet")
+                    listening += [one for one in connections if one.status == psutil.CONN_LISTEN]
+            time.sleep(0.02)
+    assert most == 2 and listening == []
+    assert [each.state for each in written(home)] == ["finished"] * 4
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "03_train,04_analyze"), (["03_train"], "03_train")])
+def test_the_notebooks_of_a_batch_are_run_alone(stand_in, given, told):
+    outcomes, _ = quietly(stand_in(**({} if given is None else {"notebooks": given})))
+    words = calls(outcomes[0].folder)[0]["words"]
+    assert words[words.index("--notebooks") + 1] == told
 
 
 # --- kills -------------------------------------------------------------------------------------------------
@@ -682,22 +667,39 @@ def undisturbed(outcomes):
         assert [row.get("epoch") for row in lines] == [1, 2, 3, 4, None]
 
 
+def epochs_of(outcome):
+    path = outcome.folder / "metrics.jsonl"
+    return path.read_text().count('"epoch":') if path.exists() else 0
+
+
 def two_epochs(home):
-    return any(each.state == "running" and each.progress >= 0.5 for each in written(home))
+    return any(each.state == "running" and epochs_of(each) >= 2 for each in written(home))
 
 
 def test_a_killed_worker_loses_nothing(stand_in, home):
-    with command(home, stand_in(**SLOW)) as process:
+    with (
+        scheduler(home, workers=2) as (address, _),
+        command(home, stand_in(**SLOW), "--scheduler", address) as process,
+    ):
         until(lambda: two_epochs(home))
-        runs = [each for each in processes(home) if is_run(each)]
-        workers = {each.ppid() for each in runs}
-        assert len(workers) == 2 and process.pid not in workers
-        for each in workers:
-            psutil.Process(each).kill()
-        until(lambda: not any(each.is_running() and each.status() != "zombie" for each in runs), 10)
-        process.wait(120)
+        (run, *_) = [each for each in processes(home) if is_run(each)]
+        worker = psutil.Process(run.ppid())
+        assert worker.pid != process.pid
+        worker.kill()
+        until(lambda: not run.is_running() or run.status() == "zombie", 10)
+        assert process.wait(120) == 0
     undisturbed(written(home))
     assert max(len(calls(each.folder)) for each in written(home)) == 2
+
+
+def test_a_killed_run_is_a_failure_and_goes_on_when_tried_again(stand_in, home):
+    with command(home, stand_in(**SLOW, retries=1)) as process:
+        until(lambda: two_epochs(home))
+        next(each for each in processes(home) if is_run(each)).kill()
+        assert process.wait(120) == 0
+    undisturbed(written(home))
+    assert "SIGKILL" not in (home.parent / "out.txt").read_text().splitlines()[-1]
+    assert sorted(len(calls(each.folder)) for each in written(home)) == [1, 1, 2]
 
 
 def test_a_killed_batch_goes_on(stand_in, home):
@@ -706,10 +708,9 @@ def test_a_killed_batch_goes_on(stand_in, home):
         process.kill()
         process.wait()
         until(lambda: processes(home) == [], 20)
-    done = {each.id: each.progress for each in written(home)}
+    assert {each.state for each in written(home)} == {"waiting"}
     outcomes, _ = quietly(stand_in(**SLOW))
     undisturbed(outcomes)
-    assert max(done.values()) >= 0.5
     assert sorted(len(calls(each.folder)) for each in outcomes) == [1, 2, 2]
 
 
@@ -754,24 +755,31 @@ def test_a_second_command_takes_over(stand_in, home):
 
 
 @contextlib.contextmanager
-def scheduler(home, workers=1, **variables):
+def scheduler(home, workers=1, protocol="tcp"):
     """A scheduler and workers as a person starts them."""
     dask = [sys.executable, "-m", "dask"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"{protocol}://127.0.0.1:{port}"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    environment = os.environ | variables
     started = [
         subprocess.Popen(
-            [*dask, "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"],
+            [*dask, "scheduler", "--host", address, "--no-dashboard"],
             **quiet,
-            env=environment,
         )
     ]
-    worker = [*dask, "worker", address, "--nthreads", "1", "--host", "127.0.0.1", "--no-dashboard"]
-    started += [subprocess.Popen(worker, **quiet, env=environment) for _ in range(workers)]
+    worker = [
+        *dask,
+        "worker",
+        address,
+        "--nthreads",
+        "1",
+        "--host",
+        f"{protocol}://127.0.0.1",
+        "--no-dashboard",
+    ]
+    started += [subprocess.Popen(worker, **quiet) for _ in range(workers)]
     try:
         yield address, started
     finally:
@@ -788,6 +796,28 @@ def test_workers_of_a_scheduler(stand_in, home):
     assert told[1].startswith(f"Scheduler: {address}")
 
 
+def test_a_scheduler_with_tls_as_dask_is_configured(stand_in, home, tmp_path, monkeypatch):
+    """Who has no certificate of it is refused."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=test -keyout key.pem -out cert.pem"
+    subprocess.run(words.split(), cwd=tmp_path, check=True, capture_output=True)
+    names = {"CA_FILE": "cert.pem"}
+    for each in ("CLIENT", "SCHEDULER", "WORKER"):
+        names |= {f"{each}__CERT": "cert.pem", f"{each}__KEY": "key.pem"}
+    with monkeypatch.context() as configured:
+        for name, file in names.items():
+            configured.setenv(f"DASK_DISTRIBUTED__COMM__TLS__{name}", str(tmp_path / file))
+        with scheduler(home, protocol="tls") as (address, _):
+            status, text = finish(home, stand_in(grid={"hidden": [3, 4]}), "--scheduler", address)
+            assert status == 0, text
+            for name in names:
+                configured.delenv(f"DASK_DISTRIBUTED__COMM__TLS__{name}")
+            status, text = finish(home, stand_in(grid={"hidden": [3, 4, 5]}), "--scheduler", address)
+    assert status == 2 and "asks for a certificate, and Dask has none here. Name its files" in text
+    assert "Traceback" not in text
+
+
 def test_a_scheduler_that_dies(stand_in, home):
     with (
         scheduler(home) as (address, started),
@@ -801,10 +831,34 @@ def test_a_scheduler_that_dies(stand_in, home):
     undisturbed(quietly(stand_in(**SLOW))[0])
 
 
-def test_a_scheduler_that_does_not_answer(stand_in, monkeypatch):
+@pytest.mark.parametrize("finished", [False, True], ids=["to do", "finished"])
+def test_a_scheduler_that_does_not_answer(stand_in, home, monkeypatch, finished):
+    """Also where nothing is left to run: nothing that was given is passed over."""
+    if finished:
+        quietly(stand_in())
     monkeypatch.setattr(cluster, "TIMEOUT", 1.0)
     with pytest.raises(ConnectionError, match=r"No scheduler answers at tcp://127.0.0.1:9"):
         quietly(stand_in(), scheduler="tcp://127.0.0.1:9")
+    assert finished or list(home.iterdir()) == []
+
+
+def test_a_scheduler_without_workers(stand_in, home, monkeypatch):
+    monkeypatch.setattr(cluster, "TIMEOUT", 2.0)
+    with (
+        scheduler(home, workers=0) as (address, _),
+        pytest.raises(ConnectionError, match=r"has no workers. Start some: dask worker tcp://127"),
+    ):
+        quietly(stand_in(), scheduler=address)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self stands in for a disk of each process's own")
+def test_a_worker_that_sees_another_disk_stops_the_batch_with_one_sentence(stand_in, home, monkeypatch):
+    with scheduler(home) as (address, _):
+        monkeypatch.chdir(home)
+        content = stand_in(grid={"hidden": [3, 4]})
+        with pytest.raises(ConnectionError, match=r"A worker does not see .*Set QNNKIT_HOME to a folder"):
+            quietly(content, scheduler=address, folder="/proc/self/cwd/elsewhere")
+    assert [each.state for each in batch.read(home / "elsewhere")] == ["waiting"] * 2
 
 
 # --- what is told ------------------------------------------------------------------------------------------
@@ -814,30 +868,54 @@ def outcome(**facts):
     return state.Outcome(**{"id": "a", "folder": Path("/a"), "settings": {"hidden": 3}} | facts)
 
 
-def test_time_left_comes_from_the_runs_that_have_finished():
-    running = outcome(state="running", progress=0.5)
-    assert table.left([running], [], {}, 1, 1) is None
-    assert table.left([running], [10.0, 30.0], {}, 0, 1) == pytest.approx(10)
-    assert table.left([running, running], [20.0], {}, 4, 2) == pytest.approx(50)
-    begun = {"a": (time.time() - 10, 0.25)}  # a quarter in ten seconds
-    assert table.left([running], [], begun, 0, 1) == pytest.approx(20, rel=0.01)
+def training(left=None, **facts):
+    facts = {
+        "net": "hybrid",
+        "seed": 0,
+        "number": 1,
+        "of": 2,
+        "epoch": 3,
+        "epochs": 5,
+        "step": 2,
+        "steps": 4,
+    } | facts
+    return Status(Path("/a"), "running", seconds_left_run=left, **facts)
+
+
+def test_time_left_is_told_when_something_tells():
+    assert table.left([(5.0, None)], [], 3, 1) is None, "a notebook before the training tells nothing"
+    assert table.left([(10.0, training(30.0))], [], 0, 1) == ("at least", 30), "a notebook may follow"
+    assert table.left([(10.0, training(30.0))], [], 2, 1) == ("at least", 30 + 2 * 40)
+    assert table.left([(5.0, None)], [10.0, 30.0], 0, 1) == ("about", 15)
+    assert table.left([(5.0, None), (5.0, None)], [20.0], 4, 2) == ("about", (2 * 15 + 4 * 20) / 2)
+    assert table.left([(25.0, None)], [20.0], 0, 1) is None, "never 0 s while a run runs"
+    assert table.left([(25.0, training(60.0))], [20.0], 0, 1) == ("about", 60)
+
+
+def test_the_table_says_which_notebook_runs_and_how_far_the_training_is(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    running = tmp_path / "notebooks" / "02_gradient_check.running.ipynb"
+    running.touch()
+    assert table.now_at(tmp_path, None) == "02_gradient_check" and table.trained(None, "running") == 0
+    running.rename(tmp_path / "notebooks" / "03_train.running.ipynb")
+    assert table.now_at(tmp_path, training()) == "hybrid seed 0 epoch 3/5"
+    assert table.trained(training(), "running") == pytest.approx((2 + 2 / 4) / 5 / 2)
+    (tmp_path / "notebooks" / "03_train.running.ipynb").rename(tmp_path / "notebooks" / "03_train.ipynb")
+    (tmp_path / "notebooks" / "04_analyze.running.ipynb").touch()
+    ended = training(number=2, epoch=5, step=4)
+    assert table.now_at(tmp_path, ended) == "04_analyze" and table.trained(ended, "running") == 1
 
 
 def test_the_picture_shows_what_matters_where_not_all_fits():
-    from rich.console import Console
-
     outcomes = [outcome(id=f"w{i}") for i in range(30)]
     outcomes += [
         outcome(id="bad", state="failed", error="It diverged."),
         outcome(id="good", state="finished"),
     ]
-    outcomes.append(
-        outcome(id="now", state="running", net="hybrid", seed=0, epoch=3, validation=0.5, progress=0.3)
-    )
-    console = Console(width=110, record=True, file=io.StringIO())
-    console.print(table.picture(outcomes, 100.0, rows=5))
-    text = console.export_text()
-    assert "now" in text and "hybrid seed 0 epoch 3" in text and "50.0 %" in text and "30 %" in text
+    outcomes.append(outcome(id="now", state="running", validation=0.5))
+    text = table.picture(outcomes, {"now": training()}, {"now": 61.0}, ("about", 100.0), 5)
+    assert "now" in text and "hybrid seed 0 epoch 3/5" in text and "50.0 %" in text and "25 %" in text
+    assert "1 min 1 s" in text
     assert "bad: It diverged." in text and "w29" not in text and "... and 28 more" in text
     assert "1 running, 1 failed, 30 waiting, 1 finished, about 1 min 40 s left" in text
 
@@ -896,7 +974,7 @@ def test_a_terminal_shows_a_live_table(stand_in, home):
 def test_why_a_run_ended(tmp_path, log, status, told):
     (tmp_path / "log.txt").write_text("qnnkit: of an earlier attempt\n" + log)
     begin = len("qnnkit: of an earlier attempt\n")
-    assert told in task._sentence(tmp_path / "log.txt", begin, status)
+    assert told in task.sentence(tmp_path / "log.txt", begin, status)
 
 
 # --- a sampler ---------------------------------------------------------------------------------------------
@@ -947,7 +1025,7 @@ def test_a_sampler_proposes_learns_and_prunes(stand_in, home):
             assert each.value == pytest.approx(1 - abs(each.params["learning_rate"] - 0.3))
             assert set(each.intermediate_values) <= {1, 2, 3}
     pruned = next(each for each in outcomes if each.state == "pruned")
-    assert "worse than other runs" in pruned.error and pruned.notebook is None and pruned.progress < 1
+    assert "worse than other runs" in pruned.error and pruned.notebook is None and epochs_of(pruned) < 3
 
     again, _ = quietly(content)
     assert again == outcomes and len(trials(home)) == 8
@@ -957,7 +1035,7 @@ def test_a_sampler_proposes_learns_and_prunes(stand_in, home):
 
 
 def test_of_a_loss_the_least_is_best(stand_in, home):
-    study = {**STUDY, "n_trials": 3, "pruner": "none", "metric": "validation_loss"}
+    study = {**STUDY, "n_trials": 3, "pruner": "none"}
     outcomes, told = quietly(stand_in(recipe="text_llama", optuna=study))
     found = trials(home)
     for each in found:
@@ -970,25 +1048,12 @@ def test_of_a_loss_the_least_is_best(stand_in, home):
     assert batch.frame(outcomes)["validation loss"].tolist() == [each.validation for each in outcomes]
 
 
-def test_a_batch_of_an_earlier_version_is_read_as_its_recipe_says():
-    for recipe, name in (
-        ("digits_quanv", "accuracy"),
-        (["digits_clip", "captions_clip"], "recall_1"),
-        ("text_adapter", "loss"),
-        ("gone", "accuracy"),
-        ([], "accuracy"),
-        (None, "accuracy"),
-    ):
-        assert state.score_of({"recipe": recipe}).name == name
-    assert state.score_of({"recipe": "digits_quanv", "score": "loss"}).name == "loss"
-
-
 def test_a_killed_study_goes_on_as_undisturbed(stand_in, home):
     """One run at a time: the trials are those of a study that nobody killed, to the last digit."""
     study = {**STUDY, "n_trials": 4, "pruner": "none"}
     content = stand_in(optuna=study, settings={"warmup_epochs": 0.4}, workers=1)
     with command(home, content) as process:
-        until(lambda: any(each.state == "running" and each.progress > 0 for each in written(home)[1:]))
+        until(lambda: any(each.state == "running" and epochs_of(each) for each in written(home)[1:]))
         process.kill()
     lock = home / "batches" / "b" / "optuna.jsonl.lock"
     lock.touch()  # a kill in the middle of a write leaves the lock, and half a line
@@ -1030,9 +1095,18 @@ def test_choices_may_be_lists(stand_in, home):
 
 
 def small(pictures, **keys):
-    """A batch of real runs, of all five notebooks."""
+    """A batch of real runs."""
     settings = {**TINY, "data_dir": str(pictures), **keys.pop("settings", {})}
     return {"name": "b", "recipe": "folder_quanv", "settings": settings, "workers": 2, **keys}
+
+
+def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(home, pictures):
+    outcomes, _ = quietly(small(pictures, notebooks=["03_train"]))
+    assert [each.state for each in outcomes] == ["finished"], outcomes[0].error
+    folder = outcomes[0].folder
+    assert [path.stem for path in (folder / "notebooks").iterdir()] == ["03_train"]
+    assert (folder / "report.html").exists()
+    assert "03_train.ipynb" in report.write_batch_page(home / "batches" / "b").read_text()
 
 
 def kernels(home):
@@ -1067,9 +1141,8 @@ def test_real_runs_stop_cleanly_fail_alone_and_go_on(home, pictures):
     status, text = finish(home, content)
     good, bad = written(home)
     assert status == 1, text
-    assert good.state == "finished" and good.validation is not None and good.progress == 1
-    for name in ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze"):
-        assert (good.folder / "notebooks" / f"{name}.ipynb").exists()
+    assert good.state == "finished" and good.validation is not None
+    assert sorted(path.stem for path in (good.folder / "notebooks").iterdir()) == ["03_train", "04_analyze"]
     assert bad.state == "failed" and bad.notebook is not None and bad.notebook.exists()
     assert "stopped:" in bad.error and f"Run {bad.id} failed: {bad.error}" in text
     assert f"Report: {home / 'batches' / 'b' / 'report.html'}" in text

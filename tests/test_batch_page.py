@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from qnnkit import report, runs
 from qnnkit.report import batch as page_of
 from qnnkit.report import write_batch_page
+from qnnkit.stats import SCORES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -220,7 +222,7 @@ def test_of_a_loss_the_least_is_best(space):
         name = "accuracy" if id_ == "image" else "loss"
         (folder / "result.json").write_text(json.dumps({"nets": [net], "score": name, "verdicts": []}))
     path = space.folder / "batch.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": "text_adapter", "score": "loss"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"score": asdict(SCORES["loss"])}))
     html, page = read(space)
     told = "Best validation loss of 2 finished runs: 2.500 nats / token, with learning_rate 0.025. It is the "
     assert told + "smallest of 2 numbers" in page.text and "Its test loss was not used to choose" in page.text

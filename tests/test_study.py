@@ -354,7 +354,8 @@ def of_texts(space, id_, recipe, data="one", **losses):
     folder.mkdir(parents=True)
     digest = recipes.find(recipe).digest
     config = {"recipe_digest": digest, **recipes.settings(recipe, **settings).flat()}
-    name = stats.SCORES["loss" if recipe.startswith("text") else "recall_1"].name
+    score = dataclasses.asdict(stats.SCORES["loss" if recipe.startswith("text") else "recall_1"])
+    name = score["name"]
     watched = "validation_loss" if name == "loss" else "validation_accuracy"
     for net, values in losses.items():
         for seed, value in enumerate(values):
@@ -370,7 +371,7 @@ def of_texts(space, id_, recipe, data="one", **losses):
     ):
         (folder / f"{file}.json").write_text(json.dumps(content))
     path = space.folder / "batch.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": [recipe], "score": name}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": [recipe], "score": score}))
 
 
 ADAPTER, LORA = [2.500, 2.510, 2.490], [2.600, 2.613, 2.588]
@@ -407,8 +408,8 @@ def test_a_run_of_another_score_is_left_out(space):
     place = space.root / "runs" / "image" / "provenance.json"
     own = {"score": dataclasses.asdict(stats.ACCURACY)}
     place.write_text(json.dumps(json.loads(place.read_text()) | own))
-    path = space.folder / "batch.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": ["digits_clip"]}))  # no score in it
+    path, score = space.folder / "batch.json", dataclasses.asdict(stats.SCORES["recall_1"])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"score": score}))
     study = report.read_study(space.folder)
     assert study.score.name == "recall_1" and study.frame["recall_1"].tolist() == [
         *scores["hybrid"],

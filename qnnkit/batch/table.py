@@ -3,210 +3,194 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qnnkit.batch import state
 from qnnkit.batch.plan import Planned
 from qnnkit.batch.state import Outcome
 
-EVERY = 1.0  # seconds between two pictures of the table
-ORDER = ("running", "failed", "waiting", "pruned", "finished")
-STYLES = {"running": "bold", "failed": "red", "pruned": "dim", "finished": "green", "waiting": "dim"}
+if TYPE_CHECKING:
+    from qnnkit.runs import Status
+
+STATES = ("running", "failed", "waiting", "pruned", "finished")
+"""What comes first is shown where not all fits."""
 
 
-class Progress:
-    """Tells how a batch stands, as lines.
+class Shown:
+    """Tells how a batch stands, by a line for each run whose state has changed.
 
     Args:
-        batch: Its folder.
+        batch: Its folder, with the list of its runs.
         echo: Called with each line.
+        draw: Called with a table in place of such lines.
     """
 
-    def __init__(self, batch: Path, echo: Callable[[str], None]):
-        self.batch, self.echo = batch, echo
-        self.seconds: list[float] = []  # of runs that have finished now
-        listed = (batch / "batch.json").exists()
-        self.states = {each.id: each.state for each in state.read(batch)} if listed else {}
-        self.begun: dict[str, tuple[float, float]] = {}  # when first seen running, and how far it was
+    def __init__(self, batch: Path, echo: Callable[[str], None], draw: Callable[[str], Any] | None = None):
+        self.batch, self.line, self.draw = batch, echo, draw
+        self.states = {each.id: each.state for each in state.read(batch)}
         self.known: dict[str, Outcome] = {}  # finished, and looked at
-        self.last = 0.0
+        self.begun: dict[str, float] = {}  # when the runs that run now began
+        self.fresh: set[str] = set()  # of these, which began at their first epoch
+        self.took: list[float] = []  # seconds of whole runs
 
-    def line(self, text: str) -> None:
-        """Tells one line."""
-        self.echo(text)
+    def begin(self, run: Planned) -> None:
+        """A run begins, or goes on."""
+        self.begun[run.id] = time.monotonic()
+        if state.content(run.folder, "metrics.jsonl") is None:
+            self.fresh.add(run.id)
 
-    def ended(self, run: Planned, ended: dict[str, Any]) -> None:
-        """Takes note of a run that has ended."""
-        if ended["state"] == "finished" and run.id in self.begun:
-            share = 1 - self.begun[run.id][1]  # the rest was done by an earlier command
-            if share > 0.5:
-                self.seconds.append(ended["seconds"] / share)
-        self.begun.pop(run.id, None)
+    def end(self, run: Planned, how: str) -> None:
+        """A run has ended."""
+        seconds = time.monotonic() - self.begun.pop(run.id)
+        if how == "finished" and run.id in self.fresh:
+            self.took.append(seconds)
 
-    def update(self, busy: list[str], waiting: int, slots: int, *, final: bool = False) -> None:
-        """Tells what has changed, at most once a second."""
-        now = time.monotonic()
-        if now - self.last < EVERY and not final:
-            return
-        self.last = now
+    def update(self, running: Iterable[Planned], waiting: int, slots: int) -> None:
+        """Tells how the batch stands."""
+        found = {run.id: state.status(run.folder) for run in running}
+        busy = {id_: each if each and each.state != "stopped" else None for id_, each in found.items()}
         outcomes = state.read(self.batch, self.known)
-        self.known |= {each.id: each for each in outcomes if each.state == "finished"}
+        self.known = {each.id: each for each in outcomes if each.state == "finished"}
+        outcomes = [replace(each, state="running") if each.id in busy else each for each in outcomes]
+        ages = {id_: time.monotonic() - self.begun[id_] for id_ in busy}
+        rest = left([(ages[id_], status) for id_, status in busy.items()], self.took, waiting, slots)
+        if self.draw is not None:
+            self.draw(picture(outcomes, busy, ages, rest, shutil.get_terminal_size((110, 60)).lines - 8))
+            return
         for each in outcomes:
-            if each.state == "running":
-                self.begun.setdefault(each.id, (time.time(), each.progress))
-        self.show(outcomes, left(outcomes, self.seconds, self.begun, waiting, slots))
-
-    def show(self, outcomes: list[Outcome], seconds: float | None) -> None:
-        """A line for each run whose state has changed."""
-        for each in outcomes:
-            before = self.states.get(each.id, "waiting")
+            if each.state != self.states.get(each.id, "waiting"):
+                told = f"{each.id}  {_settings(each)}  {each.state}"
+                if each.state == "finished" and each.validation is not None:
+                    told += f"  {each.score.validation_word} {each.score.with_unit(each.validation)}"
+                told += f": {each.error}" if each.error else ""
+                self.line(f"{told}  [{summary(outcomes, rest)}]")
             self.states[each.id] = each.state
-            if each.state == before:
-                continue
-            told = f"{each.id}  {_settings(each)}  {each.state}"
-            if each.state == "finished" and each.validation is not None:
-                told += f"  {each.score.validation_word} {each.score.with_unit(each.validation)}"
-            if each.error:
-                told += f": {each.error}"
-            self.line(f"{told}  [{summary(outcomes, seconds)}]")
-
-
-class Live(Progress):
-    """As Progress, by one table that is drawn anew in its place."""
-
-    def __init__(self, batch: Path, draw: Callable[[Any], None], width: int, height: int):
-        super().__init__(batch, print)
-        self.draw, self.width, self.height = draw, width, height
-
-    def show(self, outcomes: list[Outcome], seconds: float | None) -> None:
-        self.draw(picture(outcomes, seconds, max(5, self.height - 8)))
 
 
 @contextlib.contextmanager
-def progress(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Progress]:
+def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
     """What suits the place: `echo` where it is given, else a terminal, a notebook, or plain lines."""
-    shown, close = _suited(batch, echo)
-    try:
-        yield shown
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            shown.update([], 0, 1, final=True)
-        close()
+    with contextlib.ExitStack() as stack:
+        if echo is not None:
+            found = Shown(batch, echo)
+        elif _in_notebook():
+            from IPython.display import display
 
+            # Text in one output that is replaced: no widget, so a saved notebook shows it too.
+            handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+            found = Shown(batch, print, lambda text: handle.update({"text/plain": text}, raw=True))
+        elif sys.stdout.isatty():
+            from rich.console import Console
+            from rich.live import Live
+            from rich.text import Text
 
-def _suited(batch: Path, echo: Callable[[str], None] | None) -> tuple[Progress, Callable[[], None]]:
-    if echo is not None:
-        return Progress(batch, echo), lambda: None
-    if _in_notebook():
-        return Live(batch, _notebook_drawer(), 110, 60), lambda: None
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.live import Live as RichLive
-
-        console = Console()
-        live = RichLive(console=console, auto_refresh=False, transient=False)
-        live.start()
-        shown = Live(batch, lambda table: live.update(table, refresh=True), console.width, console.height)
-        shown.echo = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-        return shown, live.stop
-    return Progress(batch, lambda text: print(text, flush=True)), lambda: None
+            live = stack.enter_context(Live(console=Console(), auto_refresh=False))
+            tell = partial(live.console.print, markup=False, highlight=False, soft_wrap=True)
+            found = Shown(batch, tell, lambda text: live.update(Text(text, no_wrap=True), refresh=True))
+        else:
+            found = Shown(batch, partial(print, flush=True))
+        try:
+            yield found
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                found.update([], 0, 1)
 
 
 def _in_notebook() -> bool:
-    if "IPython" not in sys.modules:
-        return False
-    from IPython import get_ipython
-
-    shell: Any = get_ipython()
-    return shell is not None and getattr(shell, "kernel", None) is not None
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
-def _notebook_drawer() -> Callable[[Any], None]:
-    """Draws as text in one output that is replaced: no widget, so a saved notebook shows it too."""
-    from IPython.display import display
-    from rich.console import Console
-
-    handle: list[Any] = []
-
-    def draw(table: Any) -> None:
-        page = StringIO()
-        Console(file=page, width=110, color_system=None, force_jupyter=False).print(table)
-        content = {"text/plain": page.getvalue()}
-        if handle:
-            handle[0].update(content, raw=True)
-        else:
-            handle.append(display(content, raw=True, display_id=True))
-
-    return draw
+# --- in words -----------------------------------------------------------------------------------------------
 
 
-def picture(outcomes: list[Outcome], seconds: float | None, rows: int = 40) -> Any:
-    """The table, and a line below it; what is busy or failed comes first where not all fits."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+def picture(
+    outcomes: Collection[Outcome],
+    busy: Mapping[str, Status | None],
+    ages: Mapping[str, float],
+    rest: tuple[str, float] | None,
+    rows: int,
+) -> str:
+    """A table, and lines below it; what is busy or failed comes first where not all fits."""
+    import pandas as pd
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "settings", "state", "now at", "done", "validation", "time"):
-        table.add_column(name, no_wrap=name != "settings", justify="right" if name == "done" else "left")
-    shown = sorted(outcomes, key=lambda each: ORDER.index(each.state))[:rows]
-    for each in [each for each in outcomes if each in shown]:
-        at = f"{each.net} seed {each.seed} epoch {each.epoch or 'last'}" if each.net else ""
-        score = "" if each.validation is None else each.score.with_unit(each.validation)
-        elapsed = "" if each.started is None else clock(time.time() - each.started)
-        table.add_row(
-            each.id,
-            Text(_settings(each)),
-            Text(each.state, style=STYLES[each.state]),
-            at if each.state == "running" else "",
-            f"{100 * each.progress:.0f} %",
-            score,
-            elapsed,
-        )
-    lines: list[Any] = [table]
-    if len(outcomes) > len(shown):
-        lines.append(Text(f"... and {len(outcomes) - len(shown)} more"))
-    lines += [Text(f"{each.id}: {each.error}", style="red") for each in outcomes if each.state == "failed"][
-        :5
+    listed = sorted(outcomes, key=lambda each: STATES.index(each.state))[: max(5, rows)]
+    table = [
+        {
+            "run": each.id,
+            "settings": _settings(each),
+            "state": each.state,
+            "now at": now_at(each.folder, busy[each.id]) if each.id in busy else "",
+            "trained": f"{100 * trained(busy.get(each.id), each.state):.0f} %",
+            "validation": "" if each.validation is None else each.score.with_unit(each.validation),
+            "time": clock(ages[each.id]) if each.id in ages else "",
+        }
+        for each in outcomes
+        if each in listed
     ]
-    return Group(*lines, Text(summary(outcomes, seconds)))
+    lines = [pd.DataFrame(table).to_string(index=False)] if table else []
+    lines += [f"... and {len(outcomes) - len(listed)} more"] if len(outcomes) > len(listed) else []
+    lines += [f"{each.id}: {each.error}" for each in outcomes if each.state == "failed"][:5]
+    return "\n".join([*lines, summary(outcomes, rest)])
 
 
-def summary(outcomes: list[Outcome], seconds: float | None) -> str:
+def now_at(folder: Path, status: Status | None) -> str:
+    """What a run does now: the notebook, and in its training the net, seed and epoch."""
+    found = sorted((state.work(folder) / "notebooks").glob("*.running.ipynb"))
+    notebook = found[-1].name.removesuffix(".running.ipynb") if found else ""
+    if status is None or status.epoch is None or notebook not in ("", "03_train"):
+        return notebook or "starting"
+    return f"{status.net} seed {status.seed} epoch {status.epoch}/{status.epochs}"
+
+
+def trained(status: Status | None, how: str) -> float:
+    """Share of all epochs of all nets and seeds of a run."""
+    if how == "finished" or (status is not None and status.state == "finished"):
+        return 1.0
+    if status is None or not (status.number and status.of and status.epochs and status.steps):
+        return 0.0
+    epoch = ((status.epoch or 1) - 1 + (status.step or 0) / status.steps) / status.epochs
+    return min(1.0, (status.number - 1 + epoch) / status.of)
+
+
+def summary(outcomes: Collection[Outcome], rest: tuple[str, float] | None) -> str:
     """How many runs stand where, and how long the rest takes."""
-    counts = {name: sum(each.state == name for each in outcomes) for name in ORDER}
-    told = [f"{number} {name}" for name, number in counts.items() if number or name == "finished"]
-    if seconds is not None and counts["running"] + counts["waiting"]:
-        told.append(f"about {clock(seconds)} left")
+    counts = Counter(each.state for each in outcomes)
+    told = [f"{counts[name]} {name}" for name in STATES if counts[name] or name == "finished"]
+    if rest is not None:
+        told.append(f"{rest[0]} {clock(rest[1])} left")
     return ", ".join(told)
 
 
 def left(
-    outcomes: list[Outcome],
-    seconds: list[float],
-    begun: dict[str, tuple[float, float]],
-    waiting: int,
-    slots: int,
-) -> float | None:
-    """Seconds until the last run ends, from how long others took; None while there is nothing to go by."""
-    running = [each for each in outcomes if each.state == "running"]
-    now, paces = time.time(), []
-    for each in running:
-        since, progress = begun.get(each.id, (now, each.progress))
-        if each.progress - progress > 0.05 and now > since:
-            paces.append((now - since) / (each.progress - progress))
-    known = seconds or paces
+    running: Collection[tuple[float, Status | None]], took: list[float], waiting: int, slots: int
+) -> tuple[str, float] | None:
+    """How long until the last run ends, "about" or "at least"; None while nothing tells.
+
+    Args:
+        running: Of each run that runs, its seconds so far, and how its training stands.
+        took: Seconds of whole runs that have finished; before the first one only trainings tell, and what
+            follows a training comes on top.
+        waiting: Runs that have not begun.
+        slots: Runs at a time.
+    """
+    trainings = [(age, (status and status.seconds_left_run) or 0.0) for age, status in running]
+    known = took or [age + rest for age, rest in trainings if rest]
     if not known:
         return None
     whole = sum(known) / len(known)
-    rest = sum(whole * (1 - each.progress) for each in running) + whole * waiting
-    return rest / max(1, min(slots, len(running) + waiting))
+    rests = [max(whole - age, rest) for age, rest in trainings]
+    total = (sum(rests) + whole * waiting) / max(1, min(slots, len(running) + waiting))
+    longest = max([total, *rests])
+    return ("about" if took else "at least", longest) if longest >= 1 else None
 
 
 def clock(seconds: float) -> str:
@@ -225,8 +209,7 @@ def clock(seconds: float) -> str:
 
 
 def _settings(outcome: Outcome) -> str:
-    return " ".join(f"{name}={_short(value)}" for name, value in outcome.settings.items())
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    shown = {
+        key: f"{each:.4g}" if isinstance(each, float) else each for key, each in outcome.settings.items()
+    }
+    return " ".join(f"{name}={value}" for name, value in shown.items())

@@ -162,7 +162,7 @@ def _fill(row: Row, folder: Path, batch: Path, score: Score) -> None:
     if not folder.is_dir():
         row.notes.append("It has no folder yet.")
         return
-    metrics, damaged = workspace.parse_lines(state.metrics(kept))
+    metrics, damaged = workspace.parse_lines(state.content(kept, "metrics.jsonl") or b"")
     if damaged:
         row.notes.append(f"metrics.jsonl is damaged: {damaged} of its lines cannot be read.")
     _learn(row, metrics, score)

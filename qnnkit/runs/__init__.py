@@ -3,6 +3,7 @@
 from qnnkit.runs.chain import (
     NOTEBOOKS,
     check_finished,
+    chosen,
     epoch_line,
     finished,
     logged,
@@ -38,6 +39,7 @@ __all__ = [
     "build",
     "check_finished",
     "check_parameters",
+    "chosen",
     "count_parameters",
     "declared",
     "epoch_line",

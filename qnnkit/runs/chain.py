@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,34 @@ from qnnkit.runs.lock import alone, mirrored
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
 
 
-def of_notebooks(given: Mapping[str, Any], settings: Collection[str]) -> dict[str, Any]:
+def chosen(names: str | None) -> tuple[str, ...]:
+    """The notebooks of a run that are named, such as "03_train,04_analyze", in their order; all of none.
+
+    Raises:
+        ValueError: A name is unknown.
+    """
+    asked = NOTEBOOKS if names is None else names.split(",")
+    for name in asked:
+        checks.choice("notebook", name, NOTEBOOKS)
+    return tuple(name for name in NOTEBOOKS if name in asked)
+
+
+def of_notebooks(
+    given: Mapping[str, Any], settings: Collection[str], names: Collection[str] = NOTEBOOKS
+) -> dict[str, Any]:
     """Those of the given values that are no settings of a run, but parameters of its notebooks.
 
     Args:
         given: By name.
         settings: Names of the settings of the run's recipe.
+        names: Of the notebooks.
 
     Raises:
         TypeError: A value has another type than the notebook declares.
     """
     others = {name: value for name, value in given.items() if name not in settings}
     found = {}
-    for each in NOTEBOOKS if others else ():
+    for each in names if others else ():
         notebook = find_notebook(each)
         own = {name: value for name, value in others.items() if name in declared(notebook)}
         check_parameters(notebook, own)
@@ -58,9 +73,13 @@ def check_finished(run: Run, parameters: Mapping[str, Any]) -> None:
 
 
 def run_notebooks(
-    run: Run, echo: Callable[[str], None] = print, parameters: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Runs what has not finished yet, and returns the run's result.
+    run: Run,
+    echo: Callable[[str], None] = print,
+    parameters: Mapping[str, Any] | None = None,
+    names: Sequence[str] = NOTEBOOKS,
+    finish: Callable[[Run], Any] | None = None,
+) -> dict[str, Any] | None:
+    """Runs what has not finished yet.
 
     Every notebook gets the run folder and reads its settings there, so that each agrees with config.json.
 
@@ -68,13 +87,21 @@ def run_notebooks(
         run: The run, as `open_run` gives it.
         echo: Called with one line per notebook and per epoch.
         parameters: Of the notebooks themselves, by name; each gets those that it declares.
+        names: Of the notebooks to run.
+        finish: Writes the result of a run whose nets are trained, where 04_analyze is not among them.
+
+    Returns:
+        The run's result; None where neither wrote it.
 
     Raises:
         NotebookError: A notebook stopped; the ones before it stay finished.
         BlockingIOError: Another process runs the notebooks of this run.
     """
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
-        return _run_notebooks(run, echo, parameters or {})
+        _run_notebooks(run, echo, parameters or {}, names)
+        if run.result is None and NOTEBOOKS[-1] not in names and "03_train" in names and finish is not None:
+            finish(run)
+    return run.result
 
 
 def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
@@ -98,9 +125,11 @@ def finished(run: Run) -> dict[str, Any] | None:
     return result
 
 
-def _run_notebooks(run: Run, echo: Callable[[str], None], own: Mapping[str, Any]) -> dict[str, Any]:
-    for index, name in enumerate(NOTEBOOKS, start=1):
-        label = f"[{index}/{len(NOTEBOOKS)}] {name}"
+def _run_notebooks(
+    run: Run, echo: Callable[[str], None], own: Mapping[str, Any], names: Sequence[str]
+) -> None:
+    for index, name in enumerate(names, start=1):
+        label = f"[{index}/{len(names)}] {name}"
         last = name == NOTEBOOKS[-1]  # it is its result that says that it has finished
         if run.result is not None or (run.notebook(name).exists() and not last):
             echo(f"{label}: finished before")
@@ -110,10 +139,8 @@ def _run_notebooks(run: Run, echo: Callable[[str], None], own: Mapping[str, Any]
         with _Following(run, echo):
             launch(source, run.notebook(name), _parameters(run, source, own), placement_for_kernels(run))
         echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
-    result = run.result
-    if result is None:
+    if run.result is None and NOTEBOOKS[-1] in names:
         raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
-    return result
 
 
 def _parameters(run: Run, notebook: Path, own: Mapping[str, Any]) -> dict[str, Any]:
