@@ -44,7 +44,7 @@ BASE = {"name": "b", "recipe": "digits_quanv"}
 STAND_IN = """
 import sys
 if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
-    import json, os, platform, time
+    import os, time
     from pathlib import Path
     from filelock import FileLock
     from qnnkit import cli, workspace
@@ -61,9 +61,8 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
             facts |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "words": words}
             workspace.append_line(folder / "calls.jsonl", facts)
             calls = len(workspace.read_lines(folder / "calls.jsonl"))
-            FileLock(folder / ".chain.lock").acquire()
-            note = folder / ".chain.json"
-            note.write_text(json.dumps({"pid": os.getpid(), "machine": platform.node(), "since": ""}))
+            lock = FileLock(folder / ".chain.lock")
+            lock.acquire()
             config = {"epochs": settings["epochs"], "controls": [], "n_seeds": 1}
             workspace.write_json(folder / "config.json", config)
             hidden = settings.get("hidden")
@@ -71,7 +70,6 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
                 (folder / "notebooks").mkdir(exist_ok=True)
                 (folder / "notebooks" / "03_train.failed.ipynb").write_text("{}")
                 print("qnnkit: Notebook 03_train.ipynb stopped: It diverged.", flush=True)
-                note.unlink()
                 os._exit(2)
             text = "text_llama" in words
             net, column = ("reference", "validation_loss") if text else ("hybrid", "validation_accuracy")
@@ -87,7 +85,6 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
             workspace.write_json(folder / "result.json", {"score": score})
     except SystemExit as error:
         status = error.code
-    note.unlink()
     os._exit(status)
 """
 
