@@ -896,20 +896,27 @@ def test_the_table_says_which_notebook_runs_and_how_far_the_training_is(tmp_path
     assert table.now_at(tmp_path, None) == "02_gradient_check" and table.trained(None, "running") == 0
     running.rename(tmp_path / "notebooks" / "03_train.running.ipynb")
     assert table.now_at(tmp_path, training()) == "hybrid seed 0 epoch 3/5"
+    begins = training(number=2, epoch=None, epochs=None, step=None, steps=None)
+    assert table.now_at(tmp_path, begins) == "03_train" and table.trained(begins, "running") == 0.5
     assert table.trained(training(), "running") == pytest.approx((2 + 2 / 4) / 5 / 2)
     (tmp_path / "notebooks" / "03_train.running.ipynb").rename(tmp_path / "notebooks" / "03_train.ipynb")
     (tmp_path / "notebooks" / "04_analyze.running.ipynb").touch()
     ended = training(number=2, epoch=5, step=4)
     assert table.now_at(tmp_path, ended) == "04_analyze" and table.trained(ended, "running") == 1
+    (tmp_path / "notebooks" / "04_analyze.running.ipynb").unlink()
+    assert table.now_at(tmp_path, ended) == ""
+    assert table.now_at(tmp_path / "new", None) == "starting"
 
 
-def test_the_picture_shows_what_matters_where_not_all_fits():
+def test_the_picture_shows_what_matters_where_not_all_fits(tmp_path):
     outcomes = [outcome(id=f"w{i}") for i in range(30)]
     outcomes += [
         outcome(id="bad", state="failed", error="It diverged."),
         outcome(id="good", state="finished"),
     ]
-    outcomes.append(outcome(id="now", state="running", validation=0.5))
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "03_train.running.ipynb").touch()
+    outcomes.append(outcome(id="now", folder=tmp_path, state="running", validation=0.5))
     text = table.picture(outcomes, {"now": training()}, {"now": 61.0}, ("about", 100.0), 5)
     assert "now" in text and "hybrid seed 0 epoch 3/5" in text and "50.0 %" in text and "25 %" in text
     assert "1 min 1 s" in text

@@ -96,7 +96,7 @@ def make_four(space):
 
 
 def write_failure(folder, error, state="failed", notebook="notebooks/03_train.failed.ipynb"):
-    content = {"state": state, "error": error, "attempts": 2, "notebook": notebook}
+    content = {"state": state, "error": error, "notebook": notebook}
     (folder / "failed.json").write_text(json.dumps(content))
 
 

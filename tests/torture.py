@@ -197,7 +197,7 @@ def torture_chain(folder: Path, n_kills: int, generator: random.Random) -> dict[
 
 
 def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
-    """A batch of four, undisturbed and under kills: of the whole, and of single workers or runs in it."""
+    """A batch of four, undisturbed and under kills: of the whole, and of single runs or kernels in it."""
     data = str(pictures(folder / "pictures"))
     spec = {
         "name": "torture",
@@ -223,7 +223,7 @@ def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[
                 command, env=environment, stdout=output, stderr=output, start_new_session=True
             )
         time.sleep(generator.uniform(0.1, 0.5) * whole)
-        if process.poll() is None and turn % 2:  # one member of the family: a worker, a run, a kernel
+        if process.poll() is None and turn % 2:  # one member of the family: a run or a kernel
             members = psutil.Process(process.pid).children(recursive=True)
             if members:
                 generator.choice(members).kill()

@@ -96,8 +96,9 @@ def look(id_: str, folder: Path, settings: dict[str, Any], score: Score) -> Outc
     if finished(folder):
         facts["state"] = "finished"
     elif failure is not None:
-        notebook = failure.pop("notebook")
-        facts |= failure | {"notebook": folder / notebook if notebook else None}
+        facts["state"] = "pruned" if failure.get("state") == "pruned" else "failed"
+        facts["error"], notebook = failure.get("error"), failure.get("notebook")
+        facts["notebook"] = folder / notebook if notebook else None
     elif held(work(folder), "chain") or getattr(status(folder), "state", None) == "running":
         facts["state"] = "running"
     return Outcome(id_, folder, settings, **facts)

@@ -144,21 +144,21 @@ def picture(
 
 def now_at(folder: Path, status: Status | None) -> str:
     """What a run does now: the notebook, and in its training the net, seed and epoch."""
-    found = sorted((state.work(folder) / "notebooks").glob("*.running.ipynb"))
-    notebook = found[-1].name.removesuffix(".running.ipynb") if found else ""
-    if status is None or status.epoch is None or notebook not in ("", "03_train"):
-        return notebook or "starting"
-    return f"{status.net} seed {status.seed} epoch {status.epoch}/{status.epochs}"
+    notebooks = sorted(path.name for path in (state.work(folder) / "notebooks").glob("*.ipynb"))
+    running = [name.split(".")[0] for name in notebooks if name.endswith(".running.ipynb")]
+    if running == ["03_train"] and status is not None and status.epoch is not None:
+        return f"{status.net} seed {status.seed} epoch {status.epoch}/{status.epochs}"
+    return running[-1] if running else "" if notebooks else "starting"
 
 
 def trained(status: Status | None, how: str) -> float:
     """Share of all epochs of all nets and seeds of a run."""
     if how == "finished" or (status is not None and status.state == "finished"):
         return 1.0
-    if status is None or not (status.number and status.of and status.epochs and status.steps):
+    if status is None or not (status.number and status.of):
         return 0.0
-    epoch = ((status.epoch or 1) - 1 + (status.step or 0) / status.steps) / status.epochs
-    return min(1.0, (status.number - 1 + epoch) / status.of)
+    epoch = (status.epoch or 1) - 1 + (status.step or 0) / (status.steps or 1)
+    return min(1.0, (status.number - 1 + epoch / (status.epochs or 1)) / status.of)
 
 
 def summary(outcomes: Collection[Outcome], rest: tuple[str, float] | None) -> str:
