@@ -23,7 +23,7 @@ import yaml
 from qnnkit import batch, recipes, report, workspace
 from qnnkit.batch import cluster, plan, state, table, task
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import Status
+from qnnkit.runs import Status, reading
 
 ROOT = Path(__file__).parent.parent
 TINY = {
@@ -505,8 +505,8 @@ def test_a_run_that_only_drive_has_is_read_from_there(tmp_path):
         for epoch in (1, 2):
             row = {"event": "epoch", "net": "hybrid", "seed": 0, "epoch": epoch, "validation_accuracy": 0.5}
             workspace.append_line(local / "metrics.jsonl", row)
-    assert [row["epoch"] for row in state.rows(remote)] == [1, 2]
-    assert state.rows(tmp_path / "none") == []
+    assert [row["epoch"] for row in reading.rows(remote)] == [1, 2]
+    assert reading.rows(tmp_path / "none") == []
 
 
 def test_memory_bounds_the_workers(monkeypatch):

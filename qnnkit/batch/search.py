@@ -14,6 +14,7 @@ from typing import Any
 from qnnkit import workspace
 from qnnkit.batch import plan, state
 from qnnkit.batch.plan import BatchConfig, Planned, Range
+from qnnkit.runs import reading
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import Score
 
@@ -195,6 +196,6 @@ class Study(Listed):
         """What the run's own net came to on validation."""
         return [
             row
-            for row in state.rows(run.folder)
+            for row in reading.rows(run.folder)
             if row["event"] == event and row["net"] in MAIN_NETS and self.watched in row
         ]

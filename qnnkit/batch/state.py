@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
+from qnnkit.runs import status as statuses
+from qnnkit.runs.lock import held
+from qnnkit.runs.reading import content, rows, work
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
 
@@ -85,8 +88,6 @@ def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list
 
 def look(id_: str, folder: Path, settings: dict[str, Any], score: Score) -> Outcome:
     """How one run stands."""
-    from qnnkit.runs.lock import held
-
     if not (folder.exists() or work(folder).exists()):
         return Outcome(id_, folder, settings, score=score)
     column = f"validation_{score.on_validation}"
@@ -106,40 +107,14 @@ def look(id_: str, folder: Path, settings: dict[str, Any], score: Score) -> Outc
 
 def status(folder: Path) -> Status | None:
     """How the training of a run stands; None before it has begun."""
-    from qnnkit.runs import status
-
     with contextlib.suppress(OSError, ValueError):
-        return status.read(folder)
+        return statuses.read(folder)
     return None
-
-
-def work(folder: Path) -> Path:
-    """Where a run is worked on: its folder, or the copy of it on fast local disk."""
-    try:
-        local = workspace.run_folder(folder)
-    except (OSError, ValueError):
-        return folder
-    return local if (local / "config.json").exists() else folder
 
 
 def finished(folder: Path) -> bool:
     """Whether a run has its result."""
-    return (folder / "result.json").exists() or (work(folder) / "result.json").exists()
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of a run; none where they cannot be read, for a table must not stop a batch."""
-    with contextlib.suppress(OSError):
-        return workspace.parse_lines(content(folder, "metrics.jsonl") or b"")[0]
-    return []
-
-
-def content(folder: Path, name: str) -> bytes | None:
-    """A file of a run, worked on here, or kept on Drive; None if missing."""
-    for place in dict.fromkeys((work(folder), folder)):
-        with contextlib.suppress(FileNotFoundError):
-            return (place / name).read_bytes()
-    return None
+    return content(folder, "result.json") is not None
 
 
 def frame(outcomes: Iterable[Outcome]) -> pd.DataFrame:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from qnnkit.batch import state
 from qnnkit.batch.plan import Planned
 from qnnkit.batch.state import Outcome
+from qnnkit.runs import reading
+from qnnkit.runs.watching import duration
 
 if TYPE_CHECKING:
     from qnnkit.runs import Status
@@ -44,7 +46,7 @@ class Shown:
     def begin(self, run: Planned) -> None:
         """A run begins, or goes on."""
         self.begun[run.id] = time.monotonic()
-        if state.content(run.folder, "metrics.jsonl") is None:
+        if reading.content(run.folder, "metrics.jsonl") is None:
             self.fresh.add(run.id)
 
     def end(self, run: Planned, how: str) -> None:
@@ -131,7 +133,7 @@ def picture(
             "now at": now_at(each.folder, busy[each.id]) if each.id in busy else "",
             "trained": f"{100 * trained(busy.get(each.id), each.state):.0f} %",
             "validation": "" if each.validation is None else each.score.with_unit(each.validation),
-            "time": clock(ages[each.id]) if each.id in ages else "",
+            "time": duration(ages[each.id]) if each.id in ages else "",
         }
         for each in outcomes
         if each in listed
@@ -144,7 +146,7 @@ def picture(
 
 def now_at(folder: Path, status: Status | None) -> str:
     """What a run does now: the notebook, and in its training the net, seed and epoch."""
-    notebooks = sorted(path.name for path in (state.work(folder) / "notebooks").glob("*.ipynb"))
+    notebooks = sorted(path.name for path in (reading.work(folder) / "notebooks").glob("*.ipynb"))
     running = [name.split(".")[0] for name in notebooks if name.endswith(".running.ipynb")]
     if running == ["03_train"] and status is not None and status.epoch is not None:
         return f"{status.net} seed {status.seed} epoch {status.epoch}/{status.epochs}"
@@ -166,7 +168,7 @@ def summary(outcomes: Collection[Outcome], rest: tuple[str, float] | None) -> st
     counts = Counter(each.state for each in outcomes)
     told = [f"{counts[name]} {name}" for name in STATES if counts[name] or name == "finished"]
     if rest is not None:
-        told.append(f"{rest[0]} {clock(rest[1])} left")
+        told.append(f"{rest[0]} {duration(rest[1])} left")
     return ", ".join(told)
 
 
@@ -191,21 +193,6 @@ def left(
     total = (sum(rests) + whole * waiting) / max(1, min(slots, len(running) + waiting))
     longest = max([total, *rests])
     return ("about" if took else "at least", longest) if longest >= 1 else None
-
-
-def clock(seconds: float) -> str:
-    """A length of time as people say it.
-
-    Example:
-        >>> clock(42), clock(754), clock(7260)
-        ('42 s', '12 min 34 s', '2 h 1 min')
-    """
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _settings(outcome: Outcome) -> str:

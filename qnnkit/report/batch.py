@@ -18,6 +18,7 @@ from urllib.parse import quote
 from qnnkit import checks, workspace
 from qnnkit.batch import state
 from qnnkit.report.composers import batch_composers
+from qnnkit.runs import reading
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
 
@@ -158,11 +159,11 @@ def _row(batch: Path, planned: dict[str, Any], score: Score) -> Row:
 
 
 def _fill(row: Row, folder: Path, batch: Path, score: Score) -> None:
-    kept, folder = folder, state.work(folder)
+    kept, folder = folder, reading.work(folder)
     if not folder.is_dir():
         row.notes.append("It has no folder yet.")
         return
-    metrics, damaged = workspace.parse_lines(state.content(kept, "metrics.jsonl") or b"")
+    metrics, damaged = workspace.parse_lines(reading.content(kept, "metrics.jsonl") or b"")
     if damaged:
         row.notes.append(f"metrics.jsonl is damaged: {damaged} of its lines cannot be read.")
     _learn(row, metrics, score)

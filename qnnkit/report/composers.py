@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from qnnkit import device, measure, music, stats
-from qnnkit.batch import state
 from qnnkit.data.music_events import MusicTokenizer
 from qnnkit.data.music_sources import composers_in
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.music.adapters import BASE
 from qnnkit.music.over_runs import RunsMatrix, spread
 from qnnkit.runs import Run, trained
+from qnnkit.runs.reading import work
 from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def batch_composers(folder: Path, planned: Sequence[dict[str, Any]]) -> list[dic
     groups: dict[str, list[Path]] = {}
     for run in planned:
         settings = run.get("settings")
-        place = state.work(Path(os.path.normpath(folder / str(run["folder"]))))
+        place = work(Path(os.path.normpath(folder / str(run["folder"]))))
         if not (isinstance(settings, dict) and "composers" in settings):
             continue
         others = {name: value for name, value in settings.items() if name not in ("composers", "seed")}

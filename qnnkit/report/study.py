@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats, workspace
-from qnnkit.batch import state
 from qnnkit.report.batch import data_notes, noted, number, read_batch, show
 from qnnkit.report.tables import latex, metrics_of, records, told_comparisons, told_means
-from qnnkit.runs import Run, sums
+from qnnkit.runs import Run, reading, sums
 from qnnkit.runs.folder import settings_of, settled
 from qnnkit.runs.reading import trainings
 from qnnkit.settings import MAIN_NETS
@@ -135,11 +134,11 @@ def _read_run(
     result, config = (_json(folder, name) for name in ("result.json", "config.json"))
     if result is None:
         raise ValueError("it has not finished.")
-    content = state.content(folder, "metrics.jsonl")
+    content = reading.content(folder, "metrics.jsonl")
     if config is None or content is None:
         raise ValueError(f"its {'config.json' if config is None else 'metrics.jsonl'} is missing.")
     hashed = hashlib.sha256(content).hexdigest()
-    summed = state.content(folder, sums.FILE)
+    summed = reading.content(folder, sums.FILE)
     kept = {} if summed is None else sums.parse(summed.decode(errors="replace"))
     if kept.get("metrics.jsonl", hashed) != hashed:
         raise ValueError("its metrics.jsonl has changed since it finished.")
@@ -174,7 +173,7 @@ def _read_run(
 
 
 def _json(folder: Path, name: str) -> dict[str, Any] | None:
-    content = state.content(folder, name)
+    content = reading.content(folder, name)
     try:
         found = None if content is None else json.loads(content)
     except ValueError:

@@ -24,11 +24,22 @@ def work(folder: Path) -> Path:
 
 
 def content(folder: Path, name: str) -> bytes | None:
-    """A file of a run; None if it is missing or cannot be read."""
+    """A file of a run; None if it is missing.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     for place in dict.fromkeys((work(folder), folder)):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return (place / name).read_bytes()
     return None
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; none where they cannot be read."""
+    with contextlib.suppress(OSError):
+        return workspace.parse_lines(content(folder, "metrics.jsonl") or b"")[0]
+    return []
 
 
 def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None) -> list[dict[str, Any]]:
@@ -69,8 +80,7 @@ def frame(folders: Iterable[str | Path], event: str = "test") -> pd.DataFrame:
         config, provenance = (_plain(content(folder, f"{name}.json")) for name in ("config", "provenance"))
         about = {"folder": str(given), "recipe": config.get("recipe")}
         about |= {name: config[name] for name in provenance.get("given") or () if name in config}
-        rows, _ = workspace.parse_lines(content(folder, "metrics.jsonl") or b"")
-        table += [{**about, **row} for row in trainings(rows, event, config.get("epochs"))]
+        table += [{**about, **row} for row in trainings(rows(folder), event, config.get("epochs"))]
     return pd.DataFrame(table)
 
 

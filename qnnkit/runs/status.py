@@ -16,7 +16,7 @@ import torch
 from qnnkit import checks, measure, workspace
 from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import held
-from qnnkit.runs.reading import content
+from qnnkit.runs.reading import content, rows
 from qnnkit.train import Moment
 from qnnkit.train.processes import n_processes
 
@@ -147,8 +147,7 @@ def read(run_dir: str | Path) -> Status:
     if config is None:
         step = "Name a folder that `qnnkit run` or `qnnkit batch` was given."
         raise FileNotFoundError(checks.message("run_dir", "hold a run or a batch", str(folder), step))
-    rows = workspace.parse_lines(content(folder, "metrics.jsonl") or b"")[0]
-    found = of_rows(folder, rows, _order(config, content(folder, "provenance.json") or b""))
+    found = of_rows(folder, rows(folder), _order(config, content(folder, "provenance.json") or b""))
     if content(folder, "result.json") is not None:
         return replace(found, state="finished")
     if found.state == "finished":

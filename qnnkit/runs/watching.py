@@ -50,7 +50,7 @@ def watch(
             shown = [status for status in found if status.state != "not begun"] or found
             show(shown)
             states = {status.state for status in found}
-            if states & {"running"} or _held(workspace.place(run_dir)):
+            if states & {"running"} or any(_held(status.folder) for status in found):
                 begun = time.monotonic()
             waiting = "not begun" in states and time.monotonic() - begun < PATIENCE
             if once or not ("running" in states or waiting):
@@ -85,11 +85,7 @@ def _one(folder: Path) -> Status:
 
 
 def _held(folder: Path) -> bool:
-    """Whether a command works on a run or a batch that shows no training yet."""
-    for mark in (folder / "control").glob("running-*"):  # which a batch's worker touches while it works
-        with contextlib.suppress(OSError):
-            if time.time() - mark.stat().st_mtime < PATIENCE:
-                return True
+    """Whether a command works on a run, though none of its nets may be in training."""
     local = workspace.run_folder(folder)
     return any(held(local, work) for work in ("begin", "chain", "train"))
 
