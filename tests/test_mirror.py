@@ -409,7 +409,7 @@ def test_what_arrived_is_not_sent_again_after_a_failure(local, remote, monkeypat
     made, copy, sent = Mirror(local, remote), there.copy, []
 
     def counting(target, *given):
-        if target.name == ".draft-state" and "failure" not in sent:
+        if target.name == STATE and "failure" not in sent:
             sent.append("failure")
             raise OSError(errno.EIO, "failed")
         copy(target, *given)
