@@ -423,6 +423,28 @@ def test_what_arrived_is_not_sent_again_after_a_failure(local, remote, monkeypat
     assert sent.count(50_000) == 1 and not list(remote.glob(".draft-*"))
 
 
+@pytest.mark.parametrize("what", ["config.json", f"{NET}/step-00000000"])
+def test_a_drive_that_vanishes_in_the_middle_loses_nothing(local, remote, tmp_path, monkeypatch, what):
+    made, draft_of = Mirror(local, remote), there.draft_of
+    train(local, 0)
+    made.sync()
+    before = contents(local)
+    for path in local.rglob("*.*"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+    def vanishing(folder, name, entry):
+        found = draft_of(folder, name, entry)
+        return tmp_path / "gone" / found.name if name.startswith(what) else found
+
+    with monkeypatch.context() as patched, pytest.raises(FileNotFoundError, match="cannot write"):
+        patched.setattr(there, "draft_of", vanishing)
+        made.sync()
+    assert_comes_back(remote, tmp_path, before)
+    made.sync()
+    assert_comes_back(remote, tmp_path, local)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 def test_a_closed_folder_keeps_its_state():
     with tempfile.TemporaryDirectory() as name:  # not tmp_path: nobody may not even look into that

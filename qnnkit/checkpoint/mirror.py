@@ -192,12 +192,21 @@ class Mirror:
         files: dict[str, Entry] = {}
         others = [name for name in there.visible(self.local) if not _is_steady(name)]
         for name in sorted(others, key=_rank):
-            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
-                files[name] = self._entry(name, old, *self._look(name, opened))
+            with contextlib.ExitStack() as opened:
+                try:
+                    look = self._look(name, opened)
+                except FileNotFoundError:  # deleted since it was listed
+                    continue
+                files[name] = self._entry(name, old, *look)
         for _ in range(_TRIES):
-            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+            with contextlib.ExitStack() as opened:
                 names = self._steady()
-                looks = {name: self._look(name, opened) for name in names}  # what is pruned stays readable
+                try:
+                    looks = {
+                        name: self._look(name, opened) for name in names
+                    }  # what is pruned stays readable
+                except FileNotFoundError:
+                    continue
                 if names == self._steady():
                     return files | {name: self._entry(name, old, *look) for name, look in looks.items()}
         raise OSError("its checkpoints change while they are listed")

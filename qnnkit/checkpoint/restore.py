@@ -117,12 +117,13 @@ def _bring(remote: Path, local: Path, state: State | None) -> list[str]:
 
 def _fill(remote: Path, partial: Path, files: dict[str, Entry] | None) -> list[str]:
     """Writes a state, or the files as they are, into an empty folder; what is damaged, in words."""
-    sizes = {path: (remote / path).stat().st_size for path in there.visible(remote)}
-    needed = sum(sizes.values()) if files is None else sum(size for size, _ in files.values())
+    plain = list(there.visible(remote)) if files is None else []
+    needed = sum((remote / path).stat().st_size for path in plain)
+    needed += sum(size for size, _ in (files or {}).values())
     if needed > shutil.disk_usage(partial).free:
         raise OSError(errno.ENOSPC, f"it needs {needed / 1e9:.2f} GB, which this disk has not")
     notes = []
-    for path in sizes if files is None else ():
+    for path in plain:
         (partial / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(remote / path, partial / path)
     for path, entry in (files or {}).items():
