@@ -409,7 +409,7 @@ def test_what_arrived_is_not_sent_again_after_a_failure(local, remote, monkeypat
     made, copy, sent = Mirror(local, remote), there.copy, []
 
     def counting(target, *given):
-        if target.name == ".draft-state" and "failure" not in sent:
+        if target.name == STATE and "failure" not in sent:
             sent.append("failure")
             raise OSError(errno.EIO, "failed")
         copy(target, *given)
@@ -421,6 +421,28 @@ def test_what_arrived_is_not_sent_again_after_a_failure(local, remote, monkeypat
     workspace.write_json(local / "provenance.json", {"newer": True})  # its first draft is of no use now
     made.sync()
     assert sent.count(50_000) == 1 and not list(remote.glob(".draft-*"))
+
+
+@pytest.mark.parametrize("what", ["config.json", f"{NET}/step-00000000"])
+def test_a_drive_that_vanishes_in_the_middle_loses_nothing(local, remote, tmp_path, monkeypatch, what):
+    made, draft_of = Mirror(local, remote), there.draft_of
+    train(local, 0)
+    made.sync()
+    before = contents(local)
+    for path in local.rglob("*.*"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+    def vanishing(folder, name, entry):
+        found = draft_of(folder, name, entry)
+        return tmp_path / "gone" / found.name if name.startswith(what) else found
+
+    with monkeypatch.context() as patched, pytest.raises(FileNotFoundError, match="cannot write"):
+        patched.setattr(there, "draft_of", vanishing)
+        made.sync()
+    assert_comes_back(remote, tmp_path, before)
+    made.sync()
+    assert_comes_back(remote, tmp_path, local)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from qnnkit import runs
+from qnnkit import runs, workspace
 
 SCRIPT = """
 from qnnkit import runs
@@ -42,6 +42,18 @@ def test_a_drive_that_takes_nothing_is_told_in_one_sentence(workspaces, tmp_path
     done = script()
     assert "could not be mirrored whole" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     assert runs.open_run("runs/one").rows("gradients") == [{"event": "check", "error": 0.25}]
+
+
+def test_a_finished_run_that_drive_lacks_is_mirrored_by_the_same_command(workspaces, tmp_path):
+    (tmp_path / "drive" / "runs").write_text("no folder can be made here")
+    script()
+    workspace.write_json(tmp_path / "machine" / "runs" / "one" / "result.json", {"told": 1})
+    run = runs.open_run("runs/one")
+    with pytest.raises(OSError, match="could not be mirrored whole"):
+        runs.finished(run)
+    (tmp_path / "drive" / "runs").unlink()
+    assert runs.finished(run) == {"told": 1}
+    assert (tmp_path / "drive" / "runs" / "one" / "result.json").exists()
 
 
 def test_a_run_that_is_worked_on_in_drives_own_copy(workspaces, tmp_path, monkeypatch):

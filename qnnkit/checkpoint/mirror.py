@@ -100,7 +100,6 @@ class Mirror:
         self._pending = True
         self._damaged: set[str] = set()
         self._known: dict[str, tuple[Hint, Entry]] = {}
-        self._drafts: dict[str, Path] = {}
         self._disk: int | None = None
         self._failures = 0
         self._at: str | None = None
@@ -140,13 +139,10 @@ class Mirror:
         known = before.counter if before else self.note.seen[1] if self.note.seen else 0
         gone = {path: entry for path, entry in (left | old).items() if path not in files}
         state = State(owner=self.note.owner, counter=known + 1, files=files, gone=gone)
-        draft, text = self.remote / f"{there.DRAFT}state", state.text
-        there.copy(draft, iter([text]), there.hash_of(iter([text])), self._tick)
-        there.name_draft(draft, self.remote / there.STATE)
+        there.copy(self.remote / there.STATE, [state.text], there.hash_of([state.text]), self._tick)
         self._state, self.note = state, Note(owner=state.owner, seen=state.mark)
         self.note.save(self.local)
         there.finish(self.remote, state)
-        self._drafts.clear()
         self._damaged.clear()
         self._pending, self._at = False, time.strftime("%H:%M")
         return True
@@ -196,12 +192,21 @@ class Mirror:
         files: dict[str, Entry] = {}
         others = [name for name in there.visible(self.local) if not _is_steady(name)]
         for name in sorted(others, key=_rank):
-            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
-                files[name] = self._entry(name, old, *self._look(name, opened))
+            with contextlib.ExitStack() as opened:
+                try:
+                    look = self._look(name, opened)
+                except FileNotFoundError:  # deleted since it was listed
+                    continue
+                files[name] = self._entry(name, old, *look)
         for _ in range(_TRIES):
-            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+            with contextlib.ExitStack() as opened:
                 names = self._steady()
-                looks = {name: self._look(name, opened) for name in names}  # what is pruned stays readable
+                try:
+                    looks = {
+                        name: self._look(name, opened) for name in names
+                    }  # what is pruned stays readable
+                except FileNotFoundError:
+                    continue
                 if names == self._steady():
                     return files | {name: self._entry(name, old, *look) for name, look in looks.items()}
         raise OSError("its checkpoints change while they are listed")
@@ -229,18 +234,15 @@ class Mirror:
         entry = self._known[name][1]
         if entry == old.get(name) and name not in self._damaged:
             return entry
-        draft, before = there.draft_of(self.remote, name, entry), self._drafts.get(name)
-        if before == draft and draft.exists():
+        draft = there.draft_of(self.remote, name, entry)
+        if draft.exists():  # of a pass that failed later
             return entry
-        if before is not None:
-            before.unlink(missing_ok=True)
         with contextlib.ExitStack() as opened:
             file = file or opened.enter_context((self.local / name).open("rb"))
             try:
                 there.copy(draft, there.stretch(file, entry[0]), entry[1], self._tick)
             except Damaged:
                 raise OSError(f"`{name}` was changed while it was copied") from None
-        self._drafts[name] = draft
         return entry
 
     def _require_same_disk(self) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -135,7 +135,7 @@ def length(name: str, file: BinaryIO) -> int:
     return workspace.whole_length(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
 
 
-def hash_of(chunks: Iterator[bytes]) -> str:
+def hash_of(chunks: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -154,16 +154,16 @@ def draft_of(remote: Path, path: str, entry: Entry) -> Path:
     return remote / f"{DRAFT}{hashlib.sha256(f'{path} {entry[1]}'.encode()).hexdigest()[:16]}"
 
 
-def copy(target: Path, source: Iterator[bytes], sha256: str, beat: Callable[[], None] = lambda: None) -> None:
-    """Writes a file and asks the disk to keep it; nothing of it stays where that fails.
+def copy(target: Path, source: Iterable[bytes], sha256: str, beat: Callable[[], None] = lambda: None) -> None:
+    """Writes a file, whole or not at all, and asks the disk to keep it.
 
     Raises:
         Damaged: The content has another hash.
         OSError: The disk is full, read-only or away.
     """
-    digest = hashlib.sha256()
+    digest, part = hashlib.sha256(), target.with_name(f"{DRAFT}{target.name}.part")
     try:
-        with target.open("wb") as file:
+        with part.open("wb") as file:
             for chunk in source:
                 digest.update(chunk)
                 file.write(chunk)
@@ -172,9 +172,10 @@ def copy(target: Path, source: Iterator[bytes], sha256: str, beat: Callable[[], 
             os.fsync(file.fileno())
         if digest.hexdigest() != sha256:
             raise Damaged("it has changed")
+        part.replace(target)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            target.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise type(error)(error.errno, f"cannot write `{target}` ({error.strerror})") from None
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 import uuid
 from pathlib import Path
@@ -76,8 +75,8 @@ def evict(limit_bytes: int | None = None) -> list[Path]:
         return freed
     for left in root.rglob(".*.evicted"):
         shutil.rmtree(left, ignore_errors=True)
-    notes = [path for path in root.rglob(there.NOTE) if not _hidden(path.parent.relative_to(root))]
-    sizes = {path.parent: _size(path.parent) for path in notes}
+    notes = [path.relative_to(root) for path in root.rglob(there.NOTE)]
+    sizes = {root / path.parent: _size(root / path.parent) for path in notes if "/." not in f"/{path.parent}"}
     finished = [folder for folder in sizes if (folder / RESULT).is_file()]
     for folder in sorted(finished, key=lambda folder: (folder / RESULT).stat().st_mtime):
         if sum(sizes.values()) <= limit:
@@ -102,8 +101,7 @@ def _bring(remote: Path, local: Path, state: State | None) -> list[str]:
     shutil.rmtree(partial, ignore_errors=True)  # of a restore that a kill ended: this one holds the lock
     partial.mkdir()
     try:
-        files = state.files if state else None
-        notes = _fill_plainly(remote, partial) if files is None else _fill(remote, partial, files)
+        notes = _fill(remote, partial, state.files if state else None)
         if state is None and (remote / there.STATE).exists():
             notes.append(f"`{there.STATE}` is damaged in `{remote}`; the files there count as they are.")
         Note(owner=uuid.uuid4().hex, seen=state.mark if state else ("", 0)).save(partial)
@@ -117,11 +115,18 @@ def _bring(remote: Path, local: Path, state: State | None) -> list[str]:
         raise
 
 
-def _fill(remote: Path, partial: Path, files: dict[str, Entry]) -> list[str]:
-    """Writes a state into an empty folder; what is damaged, in words."""
-    _require_room(partial, sum(size for size, _ in files.values()))
+def _fill(remote: Path, partial: Path, files: dict[str, Entry] | None) -> list[str]:
+    """Writes a state, or the files as they are, into an empty folder; what is damaged, in words."""
+    plain = list(there.visible(remote)) if files is None else []
+    needed = sum((remote / path).stat().st_size for path in plain)
+    needed += sum(size for size, _ in (files or {}).values())
+    if needed > shutil.disk_usage(partial).free:
+        raise OSError(errno.ENOSPC, f"it needs {needed / 1e9:.2f} GB, which this disk has not")
     notes = []
-    for path, entry in files.items():
+    for path in plain:
+        (partial / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(remote / path, partial / path)
+    for path, entry in (files or {}).items():
         (partial / path).parent.mkdir(parents=True, exist_ok=True)
         draft, why = there.draft_of(remote, path, entry).name, ""
         for name in (path, draft):  # a kill may have come before it got its name
@@ -140,20 +145,6 @@ def _fill(remote: Path, partial: Path, files: dict[str, Entry]) -> list[str]:
     return notes
 
 
-def _fill_plainly(remote: Path, partial: Path) -> list[str]:
-    files = list(there.visible(remote))
-    _require_room(partial, sum((remote / path).stat().st_size for path in files))
-    for path in files:
-        (partial / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(remote / path, partial / path)
-    return []
-
-
-def _require_room(folder: Path, n_bytes: int) -> None:
-    if n_bytes > shutil.disk_usage(folder).free:
-        raise OSError(errno.ENOSPC, f"it needs {n_bytes / 1e9:.2f} GB, which this disk has not")
-
-
 def _is_kept(folder: Path) -> bool:
     """Whether every file of a folder can be read back from its remote."""
     remote = workspace.remote_of(folder)
@@ -168,16 +159,10 @@ def _is_kept(folder: Path) -> bool:
     return not there.damaged(remote, state.files)
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
 def _size(folder: Path) -> int:
-    """Bytes in a folder; a file with two names counts once."""
-    found = {}
-    for above, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                status = (Path(above) / name).lstat()
-                found[status.st_ino] = status.st_size
-    return sum(found.values())
+    """Bytes in a folder."""
+    found = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            found += path.stat().st_size * path.is_file()
+    return found

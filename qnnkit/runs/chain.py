@@ -116,12 +116,18 @@ def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def finished(run: Run) -> dict[str, Any] | None:
-    """The result of a run that is done, else None; the last notebook gets its name if a kill came before."""
+    """The result of a run that is done, else None.
+
+    What a kill left to be done is done: the last notebook gets its name, and Drive what it lacks.
+    """
     result, last = run.result, run.notebook(NOTEBOOKS[-1])
+    if result is None:
+        return None
     running = last.with_suffix(".running.ipynb")
-    if result is not None and running.exists():
-        with contextlib.suppress(BlockingIOError), alone(run.folder, "chain", wait=0):
-            running.replace(last)
+    with mirrored(run.folder):
+        if running.exists():
+            with contextlib.suppress(BlockingIOError), alone(run.folder, "chain", wait=0):
+                running.replace(last)
     return result
 
 
