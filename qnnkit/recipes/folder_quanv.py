@@ -1,8 +1,7 @@
 """Your own images, in a folder for each class (data_dir/<class>/*.png), by a trainable quanvolution."""
 
 import qnnkit
-from qnnkit import data, models
-from qnnkit.recipes import digits_quanv
+from qnnkit import data, models, tasks
 
 
 class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
@@ -21,4 +20,13 @@ class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
     threads: int = 1
 
 
-load, build, task = digits_quanv.load, digits_quanv.build, digits_quanv.task
+def load(settings):
+    return data.of(settings)
+
+
+def build(settings, splits, seed):
+    return models.QuanvNet(settings, **splits.sizes, seed=seed, backend=settings.backend)
+
+
+def task(settings):
+    return tasks.Classification.of(settings)

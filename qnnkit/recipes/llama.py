@@ -3,9 +3,8 @@
 from typing import Any
 
 import qnnkit
-from qnnkit import data
+from qnnkit import data, tasks
 from qnnkit.adapters import recipe
-from qnnkit.recipes import text_adapter
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mac": {
@@ -48,5 +47,12 @@ class Settings(data.Text, recipe.AdapterSettings, qnnkit.Settings):
     controls: tuple[str, ...] = ()
 
 
-check, load, build = text_adapter.check, text_adapter.load, text_adapter.build
-task, controls = text_adapter.task, text_adapter.controls
+check, build, controls = recipe.require_base, recipe.build, recipe.controls
+
+
+def load(settings):
+    return data.of(settings)
+
+
+def task(settings):
+    return tasks.Language()

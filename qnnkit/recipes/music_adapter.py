@@ -5,9 +5,8 @@ do a little better.
 """
 
 import qnnkit
-from qnnkit import data
+from qnnkit import data, tasks
 from qnnkit.adapters import recipe
-from qnnkit.recipes import text_adapter
 
 
 class Settings(data.Music, recipe.AdapterSettings, qnnkit.Settings):
@@ -27,5 +26,12 @@ class Settings(data.Music, recipe.AdapterSettings, qnnkit.Settings):
     controls: tuple[str, ...] = recipe.CONTROLS
 
 
-check, load, build = text_adapter.check, text_adapter.load, text_adapter.build
-task, controls = text_adapter.task, text_adapter.controls
+check, build, controls = recipe.require_base, recipe.build, recipe.controls
+
+
+def load(settings):
+    return data.of(settings)
+
+
+def task(settings):
+    return tasks.Language()

@@ -1,8 +1,7 @@
 """A small Llama from scratch on music: data_dir is a folder of MIDI by composer, or of 16th-grid JSON."""
 
 import qnnkit
-from qnnkit import data, models
-from qnnkit.recipes import text_llama
+from qnnkit import data, models, tasks
 
 
 class Settings(data.Music, models.LanguageModelSettings, qnnkit.Settings):
@@ -19,4 +18,13 @@ class Settings(data.Music, models.LanguageModelSettings, qnnkit.Settings):
     controls: tuple[str, ...] = ()
 
 
-load, build, task = text_llama.load, text_llama.build, text_llama.task
+def load(settings):
+    return data.of(settings)
+
+
+def build(settings, splits, seed):
+    return models.language_model(settings, splits, seed)
+
+
+def task(settings):
+    return tasks.Language()

@@ -236,6 +236,6 @@ def _is(value: Any, kind: type) -> Any:
 
 
 def _number(row: Mapping[str, Any], name: str) -> Any:
-    value = row.get(name)
+    value: Any = row.get(name)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and math.isfinite(value) else None
