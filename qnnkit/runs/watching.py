@@ -16,7 +16,7 @@ from qnnkit.runs.lock import held
 from qnnkit.runs.status import Status, read
 
 PATIENCE = 60.0
-"""Seconds that a run which has not begun to train, or a batch's next one, is waited for while none goes on."""
+"""Seconds that a run which has not begun, or the next one of a batch, is waited for while none goes on."""
 COLUMNS = ("run", "state", "training", "progress", "loss", "speed", "left", "memory", "device")
 
 
@@ -85,7 +85,7 @@ def _one(folder: Path) -> Status:
 
 
 def _goes_on(run_dir: str | Path) -> bool:
-    """Whether a command runs a batch: it may propose another run, or try one again. A kill leaves the file."""
+    """Whether a command runs a batch: it may propose another run, or try one again. A kill leaves this."""
     return (workspace.place(run_dir) / "session.json").exists()
 
 
