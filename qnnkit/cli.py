@@ -148,7 +148,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
 ) -> None:
-    """Look on while a run trains, from another terminal: step, loss, speed, time left, memory, load.
+    """Look on while a run trains, from another terminal: step, loss, speed, time left, memory.
 
     It ends when the training has, or after a minute in which none began; Ctrl-C ends the watching alone.
     """
@@ -245,7 +245,7 @@ def plan(
 
 @app.command()
 def predict(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run, or its model/.")],
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run, or its model/ or adapter/.")],
     inputs: Annotated[
         list[str] | None, typer.Argument(metavar="INPUT ...", help="Image or MIDI files, arrays, or a text.")
     ] = None,

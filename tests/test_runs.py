@@ -1021,6 +1021,9 @@ def test_runs_are_one_table(tiny, tmp_path):
     epochs = runs.frame([one.folder, two.folder], "epoch")
     assert len(epochs) == len(one.epochs()) + len(two.epochs())
     assert not epochs.duplicated(["folder", "net", "seed", "epoch"]).any()
+    assert runs.frame(two.folder).equals(runs.frame([two.folder])), "one folder is no list of letters"
+    with pytest.raises(ValueError, match="`event` must be a known name, but is 'epochs'"):
+        runs.frame([one.folder], "epochs")
     remote = tmp_path / "remote"
     with Mirror(two.folder, remote):
         pass

@@ -45,6 +45,11 @@ def test_a_training_tells_how_it_stands(trained):
     assert 1e8 < first.memory <= first.peak_memory < 1e11
 
 
+def test_an_epoch_tells_its_mean_loss_once_it_has_ended(trained):
+    run, _, seen = trained
+    assert [one.loss for one in seen] == [row["train_loss"] for row in run.epochs().to_dict("records")]
+
+
 def test_in_the_end_it_has_finished_and_another_call_writes_nothing(trained):
     run, _, _ = trained
     end = read(run.folder)
@@ -256,6 +261,20 @@ def test_all_nets_tested_it_has_finished(tmp_path):
     assert read(tmp_path).state == "finished"
 
 
+def test_a_run_that_is_extended_has_not_finished(tmp_path):
+    planted(tmp_path)
+    for net in "hybrid", "b", "c", "d", "e":
+        trained_before(tmp_path, net, 0, epochs=4)
+    workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": 12})
+    assert read(tmp_path).state == "stopped"
+    with lock.alone(tmp_path, "train"):
+        found = read(tmp_path)
+    assert found.state == "running" and found.seconds_left_run > 4 * found.seconds_left_net
+    for net in "hybrid", "b", "c", "d", "e":
+        trained_before(tmp_path, net, 0, epochs=12)
+    assert read(tmp_path).state == "finished"
+
+
 @pytest.mark.parametrize("damaged", ["", "{", "[]\n", '{"time": "now", "event": "begin"}\n', "null\n"])
 def test_a_damaged_file_is_no_status(tmp_path, damaged):
     planted(tmp_path)
@@ -398,6 +417,32 @@ def test_a_batch_is_watched_until_every_planned_run_has_ended(tmp_path):
     workspace.write_json(tmp_path / "batch.json", {"name": "b"})
     with pytest.raises(ValueError, match="must hold a list of runs"):
         runs.watch(tmp_path)
+
+
+def test_a_batch_whose_sampler_proposes_runs_is_watched_to_its_end(tmp_path, monkeypatch):
+    session = tmp_path / "session.json"
+    workspace.write_json(session, {"id": "one", "pruned": []})
+
+    def plan(*names):
+        rows = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in names]
+        workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "r", "runs": rows})
+        (tmp_path / "runs" / names[-1]).mkdir(parents=True)
+        workspace.write_json(planted(tmp_path / "runs" / names[-1]) / "result.json", {})
+
+    def echo(sentence):
+        said.append(sentence)
+        if len(said) == 1:
+            plan("one", "two")
+        else:
+            session.unlink()
+
+    said = []
+    plan("one")
+    found = runs.watch(tmp_path, echo, every=0.01)
+    assert len(said) == 2 and [status.state for status in found] == ["finished", "finished"]
+    workspace.write_json(session, {"id": "killed", "pruned": []})
+    monkeypatch.setattr(watching, "PATIENCE", 0.05)
+    assert len(runs.watch(tmp_path, str, every=0.01)) == 2, "as a kill leaves it"
 
 
 def test_a_run_that_nobody_works_on_is_not_waited_for_ever(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import workspace
+from qnnkit import checks, workspace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,16 +57,20 @@ def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None)
     return list(found.values())
 
 
-def frame(folders: Iterable[str | Path], event: str = "test") -> pd.DataFrame:
+def frame(folders: str | Path | Iterable[str | Path], event: str = "test") -> pd.DataFrame:
     """Trainings of many runs as one tidy table, for pandas and seaborn.
 
     Args:
-        folders: Of runs; relative ones are meant from the workspace. One without rows adds none.
+        folders: Of a run, or of several; relative ones are meant from the workspace. One without rows adds
+            none.
         event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs.
 
     Returns:
         Columns: `folder` as it was given, `recipe`, the settings that runs were given, and what metrics.jsonl
         has of them.
+
+    Raises:
+        ValueError: `event` is neither.
 
     Example:
         >>> frame([]).empty
@@ -74,8 +78,9 @@ def frame(folders: Iterable[str | Path], event: str = "test") -> pd.DataFrame:
     """
     import pandas as pd
 
+    checks.choice("event", event, ("test", "epoch"))
     table: list[dict[str, Any]] = []
-    for given in folders:
+    for given in [folders] if isinstance(folders, str | Path) else folders:
         folder = workspace.place(given)
         config, provenance = (_plain(content(folder, f"{name}.json")) for name in ("config", "provenance"))
         about = {"folder": str(given), "recipe": config.get("recipe")}

@@ -16,7 +16,7 @@ import torch
 from qnnkit import checks, measure, workspace
 from qnnkit.runs.folder import Run
 from qnnkit.runs.lock import held
-from qnnkit.runs.reading import content, rows
+from qnnkit.runs.reading import content, rows, trainings
 from qnnkit.train import Moment
 from qnnkit.train.processes import n_processes
 
@@ -147,7 +147,7 @@ def read(run_dir: str | Path) -> Status:
     if config is None:
         step = "Name a folder that `qnnkit run` or `qnnkit batch` was given."
         raise FileNotFoundError(checks.message("run_dir", "hold a run or a batch", str(folder), step))
-    found = of_rows(folder, rows(folder), _order(config, content(folder, "provenance.json") or b""))
+    found = of_rows(folder, rows(folder), *_asked(config, content(folder, "provenance.json") or b""))
     if content(folder, "result.json") is not None:
         return replace(found, state="finished")
     if found.state == "finished":
@@ -158,17 +158,20 @@ def read(run_dir: str | Path) -> Status:
     return replace(found, state="running" if alive else found.state)
 
 
-def of_rows(folder: Path, rows: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, int]]) -> Status:
+def of_rows(
+    folder: Path, rows: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, int]], epochs: int | None
+) -> Status:
     """What the rows of metrics.jsonl say; whether a training still goes on they cannot.
 
     Args:
         folder: Of the run.
         rows: Oldest first.
         order: (net, seed) of all trainings of the run; may be empty, where nothing tells.
+        epochs: Of the run: a net that was tested after fewer, before it was extended, is trained again.
     """
     timed = ("begin", "step", "warning")
     rows = [row for row in rows if row.get("event") not in timed or _number(row, "time") is not None]
-    tested = {(row.get("net"), row.get("seed")): row for row in rows if row.get("event") == "test"}
+    tested = {(row.get("net"), row.get("seed")): row for row in trainings(rows, "test", epochs)}
     state = "finished" if order and set(order) <= set(tested) else "stopped" if rows else "not begun"
     begun = [i for i, row in enumerate(rows) if row.get("event") == "begin"]
     if not begun:
@@ -179,6 +182,7 @@ def of_rows(folder: Path, rows: Sequence[Mapping[str, Any]], order: Sequence[tup
     ended = [row for row in lately if row.get("event") == "epoch"]
     if ended and (_number(ended[-1], "epoch") or 0) >= (_number(last, "epoch") or 0):
         last = {**last, "epoch": ended[-1].get("epoch"), "step": last.get("steps")}
+        last["loss"] = ended[-1].get("train_loss", last.get("loss"))
     pair = begin.get("net"), begin.get("seed")
     left_net, left_run = _left(steps, pair, order, tested)
     words = {"net": str, "seed": int, "device": str}
@@ -222,13 +226,13 @@ def _left(
     return left, left + others
 
 
-def _order(config: bytes, provenance: bytes) -> list[tuple[str, int]]:
-    """(net, seed) of all trainings of a run, as its files have them; none where they do not tell."""
+def _asked(config: bytes, provenance: bytes) -> tuple[list[tuple[str, int]], int | None]:
+    """(net, seed) of all trainings of a run, and its epochs; none where its files do not tell."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         settings, nets = json.loads(config), json.loads(provenance)["nets"]
         seeds = range(settings["seed"], settings["seed"] + settings["n_seeds"])
-        return [(net, seed) for seed in seeds for net in nets]
-    return []
+        return [(net, seed) for seed in seeds for net in nets], settings.get("epochs")
+    return [], None
 
 
 def _is(value: Any, kind: type) -> Any:

@@ -16,7 +16,7 @@ from qnnkit.runs.lock import held
 from qnnkit.runs.status import Status, read
 
 PATIENCE = 60.0
-"""Seconds that a run which has not begun to train is waited for while nobody works on it."""
+"""Seconds that a run which has not begun, or the next one of a batch, is waited for while none goes on."""
 COLUMNS = ("run", "state", "training", "progress", "loss", "speed", "left", "memory", "device")
 
 
@@ -52,8 +52,8 @@ def watch(
             states = {status.state for status in found}
             if states & {"running"} or any(_held(status.folder) for status in found):
                 begun = time.monotonic()
-            waiting = "not begun" in states and time.monotonic() - begun < PATIENCE
-            if once or not ("running" in states or waiting):
+            waiting = "not begun" in states or _goes_on(run_dir)
+            if once or not ("running" in states or (waiting and time.monotonic() - begun < PATIENCE)):
                 break
             time.sleep(every)
             found = _look(run_dir)
@@ -82,6 +82,11 @@ def _one(folder: Path) -> Status:
     if found.state == "not begun" and (folder / "failed.json").exists():
         return replace(found, state="stopped")
     return found
+
+
+def _goes_on(run_dir: str | Path) -> bool:
+    """Whether a command runs a batch: it may propose another run, or try one again. A kill leaves this."""
+    return (workspace.place(run_dir) / "session.json").exists()
 
 
 def _held(folder: Path) -> bool:
