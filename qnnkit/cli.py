@@ -96,7 +96,8 @@ def run(
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
         runs.check_finished(begun, own)
         result, tell = runs.finished(begun), typer.echo
-        if result is None:
+        asked_for_more = notebooks and not all(begun.notebook(name).exists() for name in names)
+        if result is None or asked_for_more:
             tell = runs.logged(begun, typer.echo)
             tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
             result = runs.run_notebooks(begun, tell, own, names, reports.finish)
