@@ -54,7 +54,7 @@ def digest(model: nn.Module) -> int:
     found = 0
     for weight in () if _adapted(model) else _frozen(model).values():
         bits = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        found = zlib.crc32(bits.numpy(), found)
+        found = zlib.crc32(bits.numpy().data, found)
     return found
 
 

@@ -147,8 +147,8 @@ class _Loop:
         self.progress, self.part = Progress(), Part()
         self.best_weights: dict[str, torch.Tensor] = {}
         self.saved_at, self.owed = time.monotonic(), False
-        self.counted = Counted()
-        self.on_update, self.built = on_update, None
+        self.counted, self.on_update = Counted(), on_update
+        self.built: weights.Built | None = None
         shrinks = config.on_oom == "shrink"
         self.portions = Portions(self.progress, shrinks, model, accelerator.device, tell)
 
