@@ -242,7 +242,7 @@ def test_of_an_adapted_model_only_the_adapter_is_written(tmp_path):
 def test_frozen_weights_of_another_machine_are_the_same_to_rounding(tmp_path):
     with checkpoint.own_generators():
         model = nn.Sequential(nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 2))
-    state = weights.kept(model, weights.samples(model))
+    state = weights.kept(model, weights.Built(weights.digest(model), lambda: model))
     assert "0.weight" not in state and weights.kept(model).keys() == model.state_dict().keys()
     with torch.no_grad():
         model[0].weight *= 1 + 2**-22  # as another processor's sine or logarithm
@@ -250,6 +250,16 @@ def test_frozen_weights_of_another_machine_are_the_same_to_rounding(tmp_path):
         model[0].weight *= 1 + 1e-4
         with pytest.raises(ValueError, match="belongs to another base model"):
             weights.load(tmp_path, model, state)
+
+
+def test_complex_numbers_and_names_that_could_be_mistaken_come_back(tmp_path):
+    turned = torch.exp(1j * torch.arange(3, dtype=torch.float64))
+    state = {
+        "a": {"b": turned, 0: torch.zeros(2), "0": torch.ones(2)},
+        "a/b": turned.conj().to(torch.complex64),
+    }
+    read = file.read(file.write(tmp_path, 1, file.copied(state)))
+    assert same(read, state) and read["a/b"].dtype == torch.complex64
 
 
 # --- generators --------------------------------------------------------------------------------------------

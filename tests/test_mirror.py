@@ -382,6 +382,34 @@ def test_a_disk_that_hangs_is_given_up(local, remote, monkeypatch):
         made._thread.join()
 
 
+@pytest.mark.parametrize("what", ["reading", "naming"])
+def test_a_disk_that_is_slow_but_moves_is_waited_for(local, remote, tmp_path, monkeypatch, what):
+    """As a large checkpoint that is read back at the end, or many files that get their names."""
+    monkeypatch.setattr("qnnkit.checkpoint.mirror._TURN", 0.2)
+    monkeypatch.setattr(there, "CHUNK", 1000)
+    real = there.stretch
+
+    def stretch(file, size):
+        for chunk in real(file, size):
+            time.sleep(0.05 * Path(file.name).is_relative_to(remote))
+            yield chunk
+
+    made, told = mirror(local, remote, flush=0.05)
+    train(local, 0, size=20_000)
+    for number in range(30):
+        (local / f"figure-{number}.png").write_bytes(b"a figure")
+    if what == "reading":
+        monkeypatch.setattr(there, "stretch", stretch)
+    else:
+        in_mirror(monkeypatch, "rename", lambda: time.sleep(0.02))
+        in_mirror(monkeypatch, "replace", lambda: time.sleep(0.02))
+    with made:
+        pass
+    monkeypatch.setattr(there, "stretch", real)
+    assert_comes_back(remote, tmp_path, local)
+    assert told == []
+
+
 def test_a_full_disk_keeps_the_state_before_and_is_not_waited_for_at_the_end(local, remote, tmp_path):
     made, told = mirror(local, remote, flush=1000.0)
     train(local, 0)

@@ -61,10 +61,11 @@ def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
     workload = llama(epochs=4, batch_size=8, **change)
     model = workload.build(workload, False)
     loaders = {split: workload.loader(workload, 1) for split in ("train", "validation")}
-    rebuilt, groups = weights.samples(model), workload.groups(model, workload.training)
-    train.fit(
-        model, workload.task, loaders, workload.training, groups=groups, folder=tmp_path, rebuilt=rebuilt
+    built, groups = (
+        weights.Built(weights.digest(model), lambda: model),
+        workload.groups(model, workload.training),
     )
+    train.fit(model, workload.task, loaders, workload.training, groups=groups, folder=tmp_path, built=built)
     sizes = [path.stat().st_size for path in tmp_path.glob("checkpoint-*")]
     found = plan.predict(workload, measured=False)
     more = 2**16  # names and random states

@@ -618,7 +618,10 @@ def test_where_none_fits_nothing_is_begun_anew(tmp_path):
 
 
 class Teacher(nn.Module):
-    """A frozen backbone with statistics that move; `moves` its weights too, as a mean of others does."""
+    """A frozen backbone with statistics that move, and a count of its passes beside its tensors.
+
+    `moves` its weights too: all, as a mean of others does, one of them, or all from the third epoch on.
+    """
 
     def __init__(self, moves, seed=0):
         super().__init__()
@@ -626,15 +629,28 @@ class Teacher(nn.Module):
             torch.manual_seed(seed)
             wide = nn.Sequential(nn.Linear(2, 900), nn.BatchNorm1d(900, momentum=0.3), nn.Tanh())
             self.backbone, self.head = wide.requires_grad_(False), nn.Linear(900, 2)
-        self.moves = moves
+        self.moves, self.passes = moves, 0
+
+    def get_extra_state(self):
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state):
+        self.passes = state["passes"]
 
     def forward(self, points):
-        if self.training and self.moves:
-            self.backbone[0].weight += 0.01 * self.head.weight.detach().mean()
+        if self.training:
+            self.passes += 1
+            moved, by = self.backbone[0].weight, self.head.weight.detach().mean()
+            if self.moves == "all":
+                moved += 0.01 * by
+            elif self.moves == "one":
+                moved[1, 1] += by
+            elif self.moves == "late" and self.passes > 2 * len(loaders()["train"]):
+                moved += 100
         return self.head(self.backbone(points))
 
 
-@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("moves", ["", "all", "one", "late"])
 def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
     """Their statistics are; so are weights that a forward pass moves. To the bit as never stopped."""
 
@@ -647,10 +663,12 @@ def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
 
     def trained(task, folder=None):
         model = Teacher(moves)
-        rebuilt = kept_weights.samples(model)
+        built = kept_weights.Built(kept_weights.digest(model), lambda: Teacher(moves))
         config = Settings(epochs=3, save_every_steps=1)
-        train.fit(model, task, loaders(), config, folder=folder, rebuilt=rebuilt)
-        return weights(model)
+        progress = train.fit(model, task, loaders(), config, folder=folder, built=built)
+        assert progress.best_epoch < 3 or moves != "late"
+        passes = {"passes": torch.tensor(model.passes)}
+        return dict(model.named_parameters()) | dict(model.named_buffers()) | passes
 
     left = [-1]
     straight = trained(TASK)
@@ -660,11 +678,11 @@ def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
             trained(Stops(), tmp_path)
     assert equal(trained(TASK, tmp_path), straight)
     written = Store(tmp_path).restore()["model"]
-    assert ("backbone.0.weight" in written) == moves
+    assert ("backbone.0.weight" in written) == bool(moves)
     assert {"backbone.1.running_mean", "head.weight"} <= set(written)
     if not moves:
         with pytest.raises(ValueError, match="belongs to another base model"):
-            train.fit(Teacher(False, seed=1), TASK, loaders(), Settings(epochs=4), folder=tmp_path)
+            train.fit(Teacher("", seed=1), TASK, loaders(), Settings(epochs=4), folder=tmp_path)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

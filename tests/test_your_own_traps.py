@@ -277,3 +277,40 @@ def test_a_loss_that_cannot_train_is_told_before_anything_is_written(kind, home)
     with pytest.raises(recipes.RecipeError, match=told):
         runs.open_run("runs/one", "mine.py", **TINY)
     assert not (home / "runs" / "one" / "config.json").exists()
+
+
+UNSEEDED = """
+import numpy as np
+import qnnkit
+import torch
+from torch import nn
+from qnnkit import data
+
+class Settings(qnnkit.Settings):
+    controls: tuple[str, ...] = ()
+
+def load(settings):
+    images = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+    return data.arrays(settings, images, (images.sum(1) > 0).astype("int64"))
+
+def build(settings, splits, seed):
+    net = nn.Sequential(nn.Linear(4, 1024), nn.Tanh(), nn.Linear(1024, 2))
+    net[0].requires_grad_(False)
+    net[0].weight.data = torch.as_tensor(np.random.default_rng().normal(size=(1024, 4)), dtype=torch.float32)
+    return net
+"""
+
+
+def test_a_frozen_layer_that_is_drawn_otherwise_each_time_is_kept(home):  # noqa: F811
+    (home / "unseeded.py").write_text(UNSEEDED)
+    run = runs.open_run("runs/one", "unseeded.py", **TINY)
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(runs.train_all(run, stop))
+    (row,) = runs.train_all(run)
+    assert row["epochs_trained"] == 2
+    one, other = runs.trained(run), runs.trained(run)
+    assert torch.equal(one[0].weight, other[0].weight)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -98,8 +99,10 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """JSON in place of `value`, with its tensors gathered under names that people can read."""
     match value:
         case Tensor():
-            tensors[name] = value
-            return {"tensor": name}
+            while name in tensors:  # "0" beside 0, "a/b" beside b in a
+                name += "'"
+            tensors[name] = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+            return {"complex" if value.is_complex() else "tensor": name}
         case dict():
             items = [[key, _pack(each, f"{name}/{key}".lstrip("/"), tensors)] for key, each in value.items()]
             return {"dict": items}
@@ -118,6 +121,8 @@ def _unpack(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     match kind:
         case "tensor":
             return tensor(content)
+        case "complex":  # safetensors has no complex numbers of double precision
+            return torch.view_as_complex(tensor(content))
         case "dict":
             return {key: _unpack(each, tensor) for key, each in content}
         case "list":

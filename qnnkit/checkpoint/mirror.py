@@ -142,7 +142,7 @@ class Mirror:
         there.copy(self.remote / there.STATE, [state.text], there.hash_of([state.text]), self._tick)
         self._state, self.note = state, Note(owner=state.owner, seen=state.mark)
         self.note.save(self.local)
-        there.finish(self.remote, state)
+        there.finish(self.remote, state, self._tick)
         self._damaged.clear()
         self._pending, self._at = False, time.strftime("%H:%M")
         return True

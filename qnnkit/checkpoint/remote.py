@@ -135,10 +135,11 @@ def length(name: str, file: BinaryIO) -> int:
     return workspace.whole_length(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
 
 
-def hash_of(chunks: Iterable[bytes]) -> str:
+def hash_of(chunks: Iterable[bytes], beat: Callable[[], None] = lambda: None) -> str:
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
+        beat()
     return digest.hexdigest()
 
 
@@ -220,7 +221,7 @@ def damaged(remote: Path, files: dict[str, Entry], beat: Callable[[], None] = la
     for path, (size, sha256) in files.items():
         beat()
         try:
-            if hash_of(stored(remote, path, size)) != sha256:
+            if hash_of(stored(remote, path, size), beat) != sha256:
                 found[path] = "it has changed"
         except Damaged as error:
             found[path] = str(error)
@@ -240,7 +241,7 @@ def settle(folder: Path) -> None:
     workspace.write_bytes(folder / STATE, plain.text)
 
 
-def finish(remote: Path, state: State) -> None:
+def finish(remote: Path, state: State, beat: Callable[[], None] = lambda: None) -> None:
     """Gives the drafts of a state their names, its result last, and deletes what it no longer has.
 
     Raises:
@@ -249,10 +250,12 @@ def finish(remote: Path, state: State) -> None:
     drafts = {path.name: path for path in remote.glob(f"{DRAFT}*")}
     files = state.files or {}
     for path in sorted(files, key=lambda path: path == "result.json"):
+        beat()
         draft = drafts.pop(draft_of(remote, path, files[path]).name, None)
         if draft is not None:
             name_draft(draft, remote / path)
     for path, (size, _) in state.gone.items():
+        beat()
         with contextlib.suppress(FileNotFoundError):
             status = (remote / path).lstat()
             if stat.S_ISREG(status.st_mode) and status.st_size == size:  # else somebody's own by now

@@ -131,8 +131,12 @@ class Store:
             warnings.warn(sentence, stacklevel=2)
         return content["state"]
 
-    def load_best(self, model: nn.Module) -> dict[str, Any]:
+    def load_best(self, model: nn.Module, built: weights.Built | None = None) -> dict[str, Any]:
         """Puts the weights of the best epoch into a model; returns the state that they are part of.
+
+        Args:
+            model: As the one that was saved.
+            built: As in `weights.load`.
 
         Raises:
             FileNotFoundError: Nothing was saved here.
@@ -142,7 +146,7 @@ class Store:
             raise FileNotFoundError(f"Folder `{self.folder}` holds no whole checkpoint. Train the net first.")
         assert self.best is not None
         state = self._read(self.best)["state"]
-        weights.load(self.folder / self.best, model, state["model"])
+        weights.load(self.folder / self.best, model, state["model"], built)
         return state
 
     def _read(self, name: str, fits: Callable[[dict[str, Any]], None] = lambda state: None) -> dict[str, Any]:

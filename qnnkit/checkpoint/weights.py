@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +21,27 @@ libraries round otherwise."""
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
 
-def kept(model: nn.Module, rebuilt: Tensor | None = None) -> dict[str, Tensor]:
+class Built(NamedTuple):
+    """How the frozen weights of a model are had anew."""
+
+    digest: int
+    """What `digest` gives of the model as it is built."""
+    again: Callable[[], nn.Module]
+    """Builds it once more, with the same frozen weights."""
+
+
+def kept(model: nn.Module, built: Built | None = None) -> dict[str, Tensor]:
     """The state of a model, as a checkpoint holds it: buffers whole, and all weights but the frozen ones that
     are built anew from where they came.
 
     Args:
         model: Where PEFT has put an adapter around one, its frozen weights are always left out.
-        rebuilt: What `samples` gives of the model as it is built. Its frozen weights are left out as long as
-            they are these; None, and a task that moves them, as a mean of others, keeps them all.
+        built: Its frozen weights are left out as long as they are those that it was built with; None, and a
+            task that moves them, as a mean of others, keeps them all.
     """
-    now = samples(model)
-    same = _adapted(model) or (rebuilt is not None and torch.equal(now, rebuilt))
-    return _state(model, _frozen(model)) | {FROZEN: now} if same and len(now) else _state(model, {})
+    if _adapted(model) or (built is not None and built.digest == digest(model)):
+        return of(model, rebuilt=True) | _sampled(model)
+    return of(model)
 
 
 def of(model: nn.Module, rebuilt: bool = False) -> dict[str, Tensor]:
@@ -37,10 +49,21 @@ def of(model: nn.Module, rebuilt: bool = False) -> dict[str, Tensor]:
     return _state(model, _frozen(model) if rebuilt or _adapted(model) else {})
 
 
-def samples(model: nn.Module) -> Tensor:
-    """Some numbers of each frozen weight that a checkpoint may do without: float32 of shape (n,)."""
-    flat = (weight.detach().reshape(-1) for weight in _frozen(model).values())
-    return torch.cat([torch.empty(0), *(each[:: -(-len(each) // SAMPLES)].float().cpu() for each in flat)])
+def digest(model: nn.Module) -> int:
+    """Of every bit of the frozen weights that a checkpoint may do without; 0 where PEFT's adapter says so."""
+    found = 0
+    for weight in () if _adapted(model) else _frozen(model).values():
+        bits = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        found = zlib.crc32(bits.numpy().data, found)
+    return found
+
+
+def _sampled(model: nn.Module) -> dict[str, Tensor]:
+    """Some numbers of each frozen weight that a checkpoint may do without: float32 of shape (n,), if any."""
+    flat = [weight.detach().reshape(-1) for weight in _frozen(model).values()]
+    flat = [torch.view_as_real(each).reshape(-1) if each.is_complex() else each for each in flat]
+    some = [each[:: -(-len(each) // SAMPLES)].float().cpu() for each in flat]
+    return {FROZEN: torch.cat(some)} if some else {}
 
 
 def require_fit(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -49,8 +72,9 @@ def require_fit(model: nn.Module, weights: dict[str, Tensor]) -> None:
     Raises:
         ValueError: They are, or they were trained on other frozen weights.
     """
-    own = kept(model, samples(model) if FROZEN in weights else None)
-    here, there = ({name: tuple(tensor.shape) for name, tensor in state.items()} for state in (own, weights))
+    own = of(model, rebuilt=FROZEN in weights)
+    own |= _sampled(model) if FROZEN in weights or _adapted(model) else {}
+    here, there = ({name: _shape(value) for name, value in state.items()} for state in (own, weights))
     for name in here | there:
         if here.get(name) != there.get(name):
             raise ValueError(
@@ -64,12 +88,20 @@ def require_fit(model: nn.Module, weights: dict[str, Tensor]) -> None:
         )
 
 
-def load(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+def load(path: Path, model: nn.Module, weights: dict[str, Tensor], built: Built | None = None) -> None:
     """Puts weights that were read from `path` into a model; nothing is changed where one does not fit.
+
+    Args:
+        path: Named where they do not.
+        model: Of the same kind as the one that they are of.
+        weights: As `kept` gives them.
+        built: Where frozen weights that they leave out have been moved since, these are put back first.
 
     Raises:
         ValueError: As in `require_fit`.
     """
+    if built is not None and FROZEN in weights and built.digest != digest(model):
+        model.load_state_dict(_frozen(built.again()), strict=False)
     try:
         require_fit(model, weights)
     except ValueError as error:
@@ -86,6 +118,11 @@ def _state(model: nn.Module, without: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in model.state_dict().items()
         if not any(part in without for part in itertools.accumulate(name.split("."), "{}.{}".format))
     }
+
+
+def _shape(value: Any) -> Any:
+    """Of a tensor; of what a module keeps beside its tensors, None."""
+    return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
 def _adapted(model: nn.Module) -> bool:

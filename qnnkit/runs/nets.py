@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -231,7 +232,10 @@ def _train(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is damaged is told by `fit`
         begun = Store(folder, identity).restore()
-    rebuilt = weights.samples(model)
+    built = weights.Built(weights.digest(model), functools.partial(build, run, net, seed))
+    own = begun is None and not run.recipe.shipped and built.digest  # a user's may draw otherwise each time
+    if own and weights.digest(built.again()) != built.digest:
+        built = None
     if begun is not None:
         weights.load(folder, model, begun["model"])  # frozen weights count from here on
 
@@ -293,7 +297,7 @@ def _train(
             watch=watch,
             on_update=on_update,
             tell=tell,
-            rebuilt=rebuilt,
+            built=built,
         )
         test = _test(model, task, loaders["test"], splits, place, progress.at_once)
     score = task.score

@@ -49,7 +49,7 @@ def fit(
     watch: Observer | None = None,
     on_update: Callable[[Moment], None] | None = None,
     tell: Callable[[str], None] | None = None,
-    rebuilt: torch.Tensor | None = None,
+    built: weights.Built | None = None,
 ) -> Progress:
     """Trains `model` in place; afterwards it holds the weights of the best validation epoch.
 
@@ -86,7 +86,7 @@ def fit(
         watch: Looks at gradients and updates.
         on_update: Called after every update, with what it was.
         tell: Called with a sentence on what whoever trains should know.
-        rebuilt: What tells frozen weights that whoever resumes builds anew, see `checkpoint.weights.kept`.
+        built: How whoever resumes has frozen weights anew, see `checkpoint.weights.kept`; None keeps them.
 
     Raises:
         OutOfMemory: Memory ran out; told are where, and the next remedy. As above, the same call goes on.
@@ -101,7 +101,7 @@ def fit(
     with own_generators(), deferred() as stop, again, accelerated(model, device, config) as accelerator:
         tell = tell or (lambda sentence: None)
         loop = _Loop(model, task, loaders, config, groups, accelerator, seed, stop, watch, on_update, tell)
-        loop.rebuilt = rebuilt
+        loop.built = built
         store = Store(folder, identity, config.keep_checkpoints) if folder else None
         return loop.run(store, log or (lambda row: None))
 
@@ -147,8 +147,8 @@ class _Loop:
         self.progress, self.part = Progress(), Part()
         self.best_weights: dict[str, torch.Tensor] = {}
         self.saved_at, self.owed = time.monotonic(), False
-        self.counted = Counted()
-        self.on_update, self.rebuilt = on_update, None
+        self.counted, self.on_update = Counted(), on_update
+        self.built: weights.Built | None = None
         shrinks = config.on_oom == "shrink"
         self.portions = Portions(self.progress, shrinks, model, accelerator.device, tell)
 
@@ -181,7 +181,7 @@ class _Loop:
             self.accelerator.wait_for_everyone()
             if not self.accelerator.is_main_process:
                 store.best = None  # which one it is, the files tell
-            store.load_best(self._bare())
+            store.load_best(self._bare(), self.built)
         else:
             weights.load(Path("best"), self._bare(), self.best_weights)
         return self.progress
@@ -442,7 +442,7 @@ class _Loop:
             states = [own]
         scaler = self.accelerator.scaler
         return {
-            "model": weights.kept(self._bare(), self.rebuilt),
+            "model": weights.kept(self._bare(), self.built),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": self.config.optimizer,
             "scaler": scaler.state_dict() if scaler is not None else None,
