@@ -280,7 +280,8 @@ def list_recipes() -> None:
         usual = recipe.Settings()
         data, epochs = getattr(usual, "dataset", "its own"), usual.epochs
         typer.echo(f"{name:<24} {data:<15} {epochs:>3} epochs  {recipe.sentence}")
-    typer.echo("\nMinutes on this machine: qnnkit plan --recipe NAME. A copy to edit: qnnkit new mine.py --like NAME.")
+    typer.echo("\nMinutes on this machine: qnnkit plan --recipe NAME.")
+    typer.echo("A copy to edit: qnnkit new mine.py --like NAME.")
 
 
 @app.command()
