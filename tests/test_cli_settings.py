@@ -71,7 +71,9 @@ def test_a_new_recipe_is_a_working_copy(home):
 
 
 def test_recipes_are_listed_with_their_data_and_first_sentence():
-    lines = CliRunner().invoke(cli.app, ["recipes"]).output.splitlines()
+    listed, _, hints = CliRunner().invoke(cli.app, ["recipes"]).output.partition("\n\n")
+    lines = listed.splitlines()
+    assert "qnnkit plan --recipe NAME" in hints
     assert [line.split()[0] for line in lines] == recipes.names()
     assert "digits" in lines[recipes.names().index("digits_quanv")]
     assert all(line.rstrip().endswith(".") for line in lines)

@@ -47,7 +47,8 @@ def outcome(folder: Path) -> dict:
     """All that a run came to but its times: rows, weights at the best epoch, and the state to go on from."""
     run = runs.open_run(folder)
     found: dict = {}
-    for row in run.rows("metrics"):  # an epoch that was computed twice is there twice
+    rows = [row for row in run.rows("metrics") if row["event"] in ("epoch", "test")]  # others tell times
+    for row in rows:  # an epoch that was computed twice is there twice
         key = (row["event"], row["net"], row["seed"], row.get("epoch"))
         found[key] = {name: value for name, value in row.items() if name not in TIMES}
     for net in run.nets:
