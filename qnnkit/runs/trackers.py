@@ -120,9 +120,9 @@ class _Thread(threading.Thread):
         if not self.left_out:
             self.left_out = True
             told = (
-                f"Tracker `{self.name}` is left out from here on: {why}. Training goes on, and metrics.jsonl"
+                "Training goes on, and metrics.jsonl has every row. Mend it, or leave it out of `trackers`."
             )
-            _say(f"{told} has every row. Mend it, or leave it out of `trackers`.")
+            _say(f"Tracker `{self.name}` is left out from here on: {why}. {told}")
 
     def run(self) -> None:
         try:
