@@ -89,7 +89,6 @@ def run(
         from qnnkit import runs
 
         names = runs.chosen(notebooks)
-
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
         own = runs.of_notebooks(asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}

@@ -174,3 +174,13 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
 def test_a_bound_that_cannot_be_is_refused(tmp_path, value):
     with pytest.raises(ValueError, match=r"Argument `min_accuracy` must be .* Success: the least test"):
         runs.open_run(tmp_path / "run", "digits_quanv", min_accuracy=value)
+
+
+@pytest.mark.parametrize("value", [1.2, "high"])
+def test_a_bound_that_cannot_be_spoils_no_run_that_has_begun(tmp_path, value):
+    run = runs.open_run(tmp_path / "run", "digits_quanv", min_accuracy=0.5)
+    kept = (run.folder / "config.json").read_bytes()
+    with pytest.raises(ValueError, match=r"Argument `min_accuracy` must be"):
+        runs.open_run(run.folder, min_accuracy=value)
+    assert (run.folder / "config.json").read_bytes() == kept
+    assert runs.open_run(run.folder).config.min_accuracy == 0.5

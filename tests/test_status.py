@@ -252,6 +252,16 @@ def test_to_look_takes_no_folder_from_who_works_there(tmp_path):
         assert read(tmp_path).state == "running"
 
 
+def test_where_no_lock_can_be_tried_its_rows_tell(tmp_path):
+    planted(tmp_path)
+    (tmp_path / ".train.lock").unlink()
+    (tmp_path / ".train.lock").mkdir()  # as a folder that may only be read, it cannot be opened to write
+    assert read(tmp_path).state == "running"
+    planted_again = [row | {"time": 1.0} for row in rows(tmp_path)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planted_again))
+    assert read(tmp_path).state == "stopped"
+
+
 def test_all_nets_tested_it_has_finished(tmp_path):
     planted(tmp_path)
     for net in "hybrid", "b", "c", "d":

@@ -65,10 +65,8 @@ class Recipe:
         fields: dict[str, Any] = {}
         for name, own in base.model_fields.items():
             if own.exclude or own.alias or own.validation_alias:
-                rule, step = (
-                    f"have `{name}` in config.json, by that name",
-                    "Declare it without exclude or alias.",
-                )
+                rule = f"have `{name}` in config.json, by that name"
+                step = "Declare it without exclude or alias."
                 raise self.wrong(checks.message("Settings", rule, repr(own), step))
             known = next((kind.model_fields[name] for kind in base.__mro__ if _has(kind, name)), own)
             own = copy.copy(own)
@@ -92,11 +90,12 @@ class Recipe:
             ValueError: A name is unknown, or a value breaks its rule.
         """
         made = self.Settings.of(given)
+        again = made.override()
         for name in self.Settings.model_fields:
-            first, again = getattr(made, name), getattr(made.override(), name)
-            if first != again:
+            first, second = getattr(made, name), getattr(again, name)
+            if first != second:
                 rule, step = f"leave `{name}` as it is when it is read again", "Mend its validator."
-                raise self.wrong(checks.message("Settings", rule, f"{first!r}, then {again!r}", step))
+                raise self.wrong(checks.message("Settings", rule, f"{first!r}, then {second!r}", step))
         return made
 
     def check(self, settings: Settings) -> None:

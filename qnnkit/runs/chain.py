@@ -137,8 +137,7 @@ def _run_notebooks(
     for index, name in enumerate(names, start=1):
         label = f"[{index}/{len(names)}] {name}"
         last = name == NOTEBOOKS[-1]  # it is its result that says that it has finished
-        done = run.result is not None
-        if (done and names == NOTEBOOKS) or (run.notebook(name).exists() and (done or not last)):
+        if run.notebook(name).exists() and not (last and run.result is None):
             echo(f"{label}: finished before")
             continue
         start, source = time.perf_counter(), find_notebook(name)

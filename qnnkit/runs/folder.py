@@ -295,12 +295,12 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
     elif difference:
         raise _other_experiment(folder, _told(difference))
     bounds = {name: value for name, value in given.items() if name in CRITERIA}
-    if any(getattr(begun, name) != value for name, value in bounds.items()):
-        _write_bounds(folder, bounds)
-        keep_mirrored(folder)
     config = begun.override(**(bounds | placement))
     if placement:  # without one, a run of another machine may still be looked at here
         check_placement(config)
+    if any(getattr(begun, name) != getattr(config, name) for name in bounds):
+        _write_bounds(folder, {name: getattr(config, name) for name in bounds})
+        keep_mirrored(folder)
     workspace.make_folder(folder)
     return settle_batch_size(Run(folder, config))
 

@@ -54,7 +54,7 @@ def alone(folder: Path, work: str, wait: float = WAIT) -> Iterator[None]:
 
 
 def held(folder: Path, work: str) -> bool | None:
-    """Whether a living process holds the folder for that work; None where none ever has."""
+    """Whether a living process holds the folder for that work; None where none ever has, or none can tell."""
     from filelock import FileLock, Timeout
 
     path = folder / f".{work}.lock"
@@ -65,8 +65,8 @@ def held(folder: Path, work: str) -> bool | None:
             return False
     except Timeout:
         return True
-    except OSError:  # a folder that may only be read: nobody here writes to it
-        return False
+    except OSError:  # a folder that may only be read
+        return None
 
 
 _MIRRORS: dict[Path, Mirror] = {}

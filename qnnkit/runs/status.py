@@ -40,7 +40,7 @@ class Reporter:
     """
 
     def __init__(self, run: Run, net: str, seed: int, place: torch.device, counted: str = "samples"):
-        self.run, self.place, self.counted = run, place, counted
+        self.run, self.place = run, place
         self.whose = {"net": net, "seed": seed}
         earlier = [row for row in run.rows("metrics") if self.whose.items() <= row.items()]
         same = [row for row in earlier if row.get("device") == str(place)]
@@ -142,7 +142,6 @@ def read(run_dir: str | Path) -> Status:
     folder = workspace.run_folder(run_dir)
     if not (folder / "config.json").exists():
         folder = workspace.place(run_dir)
-
     config = content(folder, "config.json")
     if config is None:
         step = "Name a folder that `qnnkit run` or `qnnkit batch` was given."
@@ -153,7 +152,7 @@ def read(run_dir: str | Path) -> Status:
     if found.state == "finished":
         return found
     alive = held(folder, "train")
-    if alive is None:  # nobody has trained in this very folder: it is a mirror, or brought from one
+    if alive is None:  # a mirror, a folder that was brought from one, or one that may only be read
         alive = found.age is not None and found.age < STALE
     return replace(found, state="running" if alive else found.state)
 
