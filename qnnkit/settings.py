@@ -72,7 +72,9 @@ class Settings(Base):
     epochs: int = Field(default=20, ge=1)
     """Passes over the training data."""
     batch_size: Count = 64
-    """Images per step on each process, before accumulation; "auto" measures it once, when a run begins."""
+    """Samples that make one update, on each process; "auto" measures it once, when a run begins."""
+    micro_batch: int | None = Field(default=None, ge=1)
+    """Samples of a batch that are computed at once, their gradients added up; None: all. May differ later."""
     learning_rate: float = Field(default=1e-2, gt=0)
     """Step size of the classical weights at the top of the schedule."""
     quantum_learning_rate: float | None = Field(default=None, gt=0)
@@ -89,16 +91,16 @@ class Settings(Base):
     """Largest norm of the classical gradient; None does not clip."""
     quantum_clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of the circuit's gradient; None does not clip."""
-    accumulation: int = Field(default=1, ge=1)
-    """Batches that make one update together: its gradient is the mean over all their samples, or tokens."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the classical layers; circuits always compute in float32."""
     gradient_checkpointing: bool = False
     """Compute activations again on the way back in place of keeping them: less memory. May differ later."""
     on_oom: Literal["stop", "shrink"] = "stop"
-    """Where memory runs out: stop, or shrink: compute it in smaller parts in turn. May differ later."""
+    """Where memory runs out: stop, or shrink: halve micro_batch and resume by itself. May differ later."""
     patience: int = Field(default=0, ge=0)
     """Epochs without a better validation score before stopping early; 0 never stops."""
+    validate_every_steps: int | None = Field(default=None, ge=1)
+    """Updates between validations inside an epoch, for the curves of long ones. May differ later."""
     save_every_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps between checkpoints inside an epoch; None goes by minutes alone. May differ later."""
     save_every_minutes: float | None = Field(default=5.0, gt=0)
@@ -270,8 +272,10 @@ PLACEMENT = (
     "device",
     "backend",
     "threads",
+    "micro_batch",
     "gradient_checkpointing",
     "on_oom",
+    "validate_every_steps",
     "download",
     "save_every_steps",
     "save_every_minutes",

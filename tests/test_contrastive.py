@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import weakref
 from dataclasses import replace
 
@@ -121,6 +122,10 @@ def test_judge():
 SPLITS = digit_captions()
 
 
+def in_pieces(n: int | None) -> functools.partial:
+    return functools.partial(Contrastive(), micro_batch=n)
+
+
 def clip_of(head: str = "linear", dropout: float = 0.0, **options) -> Clip:
     shape = {"channels": 1, "image_size": (8, 8), "patch_size": 4, "n_qubits": 3}
     clip = Clip(SPLITS.tokenizer, head=head, **shape, **options)
@@ -134,9 +139,7 @@ def batch_of(n: int = 20) -> dict[str, torch.Tensor]:
     return next(iter(SPLITS.batches("train", n, shuffle=True)))
 
 
-def gradients(
-    model: nn.Module, task: Contrastive, batch, around=contextlib.nullcontext
-) -> dict[str, torch.Tensor]:
+def gradients(model: nn.Module, task, batch, around=contextlib.nullcontext) -> dict[str, torch.Tensor]:
     model.zero_grad()
     with own_generators():
         torch.default_generator.manual_seed(7)
@@ -162,13 +165,13 @@ def agree(one, other, tolerance: float) -> None:
 def test_chunks_give_the_gradient_of_the_whole(head, chunk):
     clip = clip_of(head).double()
     whole = gradients(clip, Contrastive(), batch_of())
-    agree(gradients(clip, Contrastive(chunk=chunk), batch_of()), whole, 1e-10)
+    agree(gradients(clip, in_pieces(chunk), batch_of()), whole, 1e-10)
     assert max(float(value.abs().max()) for value in whole.values()) > 1e-2, "nothing to compare"
 
 
 def test_dropout_draws_the_same_on_the_way_back():
     """By differences: the loss that was told is the one whose gradient is given."""
-    clip, batch, task = clip_of(dropout=0.3).double().train(), batch_of(12), Contrastive(chunk=5)
+    clip, batch, task = clip_of(dropout=0.3).double().train(), batch_of(12), in_pieces(5)
     found = gradients(clip, task, batch)
     weight, change = clip.net.vision_model.encoder.layers[0].mlp.fc1.bias, 1e-5
     name = next(name for name, each in clip.named_parameters() if each is weight)
@@ -192,7 +195,7 @@ def test_what_is_drawn_next_is_the_same():
     for chunk in (12, 5):
         with own_generators():
             torch.default_generator.manual_seed(7)
-            loss = Contrastive(chunk=chunk)(clip, batch).loss
+            loss = in_pieces(chunk)(clip, batch).loss
             torch.rand(3)  # whoever else draws before the way back
             before = torch.get_rng_state()
             loss.backward()
@@ -216,12 +219,12 @@ def test_one_chunk_is_in_memory_at_once():
         return max(most)
 
     with clip.net.vision_model.encoder.layers[0].mlp.fc1.register_forward_hook(kept):
-        loss = Contrastive(chunk=5)(clip, batch).loss
+        loss = in_pieces(5)(clip, batch).loss
         assert len(alive) == 4 and not any(ref() is not None for ref in alive), "a graph is kept"
         loss.backward()
         assert len(alive) == 8 and max(most) == 1 and not any(ref() is not None for ref in alive)
         del loss
-        assert peak(Contrastive()) == 1 and peak(Contrastive(chunk=4)) == 1 and len(alive) == 10
+        assert peak(Contrastive()) == 1 and peak(in_pieces(4)) == 1 and len(alive) == 10
 
 
 def test_autocast_holds_on_the_way_back():
@@ -235,7 +238,7 @@ def test_autocast_holds_on_the_way_back():
     with clip.net.vision_model.encoder.layers[0].mlp.fc1.register_forward_hook(
         lambda module, given, outputs: seen.append((outputs.dtype, torch.is_grad_enabled()))
     ):
-        chunks = gradients(clip, Contrastive(chunk=10), batch, half)
+        chunks = gradients(clip, in_pieces(10), batch, half)
     assert seen == [(torch.bfloat16, False)] * 2 + [(torch.bfloat16, True)] * 2
     exact = gradients(clip, Contrastive(), batch)
     name = "net.vision_model.encoder.layers.0.mlp.fc1.weight"
@@ -245,27 +248,29 @@ def test_autocast_holds_on_the_way_back():
 def test_without_gradients_chunks_are_plain():
     clip, batch = clip_of().eval(), batch_of()
     with torch.no_grad():
-        whole, chunks = Contrastive()(clip, batch), Contrastive(chunk=6)(clip, batch)
+        whole, chunks = Contrastive()(clip, batch), in_pieces(6)(clip, batch)
     assert float(whole.loss) == pytest.approx(float(chunks.loss), abs=1e-6) and not chunks.loss.requires_grad
 
 
 def test_frozen_weights_stay_without_gradient():
     clip = clip_of()
     clip.net.text_model.requires_grad_(False)
-    found = gradients(clip, Contrastive(chunk=6), batch_of())
+    found = gradients(clip, in_pieces(6), batch_of())
     assert not any("text_model" in name for name in found) and "net.text_projection.up.weight" in found
     agree(found, gradients(clip, Contrastive(), batch_of()), 1e-5)
 
 
 @pytest.mark.parametrize("chunk", [0, -3])
 def test_no_such_chunk(chunk):
-    with pytest.raises(ValueError, match=r"^Argument `chunk` must be above 0"):
-        Contrastive(chunk=chunk)(clip_of(), batch_of())
+    with pytest.raises(ValueError, match=r"^Argument `micro_batch` must be above 0"):
+        in_pieces(chunk)(clip_of(), batch_of())
 
 
 def test_several_processes_are_refused(monkeypatch):
     spread = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    with pytest.raises(NotImplementedError, match=r"^Argument `chunk` must be None on several processes"):
+    with pytest.raises(
+        NotImplementedError, match=r"^Argument `micro_batch` must be None on several processes"
+    ):
         cached.outputs(spread, batch_of(), 4)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(NotImplementedError, match="`processes` must be 1 for a contrastive loss, but is 2"):
@@ -275,14 +280,15 @@ def test_several_processes_are_refused(monkeypatch):
 # --- in the loop -------------------------------------------------------------------------------------------
 
 
-def trained(chunk: int | None, **settings) -> tuple[train.Progress, Clip]:
+def trained(micro_batch: int | None, **settings) -> tuple[train.Progress, Clip]:
     clip = clip_of(seed=1)
     loaders = {
         "train": SPLITS.batches("train", 256, shuffle=True),
         "validation": SPLITS.batches("validation", 256, shuffle=False),
     }
-    config = Settings(**({"epochs": 2, "learning_rate": 1e-3, "optimizer": "adamw"} | settings))
-    return train.fit(clip, Contrastive(chunk=chunk), loaders, config), clip
+    usual = {"epochs": 2, "learning_rate": 1e-3, "optimizer": "adamw", "micro_batch": micro_batch}
+    config = Settings(**(usual | settings))
+    return train.fit(clip, Contrastive(), loaders, config), clip
 
 
 def test_a_training_in_chunks_is_the_same_training():
@@ -296,6 +302,6 @@ def test_a_training_in_chunks_is_the_same_training():
 
 
 def test_a_training_in_chunks_with_checkpointing_in_bfloat16():
-    settings = {"precision": "bfloat16", "gradient_checkpointing": True, "accumulation": 2, "epochs": 1}
+    settings = {"precision": "bfloat16", "gradient_checkpointing": True, "epochs": 1}
     progress, _ = trained(100, **settings)
     assert np.isfinite(progress.rows[-1]["validation_loss"])

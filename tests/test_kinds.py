@@ -184,7 +184,7 @@ def test_a_rank_and_alpha_that_are_asked_for(home, base, tmp_path):
 def test_a_base_in_half_precision_is_adapted_saved_and_gone_on_with(home, base, tmp_path):
     settings = {name: value for name, value in TEXT.items() if name != "vocabulary"}
     settings |= {"data_dir": str(home / "text"), "pretrained": str(base.folder / "model"), "rank": 2}
-    settings |= {"base_precision": "bfloat16", "gradient_checkpointing": False, "accumulation": 1}
+    settings |= {"base_precision": "bfloat16", "gradient_checkpointing": False, "batch_size": 1}
     run = trained(tmp_path / "half", "llama_mac", **settings)
     model = runs.trained(run)
     kinds = {weight.dtype for weight in model.parameters() if weight.requires_grad}
@@ -414,7 +414,7 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
         ("text_adapter", {"targets": ["queries"], "pretrained": "BASE"}, "`targets` must name l"),
         ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
         ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),
-        ("text_llama", {"chunk": 4}, "Argument `setting` must be a known name, but is 'chunk'."),
+        ("text_llama", {"mask": 4}, "Argument `setting` must be a known name, but is 'mask'."),
         ("digits_clip", {"augmentation": "affine"}, "Argument `setting` must be a known name"),
         ("text_llama", {"controls": ["lora"]}, "without a QuantumLayer to exchange, but is 'lora'. Set"),
         ("text_llama", {"part": "nobody"}, "nobody"),

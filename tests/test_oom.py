@@ -11,7 +11,6 @@ from collections import namedtuple
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import runs, train
 from qnnkit.cli import main
@@ -19,7 +18,7 @@ from qnnkit.data.sample import Batches
 from qnnkit.recipes import Recipe
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
-from qnnkit.train import memory, portions
+from qnnkit.train import memory, pieces
 from qnnkit.train.memory import OutOfMemory
 
 SAME = 1e-6  # float32: a mean of means over parts, over a few dozen updates
@@ -91,41 +90,49 @@ def plain(row):
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_the_update_is_the_same_to_rounding(where, accumulation):
+@pytest.mark.parametrize("micro_batch", [None, 5])
+@pytest.mark.parametrize("kept", ["in memory", "in a folder"])
+def test_the_update_is_the_same_to_rounding(where, micro_batch, kept, tmp_path):
     wide, narrow, told = Narrow(99), Narrow(3, where=where), []
     wide_rows, rows = [], []
-    fitted(wide, accumulation=accumulation, log=wide_rows.append)
-    progress = fitted(narrow, told=told, accumulation=accumulation, on_oom="shrink", log=rows.append)
+    fitted(wide, log=wide_rows.append)
+    folder = tmp_path if kept == "in a folder" else None
+    given = {"micro_batch": micro_batch, "on_oom": "shrink", "folder": folder}
+    progress = fitted(narrow, told=told, log=rows.append, **given)
     close(weights(wide), weights(narrow))
     for row, wide_row in zip(rows, wide_rows, strict=True):  # no sample counts twice
         assert plain(row) == pytest.approx(plain(wide_row), abs=1e-5)
-    assert progress.at_once == 2 and progress.updates == 3 * -(-6 // accumulation)
-    assert told == [
+    assert progress.micro_batch == 2 and progress.updates == 3 * 6
+    expected = (
         "Memory ran out at epoch 1, batch 0: from here on at most 4 of the 8 samples of a batch are computed "
-        "at once, one part after the other, and their gradients added up. The effective batch, the order of "
-        "the data and the schedule stay.",
-        told[0].replace("most 4", "most 2"),
-    ]
-    assert narrow.sizes[:2] == [8, 4] and set(narrow.sizes[2:]) == {1, 2}  # 45 = 5 * 8 + 5 samples
+        "at once, one piece after the other, and their gradients added up. The update, the order of the data "
+        "and the schedule stay. Training goes on from its last checkpoint."
+    )
+    smaller = expected.replace("most 4", "most 2")
+    assert told == ([smaller] if micro_batch else [expected, smaller])  # 8 samples in pieces of 5 are 4 and 4
+    first = [4] if micro_batch else [8, 4]
+    assert narrow.sizes[: len(first)] == first
+    assert set(narrow.sizes[len(first) :]) == {1, 2}  # 45 = 5 * 8 + 5 samples
 
 
-def test_memory_that_runs_out_midway_in_an_update_loses_none_of_its_batches():
-    """The third of four batches is the first that does not fit: the two before are computed again."""
-    points, labels = clouds(32, 0)
-    wide, narrow, told = Narrow(99), Narrow(99), []
+def test_memory_that_runs_out_in_an_epoch_costs_what_came_after_the_last_checkpoint(tmp_path):
+    wide, narrow, told, rows = Narrow(99), Narrow(99), [], []
 
     class Later(Classification):
         def __call__(self, model, batch):
-            model.most = 4 if torch.equal(batch[0][:1], points[16:17]) or model.sizes[-1:] == [4] else 99
+            model.most = 4 if len(model.sizes) >= 11 else 99  # the fifth batch of the second epoch
             return super().__call__(model, batch)
 
-    loaded = {"train": Batches(points, labels, 8, shuffle=False), "validation": loaders()["validation"]}
-    settings = Settings(epochs=1, accumulation=4, learning_rate=0.05, on_oom="shrink")
-    train.fit(wide, TASK, loaded, settings)
-    train.fit(narrow, Later(), loaded, settings, tell=told.append)
+    loaded = loaders()
+    loaded["validation"] = Batches(*clouds(8, 1), 8, shuffle=False)
+    fitted(wide, loaded=loaded)
+    config = Settings(epochs=3, learning_rate=0.05, on_oom="shrink", save_every_steps=2)
+    progress = train.fit(narrow, Later(), loaded, config, folder=tmp_path, tell=told.append, log=rows.append)
     close(weights(wide), weights(narrow))
-    assert narrow.sizes[:11] == [8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4] and "batch 2" in told[0]
+    assert told[0].startswith("Memory ran out at epoch 2, batch 4: ") and progress.updates == 18
+    assert narrow.sizes[:12] == [8, 8, 8, 8, 8, 5, 8] + [8] * 5  # five of the second epoch; then it fails
+    after = narrow.sizes[12:]  # of the second epoch no more than was done, and the first not at all
+    assert max(after) == 4 and 13 + 8 + 45 + 8 <= sum(after) <= 45 + 8 + 45 + 8 and len(rows) == 3
 
 
 def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
@@ -139,8 +146,20 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
         )  # fmt: skip
     told, fresh = [], Narrow(3)
     progress = fitted(fresh, told=told, on_oom="stop", folder=tmp_path / "killed", save_every_steps=4)
-    assert told == [] and progress.at_once == 2 and max(fresh.sizes) <= 2  # it remembers
+    assert told == [] and progress.micro_batch == 2 and max(fresh.sizes) <= 2  # it remembers
     assert all(torch.equal(value, weights(fresh)[name]) for name, value in weights(straight).items())
+
+
+def test_another_micro_batch_goes_on_with_the_same_training(tmp_path):
+    straight, model = Narrow(99), Narrow(99)
+    fitted(straight)
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(model, Stops(at=3), loaders(), Settings(epochs=3, learning_rate=0.05, save_every_steps=1,
+                                                         micro_batch=4), folder=tmp_path)  # fmt: skip
+    fresh = Narrow(99)
+    fitted(fresh, folder=tmp_path, micro_batch=1)
+    assert set(fresh.sizes) == {1}
+    close(weights(straight), weights(fresh))
 
 
 class Stops(Classification):
@@ -162,20 +181,20 @@ def test_validation_is_computed_in_parts_too():
     wide, narrow, told = Narrow(99), Narrow(8), []
     best = fitted(wide, loaded=loaded).best_score
     progress = fitted(narrow, loaded=loaded, told=told, on_oom="shrink")
-    assert progress.best_score == pytest.approx(best, abs=1e-5) and progress.at_once == 6
+    assert progress.best_score == pytest.approx(best, abs=1e-5) and progress.micro_batch == 6
     assert [sentence.split(":")[0] for sentence in told] == [
         "Memory ran out at epoch 1, a validation batch"
     ] * 2
     whole = train.evaluate(narrow, TASK, loaders()["validation"])
     narrow.most = 5
-    parts = train.evaluate(narrow, TASK, loaders()["validation"], at_once=5)
+    parts = train.evaluate(narrow, TASK, loaders()["validation"], micro_batch=5)
     assert parts == pytest.approx(whole, abs=SAME)
 
 
 def test_batch_normalisation_is_told_of():
     told = []
     fitted(Narrow(4, normalised=True), told=told, on_oom="shrink")
-    assert told[0].endswith("stay. Batch normalisation now sees the parts.")
+    assert told[0].endswith("checkpoint. Batch normalisation now sees the pieces.")
 
 
 def test_batch_normalisation_never_meets_a_single_sample():
@@ -185,65 +204,25 @@ def test_batch_normalisation_never_meets_a_single_sample():
         lambda module, inputs, logits: trained.append(len(logits)) if module.training else None
     )
     progress = fitted(narrow, on_oom="shrink")  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
-    assert progress.at_once == 2 and set(trained) == {2, 3}
+    assert progress.micro_batch == 2 and set(trained[2:]) == {2, 3}  # after 8 and 4
     with pytest.raises(OutOfMemory, match="8 samples: "):
         fitted(Narrow(1, normalised=True), on_oom="shrink")
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_an_update_that_began_anew_leaves_no_trace_in_statistics_nor_in_random_numbers(accumulation):
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_attempt_that_failed_leaves_no_trace_in_statistics_nor_in_random_numbers(where):
     """One refuses whole batches in a first attempt, the other is told from the start what fits."""
 
     class Dropping(Narrow):
-        def __init__(self, most, where="forward"):
+        def __init__(self, most):
             super().__init__(most, normalised=True, where=where)
             self.inner.insert(2, nn.Dropout(0.5))
 
-        @property
-        def running(self):
-            return self.inner[1]
-
-    def ended(most, where="forward"):
-        model = Dropping(most, where)
-        fitted(model, on_oom="shrink", epochs=1, accumulation=accumulation)
-        return model
-
-    whole, late = ended(4), ended(4, where="backward")
-    assert whole.running.num_batches_tracked == 12  # 6 batches, each of 2 parts
-    assert all(torch.equal(value, weights(late)[name]) for name, value in weights(whole).items())
-
-
-def test_the_batch_that_failed_is_halved_not_the_latest():
-    """The third of 8, 8, 8, 1 samples does not fit; computed again, the first does not in halves either."""
-    narrow, told = Narrow(99), []
-
-    class Earlier(Classification):
-        def __call__(self, model, batch):
-            if len(model.sizes) == 2:
-                model.most = 3
-            return super().__call__(model, batch)
-
-    loaded = {"train": Batches(*clouds(25, 0), 8, shuffle=False), "validation": loaders()["validation"]}
-    config = Settings(epochs=1, accumulation=4, on_oom="shrink")
-    progress = train.fit(narrow, Earlier(), loaded, config, tell=told.append)
-    assert progress.at_once == 2
-    assert [sentence.split(":")[0] for sentence in told] == [
-        "Memory ran out at epoch 1, batch 2",
-        "Memory ran out at epoch 1, batch 0",
-    ]
-
-
-def test_several_processes_do_not_go_on_with_parts(tmp_path, monkeypatch):
-    """They would have different numbers of parts, and wait for each other forever."""
-    import accelerate
-
-    fitted(Narrow(3), on_oom="shrink", folder=tmp_path, epochs=1)
-    monkeypatch.setattr(accelerate.Accelerator, "num_processes", 2)
-    monkeypatch.setattr(accelerate.Accelerator, "prepare", lambda self, *given: given)
-    plain = {name: DataLoader(TensorDataset(*clouds(45, 0)), batch_size=8) for name in loaders()}
-    with pytest.raises(ValueError, match="`processes` must be 1 where batches are computed in") as caught:
-        fitted(Narrow(3), loaded=plain, folder=tmp_path)
-    assert "but is 2. Go on with one process" in str(caught.value)
+    late, told = Dropping(4), Dropping(4)
+    fitted(late, on_oom="shrink")
+    fitted(told, micro_batch=4)
+    assert late.inner[1].num_batches_tracked == 3 * 12  # 6 batches an epoch, each of 2 pieces
+    assert all(torch.equal(value, weights(late)[name]) for name, value in weights(told).items())
 
 
 # --- stop --------------------------------------------------------------------------------------------------
@@ -299,22 +278,20 @@ def test_a_batch_that_cannot_be_split_stops():
         train.fit(Narrow(4), Named(), loaded, config)
 
 
-def test_memory_that_runs_out_in_the_optimizer_stops(monkeypatch):
+def test_memory_that_runs_out_in_the_optimizer_stops(monkeypatch):  # smaller pieces would not help
     def step(self, closure=None):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(torch.optim.SGD, "step", step)
-    with pytest.raises(OutOfMemory, match="Memory ran out at epoch 1, batch 0"):
+    with pytest.raises(OutOfMemory, match=r"Memory ran out at epoch 1, batch 0: .* a smaller net"):
         fitted(Narrow(99), on_oom="shrink", optimizer="sgd")
 
 
 def test_a_net_that_does_not_fit_on_the_device_stops(monkeypatch):
-    import accelerate
-
-    def prepare(self, *given):
+    def to(self, *given):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(accelerate.Accelerator, "prepare", prepare)
+    monkeypatch.setattr(Narrow, "to", to)
     with pytest.raises(OutOfMemory, match=r"ran out at the beginning: .* In another run_dir: a smaller net,"):
         fitted(Narrow(99))
 
@@ -353,30 +330,31 @@ def test_what_it_sounds_like(error):
     )
 
 
-# --- batches in parts --------------------------------------------------------------------------------------
+# --- batches in pieces --------------------------------------------------------------------------------------
 
 Pair = namedtuple("Pair", "images labels")
 
 
 @pytest.mark.parametrize("n", [2, 7, 8, 33])
-@pytest.mark.parametrize("at_once", [1, 2, 3, 8])
-def test_parts_are_few_nearly_equal_and_together_everything(n, at_once):
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 8])
+def test_pieces_are_few_nearly_equal_and_together_everything(n, micro_batch):
     values = torch.arange(n)
     batch = {"pair": Pair(values[:, None].expand(n, 3), [values]), "nothing": None}
-    found = portions.parts(batch, at_once)
-    lengths = [len(part["pair"].labels[0]) for part in found]
-    assert len(found) == -(-n // at_once) and max(lengths) <= at_once and max(lengths) - min(lengths) <= 1
-    assert torch.equal(torch.cat([part["pair"].labels[0] for part in found]), values)
-    assert torch.equal(torch.cat([part["pair"].images for part in found]), batch["pair"].images)
-    assert all(type(part["pair"]) is Pair and part["nothing"] is None for part in found)
+    found = pieces.pieces(batch, micro_batch)
+    lengths = [len(piece["pair"].labels[0]) for piece in found]
+    assert len(found) == -(-n // micro_batch)
+    assert max(lengths) <= micro_batch and max(lengths) - min(lengths) <= 1
+    assert torch.equal(torch.cat([piece["pair"].labels[0] for piece in found]), values)
+    assert torch.equal(torch.cat([piece["pair"].images for piece in found]), batch["pair"].images)
+    assert all(type(piece["pair"]) is Pair and piece["nothing"] is None for piece in found)
 
 
 def test_a_tokenizer_s_batch_is_split():
     from transformers import BatchEncoding
 
     batch = BatchEncoding({"input_ids": torch.arange(12).reshape(6, 2), "attention_mask": torch.ones(6, 2)})
-    found = portions.parts(batch, 3)
-    assert [type(part) for part in found] == [BatchEncoding] * 2
+    found = pieces.pieces(batch, 3)
+    assert [type(piece) for piece in found] == [BatchEncoding] * 2
     assert torch.equal(found[1]["input_ids"], torch.arange(6, 12).reshape(3, 2))
 
 
@@ -384,15 +362,17 @@ def test_a_tokenizer_s_batch_is_split():
     "batch",
     [[torch.ones(3), torch.ones(2)], [torch.ones(3), "abc"], torch.tensor(3.0), [torch.ones(3), 3], [], None],
 )
-def test_what_cannot_be_split_stays_whole(batch):
-    assert portions.parts(batch, 1) == [batch] and portions.halved(batch, None) is None
+def test_what_cannot_be_split_stays_whole_or_is_refused(batch):
+    assert pieces.pieces(batch, None)[0] is batch and pieces.smaller(batch, None) is None
+    with pytest.raises(ValueError, match="`micro_batch` must be None for a batch that cannot be split"):
+        pieces.pieces(batch, 1)
 
 
 def test_halving_ends_at_one():
-    batch, at_once, found = torch.ones(11), None, []
-    while (at_once := portions.halved(batch, at_once)) is not None:
-        found.append(at_once)
-    assert found == [6, 3, 2, 1]  # 11 samples in parts of 11, 6, 3 (four parts), 2, 1
+    batch, micro_batch, found = torch.ones(11), None, []
+    while (micro_batch := pieces.smaller(batch, micro_batch)) is not None:
+        found.append(micro_batch)
+    assert found == [6, 3, 2, 1]  # 11 samples in pieces of 11, 6, 3 (four pieces), 2, 1
 
 
 def test_steps_are_joined_by_what_they_count():
@@ -400,7 +380,7 @@ def test_steps_are_joined_by_what_they_count():
         Step(torch.tensor(2.0, requires_grad=True), {"loss": torch.tensor(2.0)}, 1),
         Step(torch.tensor(4.0), {"loss": torch.tensor(12.0)}, 3),
     ]
-    joined = portions.joined(steps)
+    joined = pieces.joined(steps)
     assert joined.loss == 3.5 and joined.sums == {"loss": 14.0} and joined.count == 4
     assert not joined.loss.requires_grad
 
@@ -443,17 +423,17 @@ SCRIPT = """
         except MemoryError as error:
             return {"stopped": str(error)}
         weights = {name: value.clone() for name, value in net.state_dict().items()}
-        return {"told": told, "at_once": done.at_once, "losses": [row["train_loss"] for row in done.rows],
-                "weights": weights}
+        losses = [row["train_loss"] for row in done.rows]
+        return {"told": told, "micro_batch": done.micro_batch, "losses": losses, "weights": weights}
 
     trained("warm-up", 128)  # what torch and Accelerate load when first used
     used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
     resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(used.split()[1]) + 110_000_000, hard))
     found = {"stop": trained("one", 1024), "shrink": trained("one", 1024, on_oom="shrink")}
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    size = found["shrink"]["at_once"]
-    found["accumulated"] = trained("other", size, accumulation=1024 // size)
-    one, other = (found[name].pop("weights") for name in ("shrink", "accumulated"))
+    size = found["shrink"]["micro_batch"]
+    found["asked"] = trained("other", 1024, micro_batch=size)
+    one, other = (found[name].pop("weights") for name in ("shrink", "asked"))
     found["apart"] = max(float((one[name] - other[name]).abs().max()) for name in one)
     print(json.dumps(found))
 """
@@ -471,12 +451,12 @@ def test_a_batch_that_really_does_not_fit(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["stop"]["stopped"].startswith("Memory ran out at epoch 1, batch 0, 1024 samples: 0.")
-    shrunk, accumulated = found["shrink"], found["accumulated"]  # begun in the folder of the one that stopped
+    shrunk, asked = found["shrink"], found["asked"]  # begun in the folder of the one that stopped
     assert (
-        shrunk["at_once"] in (512, 256, 128)
-        and len(shrunk["told"]) == {512: 1, 256: 2, 128: 3}[shrunk["at_once"]]
+        shrunk["micro_batch"] in (512, 256, 128)
+        and len(shrunk["told"]) == {512: 1, 256: 2, 128: 3}[shrunk["micro_batch"]]
     )
-    assert shrunk["losses"] == pytest.approx(accumulated["losses"], abs=1e-5) and found["apart"] < SAME
+    assert shrunk["losses"] == pytest.approx(asked["losses"], abs=1e-5) and found["apart"] < SAME
 
 
 # --- in a run ----------------------------------------------------------------------------------------------
@@ -508,7 +488,7 @@ def test_a_run_says_it_remembers_it_and_tests_in_parts(tmp_path, monkeypatch):
     run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL, on_oom="shrink")
     told = []
     [final] = runs.train_all(run, on_warning=told.append)
-    assert final["samples_at_once"] == 16 and final["test_accuracy"] > 0.1
+    assert final["micro_batch"] == 16 and final["test_accuracy"] > 0.1
     [row] = spoken(run)
     assert (
         row["net"] == "hybrid" and row["sentence"] in told[0] and told[0].startswith("hybrid, seed 0: Memory")

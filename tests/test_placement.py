@@ -133,8 +133,8 @@ def test_candidates_are_what_the_settings_leave_open(monkeypatch):
     assert names("cpu", 3) == ["cpu on 3 threads, batch 32"]
     assert names("cpu", None) == ["cpu, batch 32"]
     assert names(config=Settings(batch_size=32, precision="float16"))[0] == "cuda:0, batch 32"
-    auto = Settings().model_copy(update={"batch_size": "auto", "accumulation": 2})
-    assert [name.split()[-1] for name in names("cpu", 1, auto, 2600)] == ["16", "32", "64"]
+    auto = Settings().model_copy(update={"batch_size": "auto"})
+    assert [name.split()[-1] for name in names("cpu", 1, auto, 1300)] == ["16", "32", "64"]
     with pytest.raises(ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'"):
         names("cpu", config=Settings(precision="float16"))
     with pytest.raises(ValueError, match="`device` must be a known name, but is 'gpu'"):

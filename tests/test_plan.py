@@ -77,7 +77,7 @@ def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
     "change",
     [
         {},
-        {"accumulation": 2},
+        {"batch_size": 4, "micro_batch": 2},
         {"precision": "bfloat16"},
         {"optimizer": "sgd"},
         {"lora_rank": 4},
@@ -101,7 +101,7 @@ def test_with_checkpointing_it_holds_no_less(workload):
     "change",
     [
         {},
-        {"accumulation": 2, "gradient_checkpointing": True},
+        {"batch_size": 4, "micro_batch": 2, "gradient_checkpointing": True},
         {"lora_rank": 4, "gradient_checkpointing": True},
     ],
     ids=lambda change: ", ".join(change) or "plain",
@@ -123,7 +123,7 @@ def test_a_deep_net_is_traced_with_a_few_of_its_layers(monkeypatch, change):
 
 
 def test_parts_are_what_they_are_called():
-    workload, bytes_each = llama(accumulation=2), 4
+    workload, bytes_each = llama(batch_size=4, micro_batch=2), 4
     found = trace(workload)
     assert found.n_trained == found.n_weights
     weights = bytes_each * found.n_weights
@@ -147,11 +147,11 @@ def test_checkpointing_saves_memory_for_work():
     assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
 
 
-def test_work_grows_with_the_batch_and_with_accumulation():
+def test_work_grows_with_the_batch_and_with_its_pieces():
     one, two = trace(llama()).work, trace(llama(batch_size=4)).work
     assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
     assert one.bytes < two.bytes < 2 * one.bytes, "moments and weights are moved once"
-    three = trace(llama(accumulation=3)).work
+    three = trace(llama(batch_size=6, micro_batch=2)).work
     assert three.flops == pytest.approx(3 * one.flops) and 2 * one.bytes < three.bytes < 3 * one.bytes
     tokens, n = 2 * 32, trace(llama()).n_weights
     assert 0.5 < one.flops / (6 * tokens * n) < 1.5, (
@@ -191,10 +191,10 @@ def test_attention_is_work_too():
     assert long - 8 * short == pytest.approx(per_pair * extra, rel=0.01)
 
 
-def test_all_batches_of_an_update_are_kept():
-    two, eight = (trace(clip(accumulation=n)).memory["activations"] for n in (2, 8))
-    batch = clip().batch(clip(), 2)
-    assert eight - two == 6 * sum(each.nbytes for each in batch.values())
+def test_the_whole_batch_is_there_and_the_activations_of_a_piece():
+    two, eight = (trace(llama(batch_size=2 * n, micro_batch=2)).memory["activations"] for n in (2, 8))
+    batch = llama().batch(llama(), 2)
+    assert eight - two == 6 * batch["input_ids"].nbytes  # which its labels are, too
 
 
 def test_predictions_add_up(digits):

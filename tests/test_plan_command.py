@@ -97,8 +97,8 @@ def test_a_plan_for_more_memory_than_exists_runs_nothing_large():
     found = plan.plan(asked, measure=False, largest=False)
     assert found.here.needs > found.here.usable > 0
     assert found.here.verdict.word == "not here" and found.here.total is None
-    assert found.remedies[0].name == "accumulation" and found.remedies[0].fits
-    assert any("To fit it on this machine: --set batch_size=" in sentence for sentence in found.answer)
+    assert found.remedies[0].name == "micro-batches" and found.remedies[0].fits
+    assert any("To fit it on this machine: --set micro_batch=" in sentence for sentence in found.answer)
     assert max(map(len, plan.table(found).splitlines())) <= LONGEST_LINE
 
 
@@ -311,7 +311,7 @@ def test_the_command_prints_the_page(typed):
 def test_what_fits_nowhere_is_an_answer_too(typed):
     words = ("--model", "llama", "--size", "tiny", "--batch-size", 8192, "--samples", 8192)
     status, out, _ = typed(*words, "--no-measuring")
-    assert status == 0 and "It fits nowhere" in out and "--set batch_size=" in out
+    assert status == 0 and "It fits nowhere" in out and "--set micro_batch=" in out
 
 
 def test_json(typed):

@@ -47,12 +47,13 @@ def predicted(workload: Formula) -> Prediction:
         "weights": GB,
         "gradients": int(trained * GB),
         "optimizer": int(2 * trained * GB),
-        "activations": int(each * config.batch_size / again / half * GB),
+        "activations": int(each * (config.micro_batch or config.batch_size) / again / half * GB),
         "data": GB // 2,
         "framework": GB // 2,
     }
-    samples = config.batch_size * config.accumulation
-    work = Work(flops=samples * 1e9 * (1.3 if config.gradient_checkpointing else 1), bytes=1, operations=10)
+    work = Work(
+        flops=config.batch_size * 1e9 * (1.3 if config.gradient_checkpointing else 1), bytes=1, operations=10
+    )
     return Prediction("net", config, 1000, tokens, 10, 10, memory, work, "cpu", None)
 
 
@@ -71,25 +72,25 @@ def test_remedies_come_in_order_and_each_only_where_it_applies():
     names = [each.name for each in remedies(of(sequence_length=256), sight(GB))]
     assert names == list(KINDS)
     assert [each.name for each in remedies(of(), sight(GB))] == [
-        "accumulation", "checkpointing", "precision", "smaller batch"
+        "micro-batches", "checkpointing", "precision", "smaller batch"
     ]  # fmt: skip
     config = Settings(batch_size=3, gradient_checkpointing=True, precision="bfloat16")
     found = remedies(Formula(config, sequence_length=20, lora_rank=4), sight(GB))
     assert [each.name for each in found] == []
 
 
-def test_accumulation_keeps_the_effective_batch_and_takes_the_mildest_dose_that_fits():
+def test_micro_batches_keep_the_update_and_takes_the_mildest_dose_that_fits():
     (first, *_) = remedies(of(64), sight(8 * GB))  # 5 GB and 0.1 a sample: 24 fit
-    assert dict(first.settings) == {"batch_size": 16, "accumulation": 4}
-    assert first.fits and first.command == "--set batch_size=16 --set accumulation=4"
+    assert dict(first.settings) == {"micro_batch": 16}
+    assert first.fits and first.command == "--set micro_batch=16"
     assert (first.before, first.after) == (int(11.4 * GB), int(6.6 * GB))
-    already = Formula(Settings(batch_size=64, accumulation=3))
-    assert remedies(already, sight(8 * GB))[0].settings == {"batch_size": 16, "accumulation": 12}
+    already = Formula(Settings(batch_size=64, micro_batch=20))
+    assert remedies(already, sight(1))[0].settings == {"micro_batch": 2}
 
 
 def test_no_remedy_goes_below_two_samples_or_a_quarter_of_a_text():
     found = {each.name: each.settings for each in remedies(of(8, sequence_length=512), sight(1))}
-    assert found["accumulation"] == {"batch_size": 2, "accumulation": 4}
+    assert found["micro-batches"] == {"micro_batch": 2}
     assert found["smaller batch"] == {"batch_size": 2}
     assert found["shorter sequences"] == {"sequence_length": 128}
 
@@ -98,7 +99,7 @@ def test_effects_say_what_is_saved_and_what_it_takes():
     timed = sight(8 * GB, seconds=lambda each: each.work.flops)
     found = {each.name: each for each in remedies(of(64), timed)}
     assert found["checkpointing"].effect == "saves 3.2 GB of 11 GB, takes about 30 % longer"
-    assert found["accumulation"].effect == "saves 4.8 GB of 11 GB, takes about as long"
+    assert found["micro-batches"].effect == "saves 4.8 GB of 11 GB, takes about as long"
     assert found["checkpointing"].command == "--set gradient_checkpointing=true"
     assert remedies(of(64), sight(8 * GB))[1].effect == "saves 3.2 GB of 11 GB"
     assert found["smaller batch"].as_dict()["slower"] == pytest.approx(1)
@@ -111,10 +112,10 @@ def test_what_saves_nothing_is_not_named():
 
 def test_one_remedy_is_enough_or_as_many_as_it_takes_or_none():
     wide = sight(8 * GB)
-    assert [each.name for each in enough(of(64), wide, remedies(of(64), wide))] == ["accumulation"]
+    assert [each.name for each in enough(of(64), wide, remedies(of(64), wide))] == ["micro-batches"]
     text, tight = of(64, sequence_length=512), sight(3 * GB)
     chain = enough(text, tight, remedies(text, tight))
-    assert [each.name for each in chain] == ["accumulation", "checkpointing", "shorter sequences", "LoRA"]
+    assert [each.name for each in chain] == ["micro-batches", "checkpointing", "shorter sequences", "LoRA"]
     assert all(later.before == earlier.after for earlier, later in itertools.pairwise(chain))
     assert chain[-1].fits and not any(each.fits for each in chain[:-1])
     assert predicted(chain[-1].workload).in_all == chain[-1].after
@@ -165,8 +166,8 @@ def test_times_and_costs_follow_from_one_update():
     assert found.basis == "published" and found.device == "cuda"
 
 
-def test_accumulation_makes_fewer_updates():
-    config = Settings(batch_size=10, accumulation=4)
+def test_an_epoch_has_as_many_updates_as_batches():
+    config = Settings(batch_size=40, micro_batch=10)
     assert beside(Spot("x", "cuda", GB), predicted(Formula(config)), 0.4).epoch.likely == pytest.approx(10)
 
 
@@ -285,10 +286,7 @@ def test_what_would_make_it_fit_here_is_what_to_type():
     wide = sight(8 * GB)
     chain = enough(of(64), wide, remedies(of(64), wide))
     found = told([at(HERE, needs=11.4, usable=8), at("T4", 1, 1)], enough=chain)
-    assert (
-        found[-1]
-        == "To fit it on this machine: --set batch_size=16 --set accumulation=4 (11 GB become 6.6 GB)."
-    )
+    assert found[-1] == "To fit it on this machine: --set micro_batch=16 (11 GB become 6.6 GB)."
 
 
 def test_times_that_are_not_known():

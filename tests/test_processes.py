@@ -7,12 +7,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from qnnkit.settings import Settings
-from qnnkit.train.processes import _Share, accelerated
+from qnnkit.train.processes import Processes, Share, _Part
 
 TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24 steps
 
@@ -40,7 +41,7 @@ SCRIPT = """
                 os.kill(os.getpid(), signal.SIGTERM)  # the last process is told; all of them stop
             return super().__call__(model, batch)
 
-    def trains(name, stop_at=None, accumulation=1):
+    def trains(name, stop_at=None, micro_batch=None):
         torch.manual_seed(0)
         points = torch.rand(141, 2, generator=torch.Generator().manual_seed(1))
         labels = (points.sum(1) > 1).long()
@@ -50,7 +51,7 @@ SCRIPT = """
             "train": Batches(points[:97], labels[:97], size, shuffle=True, seed=3),
             "validation": Batches(points[97:], labels[97:], size, shuffle=False),
         }
-        config = Settings(epochs=3, learning_rate=0.05, clip_norm=0.3, accumulation=accumulation)
+        config = Settings(epochs=3, learning_rate=0.05, clip_norm=0.3, micro_batch=micro_batch)
         task = Task()
         task.stop_at = stop_at
         seen.clear()
@@ -64,8 +65,8 @@ SCRIPT = """
         torch.save((model.state_dict(), rows), folder / f"{name}.{n_processes()}.{rank}.pt")
 
     for task in sys.argv[2:]:
-        name, stop_at, accumulation = task.split(",")
-        trains(name, int(stop_at) or None, int(accumulation))
+        name, stop_at, micro_batch = task.split(",")
+        trains(name, int(stop_at) or None, int(micro_batch) or None)
 """
 
 
@@ -86,10 +87,10 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    launch(script, 1, str(folder), "straight,0,1", "in turn,0,3", "first one,12,1")
-    told = launch(script, 2, str(folder), "both,0,1", "both in turn,0,3", "first two,12,1", "first one,0,1")
+    launch(script, 1, str(folder), "straight,0,0", "in pieces,0,6", "first one,12,0")
+    told = launch(script, 2, str(folder), "both,0,0", "both in pieces,0,3", "first two,12,0", "first one,0,0")
     assert sorted(line for line in told.splitlines() if "stopped" in line) == ["0 stopped", "1 stopped"]
-    launch(script, 1, str(folder), "first two,0,1")
+    launch(script, 1, str(folder), "first two,0,0")
     return lambda name: torch.load(folder / f"{name}.pt", weights_only=True)
 
 
@@ -105,7 +106,8 @@ def close(one, other):
     ("one", "other"),
     [
         ("straight.1.0", "both.2.0"),
-        ("in turn.1.0", "both in turn.2.0"),
+        ("in pieces.1.0", "both in pieces.2.0"),
+        ("straight.1.0", "both in pieces.2.0"),
         ("straight.1.0", "first one.2.0"),
         ("straight.1.0", "first two.1.0"),
     ],
@@ -122,8 +124,12 @@ def test_all_processes_end_with_the_same_bits(trained):
 @pytest.mark.parametrize(("n", "size", "world"), [(97, 8, 2), (96, 8, 2), (5, 2, 3), (1, 4, 2), (64, 1, 4)])
 def test_shares_are_of_equal_number_and_together_everything(n, size, world):
     batches = [list(range(start, min(start + size, n))) for start in range(0, n, size)]
-    shares = [list(_Share(batches, rank, world)) for rank in range(world)]
-    assert {len(share) for share in shares} == {len(_Share(batches, 0, world))}
+    parts = [_Part(batches, 0, SimpleNamespace(rank=rank, world=world), list) for rank in range(world)]
+    shares = [list(part) for part in parts]
+    assert {len(share) for share in shares} == {len(parts[0])}
+    for rank, part in enumerate(parts):
+        whole = [min((index + 1) * world * size, n) - index * world * size for index in range(len(part))]
+        assert part.own == [rank < samples for samples in whole]
     for index, parts in enumerate(zip(*shares, strict=True)):
         whole = range(index * world * size, min((index + 1) * world * size, n))
         own = [part for rank, part in enumerate(parts) if rank < len(whole)]
@@ -188,10 +194,10 @@ LANGUAGE = """
     for name in sys.argv[2:]:
         model = adapters.adapt(base, name, seed=1)
         loaders = {
-            split: splits.batches(split, 4 // n_processes(), shuffle=split == "train", seed=3)
+            split: splits.batches(split, 8 // n_processes(), shuffle=split == "train", seed=3)
             for split in ("train", "validation")
         }
-        config = Settings(epochs=2, learning_rate=0.05, accumulation=2)
+        config = Settings(epochs=2, learning_rate=0.05, micro_batch=2)
         progress = train.fit(model, Language(), loaders, config, seed=7)
         rows = [{key: value for key, value in row.items() if key != "seconds"} for row in progress.rows]
         weights = {key: value for key, value in model.state_dict().items() if "lora" in key or "peft" in key}
@@ -218,20 +224,62 @@ def test_adapters_on_two_processes_are_those_of_one_with_twice_the_batch(tmp_pat
             assert row == pytest.approx(other_row, abs=1e-4)
 
 
+class Counting(torch.utils.data.Dataset):
+    """Samples that note that they are loaded, and draw something with every one."""
+
+    def __init__(self):
+        self.loaded = []
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        self.loaded.append(index)
+        return torch.tensor(index), torch.rand(())
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("sized", [True, False])
+def test_an_epoch_begun_in_the_middle_is_that_epoch_and_loads_only_what_is_left(shuffle, sized):
+    """In the same bits, the order and what the dataset draws; where a loader has no indices it loads all."""
+
+    class Own(DataLoader):
+        def __iter__(self):
+            yield from super().__iter__()
+
+    dataset, kind, states = Counting(), DataLoader if sized else Own, []
+
+    def epoch(first, begin=lambda: None):
+        torch.manual_seed(3)
+        share = Share(kind(dataset, batch_size=4, shuffle=shuffle), Processes(torch.device("cpu")))
+        for (indices, drawn), own in share.batches(first, begin):
+            torch.rand(2)  # as dropout does
+            states.append(torch.get_rng_state())
+            yield indices.tolist(), drawn.tolist(), own
+
+    with torch.random.fork_rng(devices=[]):
+        whole = list(epoch(0))
+        state = states[2]
+        dataset.loaded.clear()
+        assert list(epoch(3, lambda: torch.set_rng_state(state))) == whole[3:]
+        assert len(dataset.loaded) == (8 if sized else 20)
+        assert list(epoch(5)) == []
+
+
 @pytest.mark.parametrize("name", ["meta", "cpu"])
-def test_one_process_trains_on_the_device_that_it_is_told(name, monkeypatch):
-    """As cuda:1 is, which Accelerate by itself would not take; nothing of it stays in the environment."""
-    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
-    with accelerated(torch.nn.Identity(), torch.device(name), Settings()) as accelerator:
-        assert accelerator.device == torch.device(name)
-    assert "ACCELERATE_TORCH_DEVICE" not in os.environ
+def test_one_process_trains_on_the_device_that_it_is_told(name):
+    """As cuda:1 is, which Accelerate by itself would not take."""
+    processes = Processes(torch.device(name))
+    assert processes.device == torch.device(name) and (processes.rank, processes.world) == (0, 1)
+    assert processes.spread(torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)).weight.device == torch.device(
+        name
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_training_on_the_second_gpu():
-    with accelerated(torch.nn.Identity(), torch.device("cuda:1"), Settings()) as accelerator:
-        assert accelerator.device == torch.device("cuda:1")
-        assert accelerator.prepare(
-            torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)
-        ).weight.device == torch.device("cuda:1")
+    processes = Processes(torch.device("cuda:1"))
+    assert processes.spread(torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)).weight.device == torch.device(
+        "cuda:1"
+    )

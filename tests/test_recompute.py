@@ -199,7 +199,7 @@ def test_less_is_kept(name, monkeypatch):
 def trained(model, *, loader=None, **settings):
     """Weights, rows and watched gradients of a short training."""
     labels = torch.arange(len(IMAGES)) % 4
-    loaders = {name: Batches(IMAGES, labels, 6, shuffle=name == "train") for name in ("train", "validation")}
+    loaders = {name: Batches(IMAGES, labels, 12, shuffle=name == "train") for name in ("train", "validation")}
     rows, found = [], []
     watch = None
     if isinstance(model, nn.Module) and layers.quantum_parameters(model):
@@ -207,7 +207,7 @@ def trained(model, *, loader=None, **settings):
 
         groups = [train.Group("all", list(model.parameters()), 0.01)]
         watch = gradients.Watch(model, groups, log=found.append)
-    config = Settings(epochs=2, accumulation=2, **settings)
+    config = Settings(epochs=2, micro_batch=6, **settings)
     train.fit(model, Classification(), loaders, config, watch=watch, log=rows.append)
     return model.state_dict(), [{**row, "seconds": None} for row in rows], found
 
@@ -241,7 +241,8 @@ def test_a_step_by_hand_keeps_less_and_gives_the_same_gradients():
         model = model_of("cnn")
         config = Settings(gradient_checkpointing=again)
         stepper = train.Stepper(model, Classification(), config)
-        stepper.backward(stepper.forward((IMAGES, labels)))
+        [compute] = stepper.passes((IMAGES, labels))
+        stepper.backward(compute())
         gradients.append({name: weight.grad for name, weight in model.named_parameters()})
         assert not any("forward" in vars(module) for module in model.modules())
     same(*gradients)

@@ -21,7 +21,7 @@ OTHERS = {
     "circuit": "random", "embedding": "iqp", "n_layers": 4, "kernel_size": 3, "stride": 3, "filters": 2,
     "trainable": False, "hidden": 8, "epochs": 2, "batch_size": 7, "learning_rate": 0.5,
     "quantum_learning_rate": 0.25, "optimizer": "sgd", "weight_decay": 0.125, "schedule": "linear",
-    "warmup_epochs": 1.5, "clip_norm": 2.0, "quantum_clip_norm": 3.0, "accumulation": 4,
+    "warmup_epochs": 1.5, "clip_norm": 2.0, "quantum_clip_norm": 3.0, "micro_batch": 5, "validate_every_steps": 13,
     "precision": "bfloat16", "patience": 6, "label_smoothing": 0.0625, "threads": 2,
     "save_every_steps": 9, "save_every_minutes": 0.75, "keep_checkpoints": 11,
     "gradient_samples": 5, "trackers": ["mlflow"],
@@ -31,7 +31,7 @@ OTHERS = {
     "initialisation": "gaussian", "gradient_checkpointing": True,
     "sequence_length": 32, "vocabulary": 300, "tokenizer": "folder", "part": "^ROMEO$", "composers": ["bach"],
     "transpose": 2, "overlap": 8, "size": "small", "patch_size": 2, "head": "linear", "adapter": "qpa",
-    "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True, "chunk": 16,
+    "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True,
     "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",
     "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
@@ -41,7 +41,7 @@ OTHERS = {
 OTHER_YET = {
     "augmentation": "none", "precision": "float16", "gradient_checkpointing": False, "four_bit": False,
     "base_precision": "float32", "frozen_backbone": False, "epochs": 1, "trainable": True, "grey": True,
-    "accumulation": 3, "dataset": "mnist", "image_size": 20, "circuit": "hardware_efficient",
+    "dataset": "mnist", "image_size": 20, "circuit": "hardware_efficient",
 }  # fmt: skip
 ONLY = [("text", "dataset"), ("music", "dataset")]  # settings with a single value
 

@@ -189,26 +189,32 @@ def test_evaluate_leaves_the_generators_alone():
 ONE_STEP = {"epochs": 1, "optimizer": "sgd", "learning_rate": 1.0, "schedule": "constant"}
 
 
-@pytest.mark.parametrize("n", [64, 80, 90])  # 80 and 90 end in fewer batches than are accumulated
-def test_two_batches_of_16_are_one_of_32(n):
-    def trained(**settings):
-        model = net(dtype=torch.float64)
-        config = Settings(
-            **ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "accumulation": settings.pop("accumulation", 1)}
-        )
-        progress = train.fit(model, TASK, loaders(n, dtype=torch.float64, **settings), config)
-        return weights(model), progress.updates
+@pytest.mark.parametrize("n", [64, 80, 91])
+@pytest.mark.parametrize("micro_batch", [16, 12, 1])
+def test_a_batch_in_pieces_is_the_batch(n, micro_batch):
+    """Pieces of unlike sizes too: the last batch of 91 samples has 27."""
 
-    whole, n_updates = trained(batch_size=32)
-    halves, n_halves = trained(batch_size=16, accumulation=2)
-    assert n_halves == n_updates == 2 * math.ceil(n / 32)
-    if n == 90:  # 16 and 10 left: the mean of two means is not the mean of 26
-        assert not equal(whole, halves)
-        return
+    def trained(batch_size, micro_batch=None):
+        model, sizes = net(dtype=torch.float64), []
+        model.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+        config = Settings(**ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "micro_batch": micro_batch})
+        progress = train.fit(model, TASK, loaders(n, batch_size, dtype=torch.float64), config)
+        return weights(model), progress.updates, max(sizes)
+
+    whole, n_updates, _ = trained(32)
+    pieces, n_pieces, most = trained(32, micro_batch)
+    assert n_pieces == n_updates == 2 * math.ceil(n / 32) and most <= micro_batch
     for name, value in whole.items():
-        torch.testing.assert_close(halves[name], value, rtol=0, atol=SAME_SUM)
-    alone, _ = trained(batch_size=16)
+        torch.testing.assert_close(pieces[name], value, rtol=0, atol=SAME_SUM)
+    alone, *_ = trained(16)
     assert max((alone[name] - value).abs().max() for name, value in whole.items()) > 1e6 * SAME_SUM
+
+
+def test_a_batch_that_cannot_be_cut_refuses_pieces():
+    rows = [(point, "a name") for point in clouds(8)[0]]
+    loader = DataLoader(rows, batch_size=8)
+    with pytest.raises(ValueError, match="`micro_batch` must be None for a batch that cannot be split"):
+        train.fit(net(), TASK, {"train": loader, "validation": loader}, Settings(micro_batch=4))
 
 
 def groups(model, **first):
@@ -307,16 +313,15 @@ def test_the_schedule_by_hand(settings, factors):
     assert model.weight.item() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_the_schedule_within_an_epoch(accumulation):
+@pytest.mark.parametrize("micro_batch", [None, 4])
+def test_the_schedule_within_an_epoch(micro_batch):
     """Six batches an epoch: the step size falls between updates, and is near zero at the last."""
     rows = []
     config = Settings(
-        epochs=2, learning_rate=1e-3, schedule="linear", warmup_epochs=0.5, accumulation=accumulation
+        epochs=2, learning_rate=1e-3, schedule="linear", warmup_epochs=0.5, micro_batch=micro_batch
     )
     train.fit(net(), TASK, loaders(), config, log=rows.append)
-    per_epoch = math.ceil(6 / accumulation)
-    done = [(epoch * per_epoch - 1) / per_epoch for epoch in (1, 2)]  # before the last update of each
+    done = [(epoch * 6 - 1) / 6 for epoch in (1, 2)]  # before the last update of each
     expected = [1e-3 * (1 - (epoch - 0.5) / 1.5) for epoch in done]
     assert [row["learning_rate"] for row in rows] == pytest.approx(expected, rel=1e-9)
 
@@ -436,11 +441,11 @@ KILLED = """
         labels = (points[:, 0] + 0.5 * torch.rand(96, generator=generator) > 0.75).long()
         model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2))
         loaders = {
-            "train": Batches(points[:64], labels[:64], 8, shuffle=True, seed=3),
+            "train": Batches(points[:64], labels[:64], 16, shuffle=True, seed=3),
             "validation": Batches(points[64:], labels[64:], 16, shuffle=False),
         }
         config = Settings(
-            epochs=6, learning_rate=0.1, accumulation=2, warmup_epochs=1, clip_norm=0.5, save_every_steps=1
+            epochs=6, learning_rate=0.1, micro_batch=8, warmup_epochs=1, clip_norm=0.5, save_every_steps=1
         )
         def log(row):
             workspace.append_line(folder / "metrics.jsonl", row)
@@ -476,12 +481,12 @@ KILLED = """
             assert read(status) == code, (when, status)
         assert child(folder, (None, 0, "")) == 0, name
 """
-# 8 batches, 4 updates and 2 validation batches an epoch, 6 epochs; at least the epochs' ends are written.
+# 4 batches of 2 pieces and 2 validation batches of 2 an epoch, 6 epochs; the epochs' ends are written.
 MOMENTS = {
     "never": [],
     "at the first batch": [("batch", 1, "SIGKILL")],
     "in the middle of the first epoch": [("batch", 5, "SIGKILL")],
-    "between two accumulated batches": [("batch", 22, "SIGKILL")],
+    "between two pieces": [("batch", 22, "SIGKILL")],
     "in validation": [("validation", 6, "SIGKILL")],
     "between the row and the checkpoint": [("row", 3, "SIGKILL")],
     "before the first checkpoint gets its name": [("write", 1, "SIGKILL")],
@@ -850,11 +855,12 @@ def nested(call, value=math.nan):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("micro_batch", [None, 8])
 @pytest.mark.parametrize(("epoch", "index"), [(1, 0), (1, 4), (2, 3)])
-def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index, accumulation, value):
-    rows, config = [], Settings(epochs=3, accumulation=accumulation)
-    model = nested(6 * (epoch - 1) + index + 1, value)  # six batches an epoch
+def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index, micro_batch, value):
+    rows, config = [], Settings(epochs=3, micro_batch=micro_batch)
+    before = (6 * (epoch - 1) + index) * (16 // (micro_batch or 16))  # six batches an epoch
+    model = nested(before + 1, value)
     told = (
         f"The training loss is not finite at epoch {epoch}, batch {index}: layer `inner.1` (Breaking) makes "
         "such numbers of finite ones. Look at its weights and at what it is given; a lower learning rate or "
@@ -993,7 +999,7 @@ def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
     model = net(dropout=0.5)
     attributes = set(vars(model))
     before = surroundings()
-    config = Settings(epochs=2, precision=precision, accumulation=4)
+    config = Settings(epochs=2, precision=precision, micro_batch=4)
     if ends == "well":
         train.fit(model, TASK, loaders(shuffle=True), config)
     else:
@@ -1007,7 +1013,7 @@ def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
 
 
 def test_one_training_does_not_colour_the_next():
-    """After one in bfloat16 that broke between two accumulated batches, another is as in a fresh process."""
+    """After one in bfloat16 that broke between two pieces of a batch, another is as in a fresh process."""
     reused, fresh = (built(lambda: nn.Sequential(nn.Linear(2, 8), Probe(), nn.Linear(8, 2))) for _ in "ab")
     start = weights(reused)
 
@@ -1021,7 +1027,7 @@ def test_one_training_does_not_colour_the_next():
             return super().__call__(model, batch)
 
     def config(precision):
-        return Settings(epochs=2, precision=precision, accumulation=3)
+        return Settings(epochs=2, precision=precision, micro_batch=8)
 
     train.fit(fresh, TASK, loaders(), config("float32"))
     with pytest.raises(KeyboardInterrupt):

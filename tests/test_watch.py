@@ -17,7 +17,6 @@ from qnnkit.gradients import Watch
 from qnnkit.gradients.watch import QUANTUM_SKETCH, signal_to_noise
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
-from qnnkit.train import loop
 from tests.watched import TASK, Turned, data, drawn, groups, layer, net, of, trained
 
 DIGITS = 6e-4
@@ -265,32 +264,23 @@ def test_looking_on_changes_nothing():
         assert torch.equal(one, other)
 
 
-def test_accumulated_batches_count_as_one_step():
-    rows = trained(net(), accumulation=4)
-    assert [row["steps"] for row in rows] == [[1, 2, 3], [4, 5, 6]] and rows[0]["updates"] == 3
+def test_a_batch_in_pieces_counts_as_one_step():
+    whole, pieces = trained(net(), per_epoch=3), trained(net(), per_epoch=3, micro_batch=2)
+    for row, other in zip(whole, pieces, strict=True):
+        assert (row["steps"], row["updates"]) == (other["steps"], other["updates"])
 
 
 @contextlib.contextmanager
 def scaled(monkeypatch, scale: float):
     """Training under torch's own gradient scaler, as float16 on CUDA has it."""
-    from accelerate.utils import AutocastKwargs
+    real, seen = torch.amp.GradScaler, []
 
-    real, seen = loop.accelerated, []
-
-    @contextlib.contextmanager
-    def accelerated(*given):
-        with real(*given) as accelerator:
-            accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10**6)
-            # Says float16 where gradients are unscaled; nothing is cast on this device.
-            accelerator.state._mixed_precision = "fp16"
-            accelerator.native_amp = True
-            accelerator.autocast = contextlib.nullcontext
-            accelerator.autocast_handler = AutocastKwargs(enabled=False)
-            seen.append(accelerator.scaler)
-            yield accelerator
+    def scaler(kind, enabled):
+        seen.append(real(kind, init_scale=scale, growth_interval=10**6))
+        return seen[-1]
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "accelerated", accelerated)
+        patched.setattr(torch.amp, "GradScaler", scaler)
         yield seen
 
 

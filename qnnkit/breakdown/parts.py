@@ -101,21 +101,25 @@ def _timed_step(stepper: train.Stepper, batches: Iterator[Any], clock: _Clock) -
     loaded = clock.now()
     batch = send_to_device(batch, clock.device)
     moved = clock.now()
-    loss = stepper.forward(batch)
-    forward = clock.now()
-    stepper.backward(loss)
-    backward = clock.now()
+    forward = backward = 0.0
+    for compute in stepper.passes(batch):
+        begin = clock.now()
+        loss = compute()
+        computed = clock.now()
+        stepper.backward(loss)
+        forward, backward = forward + computed - begin, backward + clock.now() - computed
+    update = clock.now()
     stepper.update()
     end = clock.now()
     clock.close_spans()
     return {
         "loading": loaded - start,
         "transfer": moved - loaded,
-        "classical forward": forward - moved - clock.quantum_forward,
+        "classical forward": forward - clock.quantum_forward,
         "quantum forward": clock.quantum_forward,
-        "classical backward": backward - forward - clock.quantum_backward,
+        "classical backward": backward - clock.quantum_backward,
         "quantum backward": clock.quantum_backward,
-        "optimizer": end - backward,
+        "optimizer": end - update,
         "whole": end - start,
     }
 

@@ -157,7 +157,6 @@ class _Bench:
     def steps(self, row: Strategy, model: nn.Module, batch: Any, precision: str | None = None) -> _Turn:
         config = self.config
         config = config.model_copy(update={"precision": precision or config.precision})
-        config = config.model_copy(update={"accumulation": 1})
         if hasattr(config, "augmentation"):
             config = config.model_copy(update={"augmentation": "none"})
         task = recipes.of(config).task(config)

@@ -56,8 +56,6 @@ class Captions(Base):
     """Most tokens of a caption; None takes the longest."""
     tokenizer: Place | None = None
     """Folder, or name on the Hub, of a tokenizer; None takes that of `pretrained`, or words as they are."""
-    chunk: int | None = Field(default=None, ge=1)
-    """Pairs of a batch whose activations are held at once (cached gradients); None holds all."""
 
 
 class Text(Base):
@@ -96,7 +94,7 @@ class Music(Base):
     """Tokens that a training block shares with the one before; None takes a quarter of a block."""
 
 
-OWN_NAMES = ("dataset", "data_dir", "label_smoothing", "augmentation", "chunk")
+OWN_NAMES = ("dataset", "data_dir", "label_smoothing", "augmentation")
 """Settings above that are no options of `data.load`."""
 
 

@@ -61,7 +61,7 @@ def candidates(
         config: Its `batch_size` may be "auto".
         n_samples: In an epoch; None does not bound the size of batches.
     """
-    batches = sizes(n_samples, config.accumulation) if config.batch_size == "auto" else [config.batch_size]
+    batches = sizes(n_samples) if config.batch_size == "auto" else [config.batch_size]
     found = []
     for place in devices(device, config.precision):
         given = threads
@@ -99,7 +99,7 @@ def thread_counts() -> list[int]:
     return sorted({1, max(1, most // 2), most})
 
 
-def sizes(n_samples: int | None, accumulation: int = 1) -> list[int]:
+def sizes(n_samples: int | None) -> list[int]:
     """Powers of two that leave an epoch enough updates; the smallest in any case.
 
     Where the last batch of an epoch would be of one sample, which normalisation over a batch may not take,
@@ -113,7 +113,7 @@ def sizes(n_samples: int | None, accumulation: int = 1) -> list[int]:
     """
     found = [SMALLEST]
     while found[-1] < LARGEST:
-        if n_samples is not None and found[-1] * 2 * accumulation * UPDATES > n_samples:
+        if n_samples is not None and found[-1] * 2 * UPDATES > n_samples:
             break
         found.append(found[-1] * 2)
     if n_samples is None:

@@ -131,7 +131,7 @@ def place(
     )
 
 
-DECIDING = ("batch_size", "optimizer", "accumulation", "precision", "augmentation", "gradient_checkpointing")
+DECIDING = ("batch_size", "optimizer", "micro_batch", "precision", "augmentation", "gradient_checkpointing")
 """Settings of a training that its speed depends on; those of later versions, too."""
 
 

@@ -57,7 +57,7 @@ def race(
         model: A copy of it is trained.
         task: Gives the loss.
         samples: As the task takes a batch, any number of them; repeated where they are too few.
-        config: Optimizer, accumulation and precision.
+        config: Optimizer, micro_batch and precision.
         candidates: The simplest first, at least one.
         groups: Makes the parameter groups of a model; all parameters in one by default.
         seconds: For trying all, about, and as much again for rounds; tracing circuits comes on top where the
@@ -125,7 +125,7 @@ class _Race:
         for candidate in sorted(candidates, key=lambda one: one.batch_size):
             size = candidate.batch_size
             late = time.perf_counter() - begin > self.seconds
-            too_long = late or best * size * self.config.accumulation > self.longest
+            too_long = late or best * size > self.longest
             if candidate.device in full or (runners and len(sizes) > 1 and too_long):
                 continue
             try:
@@ -193,17 +193,17 @@ class _Race:
             Exception: What its first steps raise.
         """
         size = self.at or candidate.batch_size
-        place, samples = torch.device(candidate.device), size * self.config.accumulation
-        if place.type == "cpu" and self.grown.get("cpu", 0) * samples > ROOM * machine.memory()[1]:
+        place = torch.device(candidate.device)
+        if place.type == "cpu" and self.grown.get("cpu", 0) * size > ROOM * machine.memory()[1]:
             raise MemoryError  # asked first: the system ends a process that takes too much
         measure.reset_peak(place)
         before = measure.peak_on(place)
         step = self.step(candidate, size)
-        self.grown[candidate.device] = max(0, measure.peak_on(place) - before) / samples
+        self.grown[candidate.device] = max(0, measure.peak_on(place) - before) / size
         took = self.timed(step, candidate, 1)
-        if took < 1 and took > FAR_SLOWER * best * samples:  # once may be a hiccup
+        if took < 1 and took > FAR_SLOWER * best * size:  # once may be a hiccup
             took = min(took, self.timed(step, candidate, 1))
-        return _Runner(candidate, step, took / samples, max(1, math.ceil(TURN / took)))
+        return _Runner(candidate, step, took / size, max(1, math.ceil(TURN / took)))
 
     def rounds(self, runners: Sequence[_Runner], end: float) -> None:
         if len(runners) < 2:
@@ -213,7 +213,7 @@ class _Race:
             if number >= FEWEST and time.perf_counter() > end:
                 break
             for runner in order.sample(runners, len(runners)):
-                samples = (self.at or runner.candidate.batch_size) * self.config.accumulation
+                samples = self.at or runner.candidate.batch_size
                 try:
                     runner.taken.append(self.timed(runner.step, runner.candidate, runner.steps) / samples)
                 except Exception as error:  # such as memory that others have taken meanwhile

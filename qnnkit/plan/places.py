@@ -104,7 +104,7 @@ def place(
     config = prediction.training
     epoch = total = cost = units = None
     if updates is not None:
-        epoch = updates.seconds.times(prediction.n_samples / (config.batch_size * config.accumulation))
+        epoch = updates.seconds.times(prediction.n_samples / config.batch_size)
         total = epoch.times(config.epochs * trainings)
         hours = total.times(1 / 3600)
         cost = None if spot.price_per_hour is None else hours.times(spot.price_per_hour)

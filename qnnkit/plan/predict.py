@@ -153,16 +153,15 @@ def _updates(workload: Workload, device: torch.device, seconds: float) -> measur
     An epoch that is short itself is run whole, with its last batch as small as it is, and its checkpoints.
     """
     config = workload.training
-    whole = math.ceil(math.ceil(workload.n_samples / config.batch_size) / config.accumulation)
+    whole = math.ceil(workload.n_samples / config.batch_size)
     model = workload.build(workload, False)
     first = _epochs(workload, model, device, 1, 3, whole)[-1]
     if first > 2 * seconds:
         return measure.Spread.of([first])
     n = max(1, min(LONGEST, int(seconds / 3 / first), whole))
     times = _epochs(workload, model, device, n, 4, whole)[1:]
-    together = config.batch_size * config.accumulation
-    samples = workload.n_samples if n == whole else n * together
-    return measure.Spread.of([each * together / samples for each in times])
+    samples = workload.n_samples if n == whole else n * config.batch_size
+    return measure.Spread.of([each * config.batch_size / samples for each in times])
 
 
 def _epochs(
@@ -170,7 +169,7 @@ def _epochs(
 ) -> list[float]:
     """Seconds of each epoch of so many updates, of the `whole` that an epoch has."""
     config = workload.training.model_copy(update={"epochs": epochs, "patience": 0})
-    batches = {"train": updates * config.accumulation, "validation": 1}
+    batches = {"train": updates, "validation": 1}
     loaders = {split: workload.loader(workload, n) for split, n in batches.items()}
     groups = workload.groups(model, config)
     watch = workload.watch(model, groups, math.ceil(config.gradient_samples * updates / whole))

@@ -92,16 +92,14 @@ class Prediction:
 
     @property
     def updates_per_epoch(self) -> int:
-        batches = math.ceil(self.n_samples / self.training.batch_size)
-        return math.ceil(batches / self.training.accumulation)
+        return math.ceil(self.n_samples / self.training.batch_size)
 
     @property
     def seconds_per_epoch(self) -> float | None:
         """Of training, without validation and writing."""
         if self.seconds is None:
             return None
-        updates = self.n_samples / (self.training.batch_size * self.training.accumulation)
-        return self.seconds.median * updates
+        return self.seconds.median * self.n_samples / self.training.batch_size
 
     @property
     def seconds_in_all(self) -> float | None:

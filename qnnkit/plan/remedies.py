@@ -19,8 +19,8 @@ SMALLEST, SHORTEST = 2, 16
 LORA_RANK = 8
 
 KINDS = {
-    "accumulation": "Gradients of smaller batches are averaged before one update; the effective batch stays. "
-    "Layers that normalise over a batch see the smaller one.",
+    "micro-batches": "A batch is computed in pieces whose gradients are added up; the update stays. Layers "
+    "that normalise over a batch see the pieces.",
     "checkpointing": "Activations are computed again on the way back instead of being kept; results stay.",
     "shorter sequences": "The net sees less of each text.",
     "LoRA": "Low-rank updates are trained in place of the weights, whose gradients and moments fall away.",
@@ -122,7 +122,7 @@ class Sight:
 
     def per_sample(self, prediction: Prediction) -> float | None:
         config = prediction.training
-        return self.seconds and self.seconds(prediction) / (config.batch_size * config.accumulation)
+        return self.seconds and self.seconds(prediction) / config.batch_size
 
 
 def remedies(workload: Changeable, sight: Sight) -> list[Remedy]:
@@ -189,11 +189,11 @@ def _doses(name: str, workload: Changeable) -> Iterator[dict[str, Any]]:
     """Settings to try, the mildest first; none where the remedy does not apply."""
     config = workload.training
     match name:
-        case "accumulation":
-            size, passes = config.batch_size, config.accumulation
-            while size % 2 == 0 and size // 2 >= SMALLEST:
-                size, passes = size // 2, 2 * passes
-                yield {"batch_size": size, "accumulation": passes}
+        case "micro-batches":
+            size = min(config.micro_batch or config.batch_size, config.batch_size)
+            while size // 2 >= SMALLEST:
+                size //= 2
+                yield {"micro_batch": size}
         case "checkpointing":
             if not config.gradient_checkpointing:
                 yield {"gradient_checkpointing": True}

@@ -25,7 +25,8 @@ def table(plan: Plan) -> str:
 def _memory(plan: Plan) -> Iterator[str]:
     found = plan.prediction
     config = found.training
-    batch = f"batch {config.batch_size}" + (f" x {config.accumulation}" if config.accumulation > 1 else "")
+    micro = config.micro_batch or config.batch_size
+    batch = f"batch {config.batch_size}" + (f", {micro} at once" if micro < config.batch_size else "")
     tokens = f" of {found.sequence_length} tokens" if found.sequence_length else ""
     yield from _wrapped(
         f"{found.name}: {found.n_weights:,} weights, {found.n_trained:,} of them trained; "

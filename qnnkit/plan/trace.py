@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from qnnkit import layers, train
@@ -127,10 +126,8 @@ def _traced(workload: Workload, model: nn.Module, foreach: bool) -> Traced:
     gc.freeze()
     seen = depth.followed(model, lambda stack: _step(workload, model, foreach, stack))
     memory = max(seen.peaks.values(), key=lambda parts: sum(parts.values()))
-    # The loop keeps the batches of an update until it is taken; those that were not traced lie there as well.
-    waiting = (config.accumulation - min(config.accumulation, PASSES)) * _bytes_of(workload)
     return Traced(
-        memory={**memory, "activations": memory.get("activations", 0) + waiting},
+        memory=dict(memory),
         work=seen.work,
         n_weights=n_weights,
         n_trained=n_trained,
@@ -150,7 +147,6 @@ def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleL
     weights = list(model.parameters())
     for tensor in (*weights, *model.buffers()):
         ledger.add(tensor, "weights")
-    passes = min(config.accumulation, PASSES)
     with contextlib.ExitStack() as work:
         for weight in weights:
             if weight.requires_grad:
@@ -161,7 +157,7 @@ def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleL
         work.enter_context(ledger.attributing(model))
         with ledger:
             if stack is None or layers.exchanged_parameters(model):  # circuits are read in the first pass
-                _update(stepper, ledger, workload, FIRST, 1)
+                _update(stepper, ledger, workload, FIRST)
             else:  # all that such a model trains has a gradient
                 _update_alone(stepper, ledger, weights)
         ledger.begin()
@@ -169,8 +165,9 @@ def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleL
             work.enter_context(depth.placing(ledger, stack))
         flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
         with ledger, flops:
-            before_update = _update(stepper, ledger, workload, config.batch_size, passes)
-    repeats = config.accumulation / passes
+            before_update = _update(stepper, ledger, workload, config.batch_size)
+    passes = -(-config.batch_size // (config.micro_batch or config.batch_size))
+    repeats = 1.0 if getattr(workload.task, "whole", False) else passes / min(passes, PASSES)
     again = repeats - 1  # the update itself comes once
     done = Work(
         flops=repeats * flops.get_total_flops(),
@@ -188,19 +185,12 @@ def _linear(model: nn.Module) -> int:
     return sum(layer.weight.numel() for layer in linear if not layer.weight.requires_grad)
 
 
-def _bytes_of(workload: Workload) -> int:
-    """Of a batch."""
-    leaves = tree_leaves(workload.batch(workload, workload.training.batch_size))
-    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
-
-
-def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int, passes: int) -> Work:
-    """One update; the work that came before its last part, the optimizer's."""
-    kept = []
-    for number in range(passes):
-        kept.append(workload.batch(workload, size))
+def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int) -> Work:
+    """One update of at most `PASSES` pieces; the work that came before its last part, the optimizer's."""
+    batch = workload.batch(workload, size)
+    for number, compute in enumerate(stepper.passes(batch)[:PASSES]):
         ledger.enter("forward", number)
-        loss = stepper.forward(kept[-1])
+        loss = compute()
         ledger.enter("backward", number)
         stepper.backward(loss)
         del loss

@@ -34,7 +34,7 @@ def build(settings, splits, seed):
 
 
 def task(settings):
-    return tasks.Contrastive(settings.chunk)
+    return tasks.Contrastive()
 
 
 def check(settings):

@@ -10,8 +10,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mac": {
         "sequence_length": 2048,
         "rank": 16,
-        "batch_size": 1,  # 3 billion weights in float32 are 12.9 GB; little is left for activations
-        "accumulation": 8,  # the update is that of 8 blocks all the same
+        "batch_size": 8,
+        "micro_batch": 1,  # 3 billion weights in float32 are 12.9 GB; little is left for activations
         "gradient_checkpointing": True,  # activations of one layer in place of 28, for a forward pass more
         "save_every_steps": 250,  # laptops sleep: at most so many updates are lost
         "save_every_minutes": None,  # by updates alone, so that runs are saved alike
@@ -19,15 +19,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "t4": {
         "four_bit": True,  # 16 GB hold the 4-bit weights
         "base_precision": "float16",  # 6.4 of 15 GB where bitsandbytes is missing
-        "batch_size": 1,
-        "accumulation": 16,  # the update is that of 16 blocks
+        "batch_size": 16,
+        "micro_batch": 1,  # one block at a time, for an update of 16
         "precision": "float16",  # this GPU has no bfloat16; a scaler keeps small gradients
         "gradient_checkpointing": True,
     },
     "a100": {
         "base_precision": "bfloat16",  # they fit so, which is faster than unpacking 4 bits
-        "batch_size": 8,  # 40 GB or more: fewer, larger products
-        "accumulation": 2,  # the same 16 blocks an update as on a T4
+        "batch_size": 16,  # as on a T4
+        "micro_batch": 8,  # 40 GB or more: fewer, larger products
         "precision": "bfloat16",  # float32's range, so no scaler is needed
     },
 }

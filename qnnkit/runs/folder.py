@@ -50,7 +50,7 @@ OF_NETS = ("seed", "n_seeds", "controls")
 """Which nets there are; each is made alike, whatever these say."""
 TRAINING = (
     *(name for name in Settings.model_fields if name not in (*SPLITTING, *OF_NETS)),
-    *("label_smoothing", "augmentation", "chunk"),  # of kinds of data
+    *("label_smoothing", "augmentation"),  # of kinds of data
 )
 """Settings of the training and of the machine: any other makes other nets, or other data."""
 

@@ -299,7 +299,7 @@ def _train(
             tell=tell,
             built=built,
         )
-        test = _test(model, task, loaders["test"], splits, place, progress.at_once)
+        test = _test(model, task, loaders["test"], splits, place, progress.micro_batch or config.micro_batch)
     score = task.score
     sign = 1 if task.monitor == score.on_validation else -1  # what is to fall is watched as minus itself
     final = {
@@ -318,8 +318,8 @@ def _train(
         "peak_memory": max(reporter.peak if reporter else 0, measure.peak_on(place)),
         "peak_ram": measure.peak(),
     }
-    if progress.at_once:
-        final["samples_at_once"] = progress.at_once
+    if progress.micro_batch:
+        final["micro_batch"] = progress.micro_batch
     if is_main():
         there = {row["epoch"] for row in run.rows("metrics") if _is_epoch_of(row, net, seed)}
         for row in progress.rows:  # a row that the file has lost is still in the checkpoint
@@ -351,15 +351,15 @@ def _test(
     loader: Any,
     splits: Splits,
     place: torch.device,
-    at_once: int | None,
+    micro_batch: int | None,
 ) -> dict[str, float]:
     """The task's numbers on the test split; what needs all outputs at once is judged after the same pass."""
     if isinstance(task, tasks.Classification):
         seen: list[Tensor] = []
         with model.register_forward_hook(lambda module, images, logits: seen.append(logits.detach().cpu())):
-            means = train.evaluate(model, task, loader, place, at_once=at_once)
+            means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
         return task.judge(torch.cat(seen), splits.test.labels) | means
-    means = train.evaluate(model, task, loader, place, at_once=at_once)
+    means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     if isinstance(task, tasks.Contrastive):
         found = task.judge(retrieval.embed(model, splits, "test", device=place))  # type: ignore[arg-type]
         both = found["image_to_text_recall_1"], found["text_to_image_recall_1"]

@@ -65,7 +65,7 @@ class Reporter:
             loss=moment.loss if math.isfinite(moment.loss) else None,
             learning_rate=moment.learning_rate,
             per_second=per_second or None,
-            samples_at_once=moment.at_once,
+            micro_batch=moment.micro_batch,
         )
         self.samples, self.since = 0, now
 
@@ -122,7 +122,7 @@ class Status:
     """Until this net is trained, if nothing stops it early."""
     seconds_left_run: float | None = None
     """Until all are."""
-    samples_at_once: int | None = None
+    micro_batch: int | None = None
     memory: int | None = None
     """Bytes of RAM that the process holds."""
     peak_memory: int | None = None
@@ -186,7 +186,7 @@ def of_rows(
     left_net, left_run = _left(steps, pair, order, tested)
     words = {"net": str, "seed": int, "device": str}
     facts: dict[str, Any] = {name: _is(begin.get(name), kind) for name, kind in words.items()}
-    numbers = ("epoch", "epochs", "step", "steps", "loss", "per_second", "samples_at_once")
+    numbers = ("epoch", "epochs", "step", "steps", "loss", "per_second", "micro_batch")
     facts |= {name: _number(last, name) for name in (*numbers, "memory", "device_memory")}
     return Status(
         folder,

@@ -170,7 +170,8 @@ class Net(TypedDict):
     n_trained: NotRequired[Count]
     """Of the weights."""
     batch_size: Count
-    accumulation: Count
+    micro_batch: NotRequired[Count | None]
+    """Samples that are computed at once; absent or None are all."""
     n_samples: Count
     """Of an epoch."""
     data_bytes: Count

@@ -86,7 +86,7 @@ def measured(
         kind=kind,
         digest=_digest(config, sample.sizes, sample.n_samples),
         batch_size=size,
-        accumulation=config.accumulation,
+        micro_batch=config.micro_batch,
         n_samples=sample.n_samples,
         data_bytes=sample.data_bytes,
         settings=rows,
@@ -105,7 +105,7 @@ def _digest(config: Settings, sizes: dict[str, Any], n_samples: int) -> str:
     Of the kit's own nets it is as files of earlier versions have it; a recipe of a user's counts whole.
     """
     recipe, kinds = recipes.of(config), type(config).__mro__
-    chosen = {*DECIDING, "label_smoothing", "chunk"} - {"precision"}
+    chosen = {*DECIDING, "label_smoothing"} - {"precision"}
     of_data = {name for kind in KINDS for name in kind.model_fields}
     usual = {
         name: field.default for kind in kinds for name, field in getattr(kind, "model_fields", {}).items()
@@ -156,7 +156,7 @@ def here(question: dict[str, Any]) -> dict[str, Any]:
                 found["threads"] = torch.get_num_threads()
     except (RuntimeError, ValueError, AttributeError, OSError, MemoryError) as error:  # such as no memory
         return {"why": machine.first_line(error)}
-    rate = len(sample) * training.accumulation / found["update"]["median"]
+    rate = len(sample) / found["update"]["median"]
     found |= {"samples_per_second": rate, "seconds_per_epoch": sample.n_samples / rate}
     if sample.n_tokens:
         found["tokens_per_second"] = rate * sample.n_tokens
@@ -202,15 +202,18 @@ def _times(stepper: train.Stepper, batch: Any, device: torch.device, seconds: fl
         start = _now(device)
         stepper(batch)
         taken["update"].append(_now(device) - start)
+        spent = dict.fromkeys(("forward", "backward"), 0.0)
+        for compute in stepper.passes(batch):
+            start = _now(device)
+            loss = compute()
+            forward = _now(device)
+            stepper.backward(loss)
+            spent["forward"] += forward - start
+            spent["backward"] += _now(device) - forward
         start = _now(device)
-        loss = stepper.forward(batch)
-        forward = _now(device)
-        stepper.backward(loss)
-        backward = _now(device)
         stepper.update()
-        end = _now(device)
-        for name, spent in zip(taken, (forward - start, backward - forward, end - backward), strict=False):
-            taken[name].append(spent)
+        for name, seconds_ in (spent | {"optimizer": _now(device) - start}).items():
+            taken[name].append(seconds_)
     return {name: times_of(spent) for name, spent in taken.items()}
 
 

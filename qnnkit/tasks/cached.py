@@ -18,7 +18,7 @@ from qnnkit import checks
 from qnnkit.checkpoint import own_generators, random_state, set_random_state
 
 
-def outputs(model: nn.Module, batch: Mapping[str, Tensor], chunk: int) -> tuple[Tensor, ...]:
+def outputs(model: nn.Module, batch: Mapping[str, Tensor], micro_batch: int) -> tuple[Tensor, ...]:
     """What `model(**batch)` gives, a tuple of tensors, each computed in chunks of the batch.
 
     Their backward pass computes each chunk again, with the same random numbers and under the same autocast:
@@ -28,20 +28,22 @@ def outputs(model: nn.Module, batch: Mapping[str, Tensor], chunk: int) -> tuple[
     Args:
         model: Gives a tuple of tensors, (batch, ...) each.
         batch: Its arguments, of one length.
-        chunk: Samples at once.
+        micro_batch: Samples at once.
 
     Raises:
-        ValueError: `chunk` is below 1.
+        ValueError: `micro_batch` is below 1.
         NotImplementedError: The model is spread over several processes.
     """
-    checks.positive("chunk", chunk, "Use 64, or None for the whole batch at once.")
+    checks.positive("micro_batch", micro_batch, "Use 64, or None for the whole batch at once.")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         step = "Use one process, or a batch that fits at once."
-        raise NotImplementedError(checks.message("chunk", "be None on several processes", chunk, step))
+        raise NotImplementedError(
+            checks.message("micro_batch", "be None on several processes", micro_batch, step)
+        )
     n = len(next(iter(batch.values())))
     parts = [
-        {name: values[first : first + chunk] for name, values in batch.items()}
-        for first in range(0, n, chunk)
+        {name: values[first : first + micro_batch] for name, values in batch.items()}
+        for first in range(0, n, micro_batch)
     ]
     return _Cached.apply(model, parts, *(weight for weight in model.parameters() if weight.requires_grad))
 

@@ -33,25 +33,26 @@ class Contrastive:
         Radford et al. 2021, arXiv:2103.00020, figure 3 (InfoNCE: van den Oord et al. 2018, arXiv:1807.03748).
     """
 
-    chunk: int | None = None
-    """Samples whose graph is in memory at once, for batches that do not fit (`tasks.cached`); None: all."""
+    whole: ClassVar[bool] = True
     monitor: str = "accuracy"
     score: ClassVar[Score] = RECALL
 
-    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor], micro_batch: int | None = None) -> Step:
+        """What a batch gives; of `micro_batch` samples alone a graph is kept (`tasks.cached`)."""
         ids, n = batch["input_ids"], len(batch["input_ids"])
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            step = "Use one process, with chunk=64 where a large batch does not fit."
+            step = "Use one process, with micro_batch=64 where a large batch does not fit."
             value, rule = torch.distributed.get_world_size(), "be 1 for a contrastive loss"
             raise NotImplementedError(checks.message("processes", rule, value, step))
         scale = model.scale()  # pyright: ignore[reportCallIssue]  first: it may move its weight
-        if self.chunk is None or n <= self.chunk:
+        if micro_batch is None or n <= micro_batch:
             images, texts = model(**batch)
         else:
-            images, texts = cached.outputs(model, batch, self.chunk)
+            images, texts = cached.outputs(model, batch, micro_batch)
         # bfloat16 would round a logit of 100 to halves.
         with torch.autocast(images.device.type, enabled=False):
-            logits = scale * images @ texts.T  # (images, texts)
+            exact = torch.promote_types(images.dtype, torch.float32)
+            logits = scale * images.to(exact) @ texts.to(exact).T  # (images, texts)
             right = torch.arange(n, device=logits.device)
             of_images = nn.functional.cross_entropy(logits, right)
             loss = (of_images + nn.functional.cross_entropy(logits.T, right)) / 2

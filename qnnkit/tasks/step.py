@@ -35,7 +35,13 @@ class Task(Protocol):
         """The number that nets are compared by, and how people read it."""
         ...
 
-    def __call__(self, model: nn.Module, batch: Any) -> Step: ...
+    def __call__(self, model: nn.Module, batch: Any) -> Step:
+        """What a batch gives.
+
+        A task with a true attribute `whole`, whose loss looks at the batch as a whole, is also given
+        `micro_batch`, how many samples to compute at once: batches of other tasks are cut before.
+        """
+        ...
 
     def judge(self, outputs: Any, truth: Any, /) -> dict[str, float]:
         """Numbers that need all of a split at once: what the model gives for it, beside what is right."""

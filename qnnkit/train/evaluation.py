@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from qnnkit.checkpoint import own_generators
 from qnnkit.tasks import Step, Task
 from qnnkit.train.finite import not_finite
-from qnnkit.train.portions import joined, parts
-from qnnkit.train.totals import Totals
+from qnnkit.train.pieces import joined, passes
+from qnnkit.train.progress import Totals
 
 
 def evaluate(
@@ -23,7 +23,7 @@ def evaluate(
     loader: DataLoader,
     device: torch.device | str = "cpu",
     *,
-    at_once: int | None = None,
+    micro_batch: int | None = None,
 ) -> dict[str, float]:
     """The task's numbers on a loader: means over all samples.
 
@@ -32,7 +32,7 @@ def evaluate(
         task: Gives the numbers.
         loader: Its batches.
         device: Where to compute.
-        at_once: Most samples of a batch that are computed at once, as `Progress.at_once` tells; None is all.
+        micro_batch: Samples of a batch that are computed at once; None are all.
 
     Raises:
         FloatingPointError: One of them is not finite; told are the layer and the batch.
@@ -42,32 +42,32 @@ def evaluate(
     model.to(device).eval()
 
     def compute(batch: Any) -> Step:
-        batch = send_to_device(batch, device)
-        return joined([task(model, part) for part in parts(batch, at_once)])
+        return joined([step() for step in passes(task, model, batch, micro_batch)])
 
     with own_generators():  # a plain DataLoader draws a number per pass
-        return totals_of(model, compute, loader).means()
+        return totals_of(
+            model, compute, lambda: ((send_to_device(batch, device), True) for batch in loader)
+        ).means()
 
 
 def totals_of(
     model: nn.Module,
     compute: Callable[[Any], Step],
-    batches: Iterable[Any],
+    batches: Callable[[], Iterable[tuple[Any, bool]]],
     kind: str = "",
     where: str = "",
-    own: Callable[[int, int], int] = lambda index, count: count,
 ) -> Totals:
-    """Sums over batches; `own` says how many samples of a batch count here."""
+    """Sums over the batches that count here; `kind` and `where` are for what is said of numbers like NaN."""
     totals = Totals()
     with torch.no_grad():
-        for index, batch in enumerate(batches):
+        for batch, own in batches():
             step = compute(batch)
-            if own(index, step.count):
+            if own:
                 totals.add(step)
         for name, value in totals.sums.items():
             if math.isfinite(value):
                 continue
-            for index, batch in enumerate(batches):  # again, now that waiting for each is no matter
+            for index, (batch, _) in enumerate(batches()):  # again, now that waiting for each is no matter
                 if not math.isfinite(compute(batch).sums[name]):
                     raise not_finite(f"{kind}{name}", f"{where}batch {index}", model, compute, batch)
             raise FloatingPointError(f"The sum of the {kind}{name} is not finite, though each batch is.")

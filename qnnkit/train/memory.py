@@ -71,15 +71,15 @@ def in_use(device: torch.device) -> int:
     return measure.resident()
 
 
-def shrunk(where: str, n: int | None, at_once: int, model: nn.Module) -> str:
-    """That batches are computed in parts from here on."""
+def shrunk(where: str, n: int | None, micro_batch: int, model: nn.Module) -> str:
+    """That batches are computed in smaller pieces from here on."""
     told = (
-        f"Memory ran out at {where}: from here on at most {at_once} of the {n} samples of a "
-        "batch are computed at once, one part after the other, and their gradients added up. The effective "
-        "batch, the order of the data and the schedule stay."
+        f"Memory ran out at {where}: from here on at most {micro_batch} of the {n} samples of a batch are "
+        "computed at once, one piece after the other, and their gradients added up. The update, the order of "
+        "the data and the schedule stay. Training goes on from its last checkpoint."
     )
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        told += " Batch normalisation now sees the parts."
+        told += " Batch normalisation now sees the pieces."
     return told
 
 

@@ -1,65 +1,31 @@
-"""One process or several: an Accelerator for exactly this device, and each process's share of every batch.
+"""The processes that train together: one, or those that `accelerate launch` or `notebook_launcher` started.
 
 n processes with batches of b samples take the same steps as one with batches of n b samples, to rounding.
+One process computes on any device and needs nothing of Accelerate, which gives each of several its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from qnnkit import checks
-from qnnkit.settings import Settings
 
-PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-"""Our names of precisions -> Accelerate's."""
-
-
-@contextlib.contextmanager
-def accelerated(model: nn.Module, device: torch.device, config: Settings) -> Iterator[Any]:
-    """An Accelerator for exactly this device and precision; it leaves nothing behind, `model` included."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
-    from accelerate.utils import patch_environment
-
-    if config.precision == "float16" and device.type == "cpu":
-        raise ValueError(
-            checks.message("precision", "suit the device", "float16 on cpu", "Use bfloat16 or float32.")
-        )
-
-    def forget() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-    hung = ("forward", "_original_forward", "_is_accelerate_prepared")  # what `prepare` sets on a module
-    before = {name: vars(model)[name] for name in hung if name in vars(model)}
-    forget()
-    # Accelerate shares the GPUs out among several processes; a single one computes where it is told.
-    told = {} if n_processes() > 1 else {"ACCELERATE_TORCH_DEVICE": str(device)}
-    try:
-        with patch_environment(**told):
-            accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=PRECISIONS[config.precision])
-        if torch.zeros(0, device=device).device != torch.zeros(0, device=accelerator.device).device:
-            rule = f"be the one that Accelerate gives this process ({accelerator.device})"
-            step = "Choose another GPU by CUDA_VISIBLE_DEVICES."
-            raise ValueError(checks.message("device", rule, str(device), step))
-        yield accelerator
-    finally:
-        for name in hung:
-            vars(model).pop(name, None)
-        vars(model).update(before)
-        forget()
+OPTIONS = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+OPTIONS += ("generator", "prefetch_factor", "persistent_workers")
+"""What a loader is given beside its data and their order."""
 
 
 def is_main() -> bool:
-    """Whether this process writes: the first of those that `accelerate launch` started, or the only one."""
+    """Whether this process writes: the first of several, or the only one."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -75,41 +41,84 @@ def wait_for_all() -> None:
         PartialState(cpu=not torch.cuda.is_available()).wait_for_everyone()
 
 
-class Shares:
-    """A loader's batches as one of several processes sees them."""
+class Processes:
+    """What the loop asks of the processes that train together.
 
-    def __init__(self, loader: DataLoader, accelerator: Any):
-        """
-        Raises:
-            ValueError: There are several processes, and the loader has no fixed size of batch to share.
-        """
-        self.loader, self.rank, self.world = loader, accelerator.process_index, accelerator.num_processes
-        self.accelerator, self.position = accelerator, 0
-        if self.world > 1:
-            if loader.batch_size is None or not hasattr(loader.dataset, "__len__"):
-                step = "Give one with batch_size=... over a dataset that has a length."
-                rule = "have a fixed batch_size where several processes share it"
-                raise ValueError(checks.message("loaders", rule, type(loader).__name__, step))
-            sampler = _Share(loader.batch_sampler, self.rank, self.world)  # type: ignore[arg-type]
-            self.shared: Any = DataLoader(
-                loader.dataset,
-                batch_sampler=sampler,
-                collate_fn=loader.collate_fn,
-                num_workers=loader.num_workers,
-                pin_memory=loader.pin_memory,
-                worker_init_fn=loader.worker_init_fn,
-                generator=loader.generator,
-            )
-        else:
-            self.shared = loader
+    Args:
+        device: Where to compute; of several, Accelerate decides which GPU each has.
+
+    Raises:
+        ValueError: Several processes, and Accelerate computes on another kind of device.
+    """
+
+    def __init__(self, device: torch.device):
+        self.rank, self.world, self.device, self._accelerator = 0, n_processes(), device, None
+        if self.world == 1:
+            return
+        from accelerate import Accelerator
+
+        self._accelerator = Accelerator(cpu=device.type == "cpu")
+        self.rank, self.device = self._accelerator.process_index, self._accelerator.device
+        if self.device.type != device.type or device.index not in (None, self.device.index):
+            rule = f"be the one that Accelerate gives this process ({self.device})"
+            step = "Choose another GPU by CUDA_VISIBLE_DEVICES."
+            raise ValueError(checks.message("device", rule, str(device), step))
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def spread(self, model: nn.Module) -> Any:
+        """The model on the device, whose gradients are means over the processes."""
+        return model.to(self.device) if self._accelerator is None else self._accelerator.prepare(model)
+
+    def alone(self, model: Any) -> Any:
+        """Surroundings in which gradients are added up in each process by itself."""
+        return self._accelerator.no_sync(model) if self._accelerator else contextlib.nullcontext()
+
+    def sums(self, *values: float) -> list[float]:
+        """Each value, added up over the processes."""
+        if self._accelerator is None:
+            return list(values)
+        here = torch.tensor(values, dtype=torch.float64).to(self.device)
+        return self._accelerator.reduce(here, "sum").tolist()
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The plain value of every process."""
+        if self._accelerator is None:
+            return [value]
+        from accelerate.utils import gather_object
+
+        return gather_object([value])
+
+    def wait(self) -> None:
+        if self._accelerator:
+            self._accelerator.wait_for_everyone()
+
+
+class Share:
+    """A loader's batches as one of the processes sees them; an epoch can begin at any of them.
+
+    Raises:
+        ValueError: There are several processes, and the loader has no fixed size of batch to share.
+    """
+
+    def __init__(self, loader: DataLoader, processes: Processes):
+        self.loader, self.processes = loader, processes
+        plain = type(loader).__iter__ is DataLoader.__iter__ and loader.batch_sampler is not None
+        self.indexed = plain and not isinstance(loader.dataset, IterableDataset)
+        if processes.world > 1 and (loader.batch_size is None or not self.indexed):
+            step = "Give one with batch_size=... over a dataset that has a length."
+            rule = "have a fixed batch_size where several processes share it"
+            raise ValueError(checks.message("loaders", rule, type(loader).__name__, step))
 
     def __len__(self) -> int:
-        return math.ceil(len(self.loader) / self.world)
+        return math.ceil(len(self.loader) / self.processes.world)
 
     def signature(self) -> list[int | None]:
         """Number of batches in an epoch, and samples in each, over all processes."""
         size = self.loader.batch_size
-        return [len(self), None if size is None else size * self.world]
+        return [len(self), None if size is None else size * self.processes.world]
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the dataset and the samplers that have an order for each epoch."""
@@ -120,54 +129,53 @@ class Shares:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)  # type: ignore
 
-    def __iter__(self) -> Iterator[Any]:
-        """Batches, on the device."""
-        from accelerate.utils import send_to_device
-
-        for batch in self.shared:
-            yield send_to_device(batch, self.accelerator.device, non_blocking=True)
-
-    def own_count(self, index: int, count: int) -> int:
-        """How many of the `count` samples of batch `index` are this process's own.
+    def batches(self, first: int = 0, begin: Callable[[], None] = lambda: None) -> Iterator[tuple[Any, bool]]:
+        """Batches on the device from the `first` on, and whether each counts in this process.
 
         Where fewer samples are left than there are processes, one without any computes along on a sample that
-        does not count.
+        does not count. What comes before `first` is not loaded, but where a loader has its own `__iter__`, or
+        no indices.
+
+        Args:
+            first: How many batches to pass over.
+            begin: Called when the order has been drawn, before anything is loaded that is given.
         """
-        if self.world == 1:
-            return count
-        together = self.world * self.loader.batch_size  # type: ignore[operator]
-        left = len(self.loader.dataset) - index * together  # type: ignore[arg-type]
-        return count if self.rank < left else 0
+        if self.processes.world == 1 and (not first or not self.indexed):
+            batches = iter(self.loader)
+            for _ in range(first):
+                next(batches)
+            begin()
+            yield from ((self._placed(batch), True) for batch in batches)
+            return
+        sampler = _Part(self.loader.batch_sampler, first, self.processes, begin)
+        options = {name: getattr(self.loader, name) for name in OPTIONS}
+        for index, batch in enumerate(DataLoader(self.loader.dataset, batch_sampler=sampler, **options)):
+            yield self._placed(batch), sampler.own[index]
+
+    def _placed(self, batch: Any) -> Any:
+        from accelerate.utils import send_to_device
+
+        return send_to_device(batch, self.processes.device, non_blocking=True)
 
 
-class _Share:
+class _Part:
     """Batches of indices: of every `world` batches together, each process takes every `world`-th index."""
 
-    def __init__(self, batches: Iterable[Sequence[int]], rank: int, world: int):
-        self.batches, self.rank, self.world = batches, rank, world
+    def __init__(self, batches: Any, first: int, processes: Any, begin: Callable[[], None]):
+        self.batches, self.first, self.begin = batches, first, begin
+        self.rank, self.world = processes.rank, processes.world
+        self.own: list[bool] = []
 
     def __iter__(self) -> Iterator[list[int]]:
-        together: list[int] = []
-        waiting = 0
-        for batch in self.batches:
-            together, waiting = [*together, *batch], waiting + 1
-            if waiting == self.world:
-                yield self._own(together)
-                together, waiting = [], 0
-        if together:
-            yield self._own(together)
-
-    def _own(self, together: list[int]) -> list[int]:
-        return together[self.rank :: self.world] or together[:1]
+        batches = iter(self.batches)
+        rounds = iter(lambda: list(itertools.islice(batches, self.world)), [])
+        for _ in itertools.islice(rounds, self.first):
+            pass
+        self.begin()
+        for together in rounds:
+            indices = list(itertools.chain.from_iterable(together))
+            self.own.append(len(indices) > self.rank)
+            yield indices[self.rank :: self.world] or indices[:1]
 
     def __len__(self) -> int:
-        return math.ceil(len(self.batches) / self.world)  # type: ignore[arg-type]
-
-
-def summed(accelerator: Any, values: Sequence[float]) -> list[float]:
-    """Each value, added up over the processes."""
-    if accelerator.num_processes == 1:
-        return list(values)
-    tensor = torch.tensor(values, dtype=torch.float64, device=accelerator.device)
-    torch.distributed.all_reduce(tensor)
-    return tensor.tolist()
+        return max(0, math.ceil(len(self.batches) / self.world) - self.first)

@@ -1,4 +1,4 @@
-"""How far a training has come."""
+"""How far a training has come, and what it has added up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,30 @@ import torch
 from torch import nn
 
 from qnnkit.checkpoint import own_generators, set_random_state, weights
-from qnnkit.train.totals import Totals
+from qnnkit.tasks import Step
+from qnnkit.train.processes import Processes
+
+
+class Totals:
+    """Sums over samples, or tokens, kept on the device: no wait per batch."""
+
+    def __init__(self, sums: dict[str, torch.Tensor] | None = None, count: float = 0) -> None:
+        self.sums, self.count = sums or {}, count
+
+    def add(self, step: Step) -> None:
+        self.count += step.count
+        for name, value in step.sums.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+
+    def over(self, processes: Processes) -> Totals:
+        """What all processes have added up, the same in each."""
+        if processes.world == 1:
+            return self
+        *sums, count = processes.sums(*map(float, self.sums.values()), self.count)
+        return Totals({name: torch.tensor(value) for name, value in zip(self.sums, sums, strict=True)}, count)
+
+    def means(self) -> dict[str, float]:
+        return {name: float(value) / self.count for name, value in self.sums.items()}
 
 
 @dataclass
@@ -28,8 +51,8 @@ class Progress:
     """Duration of each epoch's training, without validation and writing."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """What was logged of each epoch."""
-    at_once: int | None = None
-    """Most samples of a batch that are computed at once, since memory ran out; None computes all."""
+    micro_batch: int | None = None
+    """Samples that are computed at once since memory ran out; None where it has not."""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -104,5 +127,5 @@ class Moment:
     """Of the first group of weights."""
     seconds: float
     """What it took, loading included; validation and checkpoints are not."""
-    at_once: int | None
-    """As in `Progress`."""
+    micro_batch: int | None
+    """Samples that were computed at once; None are all."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 from qnnkit.train.groups import Group, optimizer_of, trainable
+from qnnkit.train.pieces import passes
 from qnnkit.train.recompute import recomputing
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+"""Of the classical layers."""
 
 
 class Stepper:
@@ -21,7 +25,7 @@ class Stepper:
     Args:
         model: Trained in place; moved to `device`.
         task: Gives the loss.
-        config: Optimizer, accumulation, precision, gradient checkpointing. A float16 scaler is left out.
+        config: Optimizer, micro_batch, precision, gradient checkpointing. A float16 scaler is left out.
         groups: Parameters by step size; all in one by default.
         device: Where to compute.
     """
@@ -41,19 +45,22 @@ class Stepper:
         groups = trainable(groups or [Group("all", list(model.parameters()), config.learning_rate)])
         self.optimizer = optimizer_of(groups, config) if groups else None
 
-    def forward(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch, which is moved to the device."""
+    def passes(self, batch: Any) -> list[Callable[[], Tensor]]:
+        """What computes the loss of a batch, which is moved to the device, piece by piece: a share each."""
         from accelerate.utils import send_to_device
 
-        with (
-            recomputing(self.model) if self.config.gradient_checkpointing else contextlib.nullcontext(),
-            autocast(self.config.precision, self.device),
-        ):
-            return self.task(self.model, send_to_device(batch, self.device)).loss
+        found = passes(self.task, self.model, send_to_device(batch, self.device), self.config.micro_batch)
+        again = recomputing if self.config.gradient_checkpointing else contextlib.nullcontext
 
-    def backward(self, loss: torch.Tensor) -> None:
+        def loss(compute: Callable[[], Any]) -> Tensor:
+            with again(self.model), autocast(self.config.precision, self.device):
+                return compute().loss / len(found)
+
+        return [lambda compute=compute: loss(compute) for compute in found]
+
+    def backward(self, loss: Tensor) -> None:
         if loss.requires_grad:
-            (loss / self.config.accumulation).backward()
+            loss.backward()
 
     def update(self) -> None:
         if self.optimizer:
@@ -61,9 +68,9 @@ class Stepper:
             self.optimizer.zero_grad()
 
     def __call__(self, batch: Any) -> None:
-        """One update: as many passes over `batch` as are accumulated."""
-        for _ in range(self.config.accumulation):
-            self.backward(self.forward(batch))
+        """One update."""
+        for compute in self.passes(batch):
+            self.backward(compute())
         self.update()
 
 

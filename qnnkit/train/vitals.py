@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from qnnkit.device import machine
 from qnnkit.train.progress import Moment
@@ -21,20 +18,8 @@ SLOWER = 1.5
 """Times the beginning's median."""
 PERIOD = 10.0
 """Seconds between two looks at the memory."""
-LOW, TIGHT, MOVED = 0.05, 0.2, 0.1
-"""Shares of the RAM: too little is left; little is, so that swap tells something; much has gone to swap.
-Chosen, not fitted, like the numbers above."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The machine's memory at one moment, in bytes."""
-
-    total: int
-    available: int
-    swap: int
-    pressure: int = 1
-    """What macOS calls it: 1 normal, 2 warning, 4 critical."""
+LOW = 0.05
+"""Share of the RAM that is too little. Chosen, not fitted, like the numbers above."""
 
 
 class Vitals:
@@ -44,8 +29,7 @@ class Vitals:
         tell: Called with a sentence.
         remedy: What whoever trains may do about the memory.
         clock: Gives seconds.
-        read: Gives the machine's memory.
-        mac: Whether this is a Mac, which slows down when it is hot.
+        read: Gives the machine's memory and what of it is available, in bytes.
     """
 
     def __init__(
@@ -54,29 +38,28 @@ class Vitals:
         remedy: str,
         *,
         clock: Callable[[], float] = time.monotonic,
-        read: Callable[[], Reading] | None = None,
-        mac: bool = platform.system() == "Darwin",
+        read: Callable[[], tuple[int, int]] | None = None,
     ):
-        self.tell, self.remedy, self.clock, self.read, self.mac = tell, remedy, clock, read or reading, mac
-        self.pace, self.at_once = Pace(), None
-        self.first: Reading | None = None
-        self.looked = -PERIOD
-        self.told: set[str] = set()
+        self.tell, self.remedy, self.clock, self.read = tell, remedy, clock, read or machine.memory
+        self.pace, self.micro_batch = Pace(), None
+        self.looked, self.told = -PERIOD, set()
 
     def update(self, moment: Moment) -> None:
         """Called after every update; looks at the memory every ten seconds only."""
-        if moment.at_once != self.at_once:  # steps of more parts take longer by themselves
-            self.at_once, self.pace = moment.at_once, Pace()
+        if moment.micro_batch != self.micro_batch:  # steps of more pieces take longer by themselves
+            self.micro_batch, self.pace = moment.micro_batch, Pace()
         self.pace.add(moment.seconds)
         slow = self.pace.slow()
         if slow is not None:
-            self._say("slow", slower(*slow, mac=self.mac))
+            self._say("slow", slower(*slow))
         if (now := self.clock()) - self.looked >= PERIOD:
             self.looked = now
-            found = self.read()
-            self.first = self.first or found
-            for kind, sentence in strain(found, self.first).items():
-                self._say(kind, f"{sentence} {self.remedy}")
+            total, available = self.read()
+            if available < LOW * total:
+                left = f"{available / 1e9:.1f} of {total / 1e9:.1f} GB of RAM are left"
+                self._say(
+                    "low", f"Memory is short: {left}, and what asks for more may be killed. {self.remedy}"
+                )
 
     def _say(self, kind: str, sentence: str) -> None:
         if kind not in self.told:
@@ -109,53 +92,12 @@ class Pace:
         return (then, lately[RECENT // 2]) if lately[RECENT // 4] > SLOWER * then else None
 
 
-def slower(then: float, now: float, *, mac: bool) -> str:
+def slower(then: float, now: float) -> str:
     """That updates take longer than in the beginning, in seconds each.
 
     Example:
-        >>> slower(0.023, 0.0414, mac=False)
-        'Steps take 1.8x as long as in the beginning (41 ms, were 23 ms): another program, or heat.'
+        >>> slower(0.023, 0.0414)
+        'Steps take 1.8x as long as at first (0.0414 s, were 0.023 s): another program, or heat (plug it in).'
     """
-    why = "heat (let it cool, or plug it in), or another program" if mac else "another program, or heat"
-
-    def words(seconds: float) -> str:
-        value, unit = (seconds, "s") if seconds >= 1 else (1000 * seconds, "ms")
-        return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
-
-    told = words(now), words(then)
-    return f"Steps take {now / then:.1f}x as long as in the beginning ({told[0]}, were {told[1]}): {why}."
-
-
-def strain(now: Reading, first: Reading) -> dict[str, str]:
-    """What is wrong with the memory, by kind: a sentence each.
-
-    Args:
-        now: The memory now.
-        first: When the training began.
-    """
-    found = {}
-    if now.pressure > 1:
-        how = "critical" if now.pressure >= 4 else "high"
-        found["pressure"] = f"macOS says that the pressure on its memory is {how}: steps slow down."
-    elif now.available < LOW * now.total:
-        left = f"{now.available / 1e9:.1f} of {now.total / 1e9:.1f} GB"
-        found["low"] = f"Memory is short: {left} of RAM are left, and what asks for more may be killed."
-    moved = now.swap - first.swap
-    if moved > MOVED * now.total and now.available < TIGHT * now.total:
-        told = f"{moved / 1e9:.1f} GB have gone to swap since the training began"
-        found["swap"] = f"Memory is short: {told}, and steps wait for it."
-    return found
-
-
-def reading() -> Reading:
-    """The memory of this machine, or what its container grants."""
-    import psutil
-
-    total, available = machine.memory()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some containers hide how much is swapped in and out
-        swap = psutil.swap_memory().used
-    level = "1"
-    if platform.system() == "Darwin":
-        level = machine.output("sysctl", "-n", "kern.memorystatus_vm_pressure_level")
-    return Reading(total, available, swap, int(level) if level.isdigit() else 1)
+    told = f"({now:.3g} s, were {then:.3g} s)"
+    return f"Steps take {now / then:.1f}x as long as at first {told}: another program, or heat (plug it in)."
