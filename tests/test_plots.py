@@ -35,7 +35,7 @@ def curves(seeds: int, epochs: int, missing: int = 0) -> dict[str, np.ndarray]:
     fall = np.linspace(2.0, 0.1, epochs) + 0.1 * np.arange(seeds)[:, None]
     if missing:
         fall[-1, -missing:] = np.nan
-    return {"loss": fall, "accuracy": 1 - fall / 3}
+    return {"epoch": np.arange(1, epochs + 1), "loss": fall, "accuracy": 1 - fall / 3}
 
 
 def quantum_layer(ansatz: str, embedding: str, n_layers: int) -> plots.Picture:
@@ -429,7 +429,9 @@ def test_gradient_sizes_keeps_the_rows_in_order():
 
 def test_training_curves_skips_missing_epochs():
     values = np.array([[1.0, 2.0, 3.0], [3.0, np.nan, np.nan]])
-    figure = plots.training_curves({"net": {"loss": values, "accuracy": values / 10}})
+    figure = plots.training_curves(
+        {"net": {"epoch": range(1, values.shape[1] + 1), "loss": values, "accuracy": values / 10}}
+    )
     loss, accuracy = (axes.lines[0].get_ydata() for axes in figure.axes)
     assert loss.tolist() == [2, 2, 3] and accuracy.tolist() == pytest.approx([20, 20, 30])
     assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2, 3]

@@ -198,6 +198,22 @@ def test_curves_by_seed_and_epoch(open_run):
     nan = float("nan")
     np.testing.assert_array_equal(found["hybrid"]["loss"], [[0.7, 0.6, 0.5], [0.9, 0.8, nan]])
     np.testing.assert_array_equal(found["hybrid"]["accuracy"], [[0.3, 0.4, 0.5], [0.1, 0.2, nan]])
+    np.testing.assert_array_equal(found["hybrid"]["epoch"], [1, 2, 3])
+
+
+def test_curves_have_what_was_validated_within_epochs(open_run):
+    """Also before the first epoch has ended, and once each where a kill has left a row twice."""
+    run = open_run(n_seeds=1)
+    row = {"event": "validation", "net": "hybrid", "seed": 0, "epoch": 1, "step": 3, "steps": 4}
+    for loss in (0.9, 0.8):
+        run.log("metrics", row | {"validation_loss": loss, "validation_accuracy": 0.1})
+    np.testing.assert_array_equal(report.curves(run)["hybrid"]["epoch"], [0.75])
+    log_epochs(run, "hybrid", 0, [0.7, 0.6], [0.3, 0.4])
+    run.log("metrics", row | {"epoch": 2, "step": 1, "validation_loss": 0.65, "validation_accuracy": 0.35})
+    found = report.curves(run)["hybrid"]
+    np.testing.assert_array_equal(found["epoch"], [0.75, 1, 1.25, 2])
+    np.testing.assert_array_equal(found["loss"], [[0.8, 0.7, 0.65, 0.6]])
+    plots.training_curves(report.curves(run))
 
 
 PROBABILITIES = np.array(

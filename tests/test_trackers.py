@@ -153,7 +153,10 @@ def test_tensorboard_reads_back_the_numbers(home):
     before = dict(PartialState._shared_state)
     with begin("tensorboard", controls=["classical", "no_entanglement"]) as track:
         assert train(track) < AT_ONCE
-    assert scalars(home) == {f"{net}/seed0/train_loss": THREE for net in ("hybrid", "classical")}
+    epochs = [(epoch, float(epoch)) for epoch in (1, 2, 3)]
+    numbers = {"train_loss": THREE, "epoch": epochs}
+    nets = ("hybrid", "classical")
+    assert scalars(home) == {f"{net}/seed0/{name}": numbers[name] for net in nets for name in numbers}
     [settings] = folder_of(home).glob("*/hparams.yml")
     assert "no_entanglement" in settings.read_text()
     assert dict(PartialState._shared_state) == before, "the next net may compute elsewhere"
@@ -176,7 +179,7 @@ def test_a_run_is_tracked_in_the_workspace_and_trained_alike(home, pictures):
     """Net after net, each with an Accelerator of its own; nothing of a tracker lies in the run folder."""
     pytest.importorskip("tensorboard")
     settings = {"data_dir": str(pictures), "image_size": 6, "epochs": 2, "n_seeds": 1}
-    settings["controls"] = ["classical"]
+    settings |= {"controls": ["classical"], "batch_size": 4, "validate_every_steps": 2}
     losses, files = [], []
     for name, wanted in (("plain", []), ("tracked", ["tensorboard"])):
         run = runs.open_run(home / "runs" / name, "folder_quanv", **settings, trackers=wanted)
@@ -188,6 +191,13 @@ def test_a_run_is_tracked_in_the_workspace_and_trained_alike(home, pictures):
         value for tag in ("hybrid", "classical") for _, value in scalars(home)[f"{tag}/seed0/train_loss"]
     ]
     assert found == pytest.approx(losses[1], abs=1e-4)
+    rows = run.rows("metrics")
+    for event, name in (("step", "loss"), ("validation", "validation_loss")):  # and those of epochs
+        own = [
+            row for row in rows if row["event"] in (event, "epoch") and row["net"] == "hybrid" and name in row
+        ]
+        told = [(row["updates"], round(row[name], 4)) for row in own]
+        assert scalars(home)[f"hybrid/seed0/{name}"] == told and len(told) >= (3 if event != "step" else 1)
     assert folder_of(home).name.startswith("tracked-")
 
 

@@ -334,6 +334,26 @@ def test_gradients_that_the_caller_left_are_not_used():
     assert equal(weights(model), weights(fresh))
 
 
+@pytest.mark.parametrize("every", [1, 4, 6])
+def test_validations_within_an_epoch_change_nothing(every):
+    def trained(**settings):
+        model, rows, between = net(dropout=0.5), [], []
+        config = Settings(epochs=2, **settings)
+        data = loaders(shuffle=True)
+        data["validation"] = DataLoader(TensorDataset(*clouds(32, 1)), batch_size=8)  # draws a number a pass
+        train.fit(model, TASK, data, config, log=rows.append, on_validation=between.append)
+        return weights(model), [row | {"seconds": 0} for row in rows], between
+
+    straight, rows, none = trained()
+    looked, looked_rows, between = trained(validate_every_steps=every)
+    assert equal(straight, looked) and rows == looked_rows and none == []
+    steps = range(every, 6, every)
+    assert [(row["epoch"], row["step"]) for row in between] == [(e, step) for e in (1, 2) for step in steps]
+    assert all(row["updates"] == 6 * (row["epoch"] - 1) + row["step"] for row in between)
+    losses = [row["validation_loss"] for row in between]
+    assert losses == sorted(losses, reverse=True) and {row["steps"] for row in between} <= {6}
+
+
 # --- stopping, and what is kept ----------------------------------------------------------------------------
 
 
@@ -445,7 +465,8 @@ KILLED = """
             "validation": Batches(points[64:], labels[64:], 16, shuffle=False),
         }
         config = Settings(
-            epochs=6, learning_rate=0.1, micro_batch=8, warmup_epochs=1, clip_norm=0.5, save_every_steps=1
+            epochs=6, learning_rate=0.1, micro_batch=8, warmup_epochs=1, clip_norm=0.5, save_every_steps=1,
+            validate_every_steps=3,
         )
         def log(row):
             workspace.append_line(folder / "metrics.jsonl", row)
@@ -481,13 +502,14 @@ KILLED = """
             assert read(status) == code, (when, status)
         assert child(folder, (None, 0, "")) == 0, name
 """
-# 4 batches of 2 pieces and 2 validation batches of 2 an epoch, 6 epochs; the epochs' ends are written.
+# 4 batches of 2 pieces and 2 validations of 4 pieces an epoch, 6 epochs; the epochs' ends are written.
 MOMENTS = {
     "never": [],
     "at the first batch": [("batch", 1, "SIGKILL")],
     "in the middle of the first epoch": [("batch", 5, "SIGKILL")],
     "between two pieces": [("batch", 22, "SIGKILL")],
-    "in validation": [("validation", 6, "SIGKILL")],
+    "in validation within an epoch": [("validation", 10, "SIGKILL")],
+    "in validation": [("validation", 14, "SIGKILL")],
     "between the row and the checkpoint": [("row", 3, "SIGKILL")],
     "before the first checkpoint gets its name": [("write", 1, "SIGKILL")],
     "before a checkpoint gets its name": [("write", 4, "SIGKILL")],
@@ -500,7 +522,8 @@ MOMENTS = {
         ("validation", 2, "SIGKILL"),
     ],
     "asked to stop in a step": [("batch", 21, "SIGTERM")],
-    "asked to stop in validation": [("validation", 5, "SIGTERM")],
+    "asked to stop in validation": [("validation", 13, "SIGTERM")],
+    "asked to stop in validation within an epoch": [("validation", 2, "SIGTERM")],
     "asked to stop after a row": [("row", 2, "SIGTERM")],
     "interrupted, and again": [("batch", 11, "SIGINT"), ("validation", 3, "SIGINT")],
 }

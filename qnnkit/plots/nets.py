@@ -58,16 +58,16 @@ def training_curves(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Picture:
     """Loss and score by epoch on the validation split: the mean over seeds, and their whole range.
 
     Args:
-        curves: Net -> {"loss" and the score, if that is another number: of shape (seeds, epochs), missing
-            epochs NaN}. Scores are fractions.
+        curves: Net -> {"loss" and the score, if that is another number: of shape (seeds, validations), NaN
+            where there is none; "epoch": when each was, of shape (validations,)}. Scores are fractions.
     """
-    names = list(next(iter(curves.values())))
+    names = [name for name in next(iter(curves.values())) if name != "epoch"]
     figure = picture(4.5 * len(names), 3.4)
     for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         factor = 1 if name == "loss" else 100
         for i, (net, numbers) in enumerate(curves.items()):
             values = factor * np.asarray(numbers[name], dtype=float)
-            epochs = np.arange(1, values.shape[1] + 1)
+            epochs = np.asarray(numbers["epoch"], dtype=float)
             known = np.ma.masked_invalid(values)
             colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
             axis.plot(epochs, known.mean(axis=0), style, color=colour, label=net, marker=".")
@@ -75,7 +75,8 @@ def training_curves(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Picture:
                 axis.fill_between(
                     epochs, known.min(axis=0), known.max(axis=0), color=colour, alpha=0.15, lw=0
                 )
-        axis.set_xlim(0.5, max(np.shape(numbers[name])[1] for numbers in curves.values()) + 0.5)
+        ends = [end for numbers in curves.values() for end in (min(numbers["epoch"]), max(numbers["epoch"]))]
+        axis.set_xlim(min(0.5, min(ends) - 0.1), max(ends) + 0.5)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.set(xlabel="epoch", ylabel=f"validation {name}" + (" (%)" if factor == 100 else ""))
     legend_beside(figure, figure.axes[0])

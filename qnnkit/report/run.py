@@ -66,16 +66,25 @@ def predict(run: Run, net: str | None = None) -> Predictions:
 
 
 def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
-    """Net -> validation loss and score, of shape (seeds, epochs); NaN after an early stop."""
-    rows, found = run.epochs(), {}
+    """Net -> validation loss and score, of shape (seeds, validations), and the `epoch` of each validation.
+
+    Those within an epoch lie between two whole numbers; what a seed has not, as after an early stop, is NaN.
+    """
+    import pandas as pd
+
+    epochs, between, found = run.epochs(), run.epochs("validation"), {}
+    if len(between):
+        between["epoch"] += between["step"] / between["steps"] - 1
+    rows = pd.concat([epochs, between])
     names = dict.fromkeys(("loss", run.score.on_validation))
     for net in run.nets if len(rows) else ():
         of_net = rows[rows["net"] == net]
         if len(of_net):
-            found[net] = {
-                name: of_net.pivot(index="seed", columns="epoch", values=f"validation_{name}").to_numpy()
-                for name in names
-            }
+            table = of_net.pivot(
+                index="seed", columns="epoch", values=[f"validation_{name}" for name in names]
+            )
+            found[net] = {"epoch": table[f"validation_{next(iter(names))}"].columns.to_numpy()}
+            found[net] |= {name: table[f"validation_{name}"].to_numpy() for name in names}
     return found
 
 

@@ -198,11 +198,11 @@ class Run:
         """The rows of `<kind>.jsonl`, oldest first."""
         return workspace.read_lines(self.folder / f"{kind}.jsonl")
 
-    def epochs(self) -> pd.DataFrame:
-        """One row per net, seed and epoch, from metrics.jsonl; of many runs, see `runs.frame`."""
+    def epochs(self, event: str = "epoch") -> pd.DataFrame:
+        """One row per net, seed and epoch, or "validation" within one; of many runs, see `runs.frame`."""
         import pandas as pd
 
-        return pd.DataFrame(trainings(self.rows("metrics"), "epoch", self.config.epochs))
+        return pd.DataFrame(trainings(self.rows("metrics"), event, self.config.epochs))
 
     def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
         """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""

@@ -128,6 +128,7 @@ def given(model: nn.Module, batch: Any, config: Settings, n: int, place: Any = "
 def train_all(
     run: Run,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Trains what is not trained yet; yields the final row of each net and seed, finished before or now.
@@ -137,6 +138,7 @@ def train_all(
     Args:
         run: The run; rows go to its metrics.jsonl, checkpoints to its folder.
         on_epoch: Called after every epoch with its row.
+        on_row: Called with each row of an epoch, of a validation within one, and of the steps of each 5 s.
         on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
             each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
             the machine does not keep up: metrics.jsonl has these.
@@ -173,10 +175,13 @@ def train_all(
         track = work.enter_context(tracked(config.trackers, *about))
 
         def note(row: dict[str, Any]) -> None:
-            run.log("metrics", row)
-            track(row, row["epoch"], f"{row['net']}/seed{row['seed']}")
-            if on_epoch:
+            if row["event"] != "step":  # which the reporter has logged
+                run.log("metrics", row)
+            track(row, row["updates"], f"{row['net']}/seed{row['seed']}")
+            if on_epoch and row["event"] == "epoch":
                 on_epoch(row)
+            if on_row:
+                on_row(row)
 
         for seed in run.seeds:
             for net in run.nets:
@@ -220,7 +225,7 @@ def _train(
     net: str,
     seed: int,
     placed: Placement,
-    on_epoch: Callable[[dict[str, Any]], None],
+    note: Callable[[dict[str, Any]], None],
     on_warning: Callable[[str], None] | None,
 ) -> dict[str, Any]:
     config, place = run.config, device.choose(placed.device)
@@ -240,7 +245,11 @@ def _train(
         weights.load(folder, model, begun["model"])  # frozen weights count from here on
 
     def log(row: dict[str, Any]) -> None:
-        on_epoch({"event": "epoch", "net": net, "seed": seed, **row, **_speed(run, row["seconds"])})
+        note({"event": "epoch", "net": net, "seed": seed, **row, **_speed(run, row["seconds"])})
+
+    def log_validation(row: dict[str, Any]) -> None:
+        if is_main():
+            note({"event": "validation", "net": net, "seed": seed, **row})
 
     warned: set[str] = set()
 
@@ -266,7 +275,8 @@ def _train(
     def on_update(moment: train.Moment) -> None:
         if reporter:
             vitals.update(moment)
-            reporter.update(moment)
+            if row := reporter.update(moment):
+                note(row)
 
     with measure.threads(placed.threads):
         splits = seen_by(run, model, place)
@@ -296,6 +306,7 @@ def _train(
             log=log,
             watch=watch,
             on_update=on_update,
+            on_validation=log_validation,
             tell=tell,
             built=built,
         )

@@ -47,13 +47,13 @@ def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None)
 
     Args:
         rows: Oldest first.
-        event: "epoch", or "test" of those trainings that have ended.
+        event: "epoch", "validation" between, or "test" of those trainings that have ended.
         epochs: Of the run: tests after fewer, before it was extended, are left out.
     """
     found = {}
     for row in rows:
-        if row.get("event") == event and (event == "epoch" or row.get("epochs", epochs) == epochs):
-            found[row.get("net"), row.get("seed"), row.get("epoch")] = dict(row)
+        if row.get("event") == event and (event != "test" or row.get("epochs", epochs) == epochs):
+            found[row.get("net"), row.get("seed"), row.get("epoch"), row.get("step")] = dict(row)
     return list(found.values())
 
 
@@ -63,14 +63,15 @@ def frame(folders: str | Path | Iterable[str | Path], event: str = "test") -> pd
     Args:
         folders: Of a run, or of several; relative ones are meant from the workspace. One without rows adds
             none.
-        event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs.
+        event: "test" gives a row for each net and seed that is trained, "epoch" one for each of their epochs,
+            "validation" one for each validation within an epoch.
 
     Returns:
         Columns: `folder` as it was given, `recipe`, the settings that runs were given, and what metrics.jsonl
         has of them.
 
     Raises:
-        ValueError: `event` is neither.
+        ValueError: `event` is none of them.
 
     Example:
         >>> frame([]).empty
@@ -78,7 +79,7 @@ def frame(folders: str | Path | Iterable[str | Path], event: str = "test") -> pd
     """
     import pandas as pd
 
-    checks.choice("event", event, ("test", "epoch"))
+    checks.choice("event", event, ("test", "epoch", "validation"))
     table: list[dict[str, Any]] = []
     for given in [folders] if isinstance(folders, str | Path) else folders:
         folder = workspace.place(given)

@@ -48,14 +48,14 @@ class Reporter:
         self.samples, self.since = 0, -math.inf
         self._log("begin", counted=counted)  # at once: the first update may be a minute away
 
-    def update(self, moment: Moment) -> None:
-        """Called after every update; most calls only count."""
+    def update(self, moment: Moment) -> dict[str, Any] | None:
+        """Called after every update; gives the row that it adds, which most calls do not."""
         self.samples += moment.samples
         now = time.monotonic()
         if now - self.since < EVERY:
-            return
+            return None
         per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
-        self._log(
+        row = self._log(
             "step",
             epoch=moment.epoch,
             epochs=moment.epochs,
@@ -68,12 +68,13 @@ class Reporter:
             micro_batch=moment.micro_batch,
         )
         self.samples, self.since = 0, now
+        return row
 
     def warn(self, of: str, sentence: str) -> None:
         """Says what a training has found out, of its "machine" or of its "gradients"."""
         self._log("warning", of=of, sentence=sentence)
 
-    def _log(self, event: str, **facts: Any) -> None:
+    def _log(self, event: str, **facts: Any) -> dict[str, Any]:
         self.peak = max(self.peak, measure.peak_on(self.place))
         row = {"event": event, **self.whose, "time": time.time(), "device": str(self.place), **facts}
         row |= {"memory": measure.resident(), "peak_memory": self.peak}
@@ -81,6 +82,7 @@ class Reporter:
             row["device_memory"] = _on_device(self.place)
         with contextlib.suppress(OSError):
             self.run.log("metrics", row)
+        return row
 
 
 def seconds_of(row: Mapping[str, Any]) -> float:

@@ -129,7 +129,7 @@ class _Thread(threading.Thread):
             tracker = _start(self.name, *self.about)
             while (row := self.rows.get()) is not None:
                 values, step, prefix = row
-                if self.name == "wandb":  # takes no step twice, and each net counts from 1
+                if self.name == "wandb":  # takes no step twice, and each net counts its updates
                     tracker.tracker.define_metric(f"{prefix}/*", step_metric=f"{prefix}/step")
                     values, step = values | {f"{prefix}/step": step}, None
                 tracker.log(values, step=step)
@@ -193,7 +193,14 @@ def _wandb_mode(home: Path) -> str | None:
 
 def _is_number(name: str, value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return number and name not in ("seed", "epoch", "step")  # the prefix and the step have them
+    return number and name not in (
+        "seed",
+        "step",
+        "steps",
+        "epochs",
+        "updates",
+        "time",
+    )
 
 
 def _plain(value: Any) -> bool | int | float | str:

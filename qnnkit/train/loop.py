@@ -191,7 +191,8 @@ class _Loop:
         for index, (batch, own) in enumerate(self._batches(), start=part.batch):
             if every and index and index % every == 0:
                 found = {f"validation_{name}": value for name, value in self._validate().items()}
-                self.on_validation({"epoch": epoch, "step": index, "updates": self.progress.updates, **found})
+                place = {"epoch": epoch, "step": index, "steps": self.steps}
+                self.on_validation({**place, "updates": self.progress.updates, **found})
                 self.started = self.tick = time.perf_counter()
             step, due, stop = self._update(index, batch, own)
             self._tell_update(step)
@@ -208,7 +209,7 @@ class _Loop:
         score = [validation[self.task.monitor], -validation["loss"]]
         if not self.progress.best_score or score > self.progress.best_score:
             self.progress.best_score, self.progress.best_epoch = score, epoch
-        row = {"epoch": epoch, "seconds": seconds}
+        row = {"epoch": epoch, "updates": self.progress.updates, "seconds": seconds}
         row |= {f"train_{name}": value for name, value in train.items()}
         row |= {f"validation_{name}": value for name, value in validation.items()}
         for name, (total, count) in part.norms.items():
