@@ -85,7 +85,7 @@ def test_clip_is_compared_by_recall(clip):
     assert set(finals["test_zero_shot"].between(0, 1)) == {True}
     counts = finals["quantum"] + finals["classical"]
     assert counts["hybrid"] == counts["classical"] > counts["no_quantum"]
-    assert [*report.curves(clip)["hybrid"]] == ["loss", "accuracy"]
+    assert [*report.curves(clip)["hybrid"]] == ["epoch", "loss", "accuracy"]
     assert runs.epoch_line(clip, clip.epochs().iloc[0].to_dict()).count("validation accuracy") == 1
 
 
