@@ -47,7 +47,7 @@ type: .venv/with-dev  ## types, by pyright
 lab: .venv/with-lab  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks
 
-torture: .venv/with-dev  ## kill trainings, notebook chains and batches at random moments, and compare
+torture: .venv/with-dev  ## kill trainings (mirrored ones too), notebook chains and batches at random moments, and compare
 	$(BIN)/python -m tests.torture
 
 bench: .venv/with-bench  ## time and memory beside PennyLane's simulators and JAX, as a table and a plot

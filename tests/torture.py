@@ -1,4 +1,4 @@
-"""Kills a training, a notebook chain and a batch at random moments, and compares what comes of it.
+"""Kills trainings (mirrored ones too), notebook chains and batches at random moments, and compares outcomes.
 
 `make torture` does so many times; tests/test_torture.py a few. Nothing is simulated: real processes get
 SIGKILL, and the same command is given again.
@@ -114,7 +114,7 @@ def until_done(
 # Forked children, so that what is killed is the work and not, nine times in ten, the import of torch. A
 # moment below 1 is seconds; above, it counts what touches files: when something could be half done.
 FORKED = """
-import json, os, signal, sys, threading, time
+import json, os, shutil, signal, sys, threading, time
 import accelerate, torch, torch._dynamo, torch._inductor
 from qnnkit import runs
 
@@ -134,14 +134,17 @@ def later():
     os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(audit)
-for folder, moments in json.loads(sys.argv[1]):
-    for chosen in [*moments, 0]:
+settings = json.loads(sys.argv[2])
+for folder, moments, lost in json.loads(sys.argv[1]):
+    for turn, chosen in enumerate([*moments, 0]):
+        if lost and turn % 2:
+            shutil.rmtree(lost, ignore_errors=True)  # the machine is gone, and another goes on
         child = os.fork()
         if not child:
             moment = chosen
             if 0 < moment < 1:
                 threading.Thread(target=later, daemon=True).start()
-            for final in runs.train_all(runs.open_run(folder)):
+            for final in runs.train_all(runs.open_run(folder, "folder_quanv", **settings)):
                 pass
             os._exit(0)
         status = os.waitpid(child, 0)[1]
@@ -150,31 +153,50 @@ for folder, moments in json.loads(sys.argv[1]):
 """
 
 
-def torture_training(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
-    """Trains undisturbed, then under `n_kills` kills or a few more: at times, or at file operations."""
-    settings = {**TINY, "epochs": 6, "controls": ["classical"], "save_every_steps": 1}
-    data = str(pictures(folder / "torture-pictures"))
+def torture_training(
+    folder: Path, n_kills: int, generator: random.Random, lost: str | None = None
+) -> dict[str, int]:
+    """Trains undisturbed, then under `n_kills` kills or a few more: at times, or at file operations.
 
-    def begun(name: str) -> str:
-        return str(runs.open_run(folder / name, "folder_quanv", data_dir=data, **settings).folder)
+    Every other time the folder `lost` is deleted before the training is resumed.
+    """
+    settings = {**TINY, "epochs": 6, "controls": ["classical"], "save_every_steps": 1}
+    settings["data_dir"] = str(pictures(folder / "torture-pictures"))
+
+    def place(name: str) -> str:
+        return f"runs/{name}" if lost else str(folder / name)
 
     def moment() -> float:
         return generator.uniform(0.01, 0.99) if generator.random() < 0.5 else generator.randrange(2, 250)
 
-    straight, killed, folders = begun("torture-straight"), 0, []
-    work: list[tuple[str, list[float]]] = [(straight, [])]
+    straight, killed, folders = place("torture-straight"), 0, []
+    work: list[tuple[str, list[float], str | None]] = [(straight, [], None)]
     while killed < n_kills:
         if folders:
-            work = [(folders[-1], [moment() for _ in range(4)])]
-        command = [sys.executable, "-c", FORKED, json.dumps(work)]
+            work = [(folders[-1], [moment() for _ in range(4)], lost)]
+        command = [sys.executable, "-c", FORKED, json.dumps(work), json.dumps(settings)]
         done = subprocess.run(
             command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
         killed += done.stdout.count("killed")
         assert not folders or same(outcome(Path(folders[-1])), outcome(Path(straight))), folders[-1]
-        folders.append(begun(f"torture-{len(folders)}"))
+        folders.append(place(f"torture-{len(folders)}"))
     return {"kills": killed, "trainings": len(folders) - 1}
+
+
+def torture_mirrored(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
+    """Trainings on Drive behind a local copy, which is lost with the machine at every other kill."""
+    drive, machine = folder / "torture-drive", folder / "torture-machine"
+    drive.mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("QNNKIT_HOME", str(drive))
+        patched.setenv("QNNKIT_LOCAL", str(machine))
+        found = torture_training(folder, n_kills, generator, lost=str(machine))
+        here = outcome(Path("runs/torture-0"))
+        shutil.rmtree(machine)
+        assert same(outcome(Path("runs/torture-0")), here), "Drive has another outcome"
+    return found
 
 
 def torture_chain(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
@@ -245,20 +267,28 @@ def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[
     return {"kills": killed}
 
 
-KINDS = {"training": torture_training, "chain": torture_chain, "batch": torture_batch}
+KINDS = {
+    "training": torture_training,
+    "mirrored": torture_mirrored,
+    "chain": torture_chain,
+    "batch": torture_batch,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--kills", type=int, default=50, help="of trainings; a fifth as many of chain and batch"
+        "--kills",
+        type=int,
+        default=50,
+        help="of trainings, mirrored or not; a fifth as many of chain and batch",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=KINDS, action="append")
     asked = parser.parse_args()
     for kind in asked.only or KINDS:
         folder = Path(tempfile.mkdtemp(prefix=f"torture-{kind}-"))
-        n_kills = asked.kills if kind == "training" else max(1, asked.kills // 5)
+        n_kills = asked.kills if kind in ("training", "mirrored") else max(1, asked.kills // 5)
         start = time.monotonic()
         told = KINDS[kind](folder, n_kills, random.Random(asked.seed))
         print(f"{kind}: {told}, every outcome equal, {time.monotonic() - start:.0f} s", flush=True)
