@@ -809,6 +809,20 @@ def test_the_circuit_is_an_island_of_float32(precision, around):
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
 
+def test_a_task_sees_float32():
+    """A loss of one's own is not rounded to half precision."""
+    seen = []
+
+    class Seeing(Classification):
+        def __call__(self, model, batch):
+            seen.append(model(batch[0]).dtype)
+            return super().__call__(model, batch)
+
+    model = net()
+    train.fit(model, Seeing(), loaders(), Settings(epochs=1, precision="bfloat16"))
+    assert set(seen) == {torch.float32} and not model._forward_hooks
+
+
 def test_float16_on_the_cpu_is_refused():
     with pytest.raises(
         ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'\. Use bfloat16"

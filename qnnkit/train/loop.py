@@ -95,7 +95,7 @@ def fit(
     """
     device, nothing = torch.device(device), lambda given: None
     again = recomputing(model) if config.gradient_checkpointing else contextlib.nullcontext()
-    with own_generators(), deferred() as stop, again:
+    with own_generators(), deferred() as stop, again, _exact(model, config):
         store: Any = Store(folder, identity, config.keep_checkpoints) if folder else _InMemory(config)
         micro_batch = None
         while True:
@@ -425,6 +425,18 @@ class _Loop:
             totals = Totals(sums, part["count"])
         self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])
         return True
+
+
+@contextlib.contextmanager
+def _exact(model: nn.Module, config: Settings) -> Iterator[None]:
+    """Inside, what the model gives is float32 whatever it computes in: losses and metrics are exact."""
+    if config.precision == "float32":
+        yield
+        return
+    from accelerate.utils import convert_to_fp32
+
+    with model.register_forward_hook(lambda module, given, outputs: convert_to_fp32(outputs)):
+        yield
 
 
 class _InMemory:
