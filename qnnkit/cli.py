@@ -38,7 +38,7 @@ EpochsOption = Annotated[
 ]
 OnOom = Annotated[
     str | None,
-    typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller parts."),
+    typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller pieces."),
 ]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
