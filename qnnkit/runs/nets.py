@@ -237,10 +237,7 @@ def _train(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is damaged is told by `fit`
         begun = Store(folder, identity).restore()
-    built = weights.Built(weights.digest(model), functools.partial(build, run, net, seed))
-    own = begun is None and not run.recipe.shipped and built.digest  # a user's may draw otherwise each time
-    if own and weights.digest(built.again()) != built.digest:
-        built = None
+    built = _built(run, net, seed, model, begun is not None)
     if begun is not None:
         weights.load(folder, model, begun["model"])  # frozen weights count from here on
 
@@ -311,26 +308,11 @@ def _train(
             built=built,
         )
         test = _test(model, task, loaders["test"], splits, place, progress.micro_batch or config.micro_batch)
-    score = task.score
-    sign = 1 if task.monitor == score.on_validation else -1  # what is to fall is watched as minus itself
-    final = {
-        "event": "test",
-        "net": net,
-        "seed": seed,
-        "epochs": config.epochs,
-        "epochs_trained": progress.epoch,
-        "best_epoch": progress.best_epoch,
-        f"validation_{score.on_validation}": sign * progress.best_score[0],
-        **{f"test_{name}": value for name, value in test.items()},
-        **layers.count_parameters(model),
-        "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
-        "seconds_per_epoch": progress.seconds_per_epoch,
-        **_speed(run, progress.seconds_per_epoch),
+    peaks = {
         "peak_memory": max(reporter.peak if reporter else 0, measure.peak_on(place)),
         "peak_ram": measure.peak(),
     }
-    if progress.micro_batch:
-        final["micro_batch"] = progress.micro_batch
+    final = {"event": "test", "net": net, "seed": seed, **_final(run, model, progress, test), **peaks}
     if is_main():
         there = {row["epoch"] for row in run.rows("metrics") if _is_epoch_of(row, net, seed)}
         for row in progress.rows:  # a row that the file has lost is still in the checkpoint
@@ -339,6 +321,31 @@ def _train(
                 run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row, **speed})
         run.log("metrics", final)
     return final
+
+
+def _built(run: Run, net: str, seed: int, model: nn.Module, begun: bool) -> weights.Built | None:
+    """How whoever resumes has the frozen weights of `model` anew; None where building draws others."""
+    built = weights.Built(weights.digest(model), functools.partial(build, run, net, seed))
+    own = not begun and not run.recipe.shipped and built.digest  # a user's may draw otherwise each time
+    return None if own and weights.digest(built.again()) != built.digest else built
+
+
+def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str, float]) -> dict[str, Any]:
+    """What a trained net came to."""
+    score = run.task.score
+    sign = 1 if run.task.monitor == score.on_validation else -1  # what is to fall is watched as minus itself
+    found = {
+        "epochs": run.config.epochs,
+        "epochs_trained": progress.epoch,
+        "best_epoch": progress.best_epoch,
+        f"validation_{score.on_validation}": sign * progress.best_score[0],
+        **{f"test_{name}": value for name, value in test.items()},
+        **layers.count_parameters(model),
+        "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
+        "seconds_per_epoch": progress.seconds_per_epoch,
+        **_speed(run, progress.seconds_per_epoch),
+    }
+    return found | ({"micro_batch": progress.micro_batch} if progress.micro_batch else {})
 
 
 def _speed(run: Run, seconds: float) -> dict[str, float]:
