@@ -142,6 +142,7 @@ class _Loop:
         self.progress, self.part, self.steps = Progress(), Part(), len(self.train)
         self.watch: Observer | None = None
         self.on_update: Callable[[Moment], None] | None = None
+        self.on_validation: Callable[[dict[str, Any]], None] = lambda row: None
         self.saved_at, self.owed = time.monotonic(), False
         self.micro_batch: int | None = None
         self.where, self.batch = "the beginning", None

@@ -81,7 +81,7 @@ class Processes:
         if self._accelerator is None:
             return list(values)
         here = torch.tensor(values, dtype=torch.float64).to(self.device)
-        return self._accelerator.reduce(here, "sum").tolist()
+        return self._accelerator.reduce(here, "sum").tolist()  # pyright: ignore[reportAttributeAccessIssue]
 
     def gathered(self, value: Any) -> list[Any]:
         """The plain value of every process."""
