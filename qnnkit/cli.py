@@ -193,7 +193,7 @@ def plan(
     size: Annotated[
         str | None, typer.Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per update.")] = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens of a sample; of models.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train low-rank updates; of models.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,

@@ -214,6 +214,10 @@ def test_curves_have_what_was_validated_within_epochs(open_run):
     np.testing.assert_array_equal(found["epoch"], [0.75, 1, 1.25, 2])
     np.testing.assert_array_equal(found["loss"], [[0.8, 0.7, 0.65, 0.6]])
     plots.training_curves(report.curves(run))
+    run.log(
+        "metrics", row | {"epoch": 2, "step": 2, "steps": 8, "validation_loss": 0.6, "validation_accuracy": 0}
+    )
+    assert report.curves(run)["hybrid"]["loss"][0, 2] == 0.6  # the same place, on half as many processes
 
 
 PROBABILITIES = np.array(

@@ -27,6 +27,7 @@ from qnnkit.checkpoint import weights as kept_weights
 from qnnkit.data.sample import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
+from qnnkit.tasks.own import complete
 from qnnkit.workspace import read_lines
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
@@ -354,6 +355,51 @@ def test_validations_within_an_epoch_change_nothing(every):
     assert losses == sorted(losses, reverse=True) and {row["steps"] for row in between} <= {6}
 
 
+def test_a_piece_that_counts_nothing():
+    """As a block of which no token is predicted; all the weight is the others'."""
+
+    class Masked(Classification):
+        def __call__(self, model, batch):
+            points, labels = batch
+            kept = labels == 1
+            loss = nn.functional.cross_entropy(model(points)[kept], labels[kept], reduction="sum")
+            count = int(kept.sum())
+            sums = {"loss": loss.detach(), "accuracy": loss.detach()}
+            return Step(loss / max(1, count), sums, count)
+
+    def trained(micro_batch):
+        model, order = net(dtype=torch.float64), torch.cat([torch.arange(0, 32, 2), torch.arange(1, 32, 2)])
+        points, labels = clouds(32, dtype=torch.float64)
+        data = dict.fromkeys(
+            ("train", "validation"), Batches(points[order], labels[order], 32, shuffle=False)
+        )
+        progress = train.fit(model, Masked(), data, Settings(**ONE_STEP, micro_batch=micro_batch))
+        return weights(model), progress.rows[0]["train_loss"]
+
+    (whole, loss), (pieces, other) = trained(None), trained(4)  # the first four pieces count nothing
+    assert other == pytest.approx(loss, abs=SAME_SUM) and loss > 0
+    for name, value in whole.items():
+        torch.testing.assert_close(pieces[name], value, rtol=0, atol=SAME_SUM)
+
+
+def test_a_task_that_looks_at_the_whole_batch_cuts_it_itself():
+    class Pairwise:
+        monitor, whole, given = "loss", True, []
+
+        def __call__(self, model, batch, micro_batch=None):
+            self.given.append((len(batch[0]), micro_batch))
+            return Step(model(batch[0]).var(), {}, len(batch[0]))
+
+    train.fit(net(), complete(Pairwise()), loaders(), Settings(epochs=1, micro_batch=4))
+    assert set(Pairwise.given) == {(16, 4)}
+
+
+def test_a_validation_that_never_comes_is_told():
+    told = []
+    train.fit(net(), TASK, loaders(), Settings(epochs=1, validate_every_steps=6), tell=told.append)
+    assert told == ["Nothing is validated within an epoch: it has 6 updates, and 6 were asked for."]
+
+
 # --- stopping, and what is kept ----------------------------------------------------------------------------
 
 
@@ -573,6 +619,54 @@ def test_killed_and_resumed_is_as_never_stopped(killed, moment):
     for part in straight:
         assert same(resumed[part], straight[part]), part
     assert list(straight["rows"]) == [1, 2, 3, 4, 5, 6]
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Points that are others whenever they are loaded."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        points, labels = clouds(24)
+        return points[index] + 0.1 * torch.rand(2), labels[index]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own generator", "global generator"])
+@pytest.mark.parametrize("ends", ["in training", "in validation", "out of memory"])
+def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
+    """Its order and its samples; also where a stop came in a validation within the epoch."""
+
+    class Stops(Classification):
+        left = -1
+
+        def __call__(self, model, batch):
+            Stops.left -= model.training != (ends == "in validation")
+            if Stops.left == 0 and ends == "out of memory":
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            if Stops.left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().__call__(model, batch)
+
+    def trained(folder, left=-1):
+        Stops.left, model = left, net(dropout=0.3)
+        generator = torch.Generator() if own else None
+        loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=generator)
+        data = {"train": loader, "validation": loaders()["validation"]}
+        whole = 2 if ends == "out of memory" else None  # pieces of two do not fit a second time either
+        settings = {"save_every_steps": 1, "validate_every_steps": 2, "micro_batch": whole}
+        config = Settings(epochs=2, on_oom="shrink" if whole else "stop", **settings)
+        with contextlib.suppress(SystemExit):
+            return train.fit(model, Stops(), data, config, folder=folder).rows, weights(model)
+
+    straight = trained(tmp_path / "straight")
+    first = trained(tmp_path / "stopped", {"in training": 8, "in validation": 6, "out of memory": 15}[ends])
+    rows, ended = first or trained(tmp_path / "stopped")
+    if ends != "out of memory":
+        assert first is None and equal(ended, straight[1])
+        return
+    for row, other in zip(rows, straight[0], strict=True):  # dropout draws others for a piece of one
+        assert row["train_loss"] == pytest.approx(other["train_loss"], abs=0.05)
 
 
 def test_a_finished_training_is_not_gone_on_with(tmp_path):

@@ -237,7 +237,7 @@ def _noise(layer: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     )
     return [
         f"Noise drowns the gradient in `{layer['layer']}`: its signal-to-noise ratio is at most {high:.2g} "
-        f"(the rule: {rule}). More shots, a larger batch or accumulation, fewer qubits, or a smaller "
+        f"(the rule: {rule}). More shots, a larger batch, fewer qubits, or a smaller "
         "quantum_learning_rate over more epochs usually help; or its weights stand at a minimum already."
     ]
 

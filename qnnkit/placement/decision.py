@@ -32,7 +32,7 @@ class Placement:
     threads: int | None
     """CPU threads; None leaves torch's own number."""
     batch_size: int
-    """Samples per step."""
+    """Samples per update."""
     sentence: str
     """Why, with how much faster than what else."""
     times: dict[str, float] = field(default_factory=dict)

@@ -168,7 +168,7 @@ def _epochs(
     workload: Workload, model: nn.Module, device: torch.device, updates: int, epochs: int, whole: int
 ) -> list[float]:
     """Seconds of each epoch of so many updates, of the `whole` that an epoch has."""
-    config = workload.training.model_copy(update={"epochs": epochs, "patience": 0})
+    config = workload.training.model_copy(update={"epochs": epochs, "patience": 0, "on_oom": "stop"})
     batches = {"train": updates, "validation": 1}
     loaders = {split: workload.loader(workload, n) for split, n in batches.items()}
     groups = workload.groups(model, config)

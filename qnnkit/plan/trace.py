@@ -165,9 +165,7 @@ def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleL
             work.enter_context(depth.placing(ledger, stack))
         flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
         with ledger, flops:
-            before_update = _update(stepper, ledger, workload, config.batch_size)
-    passes = -(-config.batch_size // (config.micro_batch or config.batch_size))
-    repeats = 1.0 if getattr(workload.task, "whole", False) else passes / min(passes, PASSES)
+            before_update, repeats = _update(stepper, ledger, workload, config.batch_size)
     again = repeats - 1  # the update itself comes once
     done = Work(
         flops=repeats * flops.get_total_flops(),
@@ -185,10 +183,13 @@ def _linear(model: nn.Module) -> int:
     return sum(layer.weight.numel() for layer in linear if not layer.weight.requires_grad)
 
 
-def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int) -> Work:
-    """One update of at most `PASSES` pieces; the work that came before its last part, the optimizer's."""
-    batch = workload.batch(workload, size)
-    for number, compute in enumerate(stepper.passes(batch)[:PASSES]):
+def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: int) -> tuple[Work, float]:
+    """One update of at most `PASSES` of its pieces, the largest, and how many times as many there are.
+
+    The work is what came before its last part, the optimizer's.
+    """
+    passes = stepper.passes(workload.batch(workload, size))
+    for number, compute in enumerate(passes[-PASSES:]):
         ledger.enter("forward", number)
         loss = compute()
         ledger.enter("backward", number)
@@ -200,7 +201,7 @@ def _update(stepper: train.Stepper, ledger: Ledger, workload: Workload, size: in
     ledger.enter("update")
     with ledger.being("optimizer"):
         stepper.update()
-    return before
+    return before, len(passes) / min(len(passes), PASSES)
 
 
 def _update_alone(stepper: train.Stepper, ledger: Ledger, weights: Sequence[nn.Parameter]) -> None:

@@ -76,6 +76,8 @@ def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
     if len(between):
         between["epoch"] += between["step"] / between["steps"] - 1
     rows = pd.concat([epochs, between])
+    if len(rows):  # resumed on more processes, a place in an epoch may have been validated by another step
+        rows = rows.drop_duplicates(["net", "seed", "epoch"], keep="last")
     names = dict.fromkeys(("loss", run.score.on_validation))
     for net in run.nets if len(rows) else ():
         of_net = rows[rows["net"] == net]

@@ -213,7 +213,11 @@ def _left(
 ) -> tuple[float | None, float | None]:
     """Seconds until the net is trained, and until all are: as long as the same net took, or as this one."""
     names = ("time", "updates", "epoch", "epochs", "step", "steps")
-    known = [row for row in steps if all(_number(row, name) is not None for name in names)]
+    known: list[Any] = []
+    for row in steps:
+        if all(_number(row, name) is not None for name in names):
+            resumed = known and row["updates"] < known[-1]["updates"]  # from its last checkpoint
+            known = [row] if resumed else [*known, row]
     if not known or (done := known[-1]["updates"] - known[0]["updates"]) <= 0:
         return None, None
     first, last = known[0], known[-1]

@@ -146,7 +146,7 @@ class NetTimes(TypedDict):
     backward: NotRequired[Times]
     optimizer: NotRequired[Times]
     update: NotRequired[Times]
-    """A whole one, as many passes as are accumulated."""
+    """A whole one, of as many passes as its batch has pieces."""
     samples_per_second: NotRequired[Positive]
     tokens_per_second: NotRequired[Positive]
     """Of samples that are sequences of tokens."""

@@ -32,10 +32,10 @@ class Language:
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         targets = shifted(batch["labels"])
-        count = max(1, int((targets != IGNORED).sum()))  # asked first, while the device has nothing to do
+        count = int((targets != IGNORED).sum())  # asked first, while the device has nothing to do
         logits = model(**inputs, use_cache=False).logits
         total = summed_loss(logits, targets)
-        return Step(total / count, {"loss": total.detach(), "minus_loss": -total.detach()}, count)
+        return Step(total / max(1, count), {"loss": total.detach(), "minus_loss": -total.detach()}, count)
 
     def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
         """What logits, of shape (n, length, vocabulary), are worth beside the labels, of shape (n, length).

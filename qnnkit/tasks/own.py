@@ -49,8 +49,8 @@ class Own:
             raise AttributeError(name)
         return getattr(self.task, name)
 
-    def __call__(self, model: nn.Module, batch: Any) -> Step:
-        step = self.task(model, batch)
+    def __call__(self, model: nn.Module, batch: Any, **given: Any) -> Step:
+        step = self.task(model, batch, **given)
         if not isinstance(step, Step):
             told = f"It returned {type(step).__name__}."
             raise Refused(checks.message("task", "return a qnnkit.tasks.Step", type(step).__name__, told))

@@ -61,9 +61,7 @@ def totals_of(
     totals = Totals()
     with torch.no_grad():
         for batch, own in batches():
-            step = compute(batch)
-            if own:
-                totals.add(step)
+            totals.add(compute(batch), own)
         for name, value in totals.sums.items():
             if math.isfinite(value):
                 continue

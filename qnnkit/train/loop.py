@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from qnnkit import checks, workspace
 from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set_random_state, weights
+from qnnkit.checkpoint.file import copied
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task
 from qnnkit.train import memory
@@ -102,7 +103,7 @@ def fit(
             loop = _Loop(model, task, loaders, config, groups, Processes(device), seed, stop, store, built)
             loop.watch, loop.on_update, loop.on_validation = watch, on_update, on_validation or nothing
             try:
-                return loop.run(log or nothing, micro_batch)
+                return loop.run(log or nothing, tell or nothing, micro_batch)
             except (RuntimeError, MemoryError) as error:
                 if not memory.ran_out(error):
                     raise
@@ -148,13 +149,18 @@ class _Loop:
         self.where, self.batch = "the beginning", None
         """What is being computed, for what is said where memory runs out."""
 
-    def run(self, log: Callable[[dict[str, Any]], None], micro_batch: int | None) -> Progress:
-        self.model = self.processes.spread(self.bare)
+    def run(self, log, tell, micro_batch: int | None) -> Progress:
+        self.model, every = self.processes.spread(self.bare), self.config.validate_every_steps
+        if every and every >= self.steps:
+            tell(
+                f"Nothing is validated within an epoch: it has {self.steps} updates, and {every} were asked for."
+            )
         try:
             resumed = self._resume()
-            self.micro_batch = micro_batch or self.config.micro_batch or self.progress.micro_batch
-            if micro_batch:
-                self.progress.micro_batch = micro_batch
+            progress, asked = self.progress, self.config.micro_batch
+            as_before = progress.micro_batch if asked in (None, progress.asked) else asked
+            self.micro_batch = progress.micro_batch = micro_batch or as_before
+            progress.asked = asked
             if self.config.on_oom == "shrink" and not resumed:
                 self._save(self._state())  # what to begin anew from
             while self.progress.epoch < self.config.epochs and not self._out_of_patience():
@@ -169,7 +175,7 @@ class _Loop:
         finally:
             self.store.wait()
         self.processes.wait()
-        if not self.processes.main:
+        if not self.processes.main and isinstance(self.store, Store):
             self.store.best = None  # which one it is, the files tell
         self.store.load_best(self.bare, self.built)
         return self.progress
@@ -185,22 +191,19 @@ class _Loop:
         return memory.stopped(self.where, n, self.config, self.processes.device, self.processes.world)
 
     def _epoch(self) -> dict[str, Any]:
-        part, epoch, every = self.part, self.progress.epoch + 1, self.config.validate_every_steps
+        part, epoch = self.part, self.progress.epoch + 1
         if self.watch:
             self.watch.load(part.watched)
         self.started = self.tick = time.perf_counter()
+        self._validate_within()  # resumed there, maybe before it was done
         for index, (batch, own) in enumerate(self._batches(), start=part.batch):
-            if every and index and index % every == 0:
-                found = {f"validation_{name}": value for name, value in self._validate().items()}
-                place = {"epoch": epoch, "step": index, "steps": self.steps}
-                self.on_validation({**place, "updates": self.progress.updates, **found})
-                self.started = self.tick = time.perf_counter()
             step, due, stop = self._update(index, batch, own)
             self._tell_update(step)
             if due or stop:
                 self._save_part()
             if stop:
                 self.stop.now()
+            self._validate_within()
         self.where, self.batch = f"the end of epoch {epoch}", None
         train = part.totals.over(self.processes).means()  # waits for the device: the whole time
         seconds = part.seconds + time.perf_counter() - self.started
@@ -231,7 +234,7 @@ class _Loop:
                 seed_all(self.seed, epoch, part.batch, rank)
 
         seed_all(self.seed, epoch)
-        self.train.set_epoch(epoch)
+        self.train.set_epoch(epoch, torch.initial_seed())
         return self.train.batches(part.batch, begin)
 
     def _update(self, index: int, batch: Any, own: bool) -> tuple[Step, bool, bool]:
@@ -270,8 +273,7 @@ class _Loop:
         self.optimizer.zero_grad()
         progress.updates += 1
         part.batch = index + 1
-        if own:
-            part.totals.add(step)
+        part.totals.add(step, own)
         if watch and finite:
             watch.after(progress.updates)
         return step, due, stop
@@ -294,6 +296,7 @@ class _Loop:
                     saves = self._is_due() and self.processes.main  # clocks differ: one decides
                     counts = own * step.count * len(todo)
                     expected, due, stop = self.processes.sums(counts, saves, bool(self.stop))
+                    expected = expected or 1.0  # of a piece that counts nothing
                 share = (
                     own * step.count * self.processes.world / expected
                 )  # gradients are means over processes
@@ -301,7 +304,7 @@ class _Loop:
             done.append(joined([step]))
         whole = joined(done)
         [total] = self.processes.sums(own * whole.count)
-        if total != expected:
+        if total and total != expected:
             for weight in self.bare.parameters():
                 if weight.grad is not None:
                     weight.grad *= expected / total
@@ -359,6 +362,16 @@ class _Loop:
         set_random_state(before)
         return totals.over(self.processes).means()
 
+    def _validate_within(self) -> None:
+        """Validates inside an epoch, where that is asked for after as many updates."""
+        index, every = self.part.batch, self.config.validate_every_steps
+        if not every or index % every or not 0 < index < self.steps:
+            return
+        found = {f"validation_{name}": value for name, value in self._validate().items()}
+        place = {"epoch": self.progress.epoch + 1, "step": index, "steps": self.steps}
+        self.on_validation({**place, "updates": self.progress.updates, **found})
+        self.started = self.tick = time.perf_counter()
+
     def _is_best(self) -> bool:
         return self.progress.best_epoch == self.progress.epoch
 
@@ -391,7 +404,7 @@ class _Loop:
         }
 
     def _save(self, state: dict[str, Any], best: bool = False) -> None:
-        if self.processes.main:
+        if self.processes.main or isinstance(self.store, _InMemory):
             self.store.save(state, best=best)
         self.saved_at, self.owed = time.monotonic(), False
 
@@ -453,7 +466,7 @@ class _InMemory:
         if best:
             self.best = copy.deepcopy(state["model"])
         if self.shrinks:  # nobody else goes on from it
-            self.state = copy.deepcopy(state)
+            self.state = copied(state)
 
     def restore(self, fits: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
         return copy.deepcopy(self.state)

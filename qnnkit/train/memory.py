@@ -98,8 +98,12 @@ def stopped(where: str, n: int | None, config: Settings, device: torch.device, p
     remedies = []
     if n == 0:
         told += "What was saved is whole, and the same command goes on from it where more is free. "
-    elif config.on_oom != "shrink" and processes == 1:
-        remedies.append("--on-oom shrink")
+    elif n and n > 1 and config.on_oom != "shrink":
+        remedies.append(
+            "--on-oom shrink"
+            if processes == 1
+            else f"--set micro_batch={max(1, (config.micro_batch or n) // 2)}"
+        )
     elif n is None:
         told += "This batch cannot be split, which takes tensors of one length and nothing else. "
     elif n == 1:

@@ -86,6 +86,6 @@ def joined(steps: Sequence[Step]) -> Step:
     if not others:
         return Step(first.loss.detach(), first.sums, first.count)
     count = sum(step.count for step in steps)
-    loss = torch.stack([step.loss.detach() * (step.count / count) for step in steps]).sum()
+    loss = torch.stack([step.loss.detach() * (step.count / (count or 1)) for step in steps]).sum()
     sums = {name: sum(step.sums[name] for step in steps) for name in first.sums}
     return Step(loss, sums, count)  # type: ignore[arg-type]

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from qnnkit import checks
 
 OPTIONS = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-OPTIONS += ("generator", "prefetch_factor", "persistent_workers")
-"""What a loader is given beside its data and their order."""
+OPTIONS += ("generator", "prefetch_factor")
+"""What a loader is given beside its data and their order; workers that persist would draw otherwise."""
 
 
 def is_main() -> bool:
@@ -57,7 +57,9 @@ class Processes:
             return
         from accelerate import Accelerator
 
-        self._accelerator = Accelerator(cpu=device.type == "cpu")
+        self._accelerator = Accelerator(
+            cpu=device.type == "cpu", mixed_precision="no"
+        )  # the loop has its own
         self.rank, self.device = self._accelerator.process_index, self._accelerator.device
         if self.device.type != device.type or device.index not in (None, self.device.index):
             rule = f"be the one that Accelerate gives this process ({self.device})"
@@ -120,8 +122,12 @@ class Share:
         size = self.loader.batch_size
         return [len(self), None if size is None else size * self.processes.world]
 
-    def set_epoch(self, epoch: int) -> None:
-        """Tells the dataset and the samplers that have an order for each epoch."""
+    def set_epoch(self, epoch: int, seed: int) -> None:
+        """Tells the dataset and the samplers that have an order for each epoch; seeds the loader's generators."""
+        inner = getattr(self.loader.batch_sampler, "sampler", None)
+        for part in (self.loader, self.loader.sampler, inner):
+            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+                generator.manual_seed(seed)
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)  # type: ignore[attr-defined]
             return
@@ -140,7 +146,8 @@ class Share:
             first: How many batches to pass over.
             begin: Called when the order has been drawn, before anything is loaded that is given.
         """
-        if self.processes.world == 1 and (not first or not self.indexed):
+        afresh = first or self.processes.world > 1 or self.loader.persistent_workers
+        if not (self.indexed and afresh):
             batches = iter(self.loader)
             for _ in range(first):
                 next(batches)

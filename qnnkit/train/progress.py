@@ -20,10 +20,11 @@ class Totals:
     def __init__(self, sums: dict[str, torch.Tensor] | None = None, count: float = 0) -> None:
         self.sums, self.count = sums or {}, count
 
-    def add(self, step: Step) -> None:
-        self.count += step.count
+    def add(self, step: Step, own: bool = True) -> None:
+        """Adds what a batch gives; of one that is not this process's own, the names alone."""
+        self.count += own * step.count
         for name, value in step.sums.items():
-            self.sums[name] = self.sums.get(name, 0) + value
+            self.sums[name] = self.sums.get(name, 0) + (value if own else torch.zeros_like(value))
 
     def over(self, processes: Processes) -> Totals:
         """What all processes have added up, the same in each."""
@@ -33,7 +34,7 @@ class Totals:
         return Totals({name: torch.tensor(value) for name, value in zip(self.sums, sums, strict=True)}, count)
 
     def means(self) -> dict[str, float]:
-        return {name: float(value) / self.count for name, value in self.sums.items()}
+        return {name: float(value) / (self.count or 1) for name, value in self.sums.items()}
 
 
 @dataclass
@@ -52,7 +53,9 @@ class Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)
     """What was logged of each epoch."""
     micro_batch: int | None = None
-    """Samples that are computed at once since memory ran out; None where it has not."""
+    """Samples that were computed at once last; None are all."""
+    asked: int | None = None
+    """What the configuration said of that."""
 
     @property
     def seconds_per_epoch(self) -> float:
