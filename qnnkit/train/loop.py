@@ -152,9 +152,8 @@ class _Loop:
     def run(self, log, tell, micro_batch: int | None) -> Progress:
         self.model, every = self.processes.spread(self.bare), self.config.validate_every_steps
         if every and every >= self.steps:
-            tell(
-                f"Nothing is validated within an epoch: it has {self.steps} updates, and {every} were asked for."
-            )
+            found = f"it has {self.steps} updates, and {every} were asked for"
+            tell(f"Nothing is validated within an epoch: {found}.")
         try:
             resumed = self._resume()
             progress, asked = self.progress, self.config.micro_batch

@@ -123,7 +123,7 @@ class Share:
         return [len(self), None if size is None else size * self.processes.world]
 
     def set_epoch(self, epoch: int, seed: int) -> None:
-        """Tells the dataset and the samplers that have an order for each epoch; seeds the loader's generators."""
+        """Tells whatever has an order for each epoch which one it is; seeds the loader's generators."""
         inner = getattr(self.loader.batch_sampler, "sampler", None)
         for part in (self.loader, self.loader.sampler, inner):
             if isinstance(generator := getattr(part, "generator", None), torch.Generator):
