@@ -15,7 +15,7 @@ from torch import nn
 
 from qnnkit import train
 from qnnkit.adapters import adapt
-from qnnkit.adapters.skeleton import on_skeleton
+from qnnkit.adapters.attach import tried
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 from qnnkit.models.causal_lm import LLAMA, causal_lm, four_bit, in_four_bits, llama_config, without_weights
 from qnnkit.settings import Settings
@@ -315,7 +315,7 @@ def test_how_a_weight_is_kept_is_known_of_a_skeleton():
     """PEFT asks weights in 4 bits for it when it puts an adapter beside them."""
     base = small()
     base.lm_head.weight.quant_type = "nf4"
-    found = on_skeleton(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
+    found = tried(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
     assert found.is_meta and found.quant_type == "nf4" and not base.lm_head.weight.is_meta
 
 
