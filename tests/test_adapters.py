@@ -115,7 +115,7 @@ def test_the_update_is_the_matrix_between_the_circuits(name):
     layer = model.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
     found = layer.get_delta_weight("default").detach()
     v, u = (part["default"].parametrizations.weight[0] for part in (layer.lora_A, layer.lora_B))
-    assert (v.side, u.side, u.layer) == ("in", "out", "model.layers.1.mlp.up_proj")
+    assert (v.side, u.side, u.layer) == ("lora_A", "lora_B", "model.layers.1.mlp.up_proj")
     if name == "quantum_peft":
         expected = torch.zeros(48, 32, dtype=torch.float64)
         for term, strengths in enumerate(u.strengths.view(3, 2)):
@@ -571,14 +571,14 @@ def test_a_circuit_of_ones_own(monkeypatch, tmp_path):
     class Waves(adapters.Source):
         def __init__(self, circuits, layer, side, like):
             super().__init__(circuits, layer, side, like)
-            rows = (circuits.config.r, 1) if side == "in" else (1, circuits.config.r)
+            rows = (circuits.config.r, 1) if side == "lora_A" else (1, circuits.config.r)
             self.angles = torch.nn.Parameter(torch.zeros(rows).to(like))
 
         @classmethod
         def compute(cls, sources):
             for each in sources:
                 waves = torch.arange(each.dim).to(each.angles)
-                yield torch.sin(each.angles * (waves if each.side == "in" else waves.unsqueeze(1)))
+                yield torch.sin(each.angles * (waves if each.side == "lora_A" else waves.unsqueeze(1)))
 
     class WavesConfig(adapters.CircuitConfig):
         source = Waves

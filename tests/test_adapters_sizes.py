@@ -202,13 +202,9 @@ def test_folders_that_hold_no_adapter(tmp_path):
     (tmp_path / attach.WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors is damaged"):
         adapters.load(base, tmp_path)
-    for text, rule in (
-        ("{", "hold a readable"),
-        ("[]", "hold a readable"),
-        ('{"peft_type": "LORRA"}', "LORA"),
-    ):
+    for text in ("{", "[]", '{"peft_type": "LORRA"}'):
         (tmp_path / attach.CONFIG).write_text(text)
-        with pytest.raises(ValueError, match=rule):
+        with pytest.raises(ValueError, match="hold a readable"):
             adapters.load(base, tmp_path)
 
 

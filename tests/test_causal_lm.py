@@ -385,7 +385,7 @@ def test_a_method_that_was_registered_goes_the_same_way(monkeypatch):
 def test_targets_that_match_nothing():
     told = refusal(ValueError, adapt, small(), targets=["query"])
     layers = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
-    assert told.startswith("Argument `target_modules` must name layers of the model, but is 'query'. ")
+    assert told.startswith("Argument `target_modules` must name linear layers of the model, but is 'query'. ")
     assert told.endswith(f"Its linear layers are called {layers}.")
     assert "'query'" in refusal(ValueError, adapt, small(), targets=["q_proj", "query"])
     assert "'.*query'" in refusal(ValueError, adapt, small(), targets=".*query")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import itertools
 import json
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from qnnkit import checks
-from qnnkit.adapters.sources import SOURCES, CircuitConfig, Circuits, Source
+from qnnkit.adapters.sources import SOURCES, CircuitConfig, Circuits
 from qnnkit.models.blocks import seeded
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def load(
     Warns:
         UserWarning: Layers and sizes match, but the base model had another name.
     """
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
     place = checks.folder("folder", folder, "Give the folder that save_pretrained wrote.")
     for file in (CONFIG, WEIGHTS):
@@ -110,7 +110,11 @@ def load(
     if there and name in model.peft_config:
         step = f"The model has {', '.join(model.peft_config)}."
         raise ValueError(checks.message("name", "be new to the model", name, step))
-    saved = _saved_config(place)
+    try:
+        saved: Any = PeftConfig.from_pretrained(str(place))
+    except Exception as error:  # it raises whatever it meets
+        step = f"Copy the folder again. (It says: {_first_line(error)}.)"
+        raise ValueError(checks.message("folder", f"hold a readable {CONFIG}", str(place), step)) from None
     base: Any = model.get_base_model() if there else model
     made_for = saved.base_model_name_or_path or ""
     if differs := _difference(model, saved, place, name):
@@ -172,10 +176,10 @@ def config(
     known = _known()
     checks.choice("name", name, sorted(known))
     cls = known[name]
-    fields = {field.name for field in dataclasses.fields(cls)}
+    settings = {field.name for field in fields(cls)}
     for option in options:
-        checks.choice("options", option, sorted(fields))
-    if "target_modules" in fields:
+        checks.choice("options", option, sorted(settings))
+    if "target_modules" in settings:
         options = {"target_modules": _listed(targets), **options}
     elif targets is not None or n_weights is not None:
         rule = "be a method that adapts linear layers, to have targets or n_weights"
@@ -190,7 +194,7 @@ def config(
             sizes = _sizes(tried(model, cls(**options).lora()))
             near = cls.candidates(n_weights, sizes, fixed)
             options |= min(near, key=lambda each: (int(abs(each[0] / n_weights - 1) / NEAR), each[1]))[2]
-        elif "r" not in fields or "r" in options:
+        elif "r" not in settings or "r" in options:
             step = "Leave n_weights out, and give the settings that decide the size."
             raise ValueError(checks.message("name", "have a rank r to choose", name, step))
         else:  # the count is linear in the rank
@@ -272,11 +276,16 @@ class _WithCircuits:
     def save_pretrained(self: Any, save_directory: str, *given: Any, **named: Any) -> None:
         """Writes LoRA's weights as plain PEFT reads them, and the circuits beside."""
         with once(self), torch.no_grad():
-            super().save_pretrained(save_directory, *given, **named | {"state_dict": _plain(self)})  # type: ignore[misc]
+            named["state_dict"] = _plain(self)
+        super().save_pretrained(save_directory, *given, **named)  # type: ignore[misc]
         for name, circuits in self.circuits.items():
             folder = Path(save_directory, "" if name == "default" else name)
             if folder.is_dir():
                 _save_circuits(circuits, folder / CIRCUIT)
+
+    def delete_adapter(self: Any, adapter_name: str) -> None:
+        super().delete_adapter(adapter_name)  # type: ignore[misc]
+        self.circuits.pop(adapter_name, None)
 
 
 def _put(model: nn.Module, chosen: Any, name: str = "default", *, seed: int = 0) -> PeftModel:
@@ -299,11 +308,9 @@ def _put(model: nn.Module, chosen: Any, name: str = "default", *, seed: int = 0)
 
 def _connect(model: Any, name: str, circuits: Circuits) -> None:
     """Makes the circuits the source of the weights of an adapter that is on the model."""
-    layers = dict(_adapted(model, name))
     with circuits.once():
         for source in circuits.sources:
-            layer = layers[source.layer]
-            linear = (layer.lora_A if source.side == "in" else layer.lora_B)[name]
+            linear = model.get_submodule(f"base_model.model.{source.layer}.{source.side}.{name}")
             source.to(linear.weight.device).requires_grad_(linear.weight.requires_grad)
             parametrize.register_parametrization(linear, "weight", source)
     if "circuits" not in vars(model):
@@ -312,25 +319,19 @@ def _connect(model: Any, name: str, circuits: Circuits) -> None:
     model.circuits[name] = circuits
 
 
-def _adapted(model: Any, name: str = "default") -> Iterator[tuple[str, Any]]:
-    """The layers of an adapter by their names in the base model."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for key, module in model.get_base_model().named_modules():
-        if isinstance(module, BaseTunerLayer) and name in module._all_available_adapter_names():
-            yield key, module
-
-
 def _sizes(model: Any, name: str = "default") -> dict[str, tuple[int, int]]:
-    """(in_features, out_features) of the linear layers under a LoRA adapter."""
+    """(in_features, out_features) of the layers of a LoRA adapter by their names in the base model."""
+    from peft.tuners.lora import LoraLayer
+
     found = {}
-    for key, layer in _adapted(model, name):
-        if not isinstance(dict(layer.lora_A.items()).get(name), nn.Linear):
-            told = f"{key} ({type(layer.get_base_layer()).__name__})"
-            raise ValueError(
-                checks.message("target_modules", "name linear layers only", told, "Leave it out.")
-            )
-        found[key] = layer.in_features, layer.out_features
+    for key, layer in model.get_base_model().named_modules():
+        if isinstance(layer, LoraLayer) and name in layer.r:
+            if name not in layer.lora_A or not isinstance(layer.lora_A[name], nn.Linear):
+                told = f"{key} ({type(layer.get_base_layer()).__name__})"
+                raise ValueError(
+                    checks.message("target_modules", "name linear layers", told, "Leave it out.")
+                )
+            found[key] = layer.in_features, layer.out_features
     return found
 
 
@@ -360,6 +361,10 @@ def tried(model: nn.Module, chosen: Any, name: str = "default") -> PeftModel:
             return _put(copy.deepcopy(model), chosen, name)
 
     wanted = getattr(chosen, "target_modules", None)
+    there = [f".{key}" for key, _ in model.named_modules()]
+    for each in () if isinstance(wanted, str) else sorted(wanted or ()):
+        if not any(key.endswith(f".{each}") for key in there):  # PEFT is content with one that does
+            raise _no_target(model, each)
     try:
         try:
             whole = put()
@@ -367,7 +372,7 @@ def tried(model: nn.Module, chosen: Any, name: str = "default") -> PeftModel:
             if wanted is not None or "target_module" not in str(error):
                 raise
             kind = str(getattr(getattr(model, "config", None), "model_type", None))
-            wanted = chosen.target_modules = USUAL.get(kind) or LORA_TARGETS
+            chosen.target_modules = USUAL.get(kind) or LORA_TARGETS
             whole = put()
     except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
         if error.args and isinstance(error.args[0], checks.Message):
@@ -377,10 +382,6 @@ def tried(model: nn.Module, chosen: Any, name: str = "default") -> PeftModel:
         step = f"It says: {_first_line(error)}."
         told = getattr(chosen, "peft_type", type(chosen).__name__)
         raise ValueError(checks.message("name", "be one that PEFT can build here", told, step)) from None
-    there = [f".{key}" for key, _ in _adapted(whole, name)]
-    for each in () if isinstance(wanted, str) else sorted(wanted or ()):
-        if not any(key.endswith(f".{each}") for key in there):  # PEFT is content with one that does
-            raise _no_target(model, each)
     return whole
 
 
@@ -411,15 +412,14 @@ def _first_line(error: Exception) -> str:
 # --- in a folder -----------------------------------------------------------------------------------
 
 
-def _plain(model: nn.Module) -> dict[str, Tensor]:
+def _plain(model: Any) -> dict[str, Tensor]:
     """The model's state with LoRA's weights in place of what gives them."""
-    found = model.state_dict()
-    for key, module in model.named_modules():
-        if parametrize.is_parametrized(module, "weight"):
-            inner = f"{key}.parametrizations.weight.0."
-            if isinstance(module.get_submodule("parametrizations.weight.0"), Source):
-                found = {name: value for name, value in found.items() if not name.startswith(inner)}
-                found[f"{key}.weight"] = module.weight  # type: ignore[assignment]
+    found = {
+        key: value for key, value in model.state_dict().items() if ".parametrizations.weight.0." not in key
+    }
+    for name, circuits in model.circuits.items():
+        for source in circuits.sources:
+            found[f"base_model.model.{source.layer}.{source.side}.{name}.weight"] = source()
     return found
 
 
@@ -427,56 +427,33 @@ def _save_circuits(circuits: Circuits, path: Path) -> None:
     from safetensors.torch import save_file
 
     [name] = [name for name, cls in SOURCES.items() if cls is type(circuits.config)]
-    about = {"adapter": name, "settings": dataclasses.asdict(circuits.config), "layers": circuits.sizes}
-    tensors = {
-        f"{source.layer}.{source.side}.{key}": value.contiguous()
-        for source in circuits.sources
-        for key, value in source.state_dict().items()
-    }
+    about = {"adapter": name, "settings": vars(circuits.config), "layers": circuits.sizes}
     text = json.dumps(about, default=sorted)  # PEFT makes sets of targets
-    save_file(tensors, path, {"circuit": text})
+    save_file(nn.ModuleList(circuits.sources).state_dict(), path, {"circuit": text})
 
 
 def _saved_circuits(folder: Path) -> Circuits:
-    """The circuits beside a saved adapter, where they give its weights."""
+    """The circuits beside a saved adapter, if they give its weights."""
     from safetensors import safe_open
     from safetensors.torch import load_file
 
-    step = "Copy the folder again, or remove the file: then LoRA's weights train on by themselves."
     try:
         with safe_open(folder / CIRCUIT, framework="pt") as file:
             about = json.loads(file.metadata()["circuit"])
-        saved, weights = load_file(folder / CIRCUIT), load_file(folder / WEIGHTS)
-        sizes = {layer: tuple(pair) for layer, pair in about["layers"].items()}
-        circuits = Circuits(SOURCES[about["adapter"]](**about["settings"]), sizes, next(iter(saved.values())))
+        weights, angles = load_file(folder / WEIGHTS), load_file(folder / CIRCUIT)
+        config = SOURCES[about["adapter"]](**about["settings"])
+        circuits = Circuits(config, about["layers"], next(iter(angles.values())))
+        nn.ModuleList(circuits.sources).load_state_dict(angles)
         with torch.no_grad(), circuits.once():
             for source in circuits.sources:
-                own = f"{source.layer}.{source.side}."
-                source.load_state_dict(
-                    {key.removeprefix(own): value for key, value in saved.items() if key.startswith(own)}
-                )
-            for source in circuits.sources:
-                letter = "A" if source.side == "in" else "B"
-                weight = weights[f"base_model.model.{source.layer}.lora_{letter}.weight"]
+                weight = weights[f"base_model.model.{source.layer}.{source.side}.weight"]
                 if not torch.allclose(source(), weight, rtol=1e-3, atol=1e-4 * float(weight.abs().max())):
-                    raise ValueError(f"it does not give lora_{letter} of {source.layer}")
-    except Exception as error:  # safetensors, json, torch and PEFT each have errors of their own
+                    raise ValueError(f"it does not give {source.side} of {source.layer}")
+    except Exception as error:  # safetensors, json and torch each have errors of their own
         rule = f"hold in {CIRCUIT} the circuits of its weights"
+        step = "Copy the folder again, or remove the file: then LoRA's weights train on by themselves."
         raise ValueError(checks.message("folder", rule, f"{folder} ({_first_line(error)})", step)) from None
     return circuits
-
-
-def _saved_config(folder: Path) -> Any:
-    from peft import PeftConfig
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as KNOWN
-
-    try:
-        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["peft_type"]
-    except (ValueError, KeyError, TypeError) as error:
-        step = f"Copy the folder again. ({error})"
-        raise ValueError(checks.message("folder", f"hold a readable {CONFIG}", str(folder), step)) from None
-    checks.choice("peft_type", kind, sorted(str(known.value) for known in KNOWN))
-    return PeftConfig.from_pretrained(str(folder))
 
 
 def _difference(model: nn.Module, saved: Any, folder: Path, name: str) -> str | None:

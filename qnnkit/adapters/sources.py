@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -26,14 +26,6 @@ Sizes = Mapping[str, tuple[int, int]]
 """(in_features, out_features) of the adapted layers by name, in the order of the model."""
 Candidate = tuple[int, float, dict[str, int]]
 """Number of weights, distance from the usual settings, settings."""
-OF_PEFT = (
-    "target_modules",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "modules_to_save",
-    "task_type",
-)
 
 
 @dataclass
@@ -84,8 +76,9 @@ class CircuitConfig:
         """The LoraConfig whose weights the circuits give; the scale is in the weights."""
         from peft import LoraConfig
 
-        passed = {name: getattr(self, name) for name in OF_PEFT}
-        return LoraConfig(r=self.rank, lora_alpha=self.rank, **passed)
+        ours = vars(self) | {"r": self.rank, "lora_alpha": self.rank}
+        known = {field.name for field in fields(LoraConfig)}
+        return LoraConfig(**{name: value for name, value in ours.items() if name in known})
 
 
 class Circuits:
@@ -102,7 +95,7 @@ class Circuits:
         self.made: dict[bool, list[Tensor]] | None = None
         """Inside `once`: with gradients or not -> the weights, in the order of `sources`."""
         self.sources: list[Source] = []
-        for layer, side in itertools.product(sizes, ("in", "out")):
+        for layer, side in itertools.product(sizes, ("lora_A", "lora_B")):
             self.sources.append(config.source(self, layer, side, like))
 
     @contextlib.contextmanager
@@ -160,7 +153,7 @@ class Source(nn.Module):
     Args:
         circuits: The adapter that it belongs to.
         layer: Name of the adapted layer in the base model.
-        side: "in" for lora_A, of shape (rank, in_features); "out" for lora_B, of shape (out_features, rank).
+        side: "lora_A", of shape (rank, in_features), or "lora_B", of shape (out_features, rank).
         like: Gives dtype and device.
     """
 
@@ -170,7 +163,7 @@ class Source(nn.Module):
         super().__init__()
         self.circuits, self.layer, self.side = circuits, layer, side
         self.index = len(circuits.sources)
-        self.dim = circuits.sizes[layer][side == "out"]
+        self.dim = circuits.sizes[layer][side == "lora_B"]
         self.register_buffer("place", torch.empty(0, dtype=like.dtype, device=like.device), persistent=False)
 
     @classmethod
@@ -189,38 +182,6 @@ class Source(nn.Module):
 # --- Quantum-PEFT ----------------------------------------------------------------------------------
 
 
-@dataclass
-class QuantumPeftConfig(CircuitConfig):
-    """Settings of `quantum_peft`: W + scale * sum over terms of U diag(lambda) V^T.
-
-    U and V are the first r columns of circuits over ceil(log2(dim)) wires, cropped to dim rows. A layer has
-    n_terms * ((n_layers + 1) * (wires of U + wires of V) + r) weights; lambda is 0 at first.
-
-    Reference: Koike-Akino et al. (2025), arXiv:2503.05431.
-    """
-
-    n_terms: int = 1
-    """Pairs of circuits a layer; LoRA's rank is r * n_terms."""
-
-    counts = ("n_layers", "r", "n_terms")
-
-    @property
-    def rank(self) -> int:
-        return self.r * self.n_terms
-
-    @classmethod
-    def candidates(cls, n_weights: int, sizes: Sizes, fixed: Mapping[str, int]) -> Iterator[Candidate]:
-        """Deep circuits and a low rank a term: a rank costs time in every layer call, an angle does not."""
-        wires = sum(circuit.n_wires(dim) for pair in sizes.values() for dim in pair)
-        least = min(dim for pair in sizes.values() for dim in pair)
-        for n_layers in _either(fixed, "n_layers", range(1, 11)):
-            for r in _either(fixed, "r", range(1, min(8, least) + 1)):
-                term = (n_layers + 1) * wires + r * len(sizes)
-                for n_terms in _either(fixed, "n_terms", [max(1, round(n_weights / term))]):
-                    usual = 10 * abs(n_layers - 8) + abs(r - 2)
-                    yield n_terms * term, usual, {"n_layers": n_layers, "r": r, "n_terms": n_terms}
-
-
 class QuantumPeft(Source):
     """V^T, or U diag(scale * lambda)."""
 
@@ -232,8 +193,9 @@ class QuantumPeft(Source):
             rule = f"be at most {least}, the smaller side of {layer}"
             raise ValueError(checks.message("r", rule, config.r, "Raise n_terms instead."))
         shape = config.n_terms, config.n_layers + 1, circuit.n_wires(self.dim)
-        self.angles = Angles(shape, config.train_circuit, seeded(config.seed, layer, side), like)
-        if side == "out":
+        generator = seeded(config.seed, layer, "in" if side == "lora_A" else "out")
+        self.angles = Angles(shape, config.train_circuit, generator, like)
+        if side == "lora_B":
             self.strengths = nn.Parameter(torch.zeros(config.rank).to(like))
 
     @classmethod
@@ -254,50 +216,45 @@ class QuantumPeft(Source):
             found |= {source.index: one for source, one in zip(group, columns, strict=True)}  # (2**n, rank)
         for source in sources:
             matrix = found[source.index][: source.dim]
-            if source.side == "in":
+            if source.side == "lora_A":
                 yield matrix.t()
             else:
                 yield matrix * (config.scale * source.strengths.to(matrix.dtype))
 
 
-# --- QPA -------------------------------------------------------------------------------------------
-
-
 @dataclass
-class QPAConfig(CircuitConfig):
-    """Settings of `qpa`: W + scale * B diag(gain) A, where A and B of all layers are generated together.
+class QuantumPeftConfig(CircuitConfig):
+    """Settings of `quantum_peft`: W + scale * sum over terms of U diag(lambda) V^T.
 
-    All numbers of A and B stand in a row, in chunks. Chunk k belongs to basis state k of a circuit over
-    ceil(log2(number of chunks)) wires; a net of one hidden layer maps the bits of k and the state's
-    probability to the chunk. There are (n_layers + 1) * n_wires angles, hidden * (n_wires + 2) +
-    chunk * (hidden + 1) weights of the net, and r gains a layer, which are 0 at first.
+    U and V are the first r columns of circuits over ceil(log2(dim)) wires, cropped to dim rows. A layer has
+    n_terms * ((n_layers + 1) * (wires of U + wires of V) + r) weights; lambda is 0 at first.
 
-    Reference: Liu et al. (2025), arXiv:2410.09846.
+    Reference: Koike-Akino et al. (2025), arXiv:2503.05431.
     """
 
-    chunk: int = 64
-    """Numbers that one basis state stands for."""
-    hidden: int = 16
-    """Width of the net from states to chunks."""
+    n_terms: int = 1
+    """Pairs of circuits a layer; LoRA's rank is r * n_terms."""
 
-    counts = ("n_layers", "r", "chunk", "hidden")
+    source, counts = QuantumPeft, ("n_layers", "r", "n_terms")
+
+    @property
+    def rank(self) -> int:
+        return self.r * self.n_terms
 
     @classmethod
     def candidates(cls, n_weights: int, sizes: Sizes, fixed: Mapping[str, int]) -> Iterator[Candidate]:
-        """Four numbers are generated for each weight, as nearly as ranks allow."""
-        a_rank = sum(map(sum, sizes.values()))
+        """Deep circuits and a low rank a term: a rank costs time in every layer call, an angle does not."""
+        wires = sum(circuit.n_wires(dim) for pair in sizes.values() for dim in pair)
         least = min(dim for pair in sizes.values() for dim in pair)
-        usual_rank = min(least, max(1, round(4 * n_weights / a_rank)))
-        for r, chunk, n_layers in itertools.product(
-            _either(fixed, "r", [usual_rank]),
-            _either(fixed, "chunk", [2**k for k in range(2, 11)]),
-            _either(fixed, "n_layers", [4]),
-        ):
-            n = circuit.n_wires(math.ceil(r * a_rank / chunk))
-            rest = (n_layers + 1) * n + r * len(sizes) + chunk
-            for hidden in _either(fixed, "hidden", [max(1, round((n_weights - rest) / (n + 2 + chunk)))]):
-                chosen = {"r": r, "chunk": chunk, "hidden": hidden, "n_layers": n_layers}
-                yield rest + hidden * (n + 2 + chunk), abs(math.log2(hidden / 16)), chosen
+        for n_layers in _either(fixed, "n_layers", range(1, 11)):
+            for r in _either(fixed, "r", range(1, min(8, least) + 1)):
+                term = (n_layers + 1) * wires + r * len(sizes)
+                for n_terms in _either(fixed, "n_terms", [max(1, round(n_weights / term))]):
+                    usual = 10 * abs(n_layers - 8) + abs(r - 2)
+                    yield n_terms * term, usual, {"n_layers": n_layers, "r": r, "n_terms": n_terms}
+
+
+# --- QPA -------------------------------------------------------------------------------------------
 
 
 class QPA(Source):
@@ -309,7 +266,7 @@ class QPA(Source):
     def __init__(self, circuits: Circuits, layer: str, side: str, like: Tensor):
         super().__init__(circuits, layer, side, like)
         config: Any = circuits.config
-        if side == "out":
+        if side == "lora_B":
             self.gain = nn.Parameter(torch.zeros(config.r).to(like))
         if self.index:
             return
@@ -331,7 +288,7 @@ class QPA(Source):
         numbers = first.generate().split(first.numbers)
         for source in sources:
             own = numbers[source.index]
-            if source.side == "in":
+            if source.side == "lora_A":
                 yield (own.view(source.dim, config.r) / math.sqrt(source.dim)).t()
             else:
                 strengths = source.gain.to(own) * (config.scale / math.sqrt(source.dim))
@@ -354,7 +311,43 @@ class QPA(Source):
         return chunks.flatten()[: sum(self.numbers)]
 
 
-QuantumPeftConfig.source, QPAConfig.source = QuantumPeft, QPA
+@dataclass
+class QPAConfig(CircuitConfig):
+    """Settings of `qpa`: W + scale * B diag(gain) A, where A and B of all layers are generated together.
+
+    All numbers of A and B stand in a row, in chunks. Chunk k belongs to basis state k of a circuit over
+    ceil(log2(number of chunks)) wires; a net of one hidden layer maps the bits of k and the state's
+    probability to the chunk. There are (n_layers + 1) * n_wires angles, hidden * (n_wires + 2) +
+    chunk * (hidden + 1) weights of the net, and r gains a layer, which are 0 at first.
+
+    Reference: Liu et al. (2025), arXiv:2410.09846.
+    """
+
+    chunk: int = 64
+    """Numbers that one basis state stands for."""
+    hidden: int = 16
+    """Width of the net from states to chunks."""
+
+    source, counts = QPA, ("n_layers", "r", "chunk", "hidden")
+
+    @classmethod
+    def candidates(cls, n_weights: int, sizes: Sizes, fixed: Mapping[str, int]) -> Iterator[Candidate]:
+        """Four numbers are generated for each weight, as nearly as ranks allow."""
+        a_rank = sum(map(sum, sizes.values()))
+        least = min(dim for pair in sizes.values() for dim in pair)
+        usual_rank = min(least, max(1, round(4 * n_weights / a_rank)))
+        for r, chunk, n_layers in itertools.product(
+            _either(fixed, "r", [usual_rank]),
+            _either(fixed, "chunk", [2**k for k in range(2, 11)]),
+            _either(fixed, "n_layers", [4]),
+        ):
+            n = circuit.n_wires(math.ceil(r * a_rank / chunk))
+            rest = (n_layers + 1) * n + r * len(sizes) + chunk
+            for hidden in _either(fixed, "hidden", [max(1, round((n_weights - rest) / (n + 2 + chunk)))]):
+                chosen = {"r": r, "chunk": chunk, "hidden": hidden, "n_layers": n_layers}
+                yield rest + hidden * (n + 2 + chunk), abs(math.log2(hidden / 16)), chosen
+
+
 SOURCES: dict[str, type[CircuitConfig]] = {"quantum_peft": QuantumPeftConfig, "qpa": QPAConfig}
 """Name of an adapter -> its settings."""
 
