@@ -45,6 +45,8 @@ def test_quantum_adapters_come_near_to_what_was_asked(base, name, n_weights):
     n = adapters.size(base, name, n_weights=n_weights, targets=TARGETS)
     assert abs(n / n_weights - 1) < 0.05 and torch.equal(before, torch.get_rng_state())
     assert not any("peft" in type(module).__module__ for module in base.modules())
+    chosen = adapters.config(name, n_weights=n_weights, model=base, targets=TARGETS)
+    assert all(weight.is_meta for weight in attach.tried(base, chosen).parameters())
     found = adapters.count(adapters.adapt(llama(), name, n_weights=n_weights, targets=TARGETS))
     assert found["weights"] == n and found["angles"] > 0
 

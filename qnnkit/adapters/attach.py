@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import json
 import warnings
@@ -265,27 +266,29 @@ def once(model: nn.Module) -> Iterator[None]:
 class _WithCircuits:
     """What a PeftModel does otherwise where circuits give LoRA's weights."""
 
-    def forward(self: Any, *given: Any, **named: Any) -> Any:
-        with once(self):
-            return super().forward(*given, **named)  # type: ignore[misc]
-
-    def generate(self: Any, *given: Any, **named: Any) -> Any:
-        with once(self):
-            return super().generate(*given, **named)  # type: ignore[misc]
-
-    def save_pretrained(self: Any, save_directory: str, *given: Any, **named: Any) -> None:
+    def save_pretrained(
+        self: Any, save_directory: str, *given: Any, selected_adapters: Any = None, **named: Any
+    ) -> None:
         """Writes LoRA's weights as plain PEFT reads them, and the circuits beside."""
         with once(self), torch.no_grad():
-            named["state_dict"] = _plain(self)
+            named |= {"state_dict": _plain(self), "selected_adapters": selected_adapters}
         super().save_pretrained(save_directory, *given, **named)  # type: ignore[misc]
         for name, circuits in self.circuits.items():
-            folder = Path(save_directory, "" if name == "default" else name)
-            if folder.is_dir():
-                _save_circuits(circuits, folder / CIRCUIT)
+            if name in (selected_adapters or self.circuits) and named.get("is_main_process", True):
+                _save_circuits(circuits, Path(save_directory, "" if name == "default" else name) / CIRCUIT)
 
     def delete_adapter(self: Any, adapter_name: str) -> None:
         super().delete_adapter(adapter_name)  # type: ignore[misc]
         self.circuits.pop(adapter_name, None)
+
+
+def _within_once(method: Any) -> Any:
+    @functools.wraps(method)
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        with once(self):
+            return method(self, *given, **named)
+
+    return call
 
 
 def _put(model: nn.Module, chosen: Any, name: str = "default", *, seed: int = 0) -> PeftModel:
@@ -314,8 +317,10 @@ def _connect(model: Any, name: str, circuits: Circuits) -> None:
             source.to(linear.weight.device).requires_grad_(linear.weight.requires_grad)
             parametrize.register_parametrization(linear, "weight", source)
     if "circuits" not in vars(model):
-        model.circuits = {}
-        model.__class__ = type(type(model).__name__, (_WithCircuits, type(model)), {})
+        model.circuits, plain = {}, type(model)
+        calls = {each: getattr(plain, each) for each in ("forward", "generate") if hasattr(plain, each)}
+        calls = {each: _within_once(method) for each, method in calls.items()}
+        model.__class__ = type(plain.__name__, (_WithCircuits, plain), calls)
     model.circuits[name] = circuits
 
 

@@ -122,7 +122,9 @@ class Circuits:
     def _compute(self, sources: Sequence[Source]) -> list[Tensor]:
         # A float32 island: bfloat16 knows an angle near pi only to 0.016 radians. Gradient checkpointing must
         # see nothing of it, as it may be computed in a recomputed part on the way forward and not again.
-        with torch.autocast(sources[0].place.device.type, enabled=False), saved_tensors_hooks(_same, _same):
+        kind = sources[0].place.device.type
+        kind = kind if torch.amp.is_autocast_available(kind) else "cpu"  # not of meta
+        with torch.autocast(kind, enabled=False), saved_tensors_hooks(_same, _same):
             found = self.config.source.compute(sources)
             return [weight.to(each.place.device) for each, weight in zip(sources, found, strict=True)]
 
