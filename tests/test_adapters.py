@@ -3,9 +3,11 @@
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -565,29 +567,17 @@ def test_lora_is_left_as_it_was():
     assert adapters.count(model) == {"weights": 2 * 2 * 64, "angles": 0}
 
 
-def test_a_circuit_of_ones_own(monkeypatch, tmp_path):
-    """A subclass is all that it takes: here lora_A and lora_B from one row of angles each."""
-
-    class Waves(adapters.Source):
-        def __init__(self, circuits, layer, side, like):
-            super().__init__(circuits, layer, side, like)
-            rows = (circuits.config.r, 1) if side == "lora_A" else (1, circuits.config.r)
-            self.angles = torch.nn.Parameter(torch.zeros(rows).to(like))
-
-        @classmethod
-        def compute(cls, sources):
-            for each in sources:
-                waves = torch.arange(each.dim).to(each.angles)
-                yield torch.sin(each.angles * (waves if each.side == "lora_A" else waves.unsqueeze(1)))
-
-    class WavesConfig(adapters.CircuitConfig):
-        source = Waves
-
-    monkeypatch.setitem(adapters.SOURCES, "waves", WavesConfig)
+def test_a_source_of_ones_own_as_the_page_has_it(monkeypatch, tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
+    [code] = [each for each in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "Waves" in each]
+    monkeypatch.setitem(adapters.SOURCES, "waves", None)  # put back afterwards
+    exec(code, {})
     model = stirred(adapters.adapt(llama(), "waves", targets=TARGETS, r=3))
-    assert "waves" in adapters.names() and adapters.count(model)["weights"] == 6 * 2 * 3
+    assert "waves" in adapters.names() and adapters.count(model) == {"weights": 54, "angles": 36}
     loss_of(model).backward()
     before = logits(model)
     model.save_pretrained(tmp_path)
     assert gap(logits(adapters.load(llama(), tmp_path)), before) < NEAR
     assert gap(logits(adapters.load(llama(), tmp_path, trainable=True)), before) == 0
+    with pytest.raises(NotImplementedError, match="leave n_weights out"):
+        adapters.size(llama(), "waves", n_weights=100, targets=TARGETS)

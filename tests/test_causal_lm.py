@@ -181,6 +181,34 @@ def test_the_loop_trains_it(method, rate):
         assert name not in frozen or torch.equal(weight, frozen[name])
 
 
+@pytest.mark.parametrize("method", ["lora", "quantum_peft", "qpa"])
+def test_an_adapter_stopped_in_an_epoch_ends_in_the_same_bits(tmp_path, method):
+    ids = tokens(24)
+    splits = splits_of({"input_ids": ids, "labels": ids})
+    config = Settings(epochs=2, batch_size=2, learning_rate=0.03, save_every_steps=3, optimizer="adamw")
+
+    def ends(folder, stop=None):
+        def on_update(moment):
+            steps.append(moment)
+            if len(steps) == stop:
+                raise KeyboardInterrupt
+
+        steps: list = []
+        model = adapt(small(), method, r=2)
+        loaders = {each: splits.batches(each, 2, shuffle=each == "train") for each in ("train", "validation")}
+        train.fit(model, Language(), loaders, config, folder=folder, on_update=on_update)
+        return model.state_dict(), len(steps)
+
+    straight, n = ends(tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        ends(tmp_path / "stopped", stop=8)
+    resumed, left = ends(tmp_path / "stopped")
+    assert (n, left) == (8, 2), "from the sixth update on"
+    assert all(torch.equal(resumed[name], weight) for name, weight in straight.items())
+    fresh = adapt(small(), method, r=2).state_dict()
+    assert any(not torch.equal(fresh[name], weight) for name, weight in straight.items())
+
+
 # --- models ------------------------------------------------------------------------------------------------
 
 

@@ -11,9 +11,9 @@ gradients flow to the angles. Saved and merged they are ordinary LoRA adapters, 
 """
 
 from qnnkit.adapters.attach import adapt, config, count, load, matched, names, once, size
-from qnnkit.adapters.sources import SOURCES, CircuitConfig, QPAConfig, QuantumPeftConfig, Source
+from qnnkit.adapters.sources import SOURCES, Angles, CircuitConfig, QPAConfig, QuantumPeftConfig, Source
 
 __all__ = [
     "adapt", "config", "count", "load", "matched", "names", "once", "size",
-    "SOURCES", "CircuitConfig", "QPAConfig", "QuantumPeftConfig", "Source",
+    "SOURCES", "Angles", "CircuitConfig", "QPAConfig", "QuantumPeftConfig", "Source",
 ]  # fmt: skip

@@ -70,7 +70,7 @@ class CircuitConfig:
     @classmethod
     def candidates(cls, n_weights: int, sizes: Sizes, fixed: Mapping[str, int]) -> Iterable[Candidate]:
         """Settings with about `n_weights` trained weights, of which those in `fixed` are given."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{cls.__name__} has no `candidates`: leave n_weights out.")
 
     def lora(self) -> Any:
         """The LoraConfig whose weights the circuits give; the scale is in the weights."""
