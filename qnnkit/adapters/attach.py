@@ -181,7 +181,8 @@ def config(
     for option in options:
         checks.choice("options", option, sorted(settings))
     if "target_modules" in settings:
-        options = {"target_modules": _listed(targets), **options}
+        wanted = targets if targets is None or isinstance(targets, str) else list(targets)
+        options = {"target_modules": wanted, **options}
     elif targets is not None or n_weights is not None:
         rule = "be a method that adapts linear layers, to have targets or n_weights"
         raise ValueError(checks.message("name", rule, name, "Choose lora, vera, quantum_peft or qpa."))
@@ -246,9 +247,7 @@ def matched(
         >>> matched(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), ["2"])
         {'2': (8, 2)}
     """
-    from peft import LoraConfig
-
-    return _sizes(tried(model, LoraConfig(r=1, target_modules=_listed(targets), **options)))
+    return _sizes(tried(model, config("lora", targets=targets, **options)))
 
 
 @contextlib.contextmanager
@@ -404,10 +403,6 @@ def _known() -> dict[str, Any]:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as KNOWN
 
     return {str(getattr(kind, "value", kind)).lower(): cls for kind, cls in KNOWN.items()} | SOURCES
-
-
-def _listed(targets: Iterable[str] | str | None) -> list[str] | str | None:
-    return targets if targets is None or isinstance(targets, str) else list(targets)
 
 
 def _first_line(error: Exception) -> str:
