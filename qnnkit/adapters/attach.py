@@ -290,7 +290,7 @@ def _within_once(method: Any) -> Any:
     return call
 
 
-def _put(model: nn.Module, chosen: Any, name: str = "default", *, seed: int = 0) -> PeftModel:
+def _put(model: Any, chosen: Any, name: str = "default", *, seed: int = 0) -> PeftModel:
     """The model with another adapter, on itself."""
     from peft import PeftModel, get_peft_model
 
@@ -300,11 +300,11 @@ def _put(model: nn.Module, chosen: Any, name: str = "default", *, seed: int = 0)
         if isinstance(model, PeftModel):
             model.add_adapter(name, asked)
         else:
-            model = get_peft_model(model, asked, name)  # type: ignore[arg-type]
+            model = get_peft_model(model, asked, name)
     if ours:
         sizes = _sizes(model, name)
-        like = model.get_submodule(f"base_model.model.{next(iter(sizes))}.lora_A.{name}").weight
-        _connect(model, name, Circuits(chosen, sizes, like))
+        first: Any = model.get_submodule(f"base_model.model.{next(iter(sizes))}.lora_A.{name}")
+        _connect(model, name, Circuits(chosen, sizes, first.weight))
     return model
 
 

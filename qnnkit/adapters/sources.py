@@ -76,7 +76,7 @@ class CircuitConfig:
         """The LoraConfig whose weights the circuits give; the scale is in the weights."""
         from peft import LoraConfig
 
-        ours = vars(self) | {"r": self.rank, "lora_alpha": self.rank}
+        ours: dict[str, Any] = vars(self) | {"r": self.rank, "lora_alpha": self.rank}
         known = {field.name for field in fields(LoraConfig)}
         return LoraConfig(**{name: value for name, value in ours.items() if name in known})
 
@@ -276,12 +276,12 @@ class QPA(Source):
         self.n_chunks = math.ceil(sum(self.numbers) / config.chunk)
         n, generator = circuit.n_wires(self.n_chunks), seeded(config.seed, "qpa")
         self.angles = Angles((1, config.n_layers + 1, n), config.train_circuit, generator, like)
-        for name, shape in (
-            ("inner", (config.hidden, n + 2)),  # the last column is the constant
-            ("outer", (config.chunk, config.hidden + 1)),
-        ):
-            drawn = torch.randn(shape, generator=generator) / math.sqrt(shape[1])
-            self.register_parameter(name, nn.Parameter(drawn.to(like)))
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter((torch.randn(shape, generator=generator) / math.sqrt(shape[1])).to(like))
+
+        self.inner = drawn(config.hidden, n + 2)  # the last column is the constant
+        self.outer = drawn(config.chunk, config.hidden + 1)
 
     @classmethod
     def compute(cls, sources: Sequence[QPA]) -> Iterable[Tensor]:
