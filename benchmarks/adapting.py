@@ -1,7 +1,7 @@
 """A training step with each adapter beside LoRA of equal weights: python -m benchmarks.adapting.
 
-All nets take turns, step by step, in one process, so that a slow moment of the machine hits all alike. Told
-is the median over the rounds of each step's time divided by LoRA's in the same round. The floor is the step
+All nets take turns, step by step, in one process and one thread, so that a slow moment of the machine hits all
+alike. Told is the median over the rounds of each step's processor time divided by LoRA's in the same round. The floor is the step
 with no adapter's matrices to make: the frozen model alone, forward and backward to the first adapted layer.
 Printed, and written to adapting.json of the results' folder.
 """
@@ -54,11 +54,11 @@ class Stepper:
         self.optimizer = torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], lr=1e-3)
 
     def step(self) -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         self.optimizer.zero_grad()
         self.model(self.tokens, labels=self.tokens).loss.backward()
         self.optimizer.step()
-        self.times.append(time.perf_counter() - start)
+        self.times.append(time.process_time() - start)
 
 
 class Shift(nn.Module):
@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the results")
     given = parser.parse_args()
+    torch.set_num_threads(1)
     rows = []
     for hidden, n_layers in ((128, 4), (384, 4)):
         for n_weights in (1000, 4000, 16000):
