@@ -1,8 +1,9 @@
 """A training step with each adapter beside LoRA of equal weights: python -m benchmarks.adapting.
 
-All nets take turns, step by step, in one process and one thread, so that a slow moment of the machine hits all
-alike. Told is the median over the rounds of each step's processor time divided by LoRA's in the same round. The floor is the step
-with no adapter's matrices to make: the frozen model alone, forward and backward to the first adapted layer.
+All nets take turns, step by step, in one process and one thread, so that a slow moment of the machine hits
+all alike. Told is the median over the rounds of each step's processor time divided by LoRA's in the same
+round. The floor is the step with no adapter's matrices to make: the frozen model alone, forward and backward
+to the first adapted layer.
 Printed, and written to adapting.json of the results' folder.
 """
 
