@@ -123,9 +123,10 @@ def _rotations(angles: Tensor) -> Tensor:
     if not each:
         return angles.new_ones(*angles.shape[:-1], 1, 1)
     whole = each[0]
-    for one in each[1:]:  # the Kronecker product
-        whole = whole[..., :, None, :, None] * one[..., None, :, None, :]
-        whole = whole.flatten(-4, -3).flatten(-2)
+    for one in each[1:]:  # the Kronecker product, in rows as long as can be
+        wide = whole.unsqueeze(-1).expand(*whole.shape, 2).flatten(-2)
+        tiled = one.unsqueeze(-2).expand(*one.shape[:-1], whole.shape[-1], 2).flatten(-2)
+        whole = (wide.unsqueeze(-2) * tiled.unsqueeze(-3)).flatten(-3, -2)
     return whole
 
 
