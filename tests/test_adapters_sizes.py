@@ -10,7 +10,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from qnnkit import adapters
-from qnnkit.adapters import attach
+from qnnkit.adapters import attach, files
 from qnnkit.models.blocks import seeded
 
 # PEFT asks transformers by a name that is going to be changed.
@@ -201,7 +201,7 @@ def test_folders_that_hold_no_adapter(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`folder` must hold adapter_config\.json"):
         adapters.load(base, tmp_path)
     saved(tmp_path, "lora")
-    (tmp_path / attach.WEIGHTS).write_bytes(b"damaged")
+    (tmp_path / files.WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors is damaged"):
         adapters.load(base, tmp_path)
     for text in ("{", "[]", '{"peft_type": "LORRA"}'):

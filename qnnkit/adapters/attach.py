@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import json
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -18,15 +17,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from qnnkit import checks
+from qnnkit.adapters import files
 from qnnkit.adapters.sources import SOURCES, CircuitConfig, Circuits
 from qnnkit.models.blocks import seeded
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-CIRCUIT = "circuit.safetensors"
-"""Beside a saved adapter: the angles that gave its weights, and what is needed to train them on."""
+CONFIG = "adapter_config.json"
 LORA_TARGETS = ["q_proj", "v_proj"]
 """What LoRA adapts: its paper's best use of few weights; Hu et al. (2021), arXiv:2106.09685, table 5."""
 SEEDS = ("seed", "projection_prng_key")
@@ -103,7 +101,7 @@ def load(
     from peft import PeftConfig, PeftModel
 
     place = checks.folder("folder", folder, "Give the folder that save_pretrained wrote.")
-    for file in (CONFIG, WEIGHTS):
+    for file in (CONFIG, files.WEIGHTS):
         if not (place / file).is_file():
             step = "Give the folder that save_pretrained wrote."
             raise FileNotFoundError(checks.message("folder", f"hold {file}", str(place), step))
@@ -114,7 +112,7 @@ def load(
     try:
         saved: Any = PeftConfig.from_pretrained(str(place))
     except Exception as error:  # it raises whatever it meets
-        step = f"Copy the folder again. (It says: {_first_line(error)}.)"
+        step = f"Copy the folder again. (It says: {files.first_line(error)}.)"
         raise ValueError(checks.message("folder", f"hold a readable {CONFIG}", str(place), step)) from None
     base: Any = model.get_base_model() if there else model
     made_for = saved.base_model_name_or_path or ""
@@ -122,7 +120,7 @@ def load(
         step = f"Load {made_for}." if made_for else "Load the base model that it was made for."
         rule = f"hold an adapter of this {type(base).__name__}"
         raise ValueError(checks.message("folder", rule, f"{place}, {differs}", step))
-    circuits = _saved_circuits(place) if trainable and (place / CIRCUIT).is_file() else None
+    circuits = files.read(place) if trainable and (place / files.CIRCUIT).is_file() else None
     ours = getattr(base, "name_or_path", "") or ""
     if ours and made_for and ours != made_for:
         told = f"The adapter in {place} was made for {made_for}, the model is {ours}; "
@@ -270,11 +268,11 @@ class _WithCircuits:
     ) -> None:
         """Writes LoRA's weights as plain PEFT reads them, and the circuits beside."""
         with once(self), torch.no_grad():
-            named |= {"state_dict": _plain(self), "selected_adapters": selected_adapters}
+            named |= {"state_dict": files.plain(self), "selected_adapters": selected_adapters}
         super().save_pretrained(save_directory, *given, **named)  # type: ignore[misc]
         for name, circuits in self.circuits.items():
             if name in (selected_adapters or self.circuits) and named.get("is_main_process", True):
-                _save_circuits(circuits, Path(save_directory, "" if name == "default" else name) / CIRCUIT)
+                files.save(circuits, Path(save_directory, "" if name == "default" else name) / files.CIRCUIT)
 
     def delete_adapter(self: Any, adapter_name: str) -> None:
         super().delete_adapter(adapter_name)  # type: ignore[misc]
@@ -383,7 +381,7 @@ def tried(model: nn.Module, chosen: Any, name: str = "default") -> PeftModel:
             raise
         if "target" in str(error).lower():
             raise _no_target(model, wanted) from None
-        step = f"It says: {_first_line(error)}."
+        step = f"It says: {files.first_line(error)}."
         told = getattr(chosen, "peft_type", type(chosen).__name__)
         raise ValueError(checks.message("name", "be one that PEFT can build here", told, step)) from None
     return whole
@@ -405,57 +403,6 @@ def _known() -> dict[str, Any]:
     return {str(getattr(kind, "value", kind)).lower(): cls for kind, cls in KNOWN.items()} | SOURCES
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-
-
-# --- in a folder -----------------------------------------------------------------------------------
-
-
-def _plain(model: Any) -> dict[str, Tensor]:
-    """The model's state with LoRA's weights in place of what gives them."""
-    found = {
-        key: value for key, value in model.state_dict().items() if ".parametrizations.weight.0." not in key
-    }
-    for name, circuits in model.circuits.items():
-        for source in circuits.sources:
-            found[f"base_model.model.{source.layer}.{source.side}.{name}.weight"] = source()
-    return found
-
-
-def _save_circuits(circuits: Circuits, path: Path) -> None:
-    from safetensors.torch import save_file
-
-    [name] = [name for name, cls in SOURCES.items() if cls is type(circuits.config)]
-    about = {"adapter": name, "settings": vars(circuits.config), "layers": circuits.sizes}
-    text = json.dumps(about, default=sorted)  # PEFT makes sets of targets
-    save_file(nn.ModuleList(circuits.sources).state_dict(), path, {"circuit": text})
-
-
-def _saved_circuits(folder: Path) -> Circuits:
-    """The circuits beside a saved adapter, if they give its weights."""
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    try:
-        with safe_open(folder / CIRCUIT, framework="pt") as file:
-            about = json.loads(file.metadata()["circuit"])
-        weights, angles = load_file(folder / WEIGHTS), load_file(folder / CIRCUIT)
-        config = SOURCES[about["adapter"]](**about["settings"])
-        circuits = Circuits(config, about["layers"], next(iter(angles.values())))
-        nn.ModuleList(circuits.sources).load_state_dict(angles)
-        with torch.no_grad(), circuits.once():
-            for source in circuits.sources:
-                weight = weights[f"base_model.model.{source.layer}.{source.side}.weight"]
-                if not torch.allclose(source(), weight, rtol=1e-3, atol=1e-4 * float(weight.abs().max())):
-                    raise ValueError(f"it does not give {source.side} of {source.layer}")
-    except Exception as error:  # safetensors, json and torch each have errors of their own
-        rule = f"hold in {CIRCUIT} the circuits of its weights"
-        step = "Copy the folder again, or remove the file: then LoRA's weights train on by themselves."
-        raise ValueError(checks.message("folder", rule, f"{folder} ({_first_line(error)})", step)) from None
-    return circuits
-
-
 def _difference(model: nn.Module, saved: Any, folder: Path, name: str) -> str | None:
     """The first thing by which the weights in a folder do not fit the model; None if all do."""
     from peft import get_peft_model_state_dict
@@ -464,12 +411,12 @@ def _difference(model: nn.Module, saved: Any, folder: Path, name: str) -> str | 
     try:
         whole = tried(model, saved, name)
         expected = get_peft_model_state_dict(whole, adapter_name=name, save_embedding_layers=False)
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
+        with safe_open(folder / files.WEIGHTS, framework="pt") as file:
             found = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        return f"whose {WEIGHTS} is damaged ({error})"
+        return f"whose {files.WEIGHTS} is damaged ({error})"
     except Exception as error:  # PEFT has an error of its own for each way in which layers differ
-        return f"which cannot be put on it ({_first_line(error)})"
+        return f"which cannot be put on it ({files.first_line(error)})"
     shapes = {key: tuple(weight.shape) for key, weight in expected.items()}
     beside = whole.state_dict().keys() - shapes.keys()  # embeddings, where they are saved too
     for key in sorted((shapes.keys() | found.keys()) - beside):
