@@ -51,6 +51,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
-
-
-import_module("qnnkit.adapters")  # tells PEFT of them as soon as peft is imported, and imports it not

@@ -1,15 +1,18 @@
-"""Quantum adapters do all that PEFT's own do, and start as nothing."""
+"""Circuits as the source of LoRA's weights: all that PEFT's own LoRA does, and ordinary LoRA when saved."""
 
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from qnnkit import adapters, layers
@@ -23,11 +26,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 TARGETS = ["q_proj", "v_proj", "up_proj"]
 NEAR = 1e-5
-MERGED = ("quantum_peft", "qpa")
 OPTIONS = {
     "quantum_peft": {"n_layers": 2, "r": 2, "n_terms": 3},
     "qpa": {"r": 2, "chunk": 16, "hidden": 4, "n_layers": 2},
-    "quantum_token": {"n_qubits": 3, "n_layers": 2},
 }
 
 
@@ -46,9 +47,8 @@ def llama():
 
 
 def adapted(name, base=None, **options):
-    wanted = adapters.config(name, targets=TARGETS, **(OPTIONS.get(name, {}) | options))
-    with seeded(2):
-        return get_peft_model(base or llama(), wanted)
+    given = {"targets": TARGETS, **OPTIONS.get(name, {}), **options}
+    return adapters.adapt(base or llama(), name, **given)
 
 
 def stirred(model, seed=3):
@@ -78,7 +78,7 @@ def gap(one, other):
     return (one - other).abs().max().item()
 
 
-@pytest.fixture(params=adapters.NAMES)
+@pytest.fixture(params=["quantum_peft", "qpa"])
 def name(request):
     return request.param
 
@@ -98,7 +98,7 @@ def test_every_trained_weight_gets_a_gradient_and_nothing_else_does(name):
     model = stirred(adapted(name))
     loss_of(model).backward()
     for key, weight in model.named_parameters():
-        assert weight.requires_grad == (f"{name}_" in key), key
+        assert weight.requires_grad == ("lora_" in key), key
         if weight.requires_grad:
             assert weight.grad is not None and weight.grad.abs().sum() > 0, key
 
@@ -109,35 +109,32 @@ def test_initial_weights_follow_the_seed_alone(name):
     assert any(not torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("name", MERGED)
 def test_the_update_is_the_matrix_between_the_circuits(name):
-    """Layer by layer, the gradient of the angles included, against the definition in plain loops."""
+    """Layer by layer, against the definition in plain loops."""
     from qnnkit.adapters import circuit
 
     model = stirred(adapted(name)).double()
     layer = model.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
     found = layer.get_delta_weight("default").detach()
+    v, u = (part["default"].parametrizations.weight[0] for part in (layer.lora_A, layer.lora_B))
+    assert (v.side, u.side, u.layer) == ("lora_A", "lora_B", "model.layers.1.mlp.up_proj")
     if name == "quantum_peft":
-        strengths = layer.quantum_peft_lambda["default"].view(3, 2)
         expected = torch.zeros(48, 32, dtype=torch.float64)
-        for term in range(3):
-            u = circuit.columns(layer.quantum_peft_angles_out["default"][term : term + 1], 2)[0]
-            v = circuit.columns(layer.quantum_peft_angles_in["default"][term : term + 1], 2)[0]
-            expected += 8 * u[:48] @ torch.diag(strengths[term]) @ v[:32].T
+        for term, strengths in enumerate(u.strengths.view(3, 2)):
+            columns = [circuit.columns(each.angles()[term : term + 1], 2)[0] for each in (u, v)]
+            expected += 8 * columns[0][:48] @ torch.diag(strengths) @ columns[1][:32].T
     else:
-        owner = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
-        numbers = owner.numbers("default", 2 * 2 * (64 + 64 + 80))
+        numbers = u.circuits.sources[0].generate()
+        assert len(numbers) == 2 * 2 * (64 + 64 + 80)
         start = 2 * (64 + 64 + 80) + 2 * (64 + 64)
         a, b = numbers[start : start + 64].view(32, 2), numbers[start + 64 :].view(2, 48)
-        gain = torch.diag(layer.qpa_gain["default"])
-        expected = (8 * a @ gain @ b / (32**0.5 * 48**0.5)).T
+        expected = (8 * a @ torch.diag(u.gain) @ b / (32**0.5 * 48**0.5)).T
     assert gap(found, expected) < 1e-10 and found.abs().max() > 1e-3
 
 
 # --- what PEFT's own adapters do -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MERGED)
 def test_merged_is_the_same_and_classical(name):
     base = llama()
     model = stirred(adapted(name, base))
@@ -150,7 +147,6 @@ def test_merged_is_the_same_and_classical(name):
     assert set(merged.state_dict()) == set(llama().state_dict())
 
 
-@pytest.mark.parametrize("name", MERGED)
 def test_merging_can_be_taken_back(name):
     base = llama()
     bare = logits(base)
@@ -166,26 +162,13 @@ def test_merging_can_be_taken_back(name):
     assert gap(logits(model), before) < NEAR
 
 
-@pytest.mark.parametrize("name", MERGED)
 def test_a_safe_merge_refuses_what_is_not_finite(name):
     model = stirred(adapted(name))
     for key, weight in model.named_parameters():
-        if "lambda" in key or "gain" in key:
+        if "strengths" in key or "gain" in key:
             weight.data[0] = float("nan")
     with pytest.raises(ValueError, match="broken"):
         model.merge_and_unload(safe_merge=True)
-
-
-def test_a_circuit_of_every_token_cannot_be_merged():
-    base = llama()
-    bare = logits(base)
-    model = stirred(adapted("quantum_token", base))
-    before = logits(model)
-    for merge in (model.merge_and_unload, model.merge_adapter):
-        with pytest.raises(NotImplementedError, match="`adapter` must be one that is a matrix"):
-            merge()
-    assert gap(logits(model), before) == 0
-    assert gap(logits(model.unload()), bare) == 0
 
 
 def test_disabled_and_unloaded_is_the_base_model(name):
@@ -199,13 +182,11 @@ def test_disabled_and_unloaded_is_the_base_model(name):
     assert gap(logits(bare), before) == 0 and not bare._forward_pre_hooks
 
 
-def test_two_adapters_take_turns(name):
+def test_two_adapters_take_turns_and_train_on(name, tmp_path):
     model = stirred(adapted(name))
     first = logits(model)
-    wanted = adapters.config(name, targets=["v_proj"], **OPTIONS[name], seed=5)
-    model.add_adapter("second", wanted)
-    assert gap(logits(model), first) == 0
-    model.set_adapter("second")
+    stirred(adapted(name, targets=["v_proj"], seed=5), seed=4).save_pretrained(tmp_path)
+    adapters.load(model, tmp_path, "second", trainable=True)
     trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
     assert trained and all(".second" in key for key in trained)
     second = logits(stirred(model, seed=4))
@@ -215,20 +196,51 @@ def test_two_adapters_take_turns(name):
     model.base_model.set_adapter(["default", "second"])
     both = logits(model)
     assert gap(both, first) > 1e-3 and gap(both, second) > 1e-3
+    model.set_adapter("second")
+    model.save_pretrained(tmp_path / "all")
+    again = adapters.load(llama(), tmp_path / "all", trainable=True)
+    adapters.load(again, tmp_path / "all" / "second", "other")
+    assert gap(logits(again), second) < NEAR
+    model.set_adapter("default")
     model.delete_adapter("second")
-    assert gap(logits(model), first) == 0
+    assert gap(logits(model), first) == 0 and gap(logits(again.merge_and_unload()), second) < NEAR
 
 
-def test_save_and_load(name, tmp_path):
+def test_a_saved_one_is_ordinary_and_its_circuits_train_on(name, tmp_path):
     model = stirred(adapted(name))
-    before = logits(model)
+    before, slopes = logits(model), gradients(model)
     model.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(llama(), tmp_path, adapter_name="other")
-    assert gap(logits(again), before) == 0
-    assert not any(weight.requires_grad for weight in again.parameters())
+    assert (tmp_path / "circuit.safetensors").exists()
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA" and config["r"] == config["lora_alpha"] == {"qpa": 2}.get(name, 6)
+    again = adapters.load(llama(), tmp_path)
+    assert gap(logits(again), before) < NEAR and not adapters.count(again)["weights"]
+    assert all(type(module).__module__.split(".")[0] != "qnnkit" for module in again.modules())
     light = PeftModel.from_pretrained(llama(), tmp_path, low_cpu_mem_usage=True, is_trainable=True)
-    assert gap(logits(light), before) == 0
-    assert adapters.count(light) == adapters.count(model)
+    assert gap(logits(light), before) < NEAR
+    more = adapters.load(llama(), tmp_path, trainable=True)
+    assert gap(logits(more), before) == 0 and adapters.count(more) == adapters.count(model)
+    found = gradients(more)
+    assert found.keys() == slopes.keys() and all(torch.equal(found[key], slopes[key]) for key in found)
+
+
+def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(name, tmp_path):
+    model = stirred(adapted(name))
+    model.save_pretrained(tmp_path)
+    kept = (tmp_path / "circuit.safetensors").read_bytes()
+    stirred(model, seed=8).save_pretrained(tmp_path)  # as plain PEFT would, which leaves the circuits alone
+    changed = logits(model)
+    for content, told in ((kept, "it does not give lora_"), (kept[:-9], ""), (b"no", "")):
+        (tmp_path / "circuit.safetensors").write_bytes(content)
+        base = llama()
+        rule = rf"`folder` must hold in circuit\.safetensors the circuits of its weights.*{told}.*remove the"
+        with pytest.raises(ValueError, match=rule):
+            adapters.load(base, tmp_path, trainable=True)
+        assert not hasattr(base, "peft_config")
+        assert gap(logits(adapters.load(base, tmp_path)), changed) < NEAR
+    (tmp_path / "circuit.safetensors").unlink()
+    plain = adapters.load(llama(), tmp_path, trainable=True)
+    assert adapters.count(plain)["angles"] == 0 and gap(logits(plain), changed) < NEAR
 
 
 def test_a_copy_is_a_model_of_its_own(name):
@@ -239,6 +251,8 @@ def test_a_copy_is_a_model_of_its_own(name):
     assert gap(logits(other), before) == 0
     stirred(other, seed=9)
     assert gap(logits(model), before) == 0 and gap(logits(other), before) > 1e-3
+    after = logits(other)
+    assert gap(logits(other.merge_and_unload()), after) < NEAR and gap(logits(model), before) == 0
 
 
 FRESH = """
@@ -254,7 +268,7 @@ FRESH = """
         with torch.no_grad():
             found[name] = model.eval()(tokens).logits.tolist()
     print(json.dumps(found))
-    assert ("qnnkit" in sys.modules) == ({quantum})
+    assert "qnnkit" not in sys.modules
 """
 
 
@@ -277,52 +291,30 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
     llama().save_pretrained(folder / "base")
     found = {}
-    for name in adapters.NAMES:
+    for name in OPTIONS:
         model = stirred(adapted(name, LlamaForCausalLM.from_pretrained(folder / "base")))
         found[name] = logits(model)
         model.save_pretrained(folder / name)
-        if name in MERGED:
-            model.merge_and_unload().save_pretrained(folder / "merged" / name)
+        model.merge_and_unload().save_pretrained(folder / "merged" / name)
     return folder, found
 
 
-def test_it_loads_in_a_fresh_process_that_imports_qnnkit(saved):
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_process_without_qnnkit_reads_it(saved, merged):
     folder, expected = saved
-    load = f'PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained("{folder}/base"), folder)'
-    imports = "import qnnkit; from peft import PeftModel"
-    found = fresh(imports=imports, names=adapters.NAMES, folder=folder, load=load, quantum=True)
-    assert all(gap(found[name], expected[name]) < NEAR for name in adapters.NAMES)
-
-
-def test_merged_it_loads_in_a_process_without_qnnkit(saved):
-    folder, expected = saved
-    load = "LlamaForCausalLM.from_pretrained(folder)"
-    found = fresh(imports="", names=MERGED, folder=folder / "merged", load=load, quantum=False)
-    assert all(gap(found[name], expected[name]) < NEAR for name in MERGED)
-
-
-@pytest.mark.parametrize(
-    "first",
-    ["import peft, qnnkit", "import qnnkit, importlib.util; importlib.util.find_spec('peft'); import peft"],
-)
-def test_peft_knows_them_whichever_is_imported_first(first):
-    code = f"import sys; {first}; from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as known; "
-    code += (
-        "print('QPA' in known and 'QUANTUM_PEFT' in known, any('qnnkit' in str(f) for f in sys.meta_path))"
+    imports, load = "", "LlamaForCausalLM.from_pretrained(folder)"
+    if not merged:
+        imports = "from peft import PeftModel"
+        load = f'PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained("{folder}/base"), folder)'
+    found = fresh(
+        imports=imports, names=tuple(OPTIONS), folder=folder / "merged" if merged else folder, load=load
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.stdout.split() == ["True", "False"], ran.stderr
-
-
-def test_registering_twice_does_nothing():
-    adapters.register()
-    adapters.register_later()
+    assert all(gap(found[name], expected[name]) < NEAR for name in OPTIONS)
 
 
 # --- controls --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", adapters.NAMES)
 def test_without_entanglement_nothing_else_differs(name):
     one, other = adapted(name), adapted(name, entangled=False)
     mine, theirs = one.state_dict(), other.state_dict()
@@ -338,16 +330,12 @@ def test_with_a_frozen_circuit_only_the_angles_stay(name, tmp_path):
         "weights": adapters.count(model)["weights"] - angles,
         "angles": 0,
     }
-    mine = {key: value for key, value in model.state_dict().items()}
-    fixed = {key: value for key, value in frozen.state_dict().items() if "_fixed" in key}
-    assert sum(value.numel() for value in fixed.values()) == angles
-    for key, value in fixed.items():
-        key = (
-            key.replace("_fixed_", "_angles_")
-            .replace("qpa_fixed", "qpa_angles")
-            .replace("_fixed.", "_circuit.")
-        )
-        assert torch.equal(mine[key], value)
+    mine, fixed = (
+        model.state_dict(),
+        {key: value for key, value in frozen.state_dict().items() if "angles" in key},
+    )
+    assert frozen.state_dict().keys() == mine.keys() and sum(map(torch.numel, fixed.values())) == angles
+    assert all(torch.equal(mine[key], value) for key, value in fixed.items())
     frozen.set_adapter("default")
     before = {key: value.clone() for key, value in fixed.items()}
     optimizer = torch.optim.SGD([w for w in frozen.parameters() if w.requires_grad], lr=0.1)
@@ -356,8 +344,8 @@ def test_with_a_frozen_circuit_only_the_angles_stay(name, tmp_path):
     after = frozen.state_dict()
     assert all(torch.equal(after[key], value) for key, value in before.items())
     frozen.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(llama(), tmp_path)
-    assert gap(logits(again), logits(frozen)) == 0
+    again = adapters.load(llama(), tmp_path, trainable=True)
+    assert gap(logits(again), logits(frozen)) == 0 and adapters.count(again) == adapters.count(frozen)
 
 
 def test_angles_are_the_quantum_group(name):
@@ -365,8 +353,7 @@ def test_angles_are_the_quantum_group(name):
     kept = {id(weight) for weight in layers.quantum_parameters(model)}
     assert kept == {id(weight) for weight in layers.exchanged_parameters(model)}
     named = {key for key, weight in model.named_parameters() if id(weight) in kept}
-    ends = {"quantum_peft": "_angles_", "qpa": "qpa_angles", "quantum_token": "_circuit."}
-    assert named == {key for key in model.state_dict() if ends[name] in key}
+    assert named == {key for key in model.state_dict() if ".angles." in key}
     numbers = layers.count_parameters(model)
     assert numbers["quantum"] == adapters.count(model)["angles"]
     assert numbers["quantum"] + numbers["classical"] == adapters.count(model)["weights"]
@@ -404,7 +391,7 @@ def test_gradients_are_differences(name):
             place[-1] = kept
             slope = (values[0] - values[1]) / (2 * step)
             assert abs(slope - found[key].view(-1)[-1].item()) < 1e-5 * max(1, abs(slope)), key
-            n_angles += abs(slope) > 1e-3 and ("angles" in key or "circuit" in key)
+            n_angles += abs(slope) > 1e-3 and "angles" in key
     assert n_angles
 
 
@@ -414,10 +401,11 @@ def test_gradient_checkpointing_gives_the_same_bits(name):
     with recomputing(model):
         again = gradients(model)
     assert plain.keys() == again.keys() and all(torch.equal(plain[key], again[key]) for key in plain)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
-    theirs = gradients(model)
-    assert all(gap(plain[key], theirs[key]) < 1e-6 for key in plain)
+    for reentrant in (False, True):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        theirs = gradients(model)
+        assert all(gap(plain[key], theirs[key]) < 1e-6 for key in plain)
 
 
 def test_an_evaluation_between_forward_and_backward_does_no_harm(name):
@@ -447,18 +435,37 @@ def test_two_passes_and_two_ways_back(name):
     assert all(torch.allclose(2 * plain[key], again[key], rtol=1e-4, atol=1e-7) for key in plain)
 
 
-def test_what_is_kept_without_gradients_follows_the_weights(name):
+def test_weights_that_moved_by_any_means_count_at_once(name):
     model = stirred(adapted(name))
-    before = logits(model)
-    stirred(model, seed=11)
-    changed = logits(model)
-    assert gap(changed, before) > 1e-4
+    angles = next(weight for key, weight in model.named_parameters() if "angles" in key)
+    layer = next(module for module in model.modules() if isinstance(module, LoraLayer))
+    seen = [(logits(model), layer.get_delta_weight("default"))]
+
+    def moved(by):
+        by()
+        delta = layer.get_delta_weight("default").detach()  # first, for a call makes everything anew
+        seen.append((logits(model), delta))
+        assert min(gap(seen[-2][0], seen[-1][0]), gap(seen[-2][1], delta)) > 1e-6
+
+    def stopped():
+        handle = layer.register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            loss_of(model)
+        handle.remove()
+        angles.data[..., 0] += 0.5
+
+    moved(lambda: angles.data.__setitem__(..., angles.data + 0.5))
+    moved(lambda: setattr(angles, "data", angles.data + 0.5))
+    moved(lambda: angles.data.numpy().__iadd__(0.5))
+    moved(
+        lambda: model.load_state_dict(
+            {key: v + 0.1 for key, v in model.state_dict().items() if "lora_" in key}, strict=False
+        )
+    )
+    moved(stopped)
     with torch.inference_mode():
-        assert gap(model(tokens()).logits.clone(), changed) == 0
+        assert gap(model(tokens()).logits.clone(), seen[-1][0]) == 0
     loss_of(model).backward()
-    state = {key: value + 0.1 for key, value in model.state_dict().items() if f"{name}_" in key}
-    model.load_state_dict(state, strict=False)
-    assert gap(logits(model), changed) > 1e-4
 
 
 def test_a_part_of_the_model_may_be_called_by_itself(name):
@@ -477,13 +484,17 @@ def test_circuits_are_evaluated_once_a_step(monkeypatch):
     calls, plain = [], circuit.columns
     monkeypatch.setattr(circuit, "columns", lambda *given, **named: calls.append(1) or plain(*given, **named))
     model = adapted("quantum_peft")
+    calls.clear()
     loss_of(model).backward()
     assert len(calls) == 2  # one for the sides of 32, one for those of 48
-    with torch.no_grad():
-        model(tokens()), model(tokens())
+    model.generate(input_ids=tokens(), max_new_tokens=3, do_sample=False, pad_token_id=0)
     assert len(calls) == 4
-    model.generate(tokens(), max_new_tokens=3, do_sample=False, pad_token_id=0)
-    assert len(calls) <= 6
+    with adapters.once(model), torch.no_grad():
+        model(tokens()), model(tokens())
+    assert len(calls) == 6
+    with model.disable_adapter():
+        logits(model)
+    assert len(calls) == 6
 
 
 def test_bfloat16_around_it_leaves_the_circuit_in_float32(name):
@@ -494,11 +505,10 @@ def test_bfloat16_around_it_leaves_the_circuit_in_float32(name):
         loss_of(model).backward()
     assert 0 < gap(rounded.float(), plain) < 0.1 * plain.abs().max()
     assert all(w.grad.dtype == torch.float32 for w in model.parameters() if w.requires_grad)
-    if name in MERGED:
-        layer = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
-        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-            pair = model.base_model.generated.pair(layer, "default")
-        assert all(each.dtype == torch.float32 for each in pair)
+    layer = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        pair = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    assert all(each.dtype == torch.float32 for each in pair)
     half = stirred(adapted(name, llama().bfloat16()))
     assert half(tokens()).logits.dtype == torch.bfloat16
     assert all(w.dtype == torch.float32 for w in half.parameters() if w.requires_grad)
@@ -532,42 +542,42 @@ def test_it_trains_under_accelerate(name):
 # --- bad input -------------------------------------------------------------------------------------
 
 
-def test_targets_that_match_nothing(name):
-    with pytest.raises(ValueError, match=r"`target_modules` must name linear layers .* q_proj, k_proj"):
-        get_peft_model(llama(), adapters.config(name, targets=["query"]))
-
-
 @pytest.mark.parametrize(
     ("name", "options", "rule"),
     [
         ("quantum_peft", {"n_layers": 0}, "`n_layers` must be a whole number above 0"),
         ("quantum_peft", {"n_terms": 1.5}, "`n_terms` must be a whole number"),
         ("qpa", {"chunk": -1}, "`chunk` must be a whole number"),
-        ("quantum_token", {"n_qubits": 0}, "`n_qubits` must be a whole number"),
+        ("quantum_peft", {"r": 40}, r"`r` must be at most 32, the smaller side of model\.layers\.0"),
+        ("qpa", {"targets": ["query"]}, r"`target_modules` must name linear layers .* q_proj, k_proj"),
+        ("qpa", {"targets": ["embed_tokens", "q_proj"]}, r"model.embed_tokens \(Embedding\)"),
+        ("quantum_peft", {"lora_alpha": 4}, "`options` must be a known name, but is 'lora_alpha'"),
     ],
 )
-def test_settings_that_make_no_circuit(name, options, rule):
+def test_what_makes_no_adapter_leaves_the_model_alone(name, options, rule):
+    base = llama()
     with pytest.raises(ValueError, match=rule):
-        adapters.config(name, targets=TARGETS, **options)
-
-
-def test_a_rank_beyond_the_layer():
-    with pytest.raises(ValueError, match=r"`r` must be at most 32, the smaller side of model\.layers\.0"):
-        adapted("quantum_peft", r=40)
-
-
-def test_an_unknown_ansatz():
-    with pytest.raises(ValueError, match=r"`circuit` must be a known name"):
-        adapted("quantum_token", ansatz="angel")
-
-
-def test_other_layers_are_refused_by_name(name):
-    wanted = adapters.config(name, targets=["embed_tokens", "q_proj"], **OPTIONS[name])
-    with pytest.raises(TypeError, match=r"model.embed_tokens \(Embedding\)"):
-        get_peft_model(llama(), wanted)
+        adapted(name, base, **options)
+    assert set(base.state_dict()) == set(llama().state_dict()) and not hasattr(base, "peft_config")
 
 
 def test_lora_is_left_as_it_was():
     with seeded(0):
         model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"]))
     assert adapters.count(model) == {"weights": 2 * 2 * 64, "angles": 0}
+
+
+def test_a_source_of_ones_own_as_the_page_has_it(monkeypatch, tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
+    [code] = [each for each in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "Waves" in each]
+    monkeypatch.setitem(adapters.SOURCES, "waves", None)  # put back afterwards
+    exec(code, {})
+    model = stirred(adapters.adapt(llama(), "waves", targets=TARGETS, r=3))
+    assert "waves" in adapters.names() and adapters.count(model) == {"weights": 54, "angles": 36}
+    loss_of(model).backward()
+    before = logits(model)
+    model.save_pretrained(tmp_path)
+    assert gap(logits(adapters.load(llama(), tmp_path)), before) < NEAR
+    assert gap(logits(adapters.load(llama(), tmp_path, trainable=True)), before) == 0
+    with pytest.raises(NotImplementedError, match="leave n_weights out"):
+        adapters.size(llama(), "waves", n_weights=100, targets=TARGETS)

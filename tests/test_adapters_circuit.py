@@ -1,5 +1,6 @@
 """The adapters' circuits are PennyLane's, matrix for matrix, and orthogonal."""
 
+import itertools
 import math
 
 import pennylane as qp
@@ -18,12 +19,22 @@ def angles_of(*shape, seed=0):
     return 2 * math.pi * torch.rand(*shape, generator=generator, dtype=torch.float64)
 
 
+def gates(angles, wires, entangled=True):
+    """The circuit, in PennyLane's words; angles of shape (n_layers + 1, n_wires)."""
+    for layer, of_wires in enumerate(angles):
+        if layer and entangled:
+            for one, other in itertools.pairwise(wires):
+                qp.CZ(wires=(one, other))
+        for wire, angle in zip(wires, of_wires, strict=True):
+            qp.RY(angle, wires=wire)
+
+
 def by_pennylane(angles, entangled):
     """The matrix of one circuit, of shape (2**n, 2**n)."""
     wires = tuple(range(angles.shape[-1]))
 
     def function(weights):
-        circuit.gates(weights, wires, entangled)
+        gates(weights, wires, entangled)
 
     return torch.as_tensor(qp.matrix(function, wire_order=wires)(angles.numpy()))
 
@@ -44,7 +55,7 @@ def test_the_first_state_is_default_qubits():
 
     @qp.qnode(make_device("default.qubit", range(5)))
     def probabilities(weights):
-        circuit.gates(weights, range(5))
+        gates(weights, range(5))
         return qp.probs(wires=range(5))
 
     found = circuit.columns(angles, 1)[0, :, 0] ** 2

@@ -5,13 +5,12 @@ import warnings
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from qnnkit import adapters
-from qnnkit.adapters import attach
-from qnnkit.adapters.skeleton import on_skeleton
+from qnnkit.adapters import attach, files
 from qnnkit.models.blocks import seeded
 
 # PEFT asks transformers by a name that is going to be changed.
@@ -42,25 +41,28 @@ def base():
 @pytest.mark.parametrize("n_weights", [1000, 4000, 16000])
 @pytest.mark.parametrize("name", ["quantum_peft", "qpa"])
 def test_quantum_adapters_come_near_to_what_was_asked(base, name, n_weights):
+    before = torch.get_rng_state()
+    n = adapters.size(base, name, n_weights=n_weights, targets=TARGETS)
+    assert abs(n / n_weights - 1) < 0.05 and torch.equal(before, torch.get_rng_state())
+    assert not any("peft" in type(module).__module__ for module in base.modules())
     chosen = adapters.config(name, n_weights=n_weights, model=base, targets=TARGETS)
-    found = adapters.count(on_skeleton(base, chosen))
-    assert abs(found["weights"] / n_weights - 1) < 0.05 and found["angles"] > 0
-    assert adapters.count(get_peft_model(llama(), chosen)) == found
+    assert all(weight.is_meta for weight in attach.tried(base, chosen).parameters())
+    found = adapters.count(adapters.adapt(llama(), name, n_weights=n_weights, targets=TARGETS))
+    assert found["weights"] == n and found["angles"] > 0
 
 
 @pytest.mark.parametrize(("name", "each"), [("lora", 2048), ("vera", 8)])
 def test_classical_ones_as_near_as_a_rank_allows(base, name, each):
-    chosen = adapters.config(name, n_weights=16000, model=base, targets=TARGETS)
-    found = adapters.count(on_skeleton(base, chosen))["weights"]
+    found = adapters.size(base, name, n_weights=16000, targets=TARGETS)
     assert abs(found - 16000) <= each / 2
-    with seeded(0):
-        assert adapters.count(get_peft_model(llama(), chosen))["weights"] == found
+    model = adapters.adapt(llama(), name, n_weights=16000, targets=TARGETS)
+    assert adapters.count(model)["weights"] == found
 
 
 def test_below_the_least_a_method_has_the_least_is_taken(base):
     assert adapters.config("lora", n_weights=10, model=base, targets=TARGETS).r == 1
-    chosen = adapters.config("quantum_token", n_weights=10, model=base, targets=TARGETS)
-    assert (chosen.n_qubits, chosen.n_layers) == (1, 1)
+    chosen = adapters.config("quantum_peft", n_weights=10, model=base, targets=TARGETS)
+    assert (chosen.r, chosen.n_layers, chosen.n_terms) == (1, 1, 1)
 
 
 def test_what_is_given_stays(base):
@@ -71,21 +73,11 @@ def test_what_is_given_stays(base):
 
 
 @pytest.mark.parametrize("options", [{"entangled": False}, {"train_circuit": False}])
-@pytest.mark.parametrize("name", adapters.NAMES)
+@pytest.mark.parametrize("name", ["quantum_peft", "qpa"])
 def test_controls_differ_in_nothing_else(base, name, options):
     one = adapters.config(name, n_weights=4000, model=base, targets=TARGETS)
     other = adapters.config(name, n_weights=4000, model=base, targets=TARGETS, **options)
-    assert one.to_dict() | options == other.to_dict()
-
-
-def test_the_table_tells_what_was_chosen(base):
-    before = torch.get_rng_state()
-    found = adapters.table(base, targets=TARGETS)
-    assert list(found.columns) == ["adapter", "asked", "weights", "angles", "settings"]
-    assert len(found) == 12 and torch.equal(before, torch.get_rng_state())
-    row = found[(found.adapter == "lora") & (found.asked == 16000)].iloc[0]
-    assert (row.weights, row.angles, row.settings) == (16384, 0, "r=8")
-    assert not any("adapters" in type(module).__module__ for module in base.modules())
+    assert vars(one) | options == vars(other)
 
 
 def test_targets_by_default_all_linear_and_by_number(base):
@@ -110,7 +102,7 @@ def test_targets_that_match_nothing_are_told_the_names_there_are(base, targets):
 
 def test_a_model_without_linear_layers_is_told_so():
     with pytest.raises(ValueError, match="has no linear layer"):
-        adapters.matched(nn.Sequential(nn.Tanh()), ["0"])
+        adapters.matched(nn.Sequential(nn.LayerNorm(4)), ["0"])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +132,7 @@ def test_conv1d_of_gpt2_is_adapted_and_merged(name):
     )
     with seeded(0):
         base = GPT2LMHeadModel(config).eval()
-    model = get_peft_model(base, adapters.config(name, targets=["c_attn", "c_fc"]))
+    model = adapters.adapt(base, name, targets=["c_attn", "c_fc"])
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 40, (2, 8), generator=generator)
     with torch.no_grad():
@@ -158,13 +150,12 @@ def test_conv1d_of_gpt2_is_adapted_and_merged(name):
 
 def saved(folder, name, hidden=32, n_layers=2, **options):
     base = llama(hidden, n_layers)
-    with seeded(0):
-        model = get_peft_model(base, adapters.config(name, targets=TARGETS, **options))
+    model = adapters.adapt(base, name, targets=TARGETS, **options)
     model.save_pretrained(folder)
     return model
 
 
-@pytest.mark.parametrize("name", ["lora", "quantum_peft", "qpa", "quantum_token"])
+@pytest.mark.parametrize("name", ["lora", "vera", "quantum_peft", "qpa"])
 def test_an_adapter_loads_onto_its_model_and_beside_another(tmp_path, name):
     model = saved(tmp_path, name)
     again = adapters.load(llama(32, 2), tmp_path, trainable=True)
@@ -175,7 +166,7 @@ def test_an_adapter_loads_onto_its_model_and_beside_another(tmp_path, name):
         adapters.load(both, tmp_path, name="second")
 
 
-@pytest.mark.parametrize("name", ["lora", "quantum_peft", "qpa", "quantum_token"])
+@pytest.mark.parametrize("name", ["lora", "vera", "quantum_peft", "qpa"])
 @pytest.mark.parametrize(("hidden", "n_layers"), [(80, 2), (32, 1), (32, 3)])
 def test_an_adapter_of_another_model_is_refused_before_anything_is_changed(tmp_path, name, hidden, n_layers):
     saved(tmp_path, name, **({} if name != "qpa" else {"chunk": 8}))
@@ -210,23 +201,20 @@ def test_folders_that_hold_no_adapter(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`folder` must hold adapter_config\.json"):
         adapters.load(base, tmp_path)
     saved(tmp_path, "lora")
-    (tmp_path / attach.WEIGHTS).write_bytes(b"damaged")
+    (tmp_path / files.WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors is damaged"):
         adapters.load(base, tmp_path)
-    for text, rule in (
-        ("{", "hold a readable"),
-        ("[]", "hold a readable"),
-        ('{"peft_type": "LORRA"}', "LORA"),
-    ):
+    for text in ("{", "[]", '{"peft_type": "LORRA"}'):
         (tmp_path / attach.CONFIG).write_text(text)
-        with pytest.raises(ValueError, match=rule):
+        with pytest.raises(ValueError, match="hold a readable"):
             adapters.load(base, tmp_path)
 
 
 def test_nothing_warns_when_sizes_are_chosen(base):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        adapters.table(base, adapters.NAMES, [4000], TARGETS)
+        for name in ("lora", "vera", "quantum_peft", "qpa"):
+            adapters.size(base, name, n_weights=4000, targets=TARGETS)
 
 
 def test_the_benchmark_takes_all_adapters_in_turns():

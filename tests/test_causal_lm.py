@@ -15,7 +15,7 @@ from torch import nn
 
 from qnnkit import train
 from qnnkit.adapters import adapt
-from qnnkit.adapters.skeleton import on_skeleton
+from qnnkit.adapters.attach import tried
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 from qnnkit.models.causal_lm import LLAMA, causal_lm, four_bit, in_four_bits, llama_config, without_weights
 from qnnkit.settings import Settings
@@ -181,6 +181,34 @@ def test_the_loop_trains_it(method, rate):
         assert name not in frozen or torch.equal(weight, frozen[name])
 
 
+@pytest.mark.parametrize("method", ["lora", "quantum_peft", "qpa"])
+def test_an_adapter_stopped_in_an_epoch_ends_in_the_same_bits(tmp_path, method):
+    ids = tokens(24)
+    splits = splits_of({"input_ids": ids, "labels": ids})
+    config = Settings(epochs=2, batch_size=2, learning_rate=0.03, save_every_steps=3, optimizer="adamw")
+
+    def ends(folder, stop=None):
+        def on_update(moment):
+            steps.append(moment)
+            if len(steps) == stop:
+                raise KeyboardInterrupt
+
+        steps: list = []
+        model = adapt(small(), method, r=2)
+        loaders = {each: splits.batches(each, 2, shuffle=each == "train") for each in ("train", "validation")}
+        train.fit(model, Language(), loaders, config, folder=folder, on_update=on_update)
+        return model.state_dict(), len(steps)
+
+    straight, n = ends(tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        ends(tmp_path / "stopped", stop=8)
+    resumed, left = ends(tmp_path / "stopped")
+    assert (n, left) == (8, 2), "from the sixth update on"
+    assert all(torch.equal(resumed[name], weight) for name, weight in straight.items())
+    fresh = adapt(small(), method, r=2).state_dict()
+    assert any(not torch.equal(fresh[name], weight) for name, weight in straight.items())
+
+
 # --- models ------------------------------------------------------------------------------------------------
 
 
@@ -315,7 +343,7 @@ def test_how_a_weight_is_kept_is_known_of_a_skeleton():
     """PEFT asks weights in 4 bits for it when it puts an adapter beside them."""
     base = small()
     base.lm_head.weight.quant_type = "nf4"
-    found = on_skeleton(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
+    found = tried(base, LoraConfig(target_modules=["q_proj"])).base_model.model.lm_head.weight
     assert found.is_meta and found.quant_type == "nf4" and not base.lm_head.weight.is_meta
 
 
@@ -385,7 +413,7 @@ def test_a_method_that_was_registered_goes_the_same_way(monkeypatch):
 def test_targets_that_match_nothing():
     told = refusal(ValueError, adapt, small(), targets=["query"])
     layers = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
-    assert told.startswith("Argument `target_modules` must name layers of the model, but is 'query'. ")
+    assert told.startswith("Argument `target_modules` must name linear layers of the model, but is 'query'. ")
     assert told.endswith(f"Its linear layers are called {layers}.")
     assert "'query'" in refusal(ValueError, adapt, small(), targets=["q_proj", "query"])
     assert "'.*query'" in refusal(ValueError, adapt, small(), targets=".*query")

@@ -265,13 +265,16 @@ def test_adapters_of_several_runs_play_in_turn(pair, home, base, tmp_path):
     assert not any(weight.requires_grad for weight in model.parameters())
     settings = {"pretrained": str(base.folder / "model"), "adapter": "lora", "controls": [], "epochs": 1}
     settings |= TINY | {"data_dir": str(home), "composers": ["mozart"], "n_seeds": 1}
-    lora = runs.open_run(tmp_path / "lora", "music_adapter", **settings)
-    list(runs.train_all(lora))
-    report.finish(lora)
+    for kind in ("lora", "vera"):
+        run = runs.open_run(tmp_path / kind, "music_adapter", **settings | {"adapter": kind})
+        list(runs.train_all(run))
+        report.finish(run)
+    both = music.load_adapters({"bach": one, "mozart": tmp_path / "lora"})  # circuits gave LoRA's weights
+    assert music.adapter_names(both) == ("bach", "mozart")
     with pytest.raises(ValueError, match="`folders` must hold adapters of one kind, but is") as caught:
-        music.load_adapters({"bach": one, "mozart": lora.folder})
-    assert "\n" not in str(caught.value) and "'mozart': 'lora'" in str(caught.value)
-    second = music.load_adapters({"mozart": lora.folder}, base.folder / "model")
+        music.load_adapters({"bach": one, "mozart": tmp_path / "vera"})
+    assert "\n" not in str(caught.value) and "'mozart': 'vera'" in str(caught.value)
+    second = music.load_adapters({"mozart": tmp_path / "lora"}, base.folder / "model")
     assert list(music.for_each_adapter(second, MusicTokenizer(), prompt, 4)) == ["base", "mozart"]
     with pytest.raises(FileNotFoundError, match="`folders` must hold adapters"):
         music.load_adapters({"x": home})

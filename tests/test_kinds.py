@@ -159,7 +159,7 @@ def test_each_seed_starts_every_net_anew_and_its_controls_alike(adapted):
         one, again, other = start(net, 0), start(net, 0), start(net, 1)
         drawn = [name for name in one if not torch.equal(one[name], other[name])]
         assert all(torch.equal(one[name], again[name]) for name in one)
-        words = ("angles", "fixed", "lora_A", "vera_A")
+        words = ("angles", "lora_A", "vera_A")
         assert any(word in name for name in drawn for word in words), net
     hybrid, other = start("hybrid", 1), start("no_entanglement", 1)
     assert hybrid.keys() == other.keys()
@@ -177,7 +177,9 @@ def test_a_rank_and_alpha_that_are_asked_for(home, base, tmp_path):
         config = runs.build(run, run.nets[0], 0).peft_config["default"]
         assert (config.r, config.lora_alpha) == (rank, alpha)
     run = runs.open_run(tmp_path / "q", "text_adapter", **settings, adapter_weights=3000, rank=3)
-    assert runs.build(run, "hybrid", 0).peft_config["default"].r == 3
+    hybrid = runs.build(run, "hybrid", 0)
+    chosen = hybrid.circuits["default"].config
+    assert chosen.r == 3 and hybrid.peft_config["default"].r == 3 * chosen.n_terms
     assert runs.build(run, "lora", 0).peft_config["default"].r == 1, "sized by its weights"
 
 
@@ -255,6 +257,7 @@ def test_a_finished_folder_loads_with_plain_transformers_and_peft(adapted, base,
     assert names >= {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "circuit.safetensors",
         "tokenizer.json",
         "training_config.json",
     }
@@ -263,15 +266,15 @@ def test_a_finished_folder_loads_with_plain_transformers_and_peft(adapted, base,
         expected = runs.trained(adapted)(input_ids=ids).logits
     torch.save(ids, tmp_path / "ids.pt")
     code = f"""
-import torch, warnings
+import sys, torch, warnings
 warnings.simplefilter("ignore")
-import qnnkit
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 base = AutoModelForCausalLM.from_pretrained({str(base.folder / "model")!r})
 model = PeftModel.from_pretrained(base, {str(adapted.folder / "adapter")!r}).eval()
 with torch.no_grad():
     torch.save(model(input_ids=torch.load({str(tmp_path / "ids.pt")!r})).logits, {str(tmp_path / "out.pt")!r})
+assert "qnnkit" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

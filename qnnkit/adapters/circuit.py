@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,27 +24,10 @@ def n_wires(dim: int) -> int:
     return max(1, (dim - 1).bit_length())
 
 
-def gates(angles: Any, wires: Sequence[int], entangled: bool = True) -> None:
-    """The circuit, in PennyLane's words: RY on every wire, then layers of CZ on all neighbours and RY.
-
-    Args:
-        angles: Of shape (n_layers + 1, n_wires), in radians.
-        wires: As many.
-        entangled: Without it there are no CZ.
-    """
-    import pennylane as qp
-
-    for layer, of_wires in enumerate(angles):
-        if layer and entangled:
-            for one, other in itertools.pairwise(wires):
-                qp.CZ(wires=(one, other))
-        for wire, angle in zip(wires, of_wires, strict=True):
-            qp.RY(angle, wires=wire)
-
-
 def columns(angles: Tensor, n_columns: int, *, entangled: bool = True) -> Tensor:
     """The first columns of the circuits' matrices, which are real and orthogonal.
 
+    A circuit has RY on every wire, then layers of CZ on all neighbouring wires and RY again.
     The rotations of a layer are two matrices, one for each half of the wires, and the CZ are signs. Memory
     and time grow as (n_layers + 1) * n_columns * 2**n_wires a circuit, the time by 2**(n_wires / 2) more.
 
@@ -141,9 +123,10 @@ def _rotations(angles: Tensor) -> Tensor:
     if not each:
         return angles.new_ones(*angles.shape[:-1], 1, 1)
     whole = each[0]
-    for one in each[1:]:  # the Kronecker product
-        whole = whole[..., :, None, :, None] * one[..., None, :, None, :]
-        whole = whole.flatten(-4, -3).flatten(-2)
+    for one in each[1:]:  # the Kronecker product, in rows as long as can be
+        wide = whole.unsqueeze(-1).expand(*whole.shape, 2).flatten(-2)
+        tiled = one.unsqueeze(-2).expand(*one.shape[:-1], whole.shape[-1], 2).flatten(-2)
+        whole = (wide.unsqueeze(-2) * tiled.unsqueeze(-3)).flatten(-3, -2)
     return whole
 
 

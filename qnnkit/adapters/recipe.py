@@ -10,9 +10,8 @@ from pydantic import Field
 from torch import nn
 
 from qnnkit import checks
-from qnnkit.adapters.attach import adapt
-from qnnkit.adapters.later import NAMES
-from qnnkit.adapters.sizes import names, size
+from qnnkit.adapters.attach import adapt, names, size
+from qnnkit.adapters.sources import SOURCES
 from qnnkit.models.causal_lm import LanguageModelSettings, language_model
 
 CONTROLS = ("lora", "vera", "no_entanglement", "frozen_random")
@@ -26,7 +25,7 @@ class AdapterSettings(LanguageModelSettings):
     """Which adapter, on which frozen language model."""
 
     adapter: str = "quantum_peft"
-    """PEFT method that adapts the frozen model: lora, vera, quantum_peft, qpa, quantum_token."""
+    """What adapts the frozen model: lora, vera, quantum_peft, qpa, or another method of PEFT."""
     adapter_weights: int | None = Field(default=None, ge=1)
     """About how many weights it has; None leaves that to its rank."""
     rank: int | None = Field(default=None, ge=1)
@@ -44,7 +43,7 @@ class AdapterSettings(LanguageModelSettings):
 def require_base(settings: Any) -> None:
     """Refuses an adapter to weights that nobody trained."""
     checks.choice("adapter", settings.adapter, names())
-    if settings.controls and settings.adapter not in NAMES:
+    if settings.controls and settings.adapter not in SOURCES:
         step = "Set controls=() for an adapter without a circuit."
         raise ValueError(checks.message("controls", "be left out", list(settings.controls), step))
     if settings.pretrained is None:

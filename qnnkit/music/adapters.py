@@ -18,7 +18,7 @@ BASE = "base"
 def load_adapters(folders: Mapping[str, str | Path], base: str | Path | None = None) -> nn.Module:
     """The base once, with the adapters of several run folders on it: `for_each_adapter` plays them in turn.
 
-    All must be of one kind, for PEFT holds one kind in a model; call this once for each kind.
+    All must be of one kind, for PEFT holds one kind in a model; those from circuits are of LoRA's.
 
     Args:
         folders: Name here -> finished run of `music_adapter`, or its `adapter/`. A relative one is meant from

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
+from qnnkit.adapters import once
 from qnnkit.data.music_events import DURATION, TIME, MusicTokenizer, Note, Piece
 from qnnkit.data.sample import seeded
 from qnnkit.music.adapters import BASE, adapter_names, using_adapter
@@ -102,7 +103,7 @@ def continue_piece(
     began = time.perf_counter()
     model.eval()
     try:
-        with torch.no_grad(), using_adapter(model, adapter):
+        with torch.no_grad(), using_adapter(model, adapter), once(model):
             while grammar.steps < n_given + n_steps:
                 if len(ids) - begin >= window:
                     begin, cache = _begin(ids, begin, window), None

@@ -44,8 +44,8 @@ def merge(run: Run, folder: str | Path) -> Path:
 def export(run: Run) -> Path:
     """Writes the run's own net, first seed, to `model/` or `adapter/` of the run folder.
 
-    Language models go with their tokenizer: what lies there loads with plain transformers and PEFT; adapters
-    of qnnkit want `import qnnkit` beside them. Other nets are read by `runs.load_model`.
+    Language models go with their tokenizer: what lies there loads with plain transformers and PEFT. Beside an
+    adapter lie the circuits that gave its weights. Other nets are read by `runs.load_model`.
     """
     from qnnkit import language
 
