@@ -230,8 +230,6 @@ def is_a_reason(text: str) -> bool:
 class Unwatched:
     """In place of a `Watch`: nothing is read, nothing changes."""
 
-    key = ()
-
     def holds(self) -> bool:
         return True
 

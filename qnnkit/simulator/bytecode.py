@@ -9,10 +9,10 @@ import re
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qnnkit.simulator.graph import names
-from qnnkit.simulator.trusted import CONSTRUCTORS, MUTATORS, REFLECTION
+from qnnkit.simulator.trusted import CONSTRUCTORS, REFLECTION
 
 SKIPPED = names("CACHE EXTENDED_ARG PUSH_NULL NOP RESUME PRECALL COPY_FREE_VARS MAKE_CELL NOT_TAKEN")
 ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
@@ -40,31 +40,22 @@ class Code:
     """(where, name, attributes); where: "global", "cell", "first" (argument)."""
     attributes: tuple[str, ...]
     """Names of the attributes that it reads of anything else."""
-    changes: frozenset[tuple[str, str]]
-    """(where, name) of what a mutating method is called of."""
     makes: bool
     """Whether it takes classes from objects, for more than their names and comparisons."""
-    compares: bool
-    """Whether it asks which of two equal objects something is."""
     refusal: str = ""
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     name: str
     value: Any
-    start: tuple[int | None, int | None]
-    """Line and column where its expression begins."""
 
 
 def _steps(code: types.CodeType) -> Iterator[_Step]:
     for each in dis.get_instructions(code):
-        start = (each.positions.lineno, each.positions.col_offset) if each.positions else (None, None)
         if "_FAST_" in each.opname and isinstance(each.argval, tuple):  # two in one, since Python 3.13
-            for name, value in zip(re.findall("LOAD_FAST|STORE_FAST", each.opname), each.argval, strict=True):
-                yield _Step(name, value, start)
+            yield from map(_Step, re.findall("LOAD_FAST|STORE_FAST", each.opname), each.argval)
         elif each.opname not in SKIPPED:
-            yield _Step(each.opname, each.argval, start)
+            yield _Step(each.opname, each.argval)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -81,7 +72,7 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     first = first if is_inner else code.co_varnames[0] if code.co_argcount else ""
     steps = list(_steps(code))
     attributes = {step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR"}}
-    chains, changes, followed = [], set(), set()
+    chains, followed = [], set()
     named = attributes | set(_words(code.co_consts))
     is_constructor = code.co_name in CONSTRUCTORS
     unknown = REFLECTION if is_constructor else REFLECTION | {"__setattr__"}
@@ -90,7 +81,6 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
         refusals.append("defines how a `with` block ends")
     makes = not is_constructor and bool(named & CONSTRUCTORS)
     makes |= "__class__" in named - attributes
-    compares = any(b.name == "IS_OP" and a.name not in CONSTANTS for a, b in itertools.pairwise(steps))
 
     def where(step: _Step) -> str | None:
         kind, name = LOADS.get(step.name), step.value
@@ -124,10 +114,6 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
             name == "PUSH_EXC_INFO" and steps[i + 1].name == "POP_TOP"
         ):
             refusals.append("catches exceptions")
-        if name in ATTRIBUTES and mutates(value):
-            root = next((each for each in steps if each.start == step.start and each.name in LOADS), None)
-            if root is not None and where(root):
-                changes.add((where(root), root.value))
         if place is None or (
             value == "__class__" and [each.name for each in steps[i + 2 : i + 3]] == ["LOAD_SUPER_ATTR"]
         ):
@@ -145,14 +131,10 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     for inner in (each for each in code.co_consts if isinstance(each, types.CodeType)):
         found = scan(inner, own, first)
         chains, read = [*chains, *found.chains], [*read, *found.attributes]
-        changes, makes, compares = changes | found.changes, makes | found.makes, compares | found.compares
+        makes |= found.makes
         refusals += [found.refusal] if found.refusal else []
     chains, read = tuple(dict.fromkeys(chains)), tuple(dict.fromkeys(read))
-    return Code(chains, read, frozenset(changes), makes, compares, next(iter(refusals), ""))
-
-
-def mutates(name: str) -> bool:
-    return name in MUTATORS or (name.endswith("_") and not name.endswith("__"))
+    return Code(chains, read, makes, next(iter(refusals), ""))
 
 
 def _words(constants: Iterable[Any]) -> Iterator[str]:

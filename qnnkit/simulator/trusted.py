@@ -73,12 +73,6 @@ REFLECTION = names(
     "bernoulli multinomial __annotations__ __dataclass_fields__ _version"
 )
 """Attributes, of whatever object, that no code may use."""
-MUTATORS = names(
-    "append extend insert pop popitem remove clear update add discard setdefault sort reverse fill put "
-    "itemset resize rotate appendleft popleft extendleft move_to_end subtract intersection_update "
-    "difference_update set send"
-)
-"""Methods that change their object; those of tensors end in an underscore."""
 CONSTRUCTORS = names(
     "__init__ __new__ __post_init__ __init_subclass__ __set_name__ __del__ __class_getitem__ __setattr__ "
     "__delattr__ __hash__"
@@ -104,17 +98,12 @@ FIELDS: dict[type, tuple[str, ...] | None] = {
     collections.ChainMap: ("maps",),
 }
 """Classes of libraries whose objects are known by these attributes; None: by all but `CACHES`."""
-BY_VALUE = (type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType, PauliWord)
-BY_TEXT = (
-    float,
-    complex,
-    range,
-    fractions.Fraction,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    Shots,
-)
+ATOMS = (
+    type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType, PauliWord, float,
+    complex, range, fractions.Fraction, torch.dtype, torch.device, torch.Size, Shots,
+)  # fmt: skip
+"""Classes of values that never change."""
+MAPPINGS = dict, types.MappingProxyType
 CHANGEABLE = list, set, collections.deque, dict, collections.OrderedDict, collections.Counter
 COLLECTIONS = *CHANGEABLE, tuple, frozenset, types.MappingProxyType
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)

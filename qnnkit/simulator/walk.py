@@ -10,7 +10,6 @@ import copy
 import enum
 import functools
 import itertools
-import operator
 import types
 from collections.abc import Hashable
 from typing import Any
@@ -25,19 +24,6 @@ from qnnkit.simulator.graph import NotFusable
 from qnnkit.simulator.trusted import ABSENT, dict_of, is_users_class, is_users_function
 
 
-class Is:
-    """An object in a key, equal to itself only."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Is and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
 def content_of(value: Any) -> tuple[Any, ...]:
     """What an array or a tensor holds. One on another device is known by its version, not by its numbers."""
     if isinstance(value, np.ndarray):
@@ -45,7 +31,7 @@ def content_of(value: Any) -> tuple[Any, ...]:
     about = value.dtype, value.shape, value.stride(), value.device, value.requires_grad, value.grad is None
     about += (not vars(value),)
     if value.device.type != "cpu":
-        return *about, value._version, value.data_ptr(), Is(value)
+        return *about, value._version, value.data_ptr()
     plain = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return *about, plain.view(torch.uint8).numpy().tobytes()
 
@@ -53,40 +39,41 @@ def content_of(value: Any) -> tuple[Any, ...]:
 class Walk:
     """Collects what a QNode's Python reads, and what to compare at every call.
 
+    Numbers, texts and the like are known by the places where they stand.
+
     Attributes:
-        key: Everything read, by value.
         entries, fields: (holder, name, what stands there) of dictionaries and of Python's own attributes.
-        containers: (container, its items), for identity.
+        views: (container, its items), for identity; a dictionary has two views.
         arrays: (array, its content, a copy).
         copies: (container, a copy).
-        atoms: Numbers, strings and the like, by identity.
         owners: Classes, functions and operators of libraries, to which somebody may add attributes.
         names: Of attributes that are read of whatever comes along.
         kinds, makes: Classes of objects, and whether the Python may make another object of an object's class.
         checks_kinds: Whether it asks what is an instance of what, which abstract classes may be told anew.
-        compares: Whether it asks which of two equal objects something is.
     """
 
     def __init__(self, qnode: qp.QNode):
-        self.key: list[Hashable] = []
-        self.entries, self.fields, self.containers, self.arrays = {}, {}, {}, {}
-        self.seen: dict[Hashable, tuple[int, Any]] = {}  # with what is seen: else another may get its id
+        self.entries, self.fields, self.views, self.arrays = {}, {}, {}, {}
+        self.seen: dict[Hashable, Any] = {}  # with what is seen: else another may get its id
+        self.size = 0
         self.kinds: list[type] = []
         self.copies: list[tuple[Any, Any]] = []
-        self.atoms: list[Is] = []
         self.owners: list[Any] = [torch.Tensor]
         self.names: dict[str, None] = {}
-        self.makes = self.checks_kinds = self.compares = False
+        self.makes = self.checks_kinds = False
         device = vars(qnode)["device"] if type(qnode) is qp.QNode else None
-        if device is None or "_wires" not in vars(device):
+        kind = self.field(device, "__class__")
+        if (
+            not kind.__module__.startswith("pennylane")
+            or "<locals>" in kind.__qualname__
+            or "_wires" not in vars(device)
+            or self.field(qnode, "__class__") is not qp.QNode
+            or self.entry(vars(qnode), "construct") is not ABSENT
+            or self.entry(vars(device), "execute") is not ABSENT
+        ):
             raise NotFusable("its QNode or its device is of a kind that cannot be watched")
-        patched = self.entry(vars(qnode), "construct"), self.entry(vars(device), "execute")
-        kind, of_qnode = self.field(device, "__class__"), self.field(qnode, "__class__")
-        is_own = kind.__module__.startswith("pennylane") and "<locals>" not in kind.__qualname__
-        if patched != (ABSENT, ABSENT) or of_qnode is not qp.QNode or not is_own:
-            raise NotFusable("its QNode or its device is of a kind that cannot be watched")
-        self.key.append(Is(self.entry(vars(qnode), "device")))
         self.value(self.entry(vars(device), "_wires"), "wires")
+        self.entry(vars(qnode), "device")
         for name in ("_shots", "_interface", "diff_method", "_compile_pipeline", "func"):
             self.value(self.entry(vars(qnode), name), name)
         for kind in self.kinds:  # grows on the way
@@ -96,7 +83,6 @@ class Walk:
         while size != (size := (len(self.owners), len(self.names))):  # what is added reads more
             for owner, name in itertools.product(tuple(self.owners), tuple(self.names)):
                 self.added(owner, name)
-        self.key += self.atoms if self.compares else ()
 
     def entry(self, holder: dict, name: Any) -> Any:
         found = dict.get(holder, name, ABSENT)
@@ -112,16 +98,17 @@ class Walk:
         self.fields[id(owner), name] = owner, name, found
         return found
 
-    def once(self, *parts: Any) -> bool:
-        """Whether this is new; else the key refers to where it stands."""
-        place = tuple(map(id, parts))
-        if len(self.key) > trusted.MOST_VALUES:
+    def items(self, holder: Any) -> None:
+        """Which objects stand in a container, and in which order."""
+        views = (holder, holder.values()) if isinstance(holder, trusted.MAPPINGS) else (holder,)
+        self.views[id(holder)] = [(view, list(view)) for view in views]
+        self.size += len(holder)
+        if self.size > trusted.MOST_VALUES:
             raise NotFusable("its Python reads too much to be watched")
-        if place in self.seen:
-            self.key += "again", self.seen[place][0]
-            return False
-        self.seen[place] = len(self.key), parts
-        return True
+
+    def once(self, *parts: Any) -> bool:
+        """Whether this is new."""
+        return self.seen.setdefault(tuple(map(id, parts)), parts) is parts
 
     # --- functions --------------------------------------------------------------------------------
 
@@ -133,18 +120,12 @@ class Walk:
         reads = scan(code)
         if reads.refusal:
             raise NotFusable(f"its Python {reads.refusal}")
-        self.key.append(code)
         self.makes |= reads.makes
-        self.compares |= reads.compares
         self.names |= dict.fromkeys(reads.attributes)
-        for name in ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__"):
+        for name in ("__defaults__", "__kwdefaults__", "__dict__", "__name__", "__qualname__", "__doc__"):
             self.value(self.field(function, name), function.__name__)
-        self.attributes(self.field(function, "__dict__"), function.__name__)
         if first is not ABSENT and not code.co_argcount:  # it comes in *args
             self.value(first, function.__name__)
-        for where, name in reads.changes:
-            if type(self.root(function, first, where, name)) in trusted.COLLECTIONS:
-                raise NotFusable(f"its Python changes `{name}`")
         found = []
         for where, name, attributes in reads.chains:
             if where == "first" and first is ABSENT:
@@ -187,19 +168,15 @@ class Walk:
 
     def of_module(self, module: types.ModuleType, name: str, label: str) -> Any:
         holder = object.__getattribute__(module, "__dict__")
-        is_library = trusted.is_library_module(module)
-        if is_library:
-            self.pure(module.__name__, name, label)
         found, makes_up = self.entry(holder, name), self.entry(holder, "__getattr__")
-        if not is_library and (type(module) is not types.ModuleType or makes_up is not ABSENT):
+        if trusted.is_library_module(module):
+            self.pure(module.__name__, name, label)
+            if found is ABSENT and makes_up is not ABSENT:  # other values may be made anew at every access
+                found = getattr(module, name, ABSENT)
+                return found if isinstance(found, (types.ModuleType, type)) else self
+        elif type(module) is not types.ModuleType or makes_up is not ABSENT:
             raise NotFusable(f"its Python reads `{label}`, of a module that makes up its attributes")
-        if found is not ABSENT or makes_up is ABSENT:
-            return found
-        found = getattr(module, name, ABSENT)
-        if isinstance(found, (types.ModuleType, type)):
-            return found
-        self.key += module.__name__, name  # may be made anew at every access
-        return self
+        return found
 
     def of_object(self, owner: Any, name: str, label: str) -> Any:
         """An attribute of a user's class, or of an object of one; a method's own reads, with its object."""
@@ -270,18 +247,10 @@ class Walk:
     def value(self, value: Any, label: str) -> None:
         """All that code which gets hold of a value may read of it."""
         kind = type(value)
-        if value is ABSENT:
-            self.key.append("absent")
-        elif kind in trusted.BY_VALUE:
-            self.key += kind, value
-            self.atoms.append(Is(value))
-        elif kind in trusted.BY_TEXT or (isinstance(value, np.generic) and not isinstance(value, np.void)):
-            self.key += kind, repr(value), value.tobytes() if isinstance(value, np.generic) else ""
-            self.atoms.append(Is(value))
-            self.key += [Is(value)] if value != value else []  # `in` asks which not-a-number it is
-        elif not self.once(value):
+        is_number = isinstance(value, np.generic) and not isinstance(value, np.void)
+        if value is ABSENT or kind in trusted.ATOMS or is_number or not self.once(value):
             return
-        elif kind in trusted.COLLECTIONS or (isinstance(value, tuple) and is_users_class(kind)):
+        if kind in trusted.COLLECTIONS or (isinstance(value, tuple) and is_users_class(kind)):
             self.collection(value, label)
         elif kind is slice:
             self.value((value.start, value.stop, value.step), label)
@@ -294,7 +263,7 @@ class Walk:
         elif kind is functools.partial:
             for part in (value.func, value.args, value.keywords):
                 self.value(part, label)
-            self.attributes(self.field(value, "__dict__"), label)
+            self.value(self.field(value, "__dict__"), label)
         elif isinstance(value, type) and is_users_class(value):
             self.class_(value, label)
         elif trusted.is_users_object(value):
@@ -303,16 +272,13 @@ class Walk:
             self.of_library(value, label)
 
     def collection(self, value: Any, label: str) -> None:
-        self.key += Is(type(value)), len(value), getattr(value, "maxlen", None)
         parts = list(tuple.__iter__(value) if isinstance(value, tuple) else value)
         if not isinstance(value, (tuple, frozenset)):
-            self.containers[id(value), ""] = value, parts
+            self.items(value)
         if isinstance(value, trusted.CHANGEABLE):
-            self.copies.append((value, dict(value) if isinstance(value, dict) else parts))
-        if isinstance(value, (dict, types.MappingProxyType)):
-            values = list(value.values())
-            self.containers[id(value), "values"] = value.values(), values
-            parts = parts + values
+            self.copies.append((value, dict(value) if isinstance(value, dict) else list(parts)))
+        if isinstance(value, trusted.MAPPINGS):
+            parts += value.values()
         if is_users_class(type(value)):
             self.instance(value, label)
         for part in parts:
@@ -337,22 +303,16 @@ class Walk:
             raise NotFusable(
                 f"its Python reads `{label}`, an array whose numbers cannot be watched"
             ) from None
-        self.key.append(self.arrays[id(value)][1])
-
-    def attributes(self, holder: dict, label: str) -> None:
-        self.containers[id(holder), dict] = holder, list(holder)
-        self.copies.append((holder, dict(holder)))
-        self.key.append(len(holder))
-        for name in list(holder):
-            self.key.append(name)
-            self.value(self.entry(holder, name), f"{label}.{name}")
 
     def instance(self, value: Any, label: str) -> None:
         """An object of a user's class: all its attributes, and all that its class defines."""
         if isinstance(value, torch.nn.Module):
             raise NotFusable(f"its Python hands on `{label}`, a module, not single attributes of it")
-        self.key.append(Is(type(value)))
-        self.attributes(self.dict_of_object(value, label), label)
+        holder = self.dict_of_object(value, label)
+        self.items(holder)
+        self.copies.append((holder, dict(holder)))
+        for name, part in list(holder.items()):
+            self.value(part, f"{label}.{name}")
         self.kinds.append(type(value))
         self.class_(type(value), label, constructed=False)
 
@@ -362,22 +322,19 @@ class Walk:
             raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
         if not self.once(kind, constructed):
             return
-        self.key.append(Is(kind))
-        if is_users_class(kind):
-            self.key += self.field(kind, "__name__"), self.field(kind, "__qualname__")
         for base in filter(is_users_class, self.field(kind, "__mro__")):
+            for name in ("__name__", "__qualname__"):
+                self.field(base, name)
             holder = dict_of(base)
-            self.containers[id(holder), dict] = holder, list(holder)
-            for name in [name for name in holder if name not in trusted.NOT_READ]:
-                definition = self.entry(holder, name)
+            self.items(holder)
+            for name, definition in list(holder.items()):
                 if type(definition) is classmethod and is_users_function(definition.__func__):
                     definition = types.MethodType(definition.__func__, kind)
                 elif isinstance(definition, (staticmethod, classmethod)):
                     definition = definition.__func__
                 elif type(definition) is property:
                     definition = definition.fget
-                if constructed or name not in trusted.CONSTRUCTORS:
-                    self.key.append(name)
+                if name not in trusted.NOT_READ and (constructed or name not in trusted.CONSTRUCTORS):
                     self.value(definition, f"{label}.{name}")
 
     # --- libraries --------------------------------------------------------------------------------
@@ -393,16 +350,13 @@ class Walk:
         fields = next((names for base, names in trusted.FIELDS.items() if base in kind.__mro__), ABSENT)
         owner = value.__self__ if kind is types.BuiltinFunctionType else None
         if fields is not ABSENT:
-            self.key.append(kind)
             self.owners += kind, value
             self.copies.append((vars(value), dict(vars(value))))
             if getattr(value, "pauli_rep", None) is not None:
                 self.collection(value.pauli_rep, label)
             for name in sorted(vars(value).keys() - trusted.CACHES) if fields is None else fields:
-                self.key.append(name)
                 self.value(self.entry(vars(value), name), label)
         elif type(owner) in trusted.COLLECTIONS:
-            self.key.append(value.__name__)
             self.value(owner, label)
         else:
             if kind is types.FunctionType:
@@ -413,7 +367,6 @@ class Walk:
             ):
                 self.makes |= value.__name__ in trusted.MAKERS
                 self.checks_kinds |= value in (isinstance, issubclass)
-                self.compares |= value in (operator.is_, operator.is_not)
                 module, name = value.__module__, value.__qualname__
                 if module is None and isinstance(owner, type):  # a method that comes with Python's own type
                     module, name = owner.__module__, owner.__name__
@@ -425,10 +378,8 @@ class Walk:
                 or (kind.__module__ == "typing" and not hasattr(value, "__origin__"))
             ):
                 raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
-            self.key.append(Is(value))
             if value is qp:
-                self.containers[id(qp), "values"] = (found := vars(qp).values()), list(found)
-                self.key += map(Is, found)
+                self.items(vars(qp))
             elif isinstance(value, (type, types.FunctionType)):
                 self.owners.append(value)
 

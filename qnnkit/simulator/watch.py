@@ -1,4 +1,4 @@
-"""What a QNode's Python reads besides its arguments, by value, and whether it is as it was.
+"""What a QNode's Python reads besides its arguments, and whether it is as it was.
 
 A fused program stands for Python that ran once. `watch` follows that Python through its bytecode to every
 value it can reach: globals, closures, attributes, containers, arrays, helpers. No user code runs. What cannot
@@ -15,7 +15,6 @@ import abc
 import collections
 import itertools
 import operator
-from collections.abc import Hashable
 from typing import Any
 
 import pennylane as qp
@@ -27,20 +26,15 @@ from qnnkit.simulator.walk import Walk, content_of
 
 
 class Watch:
-    """What a QNode's Python reads, as it was when the watch was made.
-
-    Attributes:
-        key: Everything read, by value: the Python does the same under two equal keys.
-    """
+    """What a QNode's Python reads, as it was when the watch was made."""
 
     def __init__(self, walk: Walk):
-        self._token = abc.get_cache_token() if walk.checks_kinds else None
-        self.key: Hashable = (torch.get_default_dtype(), self._token, *walk.key)
         self._dtype = torch.get_default_dtype()
+        self._token = abc.get_cache_token() if walk.checks_kinds else None
         self._entries, self._fields = _columns(walk.entries), _columns(walk.fields)
-        self._containers = [container for container, _ in walk.containers.values()]
-        self._lengths = [len(items) for _, items in walk.containers.values()]
-        self._items = [item for _, items in walk.containers.values() for item in items]
+        views = list(itertools.chain.from_iterable(walk.views.values()))
+        self._views, self._lengths = [view for view, _ in views], [len(items) for _, items in views]
+        self._items = [item for _, items in views for item in items]
         self._arrays, self._copies = list(walk.arrays.values()), walk.copies
 
     def holds(self) -> bool:
@@ -53,8 +47,8 @@ class Watch:
                 and (self._token is None or abc.get_cache_token() == self._token)
                 and all(map(is_, map(dict.get, dicts, names, itertools.repeat(ABSENT)), values))
                 and all(map(is_, map(object.__getattribute__, owners, fields), contents))
-                and list(map(len, self._containers)) == self._lengths
-                and all(map(is_, itertools.chain.from_iterable(self._containers), self._items))
+                and list(map(len, self._views)) == self._lengths
+                and all(map(is_, itertools.chain.from_iterable(self._views), self._items))
                 and all(content_of(array) == content for array, content, _ in self._arrays)
             )
         except (AttributeError, RuntimeError, ValueError):  # an attribute or a cell is empty now
