@@ -36,6 +36,10 @@ def content_of(value: Any) -> tuple[Any, ...]:
     return *about, plain.view(torch.uint8).numpy().tobytes()
 
 
+def unwatched(label: str, what: str) -> NotFusable:
+    return NotFusable(f"its Python reads `{label}`, {what}")
+
+
 class Walk:
     """Collects what a QNode's Python reads, and what to compare at every call.
 
@@ -94,7 +98,7 @@ class Walk:
         try:
             found = object.__getattribute__(owner, name)
         except (AttributeError, ValueError):
-            raise NotFusable(f"its Python reads `{label}`, which has no value yet") from None
+            raise unwatched(label, "which has no value yet") from None
         self.fields[id(owner), name] = owner, name, found
         return found
 
@@ -175,14 +179,14 @@ class Walk:
                 found = getattr(module, name, ABSENT)
                 return found if isinstance(found, (types.ModuleType, type)) else self
         elif type(module) is not types.ModuleType or makes_up is not ABSENT:
-            raise NotFusable(f"its Python reads `{label}`, of a module that makes up its attributes")
+            raise unwatched(label, "of a module that makes up its attributes")
         return found
 
     def of_object(self, owner: Any, name: str, label: str) -> Any:
         """An attribute of a user's class, or of an object of one; a method's own reads, with its object."""
         kind = owner if isinstance(owner, type) else type(owner)
         if is_users_class(type(kind)):
-            raise NotFusable(f"its Python reads `{label}`, of a class whose metaclass cannot be watched")
+            raise unwatched(label, "of a class whose metaclass cannot be watched")
         base, definition = self.lookup(kind, name)
         found = ABSENT if owner is kind else self.entry(holder := self.dict_of_object(owner, label), name)
         if found is not ABSENT and not self.binds(definition, "__set__"):
@@ -195,21 +199,19 @@ class Walk:
             return kind._member_map_[name]
         if base is None and (owner is not kind or not hasattr(type(kind), name)):
             return ABSENT
-        inner = definition.fget if type(definition) is property else None
-        inner = definition.__func__ if type(definition) in (classmethod, staticmethod) else inner
+        inner, first = definition, ABSENT if owner is kind else owner
+        if type(definition) in (classmethod, staticmethod):
+            inner, first = definition.__func__, kind
+        elif type(definition) is property and owner is not kind:
+            inner = definition.fget
         if base is None or not is_users_class(base):
             self.value(owner, label)
-        elif is_users_function(definition):
-            self.function(definition, ABSENT if owner is kind else owner)
-        elif type(definition) is property and is_users_function(inner) and owner is not kind:
-            self.function(inner, owner)
-        elif type(definition) is classmethod and is_users_function(inner):
-            self.function(inner, kind)
         elif type(definition) is staticmethod:
             return inner
+        elif is_users_function(inner):
+            self.function(inner, first)
         elif self.binds(definition, "__get__"):
-            kind_of_it = type(definition).__name__
-            raise NotFusable(f"its Python reads `{label}`, a {kind_of_it}, which cannot be watched")
+            raise unwatched(label, f"a {type(definition).__name__}, which cannot be watched")
         else:
             return definition
         return self
@@ -231,15 +233,11 @@ class Walk:
         """The attributes that an object has of its own, if it keeps them as objects do by default."""
         kind = self.field(owner, "__class__")
         hooks = [self.lookup(kind, name)[0] for name in ("__getattr__", "__getattribute__")]
-        if (
-            any(base and is_users_class(base) for base in hooks)
-            or kind is not type(owner)
-            or not trusted.is_plain(kind)
-        ):
-            raise NotFusable(f"its Python reads `{label}`, a {type(owner).__name__}, which cannot be watched")
+        makes_up = any(base and is_users_class(base) for base in hooks) or kind is not type(owner)
         holder = self.field(owner, "__dict__") if kind.__dictoffset__ else {}
-        if type(holder) is not dict or not all(type(name) is str for name in holder):
-            raise NotFusable(f"its Python reads `{label}`, whose attributes have no names")
+        has_names = type(holder) is dict and all(type(name) is str for name in holder)
+        if makes_up or not has_names or not trusted.is_plain(kind):
+            raise unwatched(label, f"a {type(owner).__name__}, which cannot be watched")
         return holder
 
     # --- whole values -----------------------------------------------------------------------------
@@ -285,24 +283,19 @@ class Walk:
             self.value(part, label)
 
     def array(self, value: Any, label: str) -> None:
-        if is_tensor := isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             if value.requires_grad:
-                raise NotFusable(f"its Python uses `{label}`, a tensor from outside that asks for a gradient")
-            is_watched = value.layout == torch.strided and not vars(value) and value.grad is None
+                raise unwatched(label, "a tensor from outside that asks for a gradient")
+            is_plain = value.layout == torch.strided and not vars(value) and value.grad is None
+            size = value.numel() if value.device.type == "cpu" else 0
         else:
-            is_watched = not value.dtype.hasobject and value.dtype.names is None
-        here = not is_tensor or value.device.type == "cpu"
-        size = value.numel() if is_tensor else value.size
-        if not is_watched or (here and size > trusted.LARGEST_ARRAY):
-            raise NotFusable(
-                f"its Python reads `{label}`, an array that is too large or too special to be watched"
-            )
+            is_plain, size = not value.dtype.hasobject and value.dtype.names is None, value.size
         try:
+            if not is_plain or size > trusted.LARGEST_ARRAY:
+                raise RuntimeError
             self.arrays[id(value)] = value, content_of(value), copy.deepcopy(value)
-        except RuntimeError:
-            raise NotFusable(
-                f"its Python reads `{label}`, an array whose numbers cannot be watched"
-            ) from None
+        except RuntimeError:  # or torch's, of numbers that cannot be had
+            raise unwatched(label, "an array that is too large or too special to be watched") from None
 
     def instance(self, value: Any, label: str) -> None:
         """An object of a user's class: all its attributes, and all that its class defines."""
@@ -319,7 +312,7 @@ class Walk:
     def class_(self, kind: type, label: str, constructed: bool = True) -> None:
         """All that a user's class and its bases define; its constructors only if it may be called."""
         if not trusted.is_plain(kind):
-            raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
+            raise unwatched(label, f"a {kind.__name__}, which cannot be watched")
         if not self.once(kind, constructed):
             return
         for base in filter(is_users_class, self.field(kind, "__mro__")):
@@ -358,30 +351,35 @@ class Walk:
                 self.value(self.entry(vars(value), name), label)
         elif type(owner) in trusted.COLLECTIONS:
             self.value(owner, label)
-        else:
-            if kind is types.FunctionType:
-                self.library_function(value, label)
-            elif isinstance(value, (type, type(np.diag))) or (
-                kind is types.BuiltinFunctionType
-                and (owner is None or isinstance(owner, (types.ModuleType, type)))
-            ):
-                self.makes |= value.__name__ in trusted.MAKERS
-                self.checks_kinds |= value in (isinstance, issubclass)
-                module, name = value.__module__, value.__qualname__
-                if module is None and isinstance(owner, type):  # a method that comes with Python's own type
-                    module, name = owner.__module__, owner.__name__
-                self.pure(module or "", name, label)
-            elif not (
-                value is qp  # of which `getattr` takes operators by name
-                or (isinstance(value, trusted.CONSTANT_OBJECTS) and getattr(value, "names", None) is None)
-                or kind is object
-                or (kind.__module__ == "typing" and not hasattr(value, "__origin__"))
-            ):
-                raise NotFusable(f"its Python reads `{label}`, a {kind.__name__}, which cannot be watched")
-            if value is qp:
-                self.items(vars(qp))
-            elif isinstance(value, (type, types.FunctionType)):
-                self.owners.append(value)
+        elif value is qp:  # of which `getattr` takes operators by name
+            self.items(vars(qp))
+        elif isinstance(value, (type, types.FunctionType, type(np.diag))) or (
+            kind is types.BuiltinFunctionType and isinstance(owner, (types.NoneType, types.ModuleType, type))
+        ):
+            self.library_function(value, owner, label)
+        elif not (
+            (isinstance(value, trusted.CONSTANT_OBJECTS) and getattr(value, "names", None) is None)
+            or kind is object
+            or (kind.__module__ == "typing" and not hasattr(value, "__origin__"))
+        ):
+            raise unwatched(label, f"a {kind.__name__}, which cannot be watched")
+
+    def library_function(self, value: Any, owner: Any, label: str) -> None:
+        """A library's function or class; with all that it closes over, if that includes code of the user."""
+        module, name, inner = value.__module__, value.__qualname__, []
+        if isinstance(value, types.FunctionType):  # its __module__ may be another's
+            module, name = str(value.__globals__.get("__name__")), value.__name__
+            inner = [cell.cell_contents for cell in value.__closure__ or ()]
+            module = "functools.lru_cache" if inner and module == "functools" else module
+        elif module is None and isinstance(owner, type):  # a method that comes with Python's own type
+            module, name = owner.__module__, owner.__name__
+        self.makes |= value.__name__ in trusted.MAKERS
+        self.checks_kinds |= value in (isinstance, issubclass)
+        self.pure(module or "", name, label)
+        for part in inner if any(map(trusted.holds_users, inner)) else ():
+            self.value(part, label)
+        if isinstance(value, (type, types.FunctionType)):
+            self.owners.append(value)
 
     def added(self, owner: Any, name: str) -> None:
         """An attribute that somebody may have added to what is a library's, or one that came with it."""
@@ -394,15 +392,3 @@ class Walk:
             for holder in holders:
                 self.entry(holder, name)
             self.value(found, name)
-
-    def library_function(self, function: types.FunctionType, label: str) -> None:
-        """A library's function; with all it closes over, if that includes code of the user."""
-        module = str(function.__globals__.get("__name__"))
-        inner = [cell.cell_contents for cell in function.__closure__ or ()]
-        self.makes |= function.__name__ in trusted.MAKERS
-        self.pure(
-            "functools.lru_cache" if inner and module == "functools" else module, function.__name__, label
-        )
-        if any(map(trusted.holds_users, inner)):
-            for part in inner:
-                self.value(part, label)
