@@ -59,19 +59,18 @@ class Traced(Tensor):
     """A tensor without values: whoever looks at one stops the trace."""
 
     node: Node
-    shadow: Tensor
-    """The same on the meta device, which tells shapes and dtypes."""
     recorder: Recorder
     __torch_function__ = torch._C._disabled_torch_function_impl
     __module__, __qualname__ = "torch", "Tensor"
     __class__ = property(lambda self: Tensor)  # pyright: ignore  # as autoray and the user's Python see it
 
     @staticmethod
-    def __new__(cls, node: Node, shadow: Tensor, recorder: Recorder) -> Traced:
+    def __new__(cls, node: Node, recorder: Recorder) -> Traced:
+        like: Any = node.shadow
         found = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, shadow.shape, strides=shadow.stride(), dtype=shadow.dtype, device=recorder.device
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=recorder.device
         )
-        found.node, found.shadow, found.recorder = node, shadow, recorder
+        found.node, found.recorder = node, recorder
         return found
 
     @classmethod
@@ -94,11 +93,8 @@ for name in ("numpy", "tolist", "register_hook", "requires_grad_", "__array__", 
     setattr(Traced, name, _refuse(f"calls `.{name}()` of a tensor"))
 
 
-class _Batch:
-    """Stands for the number of samples where a recorded operation takes it."""
-
-
-BATCH = _Batch()
+BATCH = object()
+"""Stands for the number of samples where a recorded operation takes it."""
 
 
 @dataclass(eq=False)
@@ -110,6 +106,7 @@ class Node:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] | None = None
     shadow: Tensor | None = None
+    """The result on the meta device, which tells shape and dtype."""
     sources: int = 0
     """Bits: INPUTS, WEIGHTS."""
     degree: int = 0
@@ -167,18 +164,18 @@ class Recorder(TorchDispatchMode):
         kwargs, leaves = kwargs or {}, tree_leaves((args, kwargs))
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self.refuse("its Python draws random numbers")
-        if any(
-            type(leaf) is not Traced and isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
-        ):
+        outside = [leaf for leaf in leaves if type(leaf) is not Traced and isinstance(leaf, Tensor)]
+        if any(leaf.requires_grad for leaf in outside):
             raise self.refuse("it uses a tensor from outside that asks for a gradient")
-        if not any(isinstance(leaf, Traced) for leaf in leaves):
+        if not any(type(leaf) is Traced for leaf in leaves):
             return func(*args, **kwargs)
         looks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
-        if looks and (func is not aten.index.Tensor or any(_is_mask(leaf) for leaf in leaves)):
+        masks = any(getattr(leaf, "dtype", None) in (torch.bool, torch.uint8) for leaf in leaves)
+        if looks and (func is not aten.index.Tensor or masks):
             raise self.refuse("its Python looks at the values of its arguments")
         if func._schema.is_mutable:
             raise self.refuse("its Python changes a tensor in place")
-        shadows = func(*tree_map(_shadow, args), **tree_map(_shadow, kwargs | _on_meta(kwargs)))
+        shadows = func(*tree_map(_shadow, args), **tree_map(_shadow, kwargs))
         func = aten.reshape.default if func in (aten.view.default, aten._unsafe_view.default) else func
         node = Node(func, tree_map(_kept, args), tree_map(_kept, kwargs))
         if isinstance(shadows, Tensor):
@@ -190,23 +187,16 @@ class Recorder(TorchDispatchMode):
         )
 
     def _traced(self, node: Node) -> Traced:
-        assert node.shadow is not None
         self.nodes.append(node)
-        return Traced(node, node.shadow, self)
-
-
-def _is_mask(given: Any) -> bool:
-    return isinstance(given, Tensor) and given.dtype in (torch.bool, torch.uint8)
+        return Traced(node, self)
 
 
 def _shadow(given: Any) -> Any:
     if isinstance(given, Traced):
-        return given.shadow
+        return given.node.shadow
+    if isinstance(given, torch.device):
+        return torch.device("meta")
     return given.to("meta") if isinstance(given, Tensor) else given
-
-
-def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
 
 
 def _kept(given: Any) -> Any:
@@ -232,16 +222,19 @@ def merge(nodes: Sequence[Node], others: Sequence[Node], sizes: tuple[int, int])
     Raises:
         NotFusable: The records differ in more than the size, or samples depend on each other.
     """
+    differs = NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
     if len(nodes) != len(others):
-        raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+        raise differs
     place = {id(node): i for i, node in enumerate(others)}
     for node, other in zip(nodes, others, strict=True):
         leaves, form = tree_flatten((node.args, node.kwargs))
         if node.func is not other.func or len(leaves) != len(other.leaves):
-            raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+            raise differs
         for k, (a, b) in enumerate(zip(leaves, other.leaves, strict=True)):
             if not (nodes[place[id(b)]] is a if isinstance(b, Node) else _same(a, b)):
                 leaves[k] = _joined(a, b, sizes)
+                if leaves[k] is None:
+                    raise differs
         node.args, node.kwargs = tree_unflatten(leaves, form)
         if node.func is not None:
             _describe(node, other, sizes)
@@ -260,7 +253,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _joined(a: Any, b: Any, sizes: tuple[int, int]) -> Any:
-    """What stands for arguments that differ between two sizes of the batch."""
+    """What stands for arguments that differ between two sizes of the batch; None where nothing does."""
     if sizes[0] != sizes[1] and type(a) is type(b) is int and (a, b) == sizes:
         return BATCH
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.ndim == b.ndim:  # a column of ones, such as
@@ -269,7 +262,7 @@ def _joined(a: Any, b: Any, sizes: tuple[int, int]) -> Any:
             if _same(first.expand_as(a), a) and _same(first.expand_as(b), b):
                 shape = [*a.shape[:axis], BATCH, *a.shape[axis + 1 :]]
                 return Node(aten.expand.default, (first, shape), {}, a.to("meta"), axis=axis)
-    raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+    return None
 
 
 def _describe(node: Node, other: Node, sizes: tuple[int, int]) -> None:

@@ -54,16 +54,10 @@ IMPURE = re.compile(
 )
 """Names, with their modules, of what reads or changes state that nobody can watch."""
 BUILTINS = names(
-    "abs all any ascii bin bool bytes callable chr classmethod complex dict dir divmod enumerate filter "
-    "float format frozenset getattr hasattr hex int isinstance issubclass iter len list map max min next "
-    "object oct ord pow property range repr reversed round set slice sorted staticmethod str sum super "
-    "tuple type vars zip ellipsis NotImplementedType"
-) | {
-    name
-    for name, kind in vars(builtins).items()
-    if isinstance(kind, type) and issubclass(kind, BaseException)
-}
-"""Built-in functions and types whose result depends on their arguments only."""
+    "abs all any ascii bin callable chr dir divmod format getattr hasattr hex isinstance issubclass iter len "
+    "max min next oct ord pow repr round sorted sum vars ellipsis NotImplementedType"
+)
+"""Built-in functions whose result depends on their arguments only, as that of all built-in types does."""
 MAKERS = names("type replace copy deepcopy")
 """Names of what makes objects of a class that no name in the code tells."""
 REFLECTION = names(
@@ -177,7 +171,8 @@ def is_plain(kind: type) -> bool:
 def is_pure(module: str, name: str) -> bool:
     """Whether a name in a module is known to depend on its arguments only."""
     root = module.partition(".")[0]
-    known = (
-        name in BUILTINS if module == "builtins" else root in TRUSTED and (root != "torch" or module in TORCH)
-    )
+    if module == "builtins":
+        known = name in BUILTINS or isinstance(vars(builtins).get(name), type)
+    else:
+        known = root in TRUSTED and (root != "torch" or module in TORCH)
     return known and not IMPURE.search(f"{module}.{name}".rstrip("."))
