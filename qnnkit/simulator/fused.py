@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +28,6 @@ No PennyLane device was measured to win below. Forward and backward on 2 cores, 
 took 6 times as long as the program at 12 wires, 14 at 18, 10 at 20 (batch 1, 3 layers), 24 at 22 and 12 at 24
 (batch 1, 1 layer), and 25 to 65 times as long at batch 64 and 12 to 18 wires.
 """
-MOST_DENSE = 32
-"""A step takes all columns up to here, and picks those that it needs only beyond."""
 CACHE_BYTES = 2**20
 """On a CPU, a batch is run in parts whose state takes this much: most of the time is memory traffic."""
 FEWEST_COLUMNS = 16
@@ -88,30 +87,22 @@ class Fused:
             self.amplitudes = trace.graph([self.prepared.amplitudes])
         elif self.prepared is not None:
             fixed = np.asarray(self.prepared.amplitudes)
-            self.fixed = self._put(
-                np.concatenate([fixed.real, fixed.imag] if fixed.dtype.kind == "c" else [fixed])
-            )
-        self.plan = plan.plan(
-            plan.seen(items) if self.weighs else items,
-            self.n_wires,
-            self.input_angles.size,
-            given=self.prepared is not None,
-        )
+            parts = [fixed.real, fixed.imag] if self.prepared.is_complex else [fixed]
+            self.fixed = self._put(np.concatenate(parts))
+        items, is_given = plan.seen(items) if self.weighs else items, self.prepared is not None
+        self.plan = plan.plan(items, self.n_wires, self.input_angles.size, given=is_given)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
-        self.period: float | None = None
-        """Of all angles in each column, if there is one, in radians."""
         self._rates: list[np.ndarray] = []
         with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
             self.matrices = Matrices(
                 self.plan.blocks, self.weight_angles.matrix, self.weight_angles.offset, self._put
             )
             self.steps = self._steps()
-        for parts in (1, 2, 4, 8) if self._rates else ():
-            if self.period is None and all(
-                np.all(np.abs((parts * r).round() - parts * r) < EXACT) for r in self._rates
-            ):
-                self.period = 2 * np.pi * parts
+        rates = np.concatenate([each.ravel() for each in self._rates or [np.full(1, np.nan)]])
+        whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * rates).round() - k * rates) < EXACT))
+        self.period = next((2 * np.pi * k for k in whole), None)
+        """Of all angles in each column, if there is one, in radians."""
         self.near = None
         """Matrices and steps for small batches, over NumPy arrays; None where they need torch."""
         if self.device.type == "cpu" and all(step.by_hand for step in self.steps):
@@ -133,24 +124,17 @@ class Fused:
 
     def _put(self, array: Any) -> Tensor:
         array = torch.as_tensor(np.ascontiguousarray(array))
-        return (array.to(self.dtype) if array.is_floating_point() else array).to(
-            self.device
-        )  # MPS has no float64
+        dtype = self.dtype if array.is_floating_point() else array.dtype
+        return array.to(dtype).to(self.device)  # MPS has no float64
 
     def _affine(self, table: np.ndarray, used: Sequence[int]) -> steps.Affine:
         """The angles that a step turns by, from its rates of those that are used, a column for each."""
         matrix, offset = self.input_angles.matrix, self.input_angles.offset
-        n_amplitudes = (
-            0 if self.prepared is None else 2 ** len(self.prepared.wires) * (1 + self.prepared.is_complex)
-        )
         rows = np.flatnonzero(matrix[:, used].any(axis=1))
-        of_rows, constant = table @ matrix[rows][:, used].T, self._put((table @ offset[used])[:, None])
-        self._rates.append(of_rows)
-        if 2 * len(rows) <= len(matrix) > MOST_DENSE:  # a table of all columns would be mostly zeros
-            return steps.Affine(self._put(of_rows), constant, self._put(rows))
-        table_of_columns = np.zeros((len(table), len(matrix) + n_amplitudes))
-        table_of_columns[:, rows] = of_rows
-        return steps.Affine(self._put(table_of_columns), constant)
+        self._rates.append(table @ matrix[rows][:, used].T)
+        reads_all = len(rows) == len(matrix) and self.prepared is None  # whose columns hold amplitudes, too
+        put, constant = self._put, (table @ offset[used])[:, None]
+        return steps.Affine(put(self._rates[-1]), put(constant), None if reads_all else put(rows))
 
     def _steps(self) -> list[steps.Step]:
         plan_, put, made = self.plan, self._put, []
@@ -179,20 +163,15 @@ class Fused:
                 both = np.concatenate([index, n_states + index])
                 made.append(steps.Permutation(put(both), put(np.argsort(both)), turns))
             else:
-                made.append(
-                    steps.Phases(self._affine(step.table(range(self.n_wires), step.angles), step.angles))
-                )
+                table = step.table(range(self.n_wires), step.angles)
+                made.append(steps.Phases(self._affine(table, step.angles)))
         if self.weighs:
             table = np.real(self.readout.flips[0]).T[:, renamed]
             made.append(steps.Weigh(put(np.tile(table, (1, 2)))))
         elif "state" not in self.kinds:
-            states = np.arange(n_states)
-            flips = self.readout.flips.items()
-            made.append(
-                steps.Correlate(
-                    [(f, put(np.real(t).T), put(np.imag(t).T), put(states ^ f)) for f, t in flips]
-                )
-            )
+            flips, states = self.readout.flips.items(), np.arange(n_states)
+            tables = [(flip, put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
+            made.append(steps.Correlate(tables))
         return made
 
     # --- the way forward --------------------------------------------------------------------------
@@ -401,18 +380,17 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         kind = gradient.device.type
         if torch.is_grad_enabled() or autograd_must():
-            return _Run._again(ctx, gradient, rounds(kind))
-        with full_precision(kind), np.errstate(all="ignore"):
-            if not autocasts(kind):
-                return _Run._backward(ctx, gradient)
-            with torch.autocast(kind, enabled=False):
-                return _Run._backward(ctx, gradient)
+            return _Run._again(ctx, gradient)
+        uncast = torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext()
+        with full_precision(kind), np.errstate(all="ignore"), uncast:
+            return _Run._backward(ctx, gradient)
 
     @staticmethod
-    def _again(ctx: Any, gradient: Tensor, rounds: bool) -> tuple[Any, ...]:
+    def _again(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         """The gradients so that they can be differentiated again: by autograd, through plain torch."""
         needed, given = ctx.needs_input_grad[2:], ctx.saved_tensors
-        program = ctx.program.double if rounds else ctx.program  # torch itself goes back, and would round
+        # torch itself goes back, and would round
+        program = ctx.program.double if rounds(gradient.device.type) else ctx.program
         with torch.enable_grad():
             rows, *vectors = (each.to(program.dtype) for each in given)
             values = program.plain(rows, vectors).to(gradient.dtype)
@@ -442,11 +420,9 @@ class _Run(torch.autograd.Function):
                 flowing = step.backward(flowing, tape.pop(), built[0], to)
             to_rows.append(0 * part if to.columns is None else to.columns)
         found: list[Any] = [torch.as_tensor(to_rows[0] if len(to_rows) == 1 else torch.cat(to_rows, 1)).t()]
-        if to_matrices is not None:
-            parts = torch.as_tensor(matrices.backward(to_matrices, built[1])).split(
-                [v.numel() for v in vectors]
-            )
-            found += [part.view(v.shape) for part, v in zip(parts, vectors, strict=True)]
-        else:
-            found += [None] * len(vectors)
+        if to_matrices is None:
+            return (None, None, *found, *[None] * len(vectors))
+        to_vector = torch.as_tensor(matrices.backward(to_matrices, built[1]))
+        parts = to_vector.split([v.numel() for v in vectors])
+        found += [part.view(v.shape) for part, v in zip(parts, vectors, strict=True)]
         return (None, None, *(part if needs else None for part, needs in zip(found, needed, strict=True)))
