@@ -126,7 +126,8 @@ def _scales(program: OverWeights, feature: int) -> np.ndarray | None:
     steps = torch.tensor([[1.0], [0.7], [-1.9]], dtype=torch.float64)
     moved = rows.clone()
     moved[:, feature] += steps[:, 0]
-    slopes = ((program.by_graph(angles.graph, moved) - program.by_graph(angles.graph, rows)) / steps).detach()
+    after, before = (torch.stack(program.results(angles.graph, each, ()), 1) for each in (moved, rows))
+    slopes = ((after - before) / steps).detach()
     if not torch.allclose(slopes, slopes[:1].expand(3, -1), rtol=0, atol=EXACT):
         return None
     moving = [node for node, slope in zip(angles.graph.wanted, slopes[0].tolist(), strict=True) if slope]

@@ -16,7 +16,7 @@ from qnnkit.simulator import plan, steps
 from qnnkit.simulator.angles import Angles
 from qnnkit.simulator.arrays import Array, in_numpy, without_periods, xp
 from qnnkit.simulator.gates import EXACT
-from qnnkit.simulator.graph import Node, NotFusable
+from qnnkit.simulator.graph import Graph, Node, NotFusable
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.simulator.precision import autocasts, full_precision, rounds
 from qnnkit.simulator.trace import Trace
@@ -86,9 +86,7 @@ class Fused:
         if self.prepared is not None and isinstance(self.prepared.amplitudes, Node):
             self.amplitudes = trace.graph([self.prepared.amplitudes])
         elif self.prepared is not None:
-            fixed = np.asarray(self.prepared.amplitudes)
-            parts = [fixed.real, fixed.imag] if self.prepared.is_complex else [fixed]
-            self.fixed = self._put(np.concatenate(parts))
+            self.fixed = self._put(self.prepared.amplitudes)
         items, is_given = plan.seen(items) if self.weighs else items, self.prepared is not None
         self.plan = plan.plan(items, self.n_wires, self.input_angles.size, given=is_given)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
@@ -124,7 +122,8 @@ class Fused:
 
     def _put(self, array: Any) -> Tensor:
         array = torch.as_tensor(np.ascontiguousarray(array))
-        dtype = self.dtype if array.is_floating_point() else array.dtype
+        real = self.dtype if array.is_floating_point() else array.dtype
+        dtype = self.dtype.to_complex() if array.is_complex() else real
         return array.to(dtype).to(self.device)  # MPS has no float64
 
     def _affine(self, table: np.ndarray, used: Sequence[int]) -> steps.Affine:
@@ -141,6 +140,7 @@ class Fused:
         n_states, block = 2**self.n_wires, len(plan_.start)
         if self.prepared is not None:
             index = plan.states_of(self.prepared.wires, self.n_wires)
+            self.n_amplitudes = len(index)
             index = np.concatenate([index, n_states + index]) if self.prepared.is_complex else index
             made.append(steps.Given(put(index), 2 * n_states))
         elif plan_.waves is None:
@@ -193,32 +193,26 @@ class Fused:
         """What `run` takes: rows of inputs or of their angles, and weights or their angles."""
         vectors = weights
         if not self.weight_angles.affine:
-            angles = self.weight_angles.graph(inputs, weights) if self.weight_angles.size else ()
+            angles = self.weight_angles.graph(inputs, weights)
             vectors = [angle.to(inputs.dtype) for angle in angles]
         rows = inputs if inputs.ndim == 2 else inputs.unsqueeze(0)
         if self.used is not None:
             rows = rows.index_select(1, self.used)
         if not self.input_angles.affine:
-            angles = self.input_angles.graph(inputs, weights) if self.input_angles.size else ()
+            angles = self.results(self.input_angles.graph, inputs, weights)
             columns = [angle.expand(len(rows)).to(inputs.dtype) for angle in angles]
             rows = torch.stack(columns, 1) if columns else inputs.new_zeros(1, 0)
         if self.prepared is not None:
-            rows = self.beside(rows, self._state(inputs, weights))
+            [a] = [self.fixed] if self.amplitudes is None else self.results(self.amplitudes, inputs, weights)
+            a = a.reshape(-1, self.n_amplitudes)
+            a = torch.cat([a.real, a.imag], 1) if a.is_complex() else a
+            height = max(len(rows), len(a))
+            rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
         return rows, vectors
 
-    def _state(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The amplitudes that the circuit begins with, of shape (batch or 1, n_amplitudes)."""
-        assert self.prepared is not None
-        if self.amplitudes is None:
-            return self.fixed.unsqueeze(0)
-        [state] = self.amplitudes(inputs, weights)
-        return state.reshape(-1, 2 ** len(self.prepared.wires))
-
-    def beside(self, rows: Tensor, amplitudes: Tensor) -> Tensor:
-        """The rows, and in further columns the amplitudes of shape (batch or 1, n_amplitudes)."""
-        a = torch.cat([amplitudes.real, amplitudes.imag], 1) if amplitudes.is_complex() else amplitudes
-        height = max(len(rows), len(a))
-        return torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
+    def results(self, graph: Graph, inputs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        """What a graph gives, of shape (batch or 1, ...) each, or of one sample."""
+        return graph(inputs, weights)
 
     def shaped(self, values: Tensor) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2 * 2**n_wires), as TorchLayer has them."""
