@@ -13,17 +13,9 @@ from qnnkit.simulator.programs import Programs
 from qnnkit.simulator.trace import apart, is_elementary, trace
 
 __all__ = [
-    "Fused",
-    "NotFusable",
-    "OverWeights",
-    "Programs",
-    "autocasts",
-    "autograd_must",
-    "fuse",
-    "is_elementary",
-    "rounds",
-    "trace",
-]
+    "Fused", "NotFusable", "OverWeights", "Programs", "autocasts", "autograd_must", "fuse", "is_elementary",
+    "rounds", "trace",
+]  # fmt: skip
 
 
 def fuse(

@@ -24,11 +24,9 @@ def xp(array: Array) -> Any:
 
 
 def empty(like: Array, rows: int, columns: int) -> Array:
-    return (
-        np.empty((rows, columns), like.dtype)
-        if isinstance(like, np.ndarray)
-        else like.new_empty(rows, columns)
-    )
+    if isinstance(like, np.ndarray):
+        return np.empty((rows, columns), like.dtype)
+    return like.new_empty(rows, columns)
 
 
 def stacked(arrays: Sequence[Array]) -> Array:

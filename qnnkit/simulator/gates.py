@@ -49,13 +49,10 @@ def trig_form(operation: qp.operation.Operator) -> TrigForm:
     """
     # PennyLane's own gates without settings: the class alone tells the matrix.
     plain = type(operation).__module__.startswith("pennylane.ops.qubit") and not operation.hyperparameters
+    if not plain:
+        return _found_form(operation)
     kind = (type(operation), len(operation.wires))
-    if plain and kind in _FORMS:
-        return _FORMS[kind]
-    form = _found_form(operation)
-    if plain:
-        _FORMS[kind] = form
-    return form
+    return _FORMS.get(kind) or _FORMS.setdefault(kind, _found_form(operation))
 
 
 _FORMS: dict[tuple[type, int], TrigForm] = {}

@@ -38,6 +38,11 @@ class Item:
     """Index of its angle, among those of the inputs or among those of the weights."""
     on_inputs: bool = False
 
+    @property
+    def permutes(self) -> bool:
+        """Whether it is constant, and only renames basis states and turns their phases."""
+        return isinstance(self.form, np.ndarray) and is_monomial(self.form)
+
 
 @dataclass
 class Phases:
@@ -48,19 +53,15 @@ class Phases:
 
     def accepts(self, wires: tuple[int, ...], basis: np.ndarray) -> bool:
         """Whether a gate fits: on other wires, in the same basis, or diagonal among diagonals."""
-        for there, other, _, _ in self.members:
-            same = there == wires and np.array_equal(other, basis)
-            diagonal = _is_identity(other) and _is_identity(basis)
-            if set(there) & set(wires) and not (same or diagonal):
-                return False
-        return True
+        return all(
+            not set(there) & set(wires)
+            or (there == wires and np.array_equal(other, basis))
+            or (_is_identity(other) and _is_identity(basis))
+            for there, other, _, _ in self.members
+        )
 
     def touches(self, wires: set[int]) -> bool:
         return any(wires & set(there) for there, *_ in self.members)
-
-    def covers(self, wires: tuple[int, ...]) -> bool:
-        """Whether some member stands on exactly these wires, so that their basis change is there already."""
-        return any(there == wires for there, _, _, _ in self.members)
 
     @property
     def angles(self) -> list[int]:
@@ -130,12 +131,12 @@ def alternate(
             touched.append(set())
             if starts:
                 segments[home].append(Item(item.wires, start))
-        if not phases[home].covers(item.wires) and not _is_identity(basis):
+        is_there = any(there == item.wires for there, *_ in phases[home].members)  # with its basis change
+        if not is_there and not _is_identity(basis):
             segments[home].append(Item(item.wires, basis.conj().T))
             segments[home + 1].insert(0, Item(item.wires, basis))
-        phases[home].members.append(
-            (on, np.eye(len(rates)) if on != item.wires else basis, rates, item.angle)
-        )
+        basis = basis if on == item.wires else np.eye(len(rates))
+        phases[home].members.append((on, basis, rates, item.angle))
     return segments, phases
 
 
@@ -149,17 +150,15 @@ def _before(
     for item in reversed(segment):
         if not set(item.wires) & set(wires):
             continue
-        if not isinstance(item.form, np.ndarray) or not is_monomial(item.form):
+        if not item.permutes:
             return None
         both = tuple(sorted({*wires, *item.wires}))
         states, target = (
             np.arange(2 ** len(both)),
             np.argmax(np.abs(item.form), axis=0),
         )  # of each local state
-        local, places = (
-            local_states(item.wires, both),
-            states_of([both.index(w) for w in item.wires], len(both)),
-        )
+        places = states_of([both.index(wire) for wire in item.wires], len(both))
+        local = local_states(item.wires, both)
         after = states - places[local] + places[target[local]]
         wires, rates = both, rates[local_states(wires, both)][after]
     return wires, rates
@@ -169,17 +168,12 @@ def seen(items: Sequence[Item]) -> list[Item]:
     """The gates without those that probabilities do not see: diagonal, with only permutations after them."""
     kept, blocked = [], set()
     for item in reversed(items):
-        wires = set(item.wires)
-        parts = (
-            [item.form]
-            if isinstance(item.form, np.ndarray)
-            else [item.form.fixed, item.form.cosine, item.form.sine]
-        )
-        if not wires & blocked and all(
-            np.count_nonzero(part - np.diag(np.diag(part))) == 0 for part in parts
-        ):
+        wires, form = set(item.wires), item.form
+        parts = [form] if isinstance(form, np.ndarray) else [form.fixed, form.cosine, form.sine]
+        is_diagonal = all(np.count_nonzero(part - np.diag(np.diag(part))) == 0 for part in parts)
+        if is_diagonal and not wires & blocked:
             continue
-        if wires & blocked or not isinstance(item.form, np.ndarray) or not is_monomial(item.form):
+        if wires & blocked or not item.permutes:
             blocked |= wires
         kept.append(item)
     return kept[::-1]
@@ -194,11 +188,10 @@ def items(trace: Trace) -> tuple[list[Item], list[Node], list[Node]]:
         if gate.angle is None:
             found.append(Item(wires, np.kron(constant(gate.operation), everywhere)))
             continue
-        count = on_inputs if gate.on_inputs else on_weights
-        form = trig_form(gate.operation)
-        fixed, cosine, sine = (np.kron(part, everywhere) for part in (form.fixed, form.cosine, form.sine))
-        found.append(Item(wires, TrigForm(fixed, cosine, sine, form.frequency), len(count), gate.on_inputs))
-        count.append(gate.angle)
+        angles, form = on_inputs if gate.on_inputs else on_weights, trig_form(gate.operation)
+        parts = (np.kron(part, everywhere) for part in (form.fixed, form.cosine, form.sine))
+        found.append(Item(wires, TrigForm(*parts, form.frequency), len(angles), gate.on_inputs))
+        angles.append(gate.angle)
     return found, on_weights, on_inputs
 
 
@@ -248,20 +241,20 @@ class Permutation:
     items: list[Item]
 
     def takes(self, item: Item) -> bool:
-        return isinstance(item.form, np.ndarray) and is_monomial(item.form)
+        return item.permutes
 
     def touches(self, item: Item) -> bool:
         return any(set(other.wires) & set(item.wires) for other in self.items)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """(index, phases), each of shape (2**n_wires,)."""
-        everything = range(self.n_wires)
         states = np.arange(2**self.n_wires)
         index, phases = states, np.ones(len(states), dtype=complex)
         for item in self.items:
             assert isinstance(item.form, np.ndarray)
             source = np.argmax(np.abs(item.form), axis=1)  # of each local state
-            local, of_wires = local_states(item.wires, everything), states_of(item.wires, self.n_wires)
+            local = local_states(item.wires, range(self.n_wires))
+            of_wires = states_of(item.wires, self.n_wires)
             old = states - of_wires[local] + of_wires[source[local]]
             turn = item.form[np.arange(len(source)), source][local]
             index, phases = index[old], turn * phases[old]
@@ -276,21 +269,18 @@ def arrange(segment: Sequence[Item], n_wires: int, start: Sequence[Block] = ()) 
     """
     groups: list[Block | Permutation] = list(start)
     for item in segment:
-        for part in [item] if _block_wires(item, n_wires) or _may_permute(item, n_wires) else _gather(item):
+        is_one = item.permutes and n_wires > DENSE_WIRES
+        for part in [item] if is_one or _block_wires(item, n_wires) else _gather(item):
             home = None
-            for i in range(len(groups) - 1, -1, -1):
-                if groups[i].takes(part):
-                    home = i
-                if groups[i].touches(part):
+            for group in reversed(groups):
+                home = group if group.takes(part) else home
+                if group.touches(part):
                     break
-            if home is not None:
-                groups[home].items.append(part)
-            elif _may_permute(part, n_wires):
-                groups.append(Permutation(n_wires, [part]))
-            else:
-                wires = _block_wires(part, n_wires)
-                assert wires is not None  # it was gathered
-                groups.append(Block(wires, [part]))
+            if home is None:
+                permutes = n_wires > DENSE_WIRES and part.permutes
+                wires = _block_wires(part, n_wires) or ()  # some, unless it permutes: it was gathered
+                groups.append(home := Permutation(n_wires, []) if permutes else Block(wires, []))
+            home.items.append(part)
     for group in groups[len(start) :]:
         if isinstance(group, Block) and n_wires > DENSE_WIRES:  # no more wires than it needs
             used = [wire for item in group.items for wire in item.wires]
@@ -316,10 +306,6 @@ def _block_wires(item: Item, n_wires: int) -> tuple[int, ...] | None:
         return None
     first = min(first, n_wires - width)
     return tuple(range(first, first + width))
-
-
-def _may_permute(item: Item, n_wires: int) -> bool:
-    return n_wires > DENSE_WIRES and isinstance(item.form, np.ndarray) and is_monomial(item.form)
 
 
 def _gather(item: Item) -> list[Item]:

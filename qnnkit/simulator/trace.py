@@ -131,30 +131,31 @@ def trace(
     batch = inputs_shape[0] if len(inputs_shape) == 2 else 1
     sizes = batch, batch if batch == 1 else 2 if batch > 2 else 3
     records, n = [], len(inputs_shape) - 1
-    with _quietly(), contextlib.ExitStack() as stack:
+    with _quietly():
         for i, size in enumerate(sizes):
             if i and changed():
                 raise NotFusable("its Python changes what it reads")
-            stack.enter_context(_other_text() if i else contextlib.nullcontext())
-            with (recorder := Recorder(torch.device(device))):  # the graph takes the inputs first
+            text = _other_text() if i else contextlib.nullcontext()
+            with text, Recorder(torch.device(device)) as recorder:  # the graph takes the inputs first
                 shape = (size,) * n + inputs_shape[n:]
                 inputs = recorder.argument(shape, dtype, INPUTS, 0 if batch > 1 else None)
-                weights = {
-                    name: recorder.argument(shape, dtype, WEIGHTS) for name, shape in weight_shapes.items()
-                }
+                shapes = weight_shapes.items()
+                weights = {name: recorder.argument(shape, dtype, WEIGHTS) for name, shape in shapes}
                 found = _circuit(qnode, {input_name: inputs, **weights}, recorder)
             records.append((recorder.nodes, *found))
     (nodes, tape, as_list), (others, again, _) = records
     merge(nodes, others, sizes)
     wires = _wires(qnode, tape)
-    signature = _signature(tape, nodes, wires)
-    if signature != _signature(again, others, wires):
+    measured = readout(tuple(tape.measurements), wires)
+    signature = _signature(tape, nodes, measured)
+    if signature != _signature(again, others, readout(tuple(again.measurements), wires)):
         raise NotFusable(
             "its Python makes another circuit each time it runs, for another size of the batch, "
             "or where numbers are printed in another way"
         )
     computed = [(str(node.func), _plain(node.leaves, nodes)) for node in nodes]
-    return _assemble(tape, wires, as_list, nodes, len(weights) + 1, (signature, as_list, computed))
+    whole = signature, as_list, computed, wires
+    return Trace(*_assembled(tape, wires, nodes), measured, wires, as_list, nodes, len(weights) + 1, whole)
 
 
 def _circuit(qnode: qp.QNode, arguments: dict[str, Any], recorder: Recorder) -> tuple[Any, bool]:
@@ -218,9 +219,8 @@ def _wires(qnode: qp.QNode, tape: Any) -> tuple[Any, ...]:
     return tuple(sorted(tape.wires)) if standard else tuple(tape.wires)
 
 
-def _assemble(
-    tape: Any, wires: tuple[Any, ...], as_list: bool, nodes: list[Node], n_arguments: int, signature: tuple
-) -> Trace:
+def _assembled(tape: Any, wires: tuple[Any, ...], nodes: list[Node]) -> tuple[Any, tuple[Gate, ...]]:
+    """The state that a tape begins with, and its gates."""
     place = {wire: i for i, wire in enumerate(wires)}
 
     def require_shape(value: Traced, operation: qp.operation.Operator, shape: tuple[int, ...]) -> Node:
@@ -248,15 +248,14 @@ def _assemble(
         traced = [value for value in operation.data if isinstance(value, Traced)]
         angle = require_shape(traced[0], operation, ()) if traced else None
         gates.append(Gate(operation, tuple(place[wire] for wire in operation.wires), angle))
-    measured = readout(tuple(tape.measurements), wires)
-    return Trace(prepared, tuple(gates), measured, wires, as_list, nodes, n_arguments, signature)
+    return prepared, tuple(gates)
 
 
 # --- what makes two traces the same program ---------------------------------------------------------
 
 
-def _signature(tape: Any, nodes: list[Node], wires: tuple[Any, ...]) -> tuple:
-    operations, measured = [], readout(tuple(tape.measurements), wires)
+def _signature(tape: Any, nodes: list[Node], measured: Readout) -> tuple:
+    operations = []
     for operation in tape.operations:
         matrix = None
         if operation.has_matrix and not isinstance(operation, qp.operation.StatePrepBase):
@@ -264,7 +263,7 @@ def _signature(tape: Any, nodes: list[Node], wires: tuple[Any, ...]) -> tuple:
             matrix = forms.at(operation, 0.7) if traced else forms.constant(operation)
         operations.append((operation.name, tuple(operation.wires), *_plain([*operation.data, matrix], nodes)))
     tables = _plain([part for flip in sorted(measured.flips.items()) for part in flip], nodes)
-    return tuple(operations), tables, tuple(measured.shapes), wires
+    return tuple(operations), tables, tuple(measured.shapes)
 
 
 def _plain(leaves: list[Any], nodes: list[Node]) -> tuple:
@@ -335,8 +334,8 @@ def _quietly() -> Iterator[None]:
         if caller.f_globals["__name__"] == "pennylane.ops.functions.equal":
             raise tensor.recorder.refuse("its Python asks whether two operators are equal")
         # by this norm a state is about to be divided
-        in_preparation = caller.f_code is qp.StatePrep._preprocess.__code__
-        if in_preparation and tensor.node.func is aten.linalg_vector_norm.default:
+        is_preparing = caller.f_code is qp.StatePrep._preprocess.__code__
+        if is_preparing and tensor.node.func is aten.linalg_vector_norm.default:
             tensor.node.instead = norm_or_one
         return True
 
