@@ -111,13 +111,6 @@ class Fused:
         """The same in float64."""
         return Fused(self.trace, *self.shapes, torch.float64, self.device)
 
-    @property
-    def n_values(self) -> int | None:
-        """Length of the values' last axis; None where it has none, or they are a state."""
-        if "state" in self.kinds or not (self.trace.as_list or self.kinds == {"probs"}):
-            return None
-        return sum(1 if kind == "var" else n for kind, _, n in self.readout.shapes)
-
     # --- constants --------------------------------------------------------------------------------
 
     def _put(self, array: Any) -> Tensor:
