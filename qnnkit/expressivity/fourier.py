@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qnnkit import checks
 from qnnkit.simulator import OverWeights
-from qnnkit.simulator.gates import TrigForm, eigenbasis
+from qnnkit.simulator.gates import Turn
 from qnnkit.simulator.plan import items
 
 EXACT = 1e-9
@@ -99,8 +99,8 @@ def _of_feature(program: OverWeights, feature: int, n: int, seed: int) -> Spectr
     found = np.zeros(1)
     for item in items(program.trace)[0]:
         if item.angle is not None and item.on_inputs and scales[item.angle]:
-            assert isinstance(item.form, TrigForm)
-            _, rates = eigenbasis(item.form)
+            assert isinstance(item.form, Turn)
+            rates = item.form.rates
             differences = scales[item.angle] * np.unique(np.subtract.outer(rates, rates))
             found = _distinct(np.add.outer(found, differences))
             if len(found) > 2 * MOST:

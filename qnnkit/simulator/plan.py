@@ -9,13 +9,12 @@ import numpy as np
 
 from qnnkit.simulator.gates import (
     EXACT,
-    TrigForm,
+    Turn,
     constant,
-    eigenbasis,
     is_monomial,
     local_states,
     states_of,
-    trig_form,
+    turn,
 )
 from qnnkit.simulator.graph import Node
 from qnnkit.simulator.trace import Trace
@@ -32,7 +31,7 @@ class Item:
     """A gate on its own wires."""
 
     wires: tuple[int, ...]
-    form: TrigForm | np.ndarray
+    form: Turn | np.ndarray
     """A constant gate has a matrix."""
     angle: int | None = None
     """Index of its angle, among those of the inputs or among those of the weights."""
@@ -107,10 +106,9 @@ def alternate(
             segments[k].append(item)
             touched[k] |= wires
             continue
-        assert isinstance(item.form, TrigForm) and item.angle is not None
-        basis, rates = eigenbasis(item.form)
+        assert isinstance(item.form, Turn) and item.angle is not None
+        basis, rates, start = item.form.basis, item.form.rates, item.form.start
         on, home = item.wires, None
-        start = item.form.at(0.0)
         starts = np.abs(start - np.eye(len(start))).max() > EXACT  # such as a controlled swap with a phase
         moved = on, rates
         for k in range(len(phases) - 1, -1, -1) if not starts else ():
@@ -169,8 +167,9 @@ def seen(items: Sequence[Item]) -> list[Item]:
     kept, blocked = [], set()
     for item in reversed(items):
         wires, form = set(item.wires), item.form
-        parts = [form] if isinstance(form, np.ndarray) else [form.fixed, form.cosine, form.sine]
-        is_diagonal = all(np.count_nonzero(part - np.diag(np.diag(part))) == 0 for part in parts)
+        matrix = form.start if isinstance(form, Turn) else form
+        is_diagonal = np.count_nonzero(matrix - np.diag(np.diag(matrix))) == 0
+        is_diagonal &= isinstance(form, np.ndarray) or _is_identity(form.basis)
         if is_diagonal and not wires & blocked:
             continue
         if wires & blocked or not item.permutes:
@@ -184,13 +183,13 @@ def items(trace: Trace) -> tuple[list[Item], list[Node], list[Node]]:
     found, on_weights, on_inputs = [], [], []
     for gate in trace.gates:
         wires = gate.wires or (0,)  # a global phase acts anywhere
-        everywhere = np.eye(1 if gate.wires else 2)
         if gate.angle is None:
-            found.append(Item(wires, np.kron(constant(gate.operation), everywhere)))
+            matrix = constant(gate.operation)
+            found.append(Item(wires, matrix if gate.wires else np.kron(matrix, np.eye(2))))
             continue
-        angles, form = on_inputs if gate.on_inputs else on_weights, trig_form(gate.operation)
-        parts = (np.kron(part, everywhere) for part in (form.fixed, form.cosine, form.sine))
-        found.append(Item(wires, TrigForm(*parts, form.frequency), len(angles), gate.on_inputs))
+        angles, form = on_inputs if gate.on_inputs else on_weights, turn(gate.operation)
+        form = form if gate.wires else form.on_one_more()
+        found.append(Item(wires, form, len(angles), gate.on_inputs))
         angles.append(gate.angle)
     return found, on_weights, on_inputs
 
