@@ -101,10 +101,10 @@ class Fused:
         whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * rates).round() - k * rates) < EXACT))
         self.period = next((2 * np.pi * k for k in whole), None)
         """Of all angles in each column, if there is one, in radians."""
-        self.near = None
-        """Matrices and steps for small batches, over NumPy arrays; None where they need torch."""
+        self.far, self.near = (self.matrices, self.steps), None
+        """What runs a batch; for small ones over NumPy arrays, where that needs no torch."""
         if self.device.type == "cpu" and all(step.by_hand for step in self.steps):
-            self.near = in_numpy(self.matrices), in_numpy(self.steps)
+            self.near = in_numpy(self.far)
 
     @functools.cached_property
     def double(self) -> Fused:
@@ -228,19 +228,16 @@ class Fused:
             return self.plain(rows, vectors)
         if torch.is_grad_enabled():
             return _Run.apply(self, keep, rows, *vectors)
-        near = self._is_small(rows)
-        return torch.as_tensor(self.compute(*self._given(near, rows, vectors), near, None)[0]).t()
+        return torch.as_tensor(self.compute(*self.given(rows, vectors), None)[0]).t()
 
-    def _is_small(self, rows: Tensor) -> bool:
-        if self.near is None or len(rows) * self.state_bytes > SMALL_BYTES:
-            return False
-        return _is_plain(rows) and not rows.is_neg()
-
-    def _given(self, near: bool, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Array, Array]:
-        """Columns and one vector of all weights, as the passes take them."""
+    def given(self, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Any, Array, Array]:
+        """What runs a batch, `near` or `far`; columns, and one vector of all weights, as that takes them."""
         columns, vector = rows.detach().t(), self.flat(vectors).detach()
-        columns, vector = (columns.numpy(), vector.numpy()) if near else (columns, vector)
-        return self._reduced(columns, near or (self.device.type == "cpu" and _is_plain(rows))), vector
+        is_seen = self.device.type == "cpu" and _is_plain(rows)
+        is_small = is_seen and len(rows) * self.state_bytes <= SMALL_BYTES
+        if not is_small or self.near is None or rows.is_neg():
+            return self.far, self._reduced(columns, is_seen), vector
+        return self.near, self._reduced(columns.numpy(), True), vector.numpy()
 
     def plain(self, rows: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """The same in plain torch, which autograd can follow."""
@@ -277,38 +274,38 @@ class Fused:
             return vectors[0].reshape(-1)
         return torch.cat([v.reshape(-1) for v in vectors]) if vectors else self.matrices.offset.new_zeros(0)
 
-    def compute(self, columns: Array, vector: Array, near: bool, tapes: list | None) -> tuple[Array, Any]:
+    def compute(self, way: Any, columns: Array, vector: Array, tapes: list | None) -> tuple[Array, Any]:
         """Values, (n_columns, batch), and the blocks' matrices with what they were made of; no graph.
 
         Args:
+            way: Matrices and steps, `near` or `far`.
             columns: Of shape (n, batch).
             vector: Of all weights.
-            near: Whether both are NumPy arrays.
             tapes: Gets one for each part of the batch, with what the way back needs.
         """
         with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
-            built, values = (self.near[0] if near else self.matrices).forward(vector), []  # pyright: ignore
+            built, values = way[0].forward(vector), []
             left = 0 if tapes is None else self.kept_bytes(columns.shape[1])
-            for part in self.parts(columns, near):
+            for part in self.parts(columns):
                 left -= part.shape[1] * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []
-                values.append(self.forward(part, built[0], near, tape))
+                values.append(self.forward(way, part, built[0], tape))
                 if tapes is not None:
                     tapes.append(tape)
             return values[0] if len(values) == 1 else torch.cat(values, dim=-1), built
 
-    def forward(self, columns: Array, matrices: Sequence[Array], near: bool, tape: list[Any] | None) -> Array:
+    def forward(self, way: Any, columns: Array, matrices: Sequence[Array], tape: list[Any] | None) -> Array:
         """From columns and matrices to values; what the way back needs goes on the tape."""
         state: Any = None
-        for step in self.near[1] if near else self.steps:  # pyright: ignore[reportOptionalSubscript]
+        for step in way[1]:
             state, saved = step.forward(state, columns, matrices)
             if tape is not None:
                 tape.append(saved)
         return state
 
-    def parts(self, columns: Array, near: bool = False) -> tuple[Array, ...]:
+    def parts(self, columns: Array) -> tuple[Array, ...]:
         """The batch in parts that fit the cache (CPU), or a share of the memory (elsewhere)."""
-        if near:
+        if isinstance(columns, np.ndarray):
             return (columns,)
         size, fewest = CACHE_BYTES, FEWEST_COLUMNS
         if self.device.type != "cpu":
@@ -355,10 +352,8 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, program: Fused, keep: bool, rows: Tensor, *vectors: Tensor) -> Tensor:
-        ctx.program, ctx.near = program, program._is_small(rows)
-        ctx.tapes = [] if keep else None
-        ctx.given = program._given(ctx.near, rows, vectors)
-        values, ctx.built = program.compute(*ctx.given, ctx.near, ctx.tapes)
+        ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, program.given(rows, vectors)
+        values, ctx.built = program.compute(*ctx.given, ctx.tapes)
         ctx.save_for_backward(rows, *vectors)
         # a state may be on the tape itself: no cycle through this node
         return torch.as_tensor(values).t().detach()
@@ -389,18 +384,17 @@ class _Run(torch.autograd.Function):
     def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         program, needed, vectors = ctx.program, ctx.needs_input_grad[2:], ctx.saved_tensors[1:]
         # What the forward pass kept goes with the first backward pass, as autograd's does.
-        built, tapes, (columns, vector) = ctx.built, ctx.tapes, ctx.given
-        ctx.built, ctx.tapes = None, None
-        gradient = gradient.t().numpy() if ctx.near else gradient.t()
-        matrices, steps_ = program.near if ctx.near else (program.matrices, program.steps)
+        built, tapes, (way, columns, vector) = ctx.built, ctx.tapes, ctx.given
+        ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
+        gradient = gradient.t().numpy() if way is program.near else gradient.t()
         built = built or matrices.forward(vector)
         first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if any(needed[1:]) else None
-        for i, part in enumerate(program.parts(columns, ctx.near)):
+        for i, part in enumerate(program.parts(columns)):
             tape = None
             if tapes:
                 tape, tapes[i] = tapes[i], None
             if tape is None:
-                program.forward(part, built[0], ctx.near, tape := [])
+                program.forward(way, part, built[0], tape := [])
             to = steps.Gradients(part if needed[0] else None, to_matrices)
             flowing = gradient[:, first : (first := first + part.shape[1])]
             for step in reversed(steps_):

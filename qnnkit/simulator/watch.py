@@ -75,9 +75,7 @@ def watch(qnode: qp.QNode) -> Watch:
         return Watch(Walk(qnode))
     except NotFusable:
         raise
-    except RecursionError:
-        raise NotFusable("its Python reads what is nested too deeply to be watched") from None
-    except Exception as error:  # of an object that makes up what is asked of it
+    except Exception as error:  # of an object that makes up what is asked of it, or is nested too deeply
         raise NotFusable(f"its Python reads what cannot be watched ({type(error).__name__})") from error
 
 
