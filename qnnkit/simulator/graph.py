@@ -288,28 +288,24 @@ def _degree(node: Node, given: list[Node]) -> int:
     degrees, name = [each.degree for each in given], node.name
     if not any(degrees) or name in CONSTANT:
         return 0
-    if name in LINEAR | PRODUCTS and _loses_digits(node, given):
+    if name in LINEAR | PRODUCTS | {"_to_copy"} and _loses_digits(node, given):
         return 2
-    if name in LINEAR:
+    if name in LINEAR | {"_to_copy"}:
         return max(degrees)
     if name in PRODUCTS:
         return min(sum(degrees), 2)
     if name == "div" and node.argument("rounding_mode") is None:
         return degrees[0] if isinstance(node.args[0], Node) and not any(degrees[1:]) else 2
-    if name == "_to_copy":
-        return 2 if _loses_digits(node, given) else degrees[0]
     return 2
 
 
 def _loses_digits(node: Node, given: list[Node]) -> bool:
     """Whether the result has a dtype that holds fewer numbers than an argument's."""
-    dtypes = [each.shadow.dtype for each in given if each.degree and each.shadow is not None]
     if node.shadow is None:  # several results, of the argument's dtype
         return False
-    return any(
-        not d.is_floating_point or torch.promote_types(d, node.shadow.dtype) != node.shadow.dtype
-        for d in dtypes
-    )
+    to, shadows = node.shadow.dtype, [each.shadow for each in given if each.degree]
+    dtypes = [shadow.dtype for shadow in shadows if shadow is not None]
+    return any(not d.is_floating_point or torch.promote_types(d, to) != to for d in dtypes)
 
 
 def _keeps_samples(node: Node, had: list[Node]) -> bool:
@@ -341,10 +337,9 @@ def _keeps_samples(node: Node, had: list[Node]) -> bool:
         return behind.get(id(a)) != -1 and behind.get(id(b)) != (-1 if node.name == "mv" else -2)
     along = node.argument("dim", "dims")
     along = along if isinstance(along, list | tuple) or along is None else [along]
-    if node.name == "slice" and node.argument("start") in (None, 0) and node.argument("step") == 1:
-        end = node.argument("end")
-        along = [] if end is None or end is BATCH or end == 2**63 - 1 else along
-        return all(each.axis != axis % each.shadow.ndim for each in had for axis in along)  # pyright: ignore
+    is_first = node.name == "slice" and node.argument("start") in (None, 0) and node.argument("step") == 1
+    if is_first and ((end := node.argument("end")) is None or end is BATCH or end == 2**63 - 1):
+        return True
     free = all(each.axis != axis % each.shadow.ndim for each in had for axis in along or ())  # pyright: ignore
     return node.name in ALONG and bool(along) and free
 
@@ -363,20 +358,11 @@ class Graph:
 
     def __init__(self, nodes: Sequence[Node], n_arguments: int, wanted: Sequence[Node]):
         self.arguments, self.wanted = list(nodes[:n_arguments]), list(wanted)
-        needed, left = set(), list(wanted)
-        while left:
-            node = left.pop()
-            if id(node) not in needed:
-                needed.add(id(node))
-                left += [leaf for leaf in node.leaves if isinstance(leaf, Node)]
-        known = {id(node) for node in nodes}
-        self.nodes = []
-        for node in nodes[n_arguments:]:
+        needed, self.nodes = set(map(id, wanted)), []
+        for node in reversed(nodes[n_arguments:]):
             if id(node) in needed:
-                self.nodes += [
-                    leaf for leaf in node.leaves if isinstance(leaf, Node) and id(leaf) not in known
-                ]
-                self.nodes.append(node)
+                needed |= set(map(id, node.leaves))
+                self.nodes.insert(0, node)
         self._copies: dict[tuple, Tensor] = {}
 
     def _moved(self, constant: Tensor, device: torch.device, double: bool) -> Tensor:
@@ -406,9 +392,13 @@ class Graph:
         """
         found = dict(zip(map(id, self.arguments), (inputs, *weights), strict=True))
 
+        def result(node: Node) -> Any:
+            args, kwargs = tree_map(put, (node.args, node.kwargs))
+            return (node.instead or node.func)(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
+
         def put(leaf: Any) -> Any:
-            if isinstance(leaf, Node):
-                return found[id(leaf)]
+            if isinstance(leaf, Node):  # what is made of constants alone stands in no list
+                return found[id(leaf)] if id(leaf) in found else result(leaf)
             if leaf is BATCH:
                 return len(inputs)
             if isinstance(leaf, Tensor):
@@ -418,6 +408,5 @@ class Graph:
             return inputs.device if isinstance(leaf, torch.device) else leaf
 
         for node in self.nodes:
-            args, kwargs = tree_map(put, (node.args, node.kwargs))
-            found[id(node)] = (node.instead or node.func)(*args, **kwargs)
+            found[id(node)] = result(node)
         return [found[id(node)] for node in self.wanted]
