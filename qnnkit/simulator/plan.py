@@ -81,9 +81,9 @@ def alternate(
     earliest: int = 0,
     through: bool = False,
 ) -> tuple[list[list[Item]], list[Phases]]:
-    """The gates as segments with phases between them: U(t) = V exp(-i rates t) V^dagger U(0).
+    """The gates as segments with phases between them: U(t) = V exp(-i rates t) V^dagger.
 
-    V^dagger U(0) goes into the segment before the phases, V into the one after.
+    V^dagger goes into the segment before the phases, V into the one after.
 
     Args:
         items: Gates in the order of time.
@@ -107,11 +107,9 @@ def alternate(
             touched[k] |= wires
             continue
         assert isinstance(item.form, Turn) and item.angle is not None
-        basis, rates, start = item.form.basis, item.form.rates, item.form.start
-        on, home = item.wires, None
-        starts = np.abs(start - np.eye(len(start))).max() > EXACT  # such as a controlled swap with a phase
+        basis, rates, on, home = item.form.basis, item.form.rates, item.wires, None
         moved = on, rates
-        for k in range(len(phases) - 1, -1, -1) if not starts else ():
+        for k in range(len(phases) - 1, -1, -1):
             if through and _is_identity(basis):
                 moved = _before(segments[k + 1], *moved)
                 if moved is None:
@@ -127,8 +125,6 @@ def alternate(
             phases.append(Phases())
             segments.append([])
             touched.append(set())
-            if starts:
-                segments[home].append(Item(item.wires, start))
         is_there = any(there == item.wires for there, *_ in phases[home].members)  # with its basis change
         if not is_there and not _is_identity(basis):
             segments[home].append(Item(item.wires, basis.conj().T))
@@ -151,10 +147,7 @@ def _before(
         if not item.permutes:
             return None
         both = tuple(sorted({*wires, *item.wires}))
-        states, target = (
-            np.arange(2 ** len(both)),
-            np.argmax(np.abs(item.form), axis=0),
-        )  # of each local state
+        states, target = np.arange(2 ** len(both)), np.argmax(np.abs(item.form), axis=0)
         places = states_of([both.index(wire) for wire in item.wires], len(both))
         local = local_states(item.wires, both)
         after = states - places[local] + places[target[local]]
@@ -167,9 +160,8 @@ def seen(items: Sequence[Item]) -> list[Item]:
     kept, blocked = [], set()
     for item in reversed(items):
         wires, form = set(item.wires), item.form
-        matrix = form.start if isinstance(form, Turn) else form
+        matrix = form.basis if isinstance(form, Turn) else form
         is_diagonal = np.count_nonzero(matrix - np.diag(np.diag(matrix))) == 0
-        is_diagonal &= isinstance(form, np.ndarray) or _is_identity(form.basis)
         if is_diagonal and not wires & blocked:
             continue
         if wires & blocked or not item.permutes:
@@ -189,6 +181,8 @@ def items(trace: Trace) -> tuple[list[Item], list[Node], list[Node]]:
             continue
         angles, form = on_inputs if gate.on_inputs else on_weights, turn(gate.operation)
         form = form if gate.wires else form.on_one_more()
+        if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # such as a swap with a phase
+            found.append(Item(wires, form.start))
         found.append(Item(wires, form, len(angles), gate.on_inputs))
         angles.append(gate.angle)
     return found, on_weights, on_inputs
