@@ -2053,6 +2053,21 @@ def test_alternating_values_do_not_retrace(traces):
     assert len(traces) == 3
 
 
+def test_equal_values_in_other_objects_do_not_retrace(traces):
+    """A schedule that sets the same number, list or array at every step; and each is still looked at."""
+    state = {"scale": 1.0, "shifts": [0.5], "array": np.ones(3)}
+    read = lambda: state["scale"] * state["array"].sum() + state["shifts"][0]  # noqa: E731
+    case = Case(scaled(read))
+    both = layers(case)
+    for call in range(40):
+        state["scale"] = float("1.5") if call < 30 else float("0.5")
+        state["shifts"], state["array"] = [float("0.25")], np.ones(3)
+        state["array"][0] = 1.0 if call < 20 else 3.0  # of the array that was just put there
+        assert compared(case, both, call)
+    assert both[1].backend == "batched"
+    assert len(traces) == 3
+
+
 def test_a_thousand_calls_neither_retrace_nor_grow(traces):
     net = Net()
     layer = layers(Case(net.by_mode))[1]

@@ -44,6 +44,8 @@ class Code:
     """Names of the attributes that it reads of anything else."""
     makes: bool
     """Whether it takes classes from objects, for more than their names and comparisons."""
+    compares: bool
+    """Whether it asks which of two equal objects something is."""
     refusal: str = ""
 
 
@@ -89,6 +91,7 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
             return "first"
         return None if kind == "local" or (kind == "cell" and value in own) else kind
 
+    compares = any(b.name == "IS_OP" and a.name not in CONSTANTS for a, b in itertools.pairwise(steps))
     chains, followed = [], set()
     for i, (name, value) in enumerate(steps):
         after, place = [*steps[i + 1 : i + 3], None, None], where(name, value)
@@ -120,10 +123,11 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     read += words if {"getattr", "hasattr"} & set(code.co_names) else []
     for inner in (each for each in code.co_consts if isinstance(each, types.CodeType)):
         found = scan(inner, own, first)
-        chains, read, makes = [*chains, *found.chains], [*read, *found.attributes], makes or found.makes
+        chains, read = [*chains, *found.chains], [*read, *found.attributes]
+        makes, compares = makes or found.makes, compares or found.compares
         refusals += [found.refusal] if found.refusal else []
     chains, read = tuple(dict.fromkeys(chains)), tuple(dict.fromkeys(read))
-    return Code(chains, read, makes, next(iter(refusals), ""))
+    return Code(chains, read, makes, compares, next(iter(refusals), ""))
 
 
 def _words(constants: Iterable[Any]) -> Iterator[str]:

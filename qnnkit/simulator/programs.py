@@ -55,14 +55,18 @@ class Programs:
         """The program for rows of shape (batch, n_features) or (n_features,); or why there is none."""
         self._calls += 1
         if self.settled is None and not (self.states and self.states[0].watch.holds()):
-            self._look()
+            self._look(_size(rows))
         self.last = self.settled or self._of_size(rows)
         return self.last
 
-    def _look(self) -> None:
-        """Finds the state of what the Python reads now among the known ones, or takes it in."""
+    def _look(self, size: tuple) -> None:
+        """Finds the state of what the Python reads now among the known ones, or takes it in.
+
+        One that holds in value serves where nothing is traced: only the very objects can be put back.
+        """
         for i, state in enumerate(self.states):
-            if state.watch.holds():
+            is_traced = size in state.by_size and self._calls not in AUDITS
+            if state.watch.holds() or (is_traced and state.watch.holds(in_value=True)):
                 self.states.insert(0, self.states.pop(i))
                 return
         self._changes += 1
@@ -76,7 +80,7 @@ class Programs:
 
     def _of_size(self, rows: Tensor) -> Fused | str:
         """The program for rows of this size, traced when it is first met, and now and then."""
-        known, key = self.states[0].by_size, (rows.shape, rows.dtype, rows.device)
+        known, key = self.states[0].by_size, _size(rows)
         found, is_audit = known.get(key), self._calls in AUDITS
         if found is None or (is_audit and not isinstance(found, str)):
             found = self._traced(rows, is_audit)
@@ -116,3 +120,7 @@ class Programs:
         watch.restore()
         self.settled = "its Python changes what it reads"
         return True
+
+
+def _size(rows: Tensor) -> tuple:
+    return rows.shape, rows.dtype, rows.device

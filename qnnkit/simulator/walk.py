@@ -10,6 +10,7 @@ import copy
 import enum
 import functools
 import itertools
+import operator
 import types
 from collections.abc import Hashable
 from typing import Any
@@ -36,6 +37,18 @@ def content_of(value: Any) -> tuple[Any, ...]:
     return *about, plain.view(torch.uint8).numpy().tobytes()
 
 
+def alike(a: Any, b: Any) -> bool:
+    """Whether two values are the same for Python that does not ask which of two equal ones it has."""
+    kind = type(a)
+    if a is b or kind is not type(b):
+        return a is b
+    if kind in (list, tuple):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if kind in (np.ndarray, torch.Tensor):
+        return content_of(a) == content_of(b)
+    return kind in (int, float, complex, str) and a == a and repr(a) == repr(b)
+
+
 def unwatched(label: str, what: str) -> NotFusable:
     return NotFusable(f"its Python reads `{label}`, {what}")
 
@@ -54,6 +67,7 @@ class Walk:
         names: Of attributes that are read of whatever comes along.
         kinds, makes: Classes of objects, and whether the Python may make another object of an object's class.
         checks_kinds: Whether it asks what is an instance of what, which abstract classes may be told anew.
+        compares: Whether it asks which of two equal objects something is.
     """
 
     def __init__(self, qnode: qp.QNode):
@@ -64,7 +78,7 @@ class Walk:
         self.copies: list[tuple[Any, Any]] = []
         self.owners: list[Any] = [torch.Tensor]
         self.names: dict[str, None] = {}
-        self.makes = self.checks_kinds = False
+        self.makes = self.checks_kinds = self.compares = False
         device = vars(qnode)["device"] if type(qnode) is qp.QNode else None
         kind = self.field(device, "__class__")
         if (
@@ -125,6 +139,7 @@ class Walk:
         if reads.refusal:
             raise NotFusable(f"its Python {reads.refusal}")
         self.makes |= reads.makes
+        self.compares |= reads.compares
         self.names |= dict.fromkeys(reads.attributes)
         for name in ("__defaults__", "__kwdefaults__", "__dict__", "__name__", "__qualname__", "__doc__"):
             self.value(self.field(function, name), function.__name__)
@@ -375,6 +390,7 @@ class Walk:
             module, name = owner.__module__, owner.__name__
         self.makes |= value.__name__ in trusted.MAKERS
         self.checks_kinds |= value in (isinstance, issubclass)
+        self.compares |= value in (operator.is_, operator.is_not)
         self.pure(module or "", name, label)
         for part in inner if any(map(trusted.holds_users, inner)) else ():
             self.value(part, label)

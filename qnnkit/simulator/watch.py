@@ -22,13 +22,14 @@ import torch
 
 from qnnkit.simulator.graph import NotFusable
 from qnnkit.simulator.trusted import ABSENT
-from qnnkit.simulator.walk import Walk, content_of
+from qnnkit.simulator.walk import Walk, alike, content_of
 
 
 class Watch:
     """What a QNode's Python reads, as it was when the watch was made."""
 
     def __init__(self, walk: Walk):
+        self._alike = operator.is_ if walk.compares else alike
         self._dtype = torch.get_default_dtype()
         self._token = abc.get_cache_token() if walk.checks_kinds else None
         self._entries, self._fields = _columns(walk.entries), _columns(walk.fields)
@@ -37,10 +38,14 @@ class Watch:
         self._items = [item for _, items in views for item in items]
         self._arrays, self._copies = list(walk.arrays.values()), walk.copies
 
-    def holds(self) -> bool:
-        """Whether everything read is as it was: parts by identity, arrays by content; some microseconds."""
+    def holds(self, in_value: bool = False) -> bool:
+        """Whether everything read is as it was: parts by identity, arrays by content; some microseconds.
+
+        Args:
+            in_value: Whether other numbers, texts, lists and arrays do that are equal; this takes longer.
+        """
         (dicts, names, values), (owners, fields, contents) = self._entries, self._fields
-        is_ = operator.is_
+        is_ = self._alike if in_value else operator.is_
         try:
             return (
                 torch.get_default_dtype() is self._dtype
