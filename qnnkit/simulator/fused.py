@@ -13,12 +13,10 @@ from torch import Tensor
 
 from qnnkit.device import machine
 from qnnkit.simulator import plan, steps
-from qnnkit.simulator.angles import Angles
-from qnnkit.simulator.arrays import Array, in_numpy, without_periods, xp
+from qnnkit.simulator.arrays import Array, autocasts, full_precision, in_numpy, rounds, without_periods, xp
 from qnnkit.simulator.gates import EXACT
-from qnnkit.simulator.graph import Graph, Node, NotFusable
+from qnnkit.simulator.graph import Angles, Graph, Node, NotFusable
 from qnnkit.simulator.matrices import Matrices
-from qnnkit.simulator.precision import autocasts, full_precision, rounds
 from qnnkit.simulator.trace import Trace
 
 MOST_WIRES = 24

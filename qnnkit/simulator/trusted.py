@@ -16,12 +16,9 @@ import types
 from typing import Any
 
 import numpy as np
+import pennylane as qp
 import torch
-from pennylane.measurements import MeasurementProcess, Shots
-from pennylane.operation import Operator
-from pennylane.pauli import PauliWord
 from pennylane.transforms.core import BoundTransform, CompilePipeline, Transform
-from pennylane.wires import Wires
 
 from qnnkit.simulator.graph import names
 
@@ -83,9 +80,9 @@ NOT_READ = names(
 )
 """Attributes of a class that tell about it; the second is PennyLane's own, where JAX is installed."""
 FIELDS: dict[type, tuple[str, ...] | None] = {
-    Operator: None,
-    MeasurementProcess: None,
-    Wires: ("_labels",),
+    qp.operation.Operator: None,
+    qp.measurements.MeasurementProcess: None,
+    qp.wires.Wires: ("_labels",),
     CompilePipeline: ("_compile_pipeline",),
     BoundTransform: ("_transform", "_args", "_kwargs"),
     Transform: ("_tape_transform", "_expand_transform", "_classical_cotransform", "_custom_qnode_transform"),
@@ -93,8 +90,8 @@ FIELDS: dict[type, tuple[str, ...] | None] = {
 }
 """Classes of libraries whose objects are known by these attributes; None: by all but `CACHES`."""
 ATOMS = (
-    type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType, PauliWord, float,
-    complex, range, fractions.Fraction, torch.dtype, torch.device, torch.Size, Shots,
+    type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType, float, complex, range,
+    qp.pauli.PauliWord, fractions.Fraction, torch.dtype, torch.device, torch.Size, qp.measurements.Shots,
 )  # fmt: skip
 """Classes of values that never change."""
 MAPPINGS = dict, types.MappingProxyType
