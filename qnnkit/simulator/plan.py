@@ -144,7 +144,7 @@ def _before(
     for item in reversed(segment):
         if not set(item.wires) & set(wires):
             continue
-        if not item.permutes:
+        if not item.permutes or isinstance(item.form, Turn):
             return None
         both = tuple(sorted({*wires, *item.wires}))
         states, target = np.arange(2 ** len(both)), np.argmax(np.abs(item.form), axis=0)

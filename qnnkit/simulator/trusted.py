@@ -1,5 +1,8 @@
 """Which packages, functions and classes a watch knows, and how their objects are told apart."""
 
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import argparse
@@ -100,7 +103,7 @@ COLLECTIONS = *CHANGEABLE, tuple, frozenset, types.MappingProxyType
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 CONSTANT_OBJECTS = (
     np.ufunc, np.dtype, re.Pattern, enum.Enum, type(dataclasses.MISSING),
-    type(dataclasses._HAS_DEFAULT_FACTORY),  # pyright: ignore[reportAttributeAccessIssue]
+    type(dataclasses._HAS_DEFAULT_FACTORY),
     type(vars(collections.namedtuple("_", "x"))["x"]),
 )  # fmt: skip
 ABSENT = object()
