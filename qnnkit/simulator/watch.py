@@ -129,7 +129,8 @@ class Walk:
 
     def items(self, holder: Any) -> None:
         """Which objects stand in a container, and in which order."""
-        views = (holder, holder.values()) if isinstance(holder, trusted.MAPPINGS) else (holder,)
+        has_values = len(holder) > 0 and isinstance(holder, trusted.MAPPINGS)
+        views = (holder, holder.values()) if has_values else (holder,)
         self.views[id(holder)] = [(view, list(view)) for view in views]
         self.size += len(holder)
         if self.size > trusted.MOST_VALUES:
