@@ -2053,6 +2053,20 @@ def test_alternating_values_do_not_retrace(traces):
     assert len(traces) == 3
 
 
+def test_a_value_that_changes_now_and_then_keeps_the_program(traces):
+    """As an annealed one does, however many values it has."""
+    state = {"scale": 1.0}
+    case = Case(scaled(lambda: state["scale"]))
+    both = layers(case)
+    for value in range(12):
+        state["scale"] = 1 + 0.1 * value
+        assert compared(case, both, value)
+        for call in range(programs.CALLS_OF_A_STATE):
+            both[1](uniform(5, 3, seed=call))
+    assert both[1].backend == "batched"
+    assert len(traces) == 12 + 1  # and an audit
+
+
 def test_equal_values_in_other_objects_do_not_retrace(traces):
     """A schedule that sets the same number, list or array at every step; and each is still looked at."""
     state = {"scale": 1.0, "shifts": [0.5], "array": np.ones(3)}

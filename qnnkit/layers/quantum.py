@@ -98,13 +98,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     @property
     def backend(self) -> str:
-        """ "batched", or the name of the PennyLane device that runs the circuit."""
+        """ "batched", or the PennyLane device's name; before the first call, where the circuit may run."""
         return self.qnode.device.name if self._obstacle() else "batched"
-
-    @property
-    def has_program(self) -> bool:
-        """Whether the circuit runs as a fused program; before the first call, whether it may."""
-        return self._obstacle() is None
 
     def explain(self) -> str:
         """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""

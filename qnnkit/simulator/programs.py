@@ -49,13 +49,16 @@ class Programs:
         """Why there is no program any more, whatever the rows."""
         self.states: list[State] = []
         """The current one first."""
-        self._calls = self._changes = 0
+        self._calls, self._changes = 0, 0.0
 
     def find(self, rows: Tensor) -> Fused | str:
         """The program for rows of shape (batch, n_features) or (n_features,); or why there is none."""
         self._calls += 1
-        if self.settled is None and not (self.states and self.states[0].watch.holds()):
-            self._look(_size(rows))
+        if self.settled is None:
+            if self.states and self.states[0].watch.holds():
+                self._changes = max(0.0, self._changes - 1 / CALLS_OF_A_STATE)
+            else:
+                self._look(_size(rows))
         self.last = self.settled or self._of_size(rows)
         return self.last
 
@@ -70,8 +73,8 @@ class Programs:
                 self.states.insert(0, self.states.pop(i))
                 return
         self._changes += 1
-        if self._changes > MOST_STATES + self._calls // CALLS_OF_A_STATE:
-            self.settled = f"what its Python reads has changed {self._changes} times in {self._calls} calls"
+        if self._changes > MOST_STATES:
+            self.settled = f"what its Python reads has changed {MOST_STATES} times, one soon after the other"
             return
         try:
             self.states = [State(watch(self.qnode)), *self.states[: MOST_STATES - 1]]
