@@ -59,8 +59,8 @@ def main() -> None:
 
         step()
         programs = layer._programs
-        assert programs is not None and programs._watch is not None, layer.explain()
-        runs = programs._watch.holds, functools.partial(programs.find, inputs), step
+        assert programs is not None and programs.states, layer.explain()
+        runs = programs.states[0].watch.holds, functools.partial(programs.find, inputs), step
         found = (microseconds(run) for run in runs)
         print(f"| {name} | " + " | ".join(f"{each:.1f}" for each in found) + " |")
 

@@ -132,7 +132,10 @@ class Circuit:
     weights_shape: Callable[[int, int], tuple[int, ...]] | None = None
     """Shape of `weights` for (n_layers, n_qubits)."""
     layers: Callable[..., None] | None = None
-    """What is trained, as (weights, wires, first); `first` is the place of the first layer among all."""
+    """What is trained, as (weights, wires, first); `first` is the place of the first layer among all.
+
+    None for an ansatz, of which that is all.
+    """
     embeds: Callable[..., None] | None = None
     """What embeds the data in a layer, as (inputs, wires), where the circuit is both at once."""
 
@@ -146,31 +149,24 @@ class Circuit:
         return wires
 
 
+def _on_every_wire(*angles: int) -> Callable[[int, int], tuple[int, ...]]:
+    return lambda layers, n: (layers, n, *angles)
+
+
+def _one_on_a_wire(n_qubits: int) -> int:
+    return n_qubits
+
+
 CIRCUITS: dict[str, Circuit] = {
-    "angle": Circuit(angle, "embedding", n_features=lambda n: n),
-    "amplitude": Circuit(amplitude, "embedding", n_features=lambda n: 2**n),
-    "iqp": Circuit(iqp, "embedding", n_features=lambda n: n),
+    "angle": Circuit(angle, "embedding", _one_on_a_wire),
+    "amplitude": Circuit(amplitude, "embedding", lambda n: 2**n),
+    "iqp": Circuit(iqp, "embedding", _one_on_a_wire),
     "data_reuploading": Circuit(
-        data_reuploading,
-        "both",
-        n_features=lambda n: n,
-        weights_shape=lambda layers, n: (layers, n, 3),
-        layers=rotate_and_entangle,
-        embeds=angle,
+        data_reuploading, "both", _one_on_a_wire, _on_every_wire(3), rotate_and_entangle, embeds=angle
     ),
-    "strongly_entangling": Circuit(
-        strongly_entangling,
-        "ansatz",
-        weights_shape=lambda layers, n: (layers, n, 3),
-        layers=strongly_entangling,
-    ),
-    "hardware_efficient": Circuit(
-        hardware_efficient,
-        "ansatz",
-        weights_shape=lambda layers, n: (layers, n, 2),
-        layers=hardware_efficient,
-    ),
-    "random": Circuit(random, "ansatz", weights_shape=lambda layers, n: (layers, n), layers=random),
+    "strongly_entangling": Circuit(strongly_entangling, "ansatz", None, _on_every_wire(3)),
+    "hardware_efficient": Circuit(hardware_efficient, "ansatz", None, _on_every_wire(2)),
+    "random": Circuit(random, "ansatz", None, _on_every_wire()),
 }
 EMBEDDINGS = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind == "embedding")
 ANSAETZE = tuple(name for name, circuit in CIRCUITS.items() if circuit.kind != "embedding")
@@ -249,9 +245,9 @@ def compose(
     if mirrored and n_layers % 2:
         step = "Add a layer: every second one undoes the one before."
         raise ValueError(checks.message("n_layers", "be even for identity blocks", n_layers, step))
-    assert entry.weights_shape is not None and entry.layers is not None  # every entry of ANSAETZE has them
+    assert entry.weights_shape is not None  # every entry of ANSAETZE has it
     structure = {"seed": seed} if ansatz == "random" else {}
-    whole, layers = partial(entry.function, **structure), partial(entry.layers, **structure)
+    whole, layers = (partial(each, **structure) for each in (entry.function, entry.layers or entry.function))
 
     def gates(inputs: Any, weights: Any) -> None:
         if embed is not None and entry.kind != "both":
@@ -308,10 +304,7 @@ def identity_block(weights: Any, generator: Any) -> Any:
 
 
 INITIALISATIONS: dict[str, Callable[..., Any]] = {
-    "uniform": uniform,
-    "small": small,
-    "gaussian": gaussian,
-    "identity_block": identity_block,
+    each.__name__: each for each in (uniform, small, gaussian, identity_block)
 }
 """Name -> function that fills a tensor of shape (n_layers, ...) with angles, drawn from a torch generator."""
 MIRRORED = ("identity_block",)
@@ -325,10 +318,9 @@ def _is_elementary(operation: qp.operation.Operator) -> bool:
     """Whether to leave an operation whole: true of gates, false of templates and products of gates."""
     if isinstance(operation, qp.operation.StatePrepBase):  # amplitude embedding counts as a template
         return True
-    composite = type(operation).__module__.startswith("pennylane.templates") or isinstance(
-        operation, (qp.ops.Prod, qp.ops.op_math.Adjoint)
-    )
-    return len(operation.wires) < 2 or not (composite and operation.has_decomposition)
+    is_template = type(operation).__module__.startswith("pennylane.templates")
+    is_product = isinstance(operation, (qp.ops.Prod, qp.ops.op_math.Adjoint))
+    return len(operation.wires) < 2 or not ((is_template or is_product) and operation.has_decomposition)
 
 
 def _is_entangler(operation: qp.operation.Operator) -> bool:

@@ -230,8 +230,6 @@ def is_a_reason(text: str) -> bool:
 class Unwatched:
     """In place of a `Watch`: nothing is read, nothing changes."""
 
-    key = ()
-
     def holds(self) -> bool:
         return True
 
@@ -2050,6 +2048,35 @@ def test_alternating_values_do_not_retrace(traces):
     both = layers(case)
     for call in range(40):
         state["scale"] = VALUES[call % 3]
+        assert compared(case, both, call)
+    assert both[1].backend == "batched"
+    assert len(traces) == 3
+
+
+def test_a_value_that_changes_now_and_then_keeps_the_program(traces):
+    """As an annealed one does, however many values it has."""
+    state = {"scale": 1.0}
+    case = Case(scaled(lambda: state["scale"]))
+    both = layers(case)
+    for value in range(12):
+        state["scale"] = 1 + 0.1 * value
+        assert compared(case, both, value)
+        for call in range(programs.CALLS_OF_A_STATE):
+            both[1](uniform(5, 3, seed=call))
+    assert both[1].backend == "batched"
+    assert len(traces) == 12 + 1  # and an audit
+
+
+def test_equal_values_in_other_objects_do_not_retrace(traces):
+    """A schedule that sets the same number, list or array at every step; and each is still looked at."""
+    state = {"scale": 1.0, "shifts": [0.5], "array": np.ones(3)}
+    read = lambda: state["scale"] * state["array"].sum() + state["shifts"][0]  # noqa: E731
+    case = Case(scaled(read))
+    both = layers(case)
+    for call in range(40):
+        state["scale"] = float("1.5") if call < 30 else float("0.5")
+        state["shifts"], state["array"] = [float("0.25")], np.ones(3)
+        state["array"][0] = 1.0 if call < 20 else 3.0  # of the array that was just put there
         assert compared(case, both, call)
     assert both[1].backend == "batched"
     assert len(traces) == 3

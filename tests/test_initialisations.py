@@ -130,7 +130,7 @@ def test_layers_one_by_one_are_the_circuit(ansatz):
 
     def layers():
         for layer in range(3):
-            entry.layers(weights[layer : layer + 1], wires, first=layer)
+            (entry.layers or entry.function)(weights[layer : layer + 1], wires, first=layer)
 
     found, expected = (qp.matrix(each, wire_order=wires)() for each in (layers, whole))
     if ansatz == "random":  # one list of random gates is not many

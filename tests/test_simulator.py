@@ -112,7 +112,7 @@ def test_a_traced_circuit_takes_any_batch() -> None:
     rows = torch.stack([layer(row) for row in inputs.reshape(-1, 2)]).reshape(3, 4, 2)
     assert torch.allclose(layer(inputs), rows, atol=FLOAT32)
     assert torch.allclose(layer(inputs[:1, 0]), rows[:1, 0], atol=FLOAT32)
-    assert len(layer._programs._by_form) == 3
+    assert len(layer._programs.states[0].by_form) == 3
 
 
 # --- derivatives ------------------------------------------------------------------------------------------

@@ -123,7 +123,6 @@ REFUSED = {
     "attribute of a class": lambda: type.__setattr__(Config, "scale", 2.0),
     "whether a tensor is traced": lambda: qp.math.is_abstract(TENSOR),
     "errors that are suppressed": lambda: contextlib.suppress(TypeError),
-    "written list": lambda: STORE["kept"]["log"].append(1),
     "called net": lambda: NET(1),
     "parameter": lambda: NET.linear.weight,
     "large array": lambda: LARGE[0],
@@ -136,14 +135,13 @@ REFUSED = {
 def test_changes_are_noticed(name):
     read, changes = READS[name]
     qnode = wrapped(read)
-    start = before = watch(qnode)
+    before = watch(qnode)
     assert before.holds()
     for change in changes:
         change()
         now = watch(qnode)
-        assert not before.holds() and now.holds() and now.key != before.key
+        assert not before.holds() and now.holds()
         before = now
-    assert before.key == start.key and hash(before.key) == hash(start.key)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -180,17 +178,9 @@ def test_what_is_not_read_may_change():
     NET.linear, NET.log, CONFIG.other = nn.Identity(), types.SimpleNamespace(), 7.0
     assert first.holds()
     NET.eval()
-    assert not first.holds() and watch(qnode).key != first.key
+    assert not first.holds()
     NET.train()
-    assert watch(qnode).key == first.key
-
-
-def test_equal_values_of_other_objects_are_the_same_python():
-    def made(scale):
-        return wrapped(lambda: scale["value"])
-
-    assert watch(made({"value": [1.0]})).key == watch(made({"value": [1.0]})).key
-    assert watch(made({"value": [1.0]})).key != watch(made({"value": (1.0,)})).key
+    assert first.holds()
 
 
 def test_no_user_code_runs():
@@ -200,7 +190,5 @@ def test_no_user_code_runs():
 def test_the_qnode_itself():
     qnode = wrapped(lambda: 1.0)
     first = watch(qnode)
-    assert watch(qp.set_shots(qnode, 10)).key != first.key
-    assert watch(qp.transforms.cancel_inverses(qnode)).key != first.key
     qnode.func = lambda inputs, weights: qp.expval(qp.X(0))
     assert not first.holds()

@@ -17,8 +17,7 @@ from torch import nn
 from qnnkit import measure, recipes, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.data import ImageSplits, Splits
-from qnnkit.layers import QuantumLayer, circuits_by_layer, circuits_per_image
-from qnnkit.layers.calling import Given
+from qnnkit.layers import Given, QuantumLayer, circuits_by_layer, circuits_per_image
 from qnnkit.runs.nets import made, parameter_groups
 from qnnkit.settings import Settings
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qnnkit import checks
 from qnnkit.simulator import OverWeights
-from qnnkit.simulator.gates import TrigForm, eigenbasis
+from qnnkit.simulator.gates import Turn
 from qnnkit.simulator.plan import items
 
 EXACT = 1e-9
@@ -99,8 +99,8 @@ def _of_feature(program: OverWeights, feature: int, n: int, seed: int) -> Spectr
     found = np.zeros(1)
     for item in items(program.trace)[0]:
         if item.angle is not None and item.on_inputs and scales[item.angle]:
-            assert isinstance(item.form, TrigForm)
-            _, rates = eigenbasis(item.form)
+            assert isinstance(item.form, Turn)
+            rates = item.form.rates
             differences = scales[item.angle] * np.unique(np.subtract.outer(rates, rates))
             found = _distinct(np.add.outer(found, differences))
             if len(found) > 2 * MOST:
@@ -126,7 +126,8 @@ def _scales(program: OverWeights, feature: int) -> np.ndarray | None:
     steps = torch.tensor([[1.0], [0.7], [-1.9]], dtype=torch.float64)
     moved = rows.clone()
     moved[:, feature] += steps[:, 0]
-    slopes = ((program.by_graph(angles.graph, moved) - program.by_graph(angles.graph, rows)) / steps).detach()
+    after, before = (torch.stack(program.results(angles.graph, each, ()), 1) for each in (moved, rows))
+    slopes = ((after - before) / steps).detach()
     if not torch.allclose(slopes, slopes[:1].expand(3, -1), rtol=0, atol=EXACT):
         return None
     moving = [node for node, slope in zip(angles.graph.wanted, slopes[0].tolist(), strict=True) if slope]

@@ -207,7 +207,7 @@ def _losses(
     with layers.evaluating(model):
         circuits = layers.circuit_inputs(model, batch[0])  # also traces what has not run yet
         at = points.to(start[names[0]])
-        if all(layer.has_program for layer in circuits):
+        if all(layer.backend == "batched" for layer in circuits):
             found = vmap(loss, chunk_size=_at_once(circuits))(at)
         else:  # PennyLane's devices follow no functional transform
             found = torch.stack([loss(point) for point in at])

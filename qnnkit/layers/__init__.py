@@ -1,6 +1,5 @@
 """`QuantumLayer`, `Quanv2d` and the classical layers that stand in for them as controls."""
 
-from qnnkit.layers.calling import called
 from qnnkit.layers.controls import (
     Bypass,
     ClassicalLayer,
@@ -14,6 +13,8 @@ from qnnkit.layers.controls import (
     quantum_parameters,
 )
 from qnnkit.layers.counting import (
+    Given,
+    called,
     circuit_inputs,
     circuits_by_layer,
     circuits_per_image,
@@ -25,25 +26,8 @@ from qnnkit.layers.quantum import BACKENDS, EXACT_DEVICES, QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
 
 __all__ = [
-    "QuantumLayer",
-    "Quanv2d",
-    "Bypass",
-    "ClassicalLayer",
-    "control",
-    "control_names",
-    "controls",
-    "count_parameters",
-    "exchanged_parameters",
-    "has_circuit",
-    "on_backend",
-    "quantum_parameters",
-    "called",
-    "circuit_inputs",
-    "circuits_by_layer",
-    "circuits_per_image",
-    "evaluating",
-    "feature_maps_of",
-    "first_circuit",
-    "BACKENDS",
-    "EXACT_DEVICES",
-]
+    "QuantumLayer", "Quanv2d", "Bypass", "ClassicalLayer", "control", "control_names", "controls",
+    "count_parameters", "exchanged_parameters", "has_circuit", "on_backend", "quantum_parameters", "Given",
+    "called", "circuit_inputs", "circuits_by_layer", "circuits_per_image", "evaluating", "feature_maps_of",
+    "first_circuit", "BACKENDS", "EXACT_DEVICES",
+]  # fmt: skip

@@ -42,11 +42,8 @@ class ClassicalLayer(nn.Module):
         for name in ("n_features", "n_outputs", "n_weights"):
             checks.positive(name, locals()[name])
         self.n_features, self.n_outputs = n_features, n_outputs
-        n_terms = math.ceil(n_weights / n_outputs)
-        exponents = [
-            [term.count(feature) for feature in range(n_features)]
-            for term in itertools.islice(_terms(n_features), n_terms)
-        ]
+        terms = itertools.islice(_terms(n_features), math.ceil(n_weights / n_outputs))
+        exponents = [[term.count(feature) for feature in range(n_features)] for term in terms]
         self.register_buffer("powers", torch.tensor(exponents), persistent=False)  # (n_terms, n_features)
         self.register_buffer("slots", torch.arange(n_weights), persistent=False)
         generator = torch.Generator().manual_seed(seed)
@@ -177,10 +174,11 @@ def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def on_backend(model: nn.Module, backend: str) -> nn.Module:
     """`model`, changed in place: its circuits whose backend nobody has chosen run on this one."""
-    return _exchange(
-        model,
-        lambda layer, i: layer.with_qnode(layer.qnode, backend) if layer.wanted_backend == "auto" else layer,
-    )
+
+    def make(layer: QuantumLayer, i: int) -> QuantumLayer:
+        return layer.with_qnode(layer.qnode, backend) if layer.wanted_backend == "auto" else layer
+
+    return _exchange(model, make)
 
 
 def has_circuit(model: nn.Module) -> bool:
@@ -243,15 +241,11 @@ def _exchange(model: nn.Module, make: Callable[[QuantumLayer, int], nn.Module]) 
     """`model`, changed in place: each QuantumLayer replaced by what `make(layer, index)` gives."""
     if isinstance(model, QuantumLayer):
         return make(model, 0)
-    places = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent._modules.items()  # named_children() gives a child of two names once
-        if isinstance(child, QuantumLayer)
-    ]
     made: dict[QuantumLayer, nn.Module] = {}  # a layer used in two places stays one layer
-    for parent, name, child in places:
-        if child not in made:
-            made[child] = make(child, len(made))
-        setattr(parent, name, made[child])
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # named_children() gives a child of two names once
+            if isinstance(child, QuantumLayer):
+                if child not in made:
+                    made[child] = make(child, len(made))
+                setattr(parent, name, made[child])
     return model

@@ -10,9 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.layers.calling import Given, called
 from qnnkit.layers.quantum import QuantumLayer
 from qnnkit.layers.quanvolution import Quanv2d
+
+Given = Tensor | Mapping[str, Tensor]
+"""What a model takes: a tensor, or several by name."""
+
+
+def called(model: nn.Module, given: Given) -> Any:
+    """What a model gives, on its own device, for a tensor or for several by name."""
+    weight = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
+    device = None if weight is None else weight.device
+    if isinstance(given, Mapping):
+        return model(**{name: tensor.to(device) for name, tensor in given.items()})
+    return model(given.to(device))
 
 
 def circuits_per_image(model: nn.Module, image: Given) -> int:
@@ -58,9 +69,8 @@ def first_circuit(model: nn.Module, image: Given) -> tuple[QuantumLayer, Tensor]
     Returns:
         The layer, and features of shape (n_features,) in float64, on the CPU.
     """
-    for layer, rows in circuit_inputs(model, image).items():
-        return layer, rows[0].cpu().double()
-    return None
+    found = circuit_inputs(model, image).items()
+    return next(((layer, rows[0].cpu().double()) for layer, rows in found), None)
 
 
 def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor]:
@@ -98,11 +108,7 @@ def feature_maps_of(model: nn.Module, images: Tensor) -> Tensor | None:
         torch.Size([2, 4, 2, 2])
     """
     found: list[Tensor] = []
-
-    def keep(layer: Any, inputs: Any, outputs: Tensor) -> None:
-        found.append(outputs.detach().cpu())
-
-    _look(model, images, Quanv2d, keep)
+    _look(model, images, Quanv2d, lambda layer, inputs, outputs: found.append(outputs.detach().cpu()))
     return found[0] if found else None
 
 

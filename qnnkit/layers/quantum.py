@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -97,13 +98,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     @property
     def backend(self) -> str:
-        """ "batched", or the name of the PennyLane device that runs the circuit."""
+        """ "batched", or the PennyLane device's name; before the first call, where the circuit may run."""
         return self.qnode.device.name if self._obstacle() else "batched"
-
-    @property
-    def has_program(self) -> bool:
-        """Whether the circuit runs as a fused program; before the first call, whether it may."""
-        return self._obstacle() is None
 
     def explain(self) -> str:
         """Why the layer runs where it runs, in one sentence; before the first call, where it will try to."""
@@ -151,19 +147,14 @@ class QuantumLayer(qp.qnn.TorchLayer):
         return None
 
     def count_outputs(self, n_features: int) -> int:
-        """How many values one sample gives; nothing is run where the fused program tells.
+        """How many values one sample gives.
 
         Args:
             n_features: Of a sample.
         """
-        weights = list(self._weights().values())
-        sample = torch.zeros(1, n_features, dtype=weights[0].dtype if weights else torch.float32)
-        program = self._program(sample)
-        if program is None or program.n_values is None:
-            with torch.no_grad():
-                return int(self(sample[0]).numel())
-        self.n_features, self.n_outputs = n_features, program.n_values
-        return program.n_values
+        dtype = next((weight.dtype for weight in self._weights().values()), torch.float32)
+        with torch.no_grad():
+            return math.prod(self(torch.zeros(0, n_features, dtype=dtype)).shape[1:])
 
     # --- the way forward --------------------------------------------------------------------------
 
@@ -250,7 +241,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """
         wires, programs = self.qnode.device.wires, self._programs
         watched = programs if programs is not None and programs.settled is None else None
-        if refusals.too_large(self.qnode.device, wires) if wires is not None else watched:
+        if watched if wires is None else refusals.too_large(self.qnode.device, ()):
             self._too_large = refusals.too_large(self.qnode.device, self._tapes(rows))
             if watched:
                 watched.changed()
@@ -325,7 +316,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         for shared in (self.qnode, self._programs):
             memo[id(shared)] = shared
         memo[id(self)] = layer = type(self).__new__(type(self))
-        layer.__dict__.update(copy.deepcopy({**self.__dict__, "_compiled_call_impl": None}, memo))
+        layer.__dict__.update(copy.deepcopy(torch.nn.Module.__getstate__(self), memo))
         return layer
 
     def __getstate__(self) -> dict[str, Any]:
@@ -334,7 +325,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         import cloudpickle
 
         qnode = cloudpickle.dumps(self.qnode)
-        return {**self.__dict__, "qnode": qnode, "_programs": None, "_compiled_call_impl": None}
+        return {**super().__getstate__(), "qnode": qnode, "_programs": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         import cloudpickle

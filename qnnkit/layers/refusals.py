@@ -43,22 +43,16 @@ def wrong_number_of_features(
     Raises:
         ValueError: It would; the message names the nearest such number.
     """
-    n_features = rows.shape[-1]
-    around = range(max(1, n_features - NEAR), n_features + NEAR + 1)
-    counts = {*range(1, NEAR + 1), *around, *AMPLITUDES} - {n_features}
-    for count in sorted(counts, key=lambda count: abs(count - n_features)):
-        if _takes(tapes, rows[..., torch.arange(count, device=rows.device) % n_features]):
-            rule, reason = f"have {count} features", str(error).strip().split("\n")[0].rstrip(".")
-            step = f"The QNode raised {type(error).__name__}: {reason}."
-            raise ValueError(checks.message("inputs", rule, tuple(shape), step)) from error
-
-
-def _takes(tapes: Callable[[Tensor], Any], rows: Tensor) -> bool:
-    try:
-        tapes(rows)
-    except Exception:
-        return False
-    return True
+    n = rows.shape[-1]
+    counts = {*range(1, NEAR + 1), *range(max(1, n - NEAR), n + NEAR + 1), *AMPLITUDES} - {n}
+    for count in sorted(counts, key=lambda count: abs(count - n)):
+        try:
+            tapes(rows[..., torch.arange(count, device=rows.device) % n])
+        except Exception:  # as many do not fit, either
+            continue
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        step = f"The QNode raised {type(error).__name__}: {reason}."
+        raise ValueError(checks.message("inputs", f"have {count} features", tuple(shape), step)) from error
 
 
 def too_large(device: Any, tapes: Sequence[Any]) -> str | None:
@@ -68,27 +62,19 @@ def too_large(device: Any, tapes: Sequence[Any]) -> str | None:
 
     Args:
         device: Of PennyLane.
-        tapes: Of the circuit; or the device's wires, for the largest that it may have.
+        tapes: Of the circuit; none for the largest that the device may have.
     """
     if device.name not in STATE_DEVICES:
         return None
-    n_wires = (
-        len(tapes) if tapes is device.wires else max((_n_wires(device, tape) for tape in tapes), default=0)
+    every = device.name == "lightning.qubit" or any(
+        each.obs is None and not each.wires for tape in tapes for each in tape.measurements
     )
-    size = 2**n_wires * np.dtype(getattr(device, "c_dtype", complex)).itemsize
-    memory, _ = machine.memory()
+    wires = set(device.wires or ())
+    n_wires = max((len(set(tape.wires) | (wires if every else set())) for tape in tapes), default=len(wires))
+    size, (memory, _) = 2**n_wires * np.dtype(getattr(device, "c_dtype", complex)).itemsize, machine.memory()
     if size <= memory:
         return None
     return f"a state of {n_wires} wires takes {_gib(size)}, and this machine has {_gib(memory)}"
-
-
-def _n_wires(device: Any, tape: Any) -> int:
-    """How many wires the device's state has for this tape."""
-    every = device.name == "lightning.qubit" or any(
-        measurement.obs is None and not measurement.wires for measurement in tape.measurements
-    )
-    wires = set(device.wires or ()) if every else set()
-    return len(wires | set(tape.wires))
 
 
 def _gib(size: int) -> str:

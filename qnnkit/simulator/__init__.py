@@ -5,25 +5,17 @@ from __future__ import annotations
 import pennylane as qp
 import torch
 
+from qnnkit.simulator.arrays import autocasts, rounds
 from qnnkit.simulator.fused import Fused, autograd_must
 from qnnkit.simulator.graph import NotFusable
 from qnnkit.simulator.over_weights import OverWeights
-from qnnkit.simulator.precision import autocasts, rounds
 from qnnkit.simulator.programs import Programs
 from qnnkit.simulator.trace import apart, is_elementary, trace
 
 __all__ = [
-    "Fused",
-    "NotFusable",
-    "OverWeights",
-    "Programs",
-    "autocasts",
-    "autograd_must",
-    "fuse",
-    "is_elementary",
-    "rounds",
-    "trace",
-]
+    "Fused", "NotFusable", "OverWeights", "Programs", "autocasts", "autograd_must", "fuse", "is_elementary",
+    "rounds", "trace",
+]  # fmt: skip
 
 
 def fuse(

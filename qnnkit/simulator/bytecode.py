@@ -9,10 +9,10 @@ import re
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qnnkit.simulator.graph import names
-from qnnkit.simulator.trusted import CONSTRUCTORS, MUTATORS, REFLECTION
+from qnnkit.simulator.trusted import CONSTRUCTORS, REFLECTION
 
 SKIPPED = names("CACHE EXTENDED_ARG PUSH_NULL NOP RESUME PRECALL COPY_FREE_VARS MAKE_CELL NOT_TAKEN")
 ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
@@ -25,11 +25,13 @@ LOADS = {
     "LOAD_FAST_BORROW": "local", "LOAD_FAST_CHECK": "local", "LOAD_FAST_AND_CLEAR": "local",
 }  # fmt: skip
 """Instructions that load a name -> where it stands."""
-STORES = {
+REFUSED = {
     "STORE_GLOBAL": "writes to the global `{}`", "DELETE_GLOBAL": "deletes the global `{}`",
     "STORE_ATTR": "writes to the attribute `{}`", "DELETE_ATTR": "deletes the attribute `{}`",
     "LOAD_BUILD_CLASS": "defines a class", "IMPORT_NAME": "imports `{}`: import it outside",
+    "CHECK_EXC_MATCH": "catches exceptions", "CHECK_EG_MATCH": "catches exceptions",
 }  # fmt: skip
+KNOWN_LOADS = {*LOADS, *ATTRIBUTES, *CONSTANTS, *REFUSED}
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,6 @@ class Code:
     """(where, name, attributes); where: "global", "cell", "first" (argument)."""
     attributes: tuple[str, ...]
     """Names of the attributes that it reads of anything else."""
-    changes: frozenset[tuple[str, str]]
-    """(where, name) of what a mutating method is called of."""
     makes: bool
     """Whether it takes classes from objects, for more than their names and comparisons."""
     compares: bool
@@ -49,22 +49,17 @@ class Code:
     refusal: str = ""
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     name: str
     value: Any
-    start: tuple[int | None, int | None]
-    """Line and column where its expression begins."""
 
 
 def _steps(code: types.CodeType) -> Iterator[_Step]:
     for each in dis.get_instructions(code):
-        start = (each.positions.lineno, each.positions.col_offset) if each.positions else (None, None)
         if "_FAST_" in each.opname and isinstance(each.argval, tuple):  # two in one, since Python 3.13
-            for name, value in zip(re.findall("LOAD_FAST|STORE_FAST", each.opname), each.argval, strict=True):
-                yield _Step(name, value, start)
+            yield from map(_Step, re.findall("LOAD_FAST|STORE_FAST", each.opname), each.argval)
         elif each.opname not in SKIPPED:
-            yield _Step(each.opname, each.argval, start)
+            yield _Step(each.opname, each.argval)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -79,80 +74,60 @@ def scan(code: types.CodeType, local: frozenset[str] = frozenset(), first: str |
     is_inner = bool(local) or first is not None
     own = local | frozenset(code.co_cellvars)
     first = first if is_inner else code.co_varnames[0] if code.co_argcount else ""
-    steps = list(_steps(code))
-    attributes = {step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR"}}
-    chains, changes, followed = [], set(), set()
-    named = attributes | set(_words(code.co_consts))
+    steps, words = list(_steps(code)), list(_words(code.co_consts))
+    named = {step.value for step in steps if step.name in ATTRIBUTES | {"LOAD_SUPER_ATTR"}} | set(words)
     is_constructor = code.co_name in CONSTRUCTORS
     unknown = REFLECTION if is_constructor else REFLECTION | {"__setattr__"}
     refusals = [f"uses `.{name}`" for name in named & unknown]
     if code.co_name == "__exit__":
         refusals.append("defines how a `with` block ends")
-    makes = not is_constructor and bool(named & CONSTRUCTORS)
-    makes |= "__class__" in named - attributes
-    compares = any(b.name == "IS_OP" and a.name not in CONSTANTS for a, b in itertools.pairwise(steps))
+    makes = "__class__" in words or bool(named & CONSTRUCTORS and not is_constructor)
 
-    def where(step: _Step) -> str | None:
-        kind, name = LOADS.get(step.name), step.value
-        if kind == "local" and name in code.co_cellvars:  # makes a closure
+    def where(name: str, value: Any) -> str | None:
+        kind = LOADS.get(name)
+        if kind == "local" and value in code.co_cellvars:  # makes a closure
             return None
-        if kind in ("cell", "local") and name == first and (not is_inner or name in code.co_freevars):
+        if kind in ("cell", "local") and value == first and (not is_inner or value in code.co_freevars):
             return "first"
-        return None if kind == "local" or (kind == "cell" and name in own) else kind
+        return None if kind == "local" or (kind == "cell" and value in own) else kind
 
-    for i, step in enumerate(steps):
-        name, value, place = step.name, step.value, where(step)
-        is_named = name in LOADS or name in ATTRIBUTES
-        if name in ATTRIBUTES and value == "__class__":
-            after = [each.value if each.name in ATTRIBUTES else each.name for each in steps[i + 1 : i + 4]]
-            after = after[2:] if after[1:2] == ["__class__"] else after
-            makes |= not {*after[:1]} <= {"IS_OP", "COMPARE_OP", "__name__", "__qualname__"}
-        if (
-            name in LOADS
-            and value in ("vars", "dir")
-            and [(e.name, e.value) for e in steps[i + 1 : i + 2]] == [("CALL", 0)]
-        ):
+    compares = any(b.name == "IS_OP" and a.name not in CONSTANTS for a, b in itertools.pairwise(steps))
+    chains, followed = [], set()
+    for i, (name, value) in enumerate(steps):
+        after, place = [*steps[i + 1 : i + 3], None, None], where(name, value)
+        is_own = name == "STORE_ATTR" and is_constructor and (steps[i - 1].value,) == code.co_varnames[:1]
+        if name in ATTRIBUTES and value == "__class__":  # compared, or asked for its name
+            then = [step.value if step.name in ATTRIBUTES else step.name for step in steps[i + 1 : i + 4]]
+            then = then[2:] if then[1:2] == ["__class__"] else then
+            makes |= not {*then[:1]} <= {"IS_OP", "COMPARE_OP", "__name__", "__qualname__"}
+        if name in LOADS and value in ("vars", "dir") and after[0] == ("CALL", 0):
             refusals.append(f"reads its local variables by `{value}()`")
-        is_own = is_constructor and (steps[i - 1].value,) == code.co_varnames[:1]
-        if name in STORES and not (name == "STORE_ATTR" and is_own):
-            refusals.append(STORES[name].format(value))
+        if name in REFUSED and not is_own:
+            refusals.append(REFUSED[name].format(value))
         elif name in ("STORE_DEREF", "DELETE_DEREF") and value not in own:
             refusals.append(f"writes to `{value}`, which lies outside")
-        elif name.startswith("LOAD_") and not (is_named or name in CONSTANTS or name in STORES):
+        elif name.startswith("LOAD_") and name not in KNOWN_LOADS:
             refusals.append(f"contains {name}, which is not known")
-        elif name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH") or (
-            name == "PUSH_EXC_INFO" and steps[i + 1].name == "POP_TOP"
-        ):
+        elif name == "PUSH_EXC_INFO" and after[0] and after[0].name == "POP_TOP":
             refusals.append("catches exceptions")
-        if name in ATTRIBUTES and mutates(value):
-            root = next((each for each in steps if each.start == step.start and each.name in LOADS), None)
-            if root is not None and where(root):
-                changes.add((where(root), root.value))
-        if place is None or (
-            value == "__class__" and [each.name for each in steps[i + 2 : i + 3]] == ["LOAD_SUPER_ATTR"]
-        ):
+        is_super = value == "__class__" and after[1] and after[1].name == "LOAD_SUPER_ATTR"
+        if place is None or is_super:
             continue
-        chain = tuple(
-            each.value for each in itertools.takewhile(lambda each: each.name in ATTRIBUTES, steps[i + 1 :])
-        )
+        attributes = itertools.takewhile(lambda step: step.name in ATTRIBUTES, steps[i + 1 :])
+        chain = tuple(step.value for step in attributes)
         followed.update(range(i + 1, i + 1 + len(chain)))
         if value == "super" and first:
             chains.append(("first", first, ()))
         chains.append((place, value, chain))
     read = [step.value for i, step in enumerate(steps) if step.name in ATTRIBUTES and i not in followed]
-    if {"getattr", "hasattr"} & set(code.co_names):
-        read += _words(code.co_consts)
+    read += words if {"getattr", "hasattr"} & set(code.co_names) else []
     for inner in (each for each in code.co_consts if isinstance(each, types.CodeType)):
         found = scan(inner, own, first)
         chains, read = [*chains, *found.chains], [*read, *found.attributes]
-        changes, makes, compares = changes | found.changes, makes | found.makes, compares | found.compares
+        makes, compares = makes or found.makes, compares or found.compares
         refusals += [found.refusal] if found.refusal else []
     chains, read = tuple(dict.fromkeys(chains)), tuple(dict.fromkeys(read))
-    return Code(chains, read, frozenset(changes), makes, compares, next(iter(refusals), ""))
-
-
-def mutates(name: str) -> bool:
-    return name in MUTATORS or (name.endswith("_") and not name.endswith("__"))
+    return Code(chains, read, makes, compares, next(iter(refusals), ""))
 
 
 def _words(constants: Iterable[Any]) -> Iterator[str]:

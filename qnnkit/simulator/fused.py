@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +13,10 @@ from torch import Tensor
 
 from qnnkit.device import machine
 from qnnkit.simulator import plan, steps
-from qnnkit.simulator.angles import Angles
-from qnnkit.simulator.arrays import Array, in_numpy, without_periods, xp
+from qnnkit.simulator.arrays import Array, autocasts, full_precision, in_numpy, rounds, without_periods, xp
 from qnnkit.simulator.gates import EXACT
-from qnnkit.simulator.graph import Node, NotFusable
+from qnnkit.simulator.graph import Angles, Graph, Node, NotFusable
 from qnnkit.simulator.matrices import Matrices
-from qnnkit.simulator.precision import autocasts, full_precision, rounds
 from qnnkit.simulator.trace import Trace
 
 MOST_WIRES = 24
@@ -27,8 +26,6 @@ No PennyLane device was measured to win below. Forward and backward on 2 cores, 
 took 6 times as long as the program at 12 wires, 14 at 18, 10 at 20 (batch 1, 3 layers), 24 at 22 and 12 at 24
 (batch 1, 1 layer), and 25 to 65 times as long at batch 64 and 12 to 18 wires.
 """
-MOST_DENSE = 32
-"""A step takes all columns up to here, and picks those that it needs only beyond."""
 CACHE_BYTES = 2**20
 """On a CPU, a batch is run in parts whose state takes this much: most of the time is memory traffic."""
 FEWEST_COLUMNS = 16
@@ -87,76 +84,54 @@ class Fused:
         if self.prepared is not None and isinstance(self.prepared.amplitudes, Node):
             self.amplitudes = trace.graph([self.prepared.amplitudes])
         elif self.prepared is not None:
-            fixed = np.asarray(self.prepared.amplitudes)
-            self.fixed = self._put(
-                np.concatenate([fixed.real, fixed.imag] if fixed.dtype.kind == "c" else [fixed])
-            )
-        self.plan = plan.plan(
-            plan.seen(items) if self.weighs else items,
-            self.n_wires,
-            self.input_angles.size,
-            given=self.prepared is not None,
-        )
+            self.fixed = self._put(self.prepared.amplitudes)
+        items, is_given = plan.seen(items) if self.weighs else items, self.prepared is not None
+        self.plan = plan.plan(items, self.n_wires, self.input_angles.size, given=is_given)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
-        self.period: float | None = None
-        """Of all angles in each column, if there is one, in radians."""
         self._rates: list[np.ndarray] = []
         with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
             self.matrices = Matrices(
                 self.plan.blocks, self.weight_angles.matrix, self.weight_angles.offset, self._put
             )
             self.steps = self._steps()
-        for parts in (1, 2, 4, 8) if self._rates else ():
-            if self.period is None and all(
-                np.all(np.abs((parts * r).round() - parts * r) < EXACT) for r in self._rates
-            ):
-                self.period = 2 * np.pi * parts
-        self.near = None
-        """Matrices and steps for small batches, over NumPy arrays; None where they need torch."""
+        rates = np.concatenate([each.ravel() for each in self._rates or [np.full(1, np.nan)]])
+        whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * rates).round() - k * rates) < EXACT))
+        self.period = next((2 * np.pi * k for k in whole), None)
+        """Of all angles in each column, if there is one, in radians."""
+        self.far, self.near = (self.matrices, self.steps), None
+        """What runs a batch; for small ones over NumPy arrays, where that needs no torch."""
         if self.device.type == "cpu" and all(step.by_hand for step in self.steps):
-            self.near = in_numpy(self.matrices), in_numpy(self.steps)
+            self.near = in_numpy(self.far)
 
     @functools.cached_property
     def double(self) -> Fused:
         """The same in float64."""
         return Fused(self.trace, *self.shapes, torch.float64, self.device)
 
-    @property
-    def n_values(self) -> int | None:
-        """Length of the values' last axis; None where it has none, or they are a state."""
-        if "state" in self.kinds or not (self.trace.as_list or self.kinds == {"probs"}):
-            return None
-        return sum(1 if kind == "var" else n for kind, _, n in self.readout.shapes)
-
     # --- constants --------------------------------------------------------------------------------
 
     def _put(self, array: Any) -> Tensor:
         array = torch.as_tensor(np.ascontiguousarray(array))
-        return (array.to(self.dtype) if array.is_floating_point() else array).to(
-            self.device
-        )  # MPS has no float64
+        real = self.dtype if array.is_floating_point() else array.dtype
+        dtype = self.dtype.to_complex() if array.is_complex() else real
+        return array.to(dtype).to(self.device)  # MPS has no float64
 
     def _affine(self, table: np.ndarray, used: Sequence[int]) -> steps.Affine:
         """The angles that a step turns by, from its rates of those that are used, a column for each."""
         matrix, offset = self.input_angles.matrix, self.input_angles.offset
-        n_amplitudes = (
-            0 if self.prepared is None else 2 ** len(self.prepared.wires) * (1 + self.prepared.is_complex)
-        )
         rows = np.flatnonzero(matrix[:, used].any(axis=1))
-        of_rows, constant = table @ matrix[rows][:, used].T, self._put((table @ offset[used])[:, None])
-        self._rates.append(of_rows)
-        if 2 * len(rows) <= len(matrix) > MOST_DENSE:  # a table of all columns would be mostly zeros
-            return steps.Affine(self._put(of_rows), constant, self._put(rows))
-        table_of_columns = np.zeros((len(table), len(matrix) + n_amplitudes))
-        table_of_columns[:, rows] = of_rows
-        return steps.Affine(self._put(table_of_columns), constant)
+        self._rates.append(table @ matrix[rows][:, used].T)
+        reads_all = len(rows) == len(matrix) and self.prepared is None  # whose columns hold amplitudes, too
+        put, constant = self._put, (table @ offset[used])[:, None]
+        return steps.Affine(put(self._rates[-1]), put(constant), None if reads_all else put(rows))
 
     def _steps(self) -> list[steps.Step]:
         plan_, put, made = self.plan, self._put, []
         n_states, block = 2**self.n_wires, len(plan_.start)
         if self.prepared is not None:
             index = plan.states_of(self.prepared.wires, self.n_wires)
+            self.n_amplitudes = len(index)
             index = np.concatenate([index, n_states + index]) if self.prepared.is_complex else index
             made.append(steps.Given(put(index), 2 * n_states))
         elif plan_.waves is None:
@@ -179,20 +154,15 @@ class Fused:
                 both = np.concatenate([index, n_states + index])
                 made.append(steps.Permutation(put(both), put(np.argsort(both)), turns))
             else:
-                made.append(
-                    steps.Phases(self._affine(step.table(range(self.n_wires), step.angles), step.angles))
-                )
+                table = step.table(range(self.n_wires), step.angles)
+                made.append(steps.Phases(self._affine(table, step.angles)))
         if self.weighs:
             table = np.real(self.readout.flips[0]).T[:, renamed]
             made.append(steps.Weigh(put(np.tile(table, (1, 2)))))
         elif "state" not in self.kinds:
-            states = np.arange(n_states)
-            flips = self.readout.flips.items()
-            made.append(
-                steps.Correlate(
-                    [(f, put(np.real(t).T), put(np.imag(t).T), put(states ^ f)) for f, t in flips]
-                )
-            )
+            flips, states = self.readout.flips.items(), np.arange(n_states)
+            tables = [(flip, put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
+            made.append(steps.Correlate(tables))
         return made
 
     # --- the way forward --------------------------------------------------------------------------
@@ -214,32 +184,26 @@ class Fused:
         """What `run` takes: rows of inputs or of their angles, and weights or their angles."""
         vectors = weights
         if not self.weight_angles.affine:
-            angles = self.weight_angles.graph(inputs, weights) if self.weight_angles.size else ()
+            angles = self.weight_angles.graph(inputs, weights)
             vectors = [angle.to(inputs.dtype) for angle in angles]
         rows = inputs if inputs.ndim == 2 else inputs.unsqueeze(0)
         if self.used is not None:
             rows = rows.index_select(1, self.used)
         if not self.input_angles.affine:
-            angles = self.input_angles.graph(inputs, weights) if self.input_angles.size else ()
+            angles = self.results(self.input_angles.graph, inputs, weights)
             columns = [angle.expand(len(rows)).to(inputs.dtype) for angle in angles]
             rows = torch.stack(columns, 1) if columns else inputs.new_zeros(1, 0)
         if self.prepared is not None:
-            rows = self.beside(rows, self._state(inputs, weights))
+            [a] = [self.fixed] if self.amplitudes is None else self.results(self.amplitudes, inputs, weights)
+            a = a.reshape(-1, self.n_amplitudes)
+            a = torch.cat([a.real, a.imag], 1) if a.is_complex() else a
+            height = max(len(rows), len(a))
+            rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
         return rows, vectors
 
-    def _state(self, inputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The amplitudes that the circuit begins with, of shape (batch or 1, n_amplitudes)."""
-        assert self.prepared is not None
-        if self.amplitudes is None:
-            return self.fixed.unsqueeze(0)
-        [state] = self.amplitudes(inputs, weights)
-        return state.reshape(-1, 2 ** len(self.prepared.wires))
-
-    def beside(self, rows: Tensor, amplitudes: Tensor) -> Tensor:
-        """The rows, and in further columns the amplitudes of shape (batch or 1, n_amplitudes)."""
-        a = torch.cat([amplitudes.real, amplitudes.imag], 1) if amplitudes.is_complex() else amplitudes
-        height = max(len(rows), len(a))
-        return torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
+    def results(self, graph: Graph, inputs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        """What a graph gives, of shape (batch or 1, ...) each, or of one sample."""
+        return graph(inputs, weights)
 
     def shaped(self, values: Tensor) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2 * 2**n_wires), as TorchLayer has them."""
@@ -262,19 +226,16 @@ class Fused:
             return self.plain(rows, vectors)
         if torch.is_grad_enabled():
             return _Run.apply(self, keep, rows, *vectors)
-        near = self._is_small(rows)
-        return torch.as_tensor(self.compute(*self._given(near, rows, vectors), near, None)[0]).t()
+        return torch.as_tensor(self.compute(*self.given(rows, vectors), None)[0]).t()
 
-    def _is_small(self, rows: Tensor) -> bool:
-        if self.near is None or len(rows) * self.state_bytes > SMALL_BYTES:
-            return False
-        return _is_plain(rows) and not rows.is_neg()
-
-    def _given(self, near: bool, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Array, Array]:
-        """Columns and one vector of all weights, as the passes take them."""
+    def given(self, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Any, Array, Array]:
+        """What runs a batch, `near` or `far`; columns, and one vector of all weights, as that takes them."""
         columns, vector = rows.detach().t(), self.flat(vectors).detach()
-        columns, vector = (columns.numpy(), vector.numpy()) if near else (columns, vector)
-        return self._reduced(columns, near or (self.device.type == "cpu" and _is_plain(rows))), vector
+        is_seen = self.device.type == "cpu" and _is_plain(rows)
+        is_small = is_seen and len(rows) * self.state_bytes <= SMALL_BYTES
+        if not is_small or self.near is None or rows.is_neg():
+            return self.far, self._reduced(columns, is_seen), vector
+        return self.near, self._reduced(columns.numpy(), True), vector.numpy()
 
     def plain(self, rows: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """The same in plain torch, which autograd can follow."""
@@ -311,38 +272,38 @@ class Fused:
             return vectors[0].reshape(-1)
         return torch.cat([v.reshape(-1) for v in vectors]) if vectors else self.matrices.offset.new_zeros(0)
 
-    def compute(self, columns: Array, vector: Array, near: bool, tapes: list | None) -> tuple[Array, Any]:
+    def compute(self, way: Any, columns: Array, vector: Array, tapes: list | None) -> tuple[Array, Any]:
         """Values, (n_columns, batch), and the blocks' matrices with what they were made of; no graph.
 
         Args:
+            way: Matrices and steps, `near` or `far`.
             columns: Of shape (n, batch).
             vector: Of all weights.
-            near: Whether both are NumPy arrays.
             tapes: Gets one for each part of the batch, with what the way back needs.
         """
         with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
-            built, values = (self.near[0] if near else self.matrices).forward(vector), []  # pyright: ignore
+            built, values = way[0].forward(vector), []
             left = 0 if tapes is None else self.kept_bytes(columns.shape[1])
-            for part in self.parts(columns, near):
+            for part in self.parts(columns):
                 left -= part.shape[1] * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []
-                values.append(self.forward(part, built[0], near, tape))
+                values.append(self.forward(way, part, built[0], tape))
                 if tapes is not None:
                     tapes.append(tape)
             return values[0] if len(values) == 1 else torch.cat(values, dim=-1), built
 
-    def forward(self, columns: Array, matrices: Sequence[Array], near: bool, tape: list[Any] | None) -> Array:
+    def forward(self, way: Any, columns: Array, matrices: Sequence[Array], tape: list[Any] | None) -> Array:
         """From columns and matrices to values; what the way back needs goes on the tape."""
         state: Any = None
-        for step in self.near[1] if near else self.steps:  # pyright: ignore[reportOptionalSubscript]
+        for step in way[1]:
             state, saved = step.forward(state, columns, matrices)
             if tape is not None:
                 tape.append(saved)
         return state
 
-    def parts(self, columns: Array, near: bool = False) -> tuple[Array, ...]:
+    def parts(self, columns: Array) -> tuple[Array, ...]:
         """The batch in parts that fit the cache (CPU), or a share of the memory (elsewhere)."""
-        if near:
+        if isinstance(columns, np.ndarray):
             return (columns,)
         size, fewest = CACHE_BYTES, FEWEST_COLUMNS
         if self.device.type != "cpu":
@@ -389,10 +350,8 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, program: Fused, keep: bool, rows: Tensor, *vectors: Tensor) -> Tensor:
-        ctx.program, ctx.near = program, program._is_small(rows)
-        ctx.tapes = [] if keep else None
-        ctx.given = program._given(ctx.near, rows, vectors)
-        values, ctx.built = program.compute(*ctx.given, ctx.near, ctx.tapes)
+        ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, program.given(rows, vectors)
+        values, ctx.built = program.compute(*ctx.given, ctx.tapes)
         ctx.save_for_backward(rows, *vectors)
         # a state may be on the tape itself: no cycle through this node
         return torch.as_tensor(values).t().detach()
@@ -401,18 +360,17 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         kind = gradient.device.type
         if torch.is_grad_enabled() or autograd_must():
-            return _Run._again(ctx, gradient, rounds(kind))
-        with full_precision(kind), np.errstate(all="ignore"):
-            if not autocasts(kind):
-                return _Run._backward(ctx, gradient)
-            with torch.autocast(kind, enabled=False):
-                return _Run._backward(ctx, gradient)
+            return _Run._again(ctx, gradient)
+        uncast = torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext()
+        with full_precision(kind), np.errstate(all="ignore"), uncast:
+            return _Run._backward(ctx, gradient)
 
     @staticmethod
-    def _again(ctx: Any, gradient: Tensor, rounds: bool) -> tuple[Any, ...]:
+    def _again(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         """The gradients so that they can be differentiated again: by autograd, through plain torch."""
         needed, given = ctx.needs_input_grad[2:], ctx.saved_tensors
-        program = ctx.program.double if rounds else ctx.program  # torch itself goes back, and would round
+        # torch itself goes back, and would round
+        program = ctx.program.double if rounds(gradient.device.type) else ctx.program
         with torch.enable_grad():
             rows, *vectors = (each.to(program.dtype) for each in given)
             values = program.plain(rows, vectors).to(gradient.dtype)
@@ -424,29 +382,26 @@ class _Run(torch.autograd.Function):
     def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         program, needed, vectors = ctx.program, ctx.needs_input_grad[2:], ctx.saved_tensors[1:]
         # What the forward pass kept goes with the first backward pass, as autograd's does.
-        built, tapes, (columns, vector) = ctx.built, ctx.tapes, ctx.given
-        ctx.built, ctx.tapes = None, None
-        gradient = gradient.t().numpy() if ctx.near else gradient.t()
-        matrices, steps_ = program.near if ctx.near else (program.matrices, program.steps)
+        built, tapes, (way, columns, vector) = ctx.built, ctx.tapes, ctx.given
+        ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
+        gradient = gradient.t().numpy() if way is program.near else gradient.t()
         built = built or matrices.forward(vector)
         first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if any(needed[1:]) else None
-        for i, part in enumerate(program.parts(columns, ctx.near)):
+        for i, part in enumerate(program.parts(columns)):
             tape = None
             if tapes:
                 tape, tapes[i] = tapes[i], None
             if tape is None:
-                program.forward(part, built[0], ctx.near, tape := [])
+                program.forward(way, part, built[0], tape := [])
             to = steps.Gradients(part if needed[0] else None, to_matrices)
             flowing = gradient[:, first : (first := first + part.shape[1])]
             for step in reversed(steps_):
                 flowing = step.backward(flowing, tape.pop(), built[0], to)
             to_rows.append(0 * part if to.columns is None else to.columns)
         found: list[Any] = [torch.as_tensor(to_rows[0] if len(to_rows) == 1 else torch.cat(to_rows, 1)).t()]
-        if to_matrices is not None:
-            parts = torch.as_tensor(matrices.backward(to_matrices, built[1])).split(
-                [v.numel() for v in vectors]
-            )
-            found += [part.view(v.shape) for part, v in zip(parts, vectors, strict=True)]
-        else:
-            found += [None] * len(vectors)
+        if to_matrices is None:
+            return (None, None, *found, *[None] * len(vectors))
+        to_vector = torch.as_tensor(matrices.backward(to_matrices, built[1]))
+        parts = to_vector.split([v.numel() for v in vectors])
+        found += [part.view(v.shape) for part, v in zip(parts, vectors, strict=True)]
         return (None, None, *(part if needs else None for part, needs in zip(found, needed, strict=True)))

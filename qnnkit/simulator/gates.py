@@ -15,25 +15,25 @@ from qnnkit.simulator.graph import NotFusable
 
 EXACT = 1e-12
 """Largest deviation that counts as rounding, in float64."""
-FREQUENCIES = (0.5, 1.0, 0.25, 2.0)
+PROBE = 0.37
+"""Radians: small enough that no eigenphase wraps, odd enough that no two coincide by chance."""
+CHECKED = (1.9, -1.3, 2.9, 3.9)
 
 
 @dataclass(frozen=True)
-class TrigForm:
-    """U(t) = fixed + cos(frequency t) cosine + sin(frequency t) sine, on the gate's own wires.
+class Turn:
+    """A gate of one angle, on its own wires: U(t) = basis diag(exp(-i rates t)) basis^dagger start."""
 
-    Every gate exp(-i t G) whose generator has eigenvalues {-f, f}, {-f, 0, f} or {0, f} is of this form:
-    rotations, phase shifts, their controlled forms, excitations.
-    """
-
-    fixed: np.ndarray
-    cosine: np.ndarray
-    sine: np.ndarray
-    frequency: float
+    basis: np.ndarray
+    rates: np.ndarray
+    start: np.ndarray
 
     def at(self, angle: float) -> np.ndarray:
-        turned = self.frequency * angle
-        return self.fixed + np.cos(turned) * self.cosine + np.sin(turned) * self.sine
+        return (self.basis * np.exp(-1j * angle * self.rates)) @ self.basis.conj().T @ self.start
+
+    def on_one_more(self) -> Turn:
+        """The same on a wire more, with which nothing happens."""
+        return Turn(np.kron(self.basis, np.eye(2)), np.repeat(self.rates, 2), np.kron(self.start, np.eye(2)))
 
 
 def constant(operation: qp.operation.Operator) -> np.ndarray:
@@ -41,65 +41,42 @@ def constant(operation: qp.operation.Operator) -> np.ndarray:
     return np.asarray(qp.matrix(operation, wire_order=operation.wires), dtype=complex)
 
 
-def trig_form(operation: qp.operation.Operator) -> TrigForm:
-    """How the gate's matrix depends on its angle: found from five angles, checked at a sixth.
+def turn(operation: qp.operation.Operator) -> Turn:
+    """How the gate's matrix depends on its angle: found from two angles, checked at others.
 
     Raises:
-        NotFusable: It is no trigonometric polynomial of one frequency.
+        NotFusable: It is not of the form exp(-i t G) U(0), with multiples of 1/8 as eigenvalues of G.
     """
     # PennyLane's own gates without settings: the class alone tells the matrix.
     plain = type(operation).__module__.startswith("pennylane.ops.qubit") and not operation.hyperparameters
+    if not plain:
+        return _found_turn(operation)
     kind = (type(operation), len(operation.wires))
-    if plain and kind in _FORMS:
-        return _FORMS[kind]
-    form = _found_form(operation)
-    if plain:
-        _FORMS[kind] = form
-    return form
+    return _TURNS.get(kind) or _TURNS.setdefault(kind, _found_turn(operation))
 
 
-_FORMS: dict[tuple[type, int], TrigForm] = {}
+_TURNS: dict[tuple[type, int], Turn] = {}
 
 
-def _found_form(operation: qp.operation.Operator) -> TrigForm:
-    angles = np.array([0.0, 0.7, 1.9, -1.3, 2.6, 3.9])
-    matrices = np.stack([at(operation, angle) for angle in angles])
-    for frequency in FREQUENCIES:
-        basis = np.stack([np.ones(6), np.cos(frequency * angles), np.sin(frequency * angles)], axis=1)
-        parts, *_ = np.linalg.lstsq(basis[:5], matrices[:5].reshape(5, -1), rcond=None)
-        if np.abs(basis @ parts - matrices.reshape(6, -1)).max() < EXACT:
-            parts[np.abs(parts) < EXACT] = 0
-            fixed, cosine, sine = parts.reshape(3, *matrices.shape[1:])
-            return TrigForm(fixed, cosine, sine, frequency)
-    raise NotFusable(f"{operation.name} depends on its angle in an unknown way")
+def _found_turn(operation: qp.operation.Operator) -> Turn:
+    start = at(operation, 0.0)
+    start = np.where(np.abs(start) < EXACT, 0, start)
+    unitary = at(operation, PROBE) @ start.conj().T
+    basis = np.eye(len(unitary), dtype=complex)
+    if np.abs(unitary - np.diag(np.diag(unitary))).max() >= EXACT:
+        # Hermitian, with the same eigenvectors: eigh gives orthonormal ones also where eigenvalues repeat.
+        _, basis = np.linalg.eigh((unitary - unitary.conj().T) / 2j)
+    # multiples of 1/4, or of 1/8 in excitations of half an angle
+    rates = -np.angle(np.diag(basis.conj().T @ unitary @ basis)) / PROBE
+    found = Turn(basis, np.round(rates * 8) / 8, start)
+    if any(np.abs(found.at(angle) - at(operation, angle)).max() > 1e-10 for angle in CHECKED):
+        raise NotFusable(f"{operation.name} depends on its angle in an unknown way")
+    return found
 
 
 def at(operation: qp.operation.Operator, angle: float) -> np.ndarray:
     """Matrix of a gate of one angle, at another angle."""
     return constant(qp.ops.functions.bind_new_parameters(operation, [angle]))
-
-
-def eigenbasis(form: TrigForm) -> tuple[np.ndarray, np.ndarray]:
-    """(V, rates) with U(t) = V diag(exp(-i rates t)) V^dagger U(0) for every t.
-
-    Raises:
-        NotFusable: There is no such pair.
-    """
-    probe = 0.37  # small enough that no eigenphase wraps, odd enough that no two coincide by chance
-    start = form.at(0.0)
-    unitary = form.at(probe) @ start.conj().T
-    if np.abs(unitary - np.diag(np.diag(unitary))).max() < EXACT:
-        basis = np.eye(len(unitary), dtype=complex)
-    else:
-        # Hermitian, with the same eigenvectors: eigh gives orthonormal ones also where eigenvalues repeat.
-        hermitian = (unitary - unitary.conj().T) / 2j
-        _, basis = np.linalg.eigh(hermitian)
-    rates = -np.angle(np.diag(basis.conj().T @ unitary @ basis)) / probe
-    rates = np.round(rates * 8) / 8  # they are multiples of 1/4, or of 1/8 in excitations of half an angle
-    rebuilt = (basis * np.exp(-1j * rates * 2.9)) @ basis.conj().T @ start
-    if np.abs(rebuilt - form.at(2.9)).max() > 1e-10:
-        raise NotFusable("a gate on the inputs is not of the form exp(-i t G)")
-    return basis, rates
 
 
 def real_form(matrix: np.ndarray) -> np.ndarray:

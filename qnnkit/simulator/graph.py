@@ -7,11 +7,14 @@ a look at any number, which angles are linear and that no sample depends on anot
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,19 +62,18 @@ class Traced(Tensor):
     """A tensor without values: whoever looks at one stops the trace."""
 
     node: Node
-    shadow: Tensor
-    """The same on the meta device, which tells shapes and dtypes."""
     recorder: Recorder
     __torch_function__ = torch._C._disabled_torch_function_impl
     __module__, __qualname__ = "torch", "Tensor"
     __class__ = property(lambda self: Tensor)  # pyright: ignore  # as autoray and the user's Python see it
 
     @staticmethod
-    def __new__(cls, node: Node, shadow: Tensor, recorder: Recorder) -> Traced:
+    def __new__(cls, node: Node, recorder: Recorder) -> Traced:
+        like: Any = node.shadow
         found = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, shadow.shape, strides=shadow.stride(), dtype=shadow.dtype, device=recorder.device
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=recorder.device
         )
-        found.node, found.shadow, found.recorder = node, shadow, recorder
+        found.node, found.recorder = node, recorder
         return found
 
     @classmethod
@@ -94,11 +96,8 @@ for name in ("numpy", "tolist", "register_hook", "requires_grad_", "__array__", 
     setattr(Traced, name, _refuse(f"calls `.{name}()` of a tensor"))
 
 
-class _Batch:
-    """Stands for the number of samples where a recorded operation takes it."""
-
-
-BATCH = _Batch()
+BATCH = object()
+"""Stands for the number of samples where a recorded operation takes it."""
 
 
 @dataclass(eq=False)
@@ -110,6 +109,7 @@ class Node:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] | None = None
     shadow: Tensor | None = None
+    """The result on the meta device, which tells shape and dtype."""
     sources: int = 0
     """Bits: INPUTS, WEIGHTS."""
     degree: int = 0
@@ -167,18 +167,18 @@ class Recorder(TorchDispatchMode):
         kwargs, leaves = kwargs or {}, tree_leaves((args, kwargs))
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self.refuse("its Python draws random numbers")
-        if any(
-            type(leaf) is not Traced and isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
-        ):
+        outside = [leaf for leaf in leaves if type(leaf) is not Traced and isinstance(leaf, Tensor)]
+        if any(leaf.requires_grad for leaf in outside):
             raise self.refuse("it uses a tensor from outside that asks for a gradient")
-        if not any(isinstance(leaf, Traced) for leaf in leaves):
+        if not any(type(leaf) is Traced for leaf in leaves):
             return func(*args, **kwargs)
         looks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
-        if looks and (func is not aten.index.Tensor or any(_is_mask(leaf) for leaf in leaves)):
+        masks = any(getattr(leaf, "dtype", None) in (torch.bool, torch.uint8) for leaf in leaves)
+        if looks and (func is not aten.index.Tensor or masks):
             raise self.refuse("its Python looks at the values of its arguments")
         if func._schema.is_mutable:
             raise self.refuse("its Python changes a tensor in place")
-        shadows = func(*tree_map(_shadow, args), **tree_map(_shadow, kwargs | _on_meta(kwargs)))
+        shadows = func(*tree_map(_shadow, args), **tree_map(_shadow, kwargs))
         func = aten.reshape.default if func in (aten.view.default, aten._unsafe_view.default) else func
         node = Node(func, tree_map(_kept, args), tree_map(_kept, kwargs))
         if isinstance(shadows, Tensor):
@@ -190,23 +190,16 @@ class Recorder(TorchDispatchMode):
         )
 
     def _traced(self, node: Node) -> Traced:
-        assert node.shadow is not None
         self.nodes.append(node)
-        return Traced(node, node.shadow, self)
-
-
-def _is_mask(given: Any) -> bool:
-    return isinstance(given, Tensor) and given.dtype in (torch.bool, torch.uint8)
+        return Traced(node, self)
 
 
 def _shadow(given: Any) -> Any:
     if isinstance(given, Traced):
-        return given.shadow
+        return given.node.shadow
+    if isinstance(given, torch.device):
+        return torch.device("meta")
     return given.to("meta") if isinstance(given, Tensor) else given
-
-
-def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
 
 
 def _kept(given: Any) -> Any:
@@ -232,16 +225,19 @@ def merge(nodes: Sequence[Node], others: Sequence[Node], sizes: tuple[int, int])
     Raises:
         NotFusable: The records differ in more than the size, or samples depend on each other.
     """
+    differs = NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
     if len(nodes) != len(others):
-        raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+        raise differs
     place = {id(node): i for i, node in enumerate(others)}
     for node, other in zip(nodes, others, strict=True):
         leaves, form = tree_flatten((node.args, node.kwargs))
         if node.func is not other.func or len(leaves) != len(other.leaves):
-            raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+            raise differs
         for k, (a, b) in enumerate(zip(leaves, other.leaves, strict=True)):
             if not (nodes[place[id(b)]] is a if isinstance(b, Node) else _same(a, b)):
                 leaves[k] = _joined(a, b, sizes)
+                if leaves[k] is None:
+                    raise differs
         node.args, node.kwargs = tree_unflatten(leaves, form)
         if node.func is not None:
             _describe(node, other, sizes)
@@ -260,7 +256,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _joined(a: Any, b: Any, sizes: tuple[int, int]) -> Any:
-    """What stands for arguments that differ between two sizes of the batch."""
+    """What stands for arguments that differ between two sizes of the batch; None where nothing does."""
     if sizes[0] != sizes[1] and type(a) is type(b) is int and (a, b) == sizes:
         return BATCH
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.ndim == b.ndim:  # a column of ones, such as
@@ -269,7 +265,7 @@ def _joined(a: Any, b: Any, sizes: tuple[int, int]) -> Any:
             if _same(first.expand_as(a), a) and _same(first.expand_as(b), b):
                 shape = [*a.shape[:axis], BATCH, *a.shape[axis + 1 :]]
                 return Node(aten.expand.default, (first, shape), {}, a.to("meta"), axis=axis)
-    raise NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
+    return None
 
 
 def _describe(node: Node, other: Node, sizes: tuple[int, int]) -> None:
@@ -295,28 +291,24 @@ def _degree(node: Node, given: list[Node]) -> int:
     degrees, name = [each.degree for each in given], node.name
     if not any(degrees) or name in CONSTANT:
         return 0
-    if name in LINEAR | PRODUCTS and _loses_digits(node, given):
+    if name in LINEAR | PRODUCTS | {"_to_copy"} and _loses_digits(node, given):
         return 2
-    if name in LINEAR:
+    if name in LINEAR | {"_to_copy"}:
         return max(degrees)
     if name in PRODUCTS:
         return min(sum(degrees), 2)
     if name == "div" and node.argument("rounding_mode") is None:
         return degrees[0] if isinstance(node.args[0], Node) and not any(degrees[1:]) else 2
-    if name == "_to_copy":
-        return 2 if _loses_digits(node, given) else degrees[0]
     return 2
 
 
 def _loses_digits(node: Node, given: list[Node]) -> bool:
     """Whether the result has a dtype that holds fewer numbers than an argument's."""
-    dtypes = [each.shadow.dtype for each in given if each.degree and each.shadow is not None]
     if node.shadow is None:  # several results, of the argument's dtype
         return False
-    return any(
-        not d.is_floating_point or torch.promote_types(d, node.shadow.dtype) != node.shadow.dtype
-        for d in dtypes
-    )
+    to, shadows = node.shadow.dtype, [each.shadow for each in given if each.degree]
+    dtypes = [shadow.dtype for shadow in shadows if shadow is not None]
+    return any(not d.is_floating_point or torch.promote_types(d, to) != to for d in dtypes)
 
 
 def _keeps_samples(node: Node, had: list[Node]) -> bool:
@@ -348,10 +340,9 @@ def _keeps_samples(node: Node, had: list[Node]) -> bool:
         return behind.get(id(a)) != -1 and behind.get(id(b)) != (-1 if node.name == "mv" else -2)
     along = node.argument("dim", "dims")
     along = along if isinstance(along, list | tuple) or along is None else [along]
-    if node.name == "slice" and node.argument("start") in (None, 0) and node.argument("step") == 1:
-        end = node.argument("end")
-        along = [] if end is None or end is BATCH or end == 2**63 - 1 else along
-        return all(each.axis != axis % each.shadow.ndim for each in had for axis in along)  # pyright: ignore
+    is_first = node.name == "slice" and node.argument("start") in (None, 0) and node.argument("step") == 1
+    if is_first and ((end := node.argument("end")) is None or end is BATCH or end == 2**63 - 1):
+        return True
     free = all(each.axis != axis % each.shadow.ndim for each in had for axis in along or ())  # pyright: ignore
     return node.name in ALONG and bool(along) and free
 
@@ -370,20 +361,11 @@ class Graph:
 
     def __init__(self, nodes: Sequence[Node], n_arguments: int, wanted: Sequence[Node]):
         self.arguments, self.wanted = list(nodes[:n_arguments]), list(wanted)
-        needed, left = set(), list(wanted)
-        while left:
-            node = left.pop()
-            if id(node) not in needed:
-                needed.add(id(node))
-                left += [leaf for leaf in node.leaves if isinstance(leaf, Node)]
-        known = {id(node) for node in nodes}
-        self.nodes = []
-        for node in nodes[n_arguments:]:
+        needed, self.nodes = set(map(id, wanted)), []
+        for node in reversed(nodes[n_arguments:]):
             if id(node) in needed:
-                self.nodes += [
-                    leaf for leaf in node.leaves if isinstance(leaf, Node) and id(leaf) not in known
-                ]
-                self.nodes.append(node)
+                needed |= set(map(id, node.leaves))
+                self.nodes.insert(0, node)
         self._copies: dict[tuple, Tensor] = {}
 
     def _moved(self, constant: Tensor, device: torch.device, double: bool) -> Tensor:
@@ -413,9 +395,13 @@ class Graph:
         """
         found = dict(zip(map(id, self.arguments), (inputs, *weights), strict=True))
 
+        def result(node: Node) -> Any:
+            args, kwargs = tree_map(put, (node.args, node.kwargs))
+            return (node.instead or node.func)(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
+
         def put(leaf: Any) -> Any:
-            if isinstance(leaf, Node):
-                return found[id(leaf)]
+            if isinstance(leaf, Node):  # what is made of constants alone stands in no list
+                return found[id(leaf)] if id(leaf) in found else result(leaf)
             if leaf is BATCH:
                 return len(inputs)
             if isinstance(leaf, Tensor):
@@ -425,6 +411,40 @@ class Graph:
             return inputs.device if isinstance(leaf, torch.device) else leaf
 
         for node in self.nodes:
-            args, kwargs = tree_map(put, (node.args, node.kwargs))
-            found[id(node)] = (node.instead or node.func)(*args, **kwargs)
+            found[id(node)] = result(node)
         return [found[id(node)] for node in self.wanted]
+
+
+class Angles:
+    """Angles as a function of one vector, of shape (n, batch), or of the weights, of shape (n,).
+
+    If all are affine in it, matrix and offset tell them: angles = vector @ matrix + offset. Else the traced
+    graph is run, and the vector is the angles themselves.
+
+    Args:
+        graph: What gives the angles.
+        shapes: Of the graph's arguments, batch aside.
+        of: Number of the argument that they may depend on; None for all but the first, flattened.
+    """
+
+    def __init__(self, graph: Graph, shapes: Sequence[tuple[int, ...]], of: int | None):
+        self.graph, self.size, self.affine = graph, len(graph.wanted), False
+        self.matrix, self.offset = np.eye(self.size), np.zeros(self.size)
+        free = [i for i in range(len(shapes)) if (i == of if of is not None else i > 0)]
+        sources = INPUTS if of is not None else ~INPUTS
+        if not self.size or graph.degree > 1 or any(node.sources & ~sources for node in graph.wanted):
+            return
+        sizes = [math.prod(shapes[i]) for i in free]
+
+        def angles(vector: Tensor) -> Tensor:
+            parts = iter(vector.split(sizes))
+            given = [
+                next(parts).reshape(s) if i in free else vector.new_zeros(s) for i, s in enumerate(shapes)
+            ]
+            return torch.stack([angle.reshape(()) for angle in graph(given[0], given[1:], double=True)])
+
+        n = sum(sizes)
+        points = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)])
+        with contextlib.suppress(RuntimeError):  # numbers of fixed dtypes that do not mix with float64
+            values = torch.func.vmap(angles)(points).numpy()
+            self.offset, self.matrix, self.affine = values[0], values[1:] - values[0], True

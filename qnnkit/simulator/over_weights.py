@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pennylane as qp
@@ -71,23 +71,11 @@ class OverWeights(Fused):
             inputs: Of shape (batch, n_features), or (n_features,) for the same in every row; in radians.
             weights: By name, each of shape (batch, *shape).
         """
-        rows = self._rows(inputs, weights)
-        columns = rows if self.input_angles.affine else self.by_graph(self.input_angles.graph, rows)
-        if self.prepared is not None:
-            state = (
-                self._state(rows, ())
-                if self.amplitudes is None
-                else self.by_graph(self.amplitudes, rows)[:, 0]
-            )
-            columns = self.beside(columns, state)
-        values = self.shaped(self.run(columns, [rows.new_zeros(0)]))
-        return values.expand(len(rows), *values.shape[1:])
+        return super().__call__(self._rows(inputs, weights), ())
 
-    def by_graph(self, graph: Graph, rows: Tensor) -> Tensor:
-        """Results of shape (batch, n_results, ...), row by row."""
-        if not graph.wanted:
-            return rows.new_zeros(len(rows), 0)
-        return torch.func.vmap(lambda row: torch.stack(graph(row, ())))(rows)
+    def results(self, graph: Graph, inputs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Row by row: the graph is that of a single one."""
+        return torch.func.vmap(lambda row: graph(row, weights))(inputs) if graph.wanted else []
 
     def _rows(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Features and weights side by side, of shape (batch, n_features + n_weights)."""

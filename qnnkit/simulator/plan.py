@@ -9,13 +9,12 @@ import numpy as np
 
 from qnnkit.simulator.gates import (
     EXACT,
-    TrigForm,
+    Turn,
     constant,
-    eigenbasis,
     is_monomial,
     local_states,
     states_of,
-    trig_form,
+    turn,
 )
 from qnnkit.simulator.graph import Node
 from qnnkit.simulator.trace import Trace
@@ -32,11 +31,16 @@ class Item:
     """A gate on its own wires."""
 
     wires: tuple[int, ...]
-    form: TrigForm | np.ndarray
+    form: Turn | np.ndarray
     """A constant gate has a matrix."""
     angle: int | None = None
     """Index of its angle, among those of the inputs or among those of the weights."""
     on_inputs: bool = False
+
+    @property
+    def permutes(self) -> bool:
+        """Whether it is constant, and only renames basis states and turns their phases."""
+        return isinstance(self.form, np.ndarray) and is_monomial(self.form)
 
 
 @dataclass
@@ -48,19 +52,15 @@ class Phases:
 
     def accepts(self, wires: tuple[int, ...], basis: np.ndarray) -> bool:
         """Whether a gate fits: on other wires, in the same basis, or diagonal among diagonals."""
-        for there, other, _, _ in self.members:
-            same = there == wires and np.array_equal(other, basis)
-            diagonal = _is_identity(other) and _is_identity(basis)
-            if set(there) & set(wires) and not (same or diagonal):
-                return False
-        return True
+        return all(
+            not set(there) & set(wires)
+            or (there == wires and np.array_equal(other, basis))
+            or (_is_identity(other) and _is_identity(basis))
+            for there, other, _, _ in self.members
+        )
 
     def touches(self, wires: set[int]) -> bool:
         return any(wires & set(there) for there, *_ in self.members)
-
-    def covers(self, wires: tuple[int, ...]) -> bool:
-        """Whether some member stands on exactly these wires, so that their basis change is there already."""
-        return any(there == wires for there, _, _, _ in self.members)
 
     @property
     def angles(self) -> list[int]:
@@ -81,9 +81,9 @@ def alternate(
     earliest: int = 0,
     through: bool = False,
 ) -> tuple[list[list[Item]], list[Phases]]:
-    """The gates as segments with phases between them: U(t) = V exp(-i rates t) V^dagger U(0).
+    """The gates as segments with phases between them: U(t) = V exp(-i rates t) V^dagger.
 
-    V^dagger U(0) goes into the segment before the phases, V into the one after.
+    V^dagger goes into the segment before the phases, V into the one after.
 
     Args:
         items: Gates in the order of time.
@@ -106,13 +106,10 @@ def alternate(
             segments[k].append(item)
             touched[k] |= wires
             continue
-        assert isinstance(item.form, TrigForm) and item.angle is not None
-        basis, rates = eigenbasis(item.form)
-        on, home = item.wires, None
-        start = item.form.at(0.0)
-        starts = np.abs(start - np.eye(len(start))).max() > EXACT  # such as a controlled swap with a phase
+        assert isinstance(item.form, Turn) and item.angle is not None
+        basis, rates, on, home = item.form.basis, item.form.rates, item.wires, None
         moved = on, rates
-        for k in range(len(phases) - 1, -1, -1) if not starts else ():
+        for k in range(len(phases) - 1, -1, -1):
             if through and _is_identity(basis):
                 moved = _before(segments[k + 1], *moved)
                 if moved is None:
@@ -128,14 +125,12 @@ def alternate(
             phases.append(Phases())
             segments.append([])
             touched.append(set())
-            if starts:
-                segments[home].append(Item(item.wires, start))
-        if not phases[home].covers(item.wires) and not _is_identity(basis):
+        is_there = any(there == item.wires for there, *_ in phases[home].members)  # with its basis change
+        if not is_there and not _is_identity(basis):
             segments[home].append(Item(item.wires, basis.conj().T))
             segments[home + 1].insert(0, Item(item.wires, basis))
-        phases[home].members.append(
-            (on, np.eye(len(rates)) if on != item.wires else basis, rates, item.angle)
-        )
+        basis = basis if on == item.wires else np.eye(len(rates))
+        phases[home].members.append((on, basis, rates, item.angle))
     return segments, phases
 
 
@@ -149,17 +144,12 @@ def _before(
     for item in reversed(segment):
         if not set(item.wires) & set(wires):
             continue
-        if not isinstance(item.form, np.ndarray) or not is_monomial(item.form):
+        if not item.permutes or isinstance(item.form, Turn):
             return None
         both = tuple(sorted({*wires, *item.wires}))
-        states, target = (
-            np.arange(2 ** len(both)),
-            np.argmax(np.abs(item.form), axis=0),
-        )  # of each local state
-        local, places = (
-            local_states(item.wires, both),
-            states_of([both.index(w) for w in item.wires], len(both)),
-        )
+        states, target = np.arange(2 ** len(both)), np.argmax(np.abs(item.form), axis=0)
+        places = states_of([both.index(wire) for wire in item.wires], len(both))
+        local = local_states(item.wires, both)
         after = states - places[local] + places[target[local]]
         wires, rates = both, rates[local_states(wires, both)][after]
     return wires, rates
@@ -169,17 +159,12 @@ def seen(items: Sequence[Item]) -> list[Item]:
     """The gates without those that probabilities do not see: diagonal, with only permutations after them."""
     kept, blocked = [], set()
     for item in reversed(items):
-        wires = set(item.wires)
-        parts = (
-            [item.form]
-            if isinstance(item.form, np.ndarray)
-            else [item.form.fixed, item.form.cosine, item.form.sine]
-        )
-        if not wires & blocked and all(
-            np.count_nonzero(part - np.diag(np.diag(part))) == 0 for part in parts
-        ):
+        wires, form = set(item.wires), item.form
+        matrix = form.basis if isinstance(form, Turn) else form
+        is_diagonal = np.count_nonzero(matrix - np.diag(np.diag(matrix))) == 0
+        if is_diagonal and not wires & blocked:
             continue
-        if wires & blocked or not isinstance(item.form, np.ndarray) or not is_monomial(item.form):
+        if wires & blocked or not item.permutes:
             blocked |= wires
         kept.append(item)
     return kept[::-1]
@@ -190,15 +175,16 @@ def items(trace: Trace) -> tuple[list[Item], list[Node], list[Node]]:
     found, on_weights, on_inputs = [], [], []
     for gate in trace.gates:
         wires = gate.wires or (0,)  # a global phase acts anywhere
-        everywhere = np.eye(1 if gate.wires else 2)
         if gate.angle is None:
-            found.append(Item(wires, np.kron(constant(gate.operation), everywhere)))
+            matrix = constant(gate.operation)
+            found.append(Item(wires, matrix if gate.wires else np.kron(matrix, np.eye(2))))
             continue
-        count = on_inputs if gate.on_inputs else on_weights
-        form = trig_form(gate.operation)
-        fixed, cosine, sine = (np.kron(part, everywhere) for part in (form.fixed, form.cosine, form.sine))
-        found.append(Item(wires, TrigForm(fixed, cosine, sine, form.frequency), len(count), gate.on_inputs))
-        count.append(gate.angle)
+        angles, form = on_inputs if gate.on_inputs else on_weights, turn(gate.operation)
+        form = form if gate.wires else form.on_one_more()
+        if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # such as a swap with a phase
+            found.append(Item(wires, form.start))
+        found.append(Item(wires, form, len(angles), gate.on_inputs))
+        angles.append(gate.angle)
     return found, on_weights, on_inputs
 
 
@@ -248,20 +234,20 @@ class Permutation:
     items: list[Item]
 
     def takes(self, item: Item) -> bool:
-        return isinstance(item.form, np.ndarray) and is_monomial(item.form)
+        return item.permutes
 
     def touches(self, item: Item) -> bool:
         return any(set(other.wires) & set(item.wires) for other in self.items)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """(index, phases), each of shape (2**n_wires,)."""
-        everything = range(self.n_wires)
         states = np.arange(2**self.n_wires)
         index, phases = states, np.ones(len(states), dtype=complex)
         for item in self.items:
             assert isinstance(item.form, np.ndarray)
             source = np.argmax(np.abs(item.form), axis=1)  # of each local state
-            local, of_wires = local_states(item.wires, everything), states_of(item.wires, self.n_wires)
+            local = local_states(item.wires, range(self.n_wires))
+            of_wires = states_of(item.wires, self.n_wires)
             old = states - of_wires[local] + of_wires[source[local]]
             turn = item.form[np.arange(len(source)), source][local]
             index, phases = index[old], turn * phases[old]
@@ -276,21 +262,18 @@ def arrange(segment: Sequence[Item], n_wires: int, start: Sequence[Block] = ()) 
     """
     groups: list[Block | Permutation] = list(start)
     for item in segment:
-        for part in [item] if _block_wires(item, n_wires) or _may_permute(item, n_wires) else _gather(item):
+        is_one = item.permutes and n_wires > DENSE_WIRES
+        for part in [item] if is_one or _block_wires(item, n_wires) else _gather(item):
             home = None
-            for i in range(len(groups) - 1, -1, -1):
-                if groups[i].takes(part):
-                    home = i
-                if groups[i].touches(part):
+            for group in reversed(groups):
+                home = group if group.takes(part) else home
+                if group.touches(part):
                     break
-            if home is not None:
-                groups[home].items.append(part)
-            elif _may_permute(part, n_wires):
-                groups.append(Permutation(n_wires, [part]))
-            else:
-                wires = _block_wires(part, n_wires)
-                assert wires is not None  # it was gathered
-                groups.append(Block(wires, [part]))
+            if home is None:
+                permutes = n_wires > DENSE_WIRES and part.permutes
+                wires = _block_wires(part, n_wires) or ()  # some, unless it permutes: it was gathered
+                groups.append(home := Permutation(n_wires, []) if permutes else Block(wires, []))
+            home.items.append(part)
     for group in groups[len(start) :]:
         if isinstance(group, Block) and n_wires > DENSE_WIRES:  # no more wires than it needs
             used = [wire for item in group.items for wire in item.wires]
@@ -316,10 +299,6 @@ def _block_wires(item: Item, n_wires: int) -> tuple[int, ...] | None:
         return None
     first = min(first, n_wires - width)
     return tuple(range(first, first + width))
-
-
-def _may_permute(item: Item, n_wires: int) -> bool:
-    return n_wires > DENSE_WIRES and isinstance(item.form, np.ndarray) and is_monomial(item.form)
 
 
 def _gather(item: Item) -> list[Item]:

@@ -30,10 +30,8 @@ class Readout:
     Reference: Aaronson and Gottesman (2004), arXiv:quant-ph/0406196, for words as bit masks.
     """
 
-    n_wires: int
     flips: dict[int, np.ndarray] = field(default_factory=dict)
     """flip -> complex phases, of shape (2**n_wires, n_columns)."""
-    n_columns: int = 0
     shapes: list[tuple[str, int, int]] = field(default_factory=list)
     """(kind, first column, number of columns) of each measurement; kind is expval, var, probs or state."""
 
@@ -44,7 +42,7 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
     Raises:
         NotFusable: A measurement is no expectation value, variance, probability or state.
     """
-    found, columns = Readout(len(wires)), []
+    found, columns = Readout(), []
     for measurement in measurements:
         first = len(columns)
         match measurement:
@@ -64,7 +62,6 @@ def readout(measurements: tuple[Any, ...], wires: tuple[Any, ...]) -> Readout:
             case _:
                 raise NotFusable(f"it measures {type(measurement).__name__.removesuffix('MP').lower()}")
         found.shapes.append((kind, first, len(columns) - first))
-    found.n_columns = len(columns)
     if len(columns) * 2 ** len(wires) > MOST_NUMBERS:
         raise NotFusable("it measures too many numbers of too many wires")
     for i, column in enumerate(columns):

@@ -26,7 +26,7 @@ class Affine(NamedTuple):
     """Which of the columns' rows it reads; None for all."""
 
     def __call__(self, columns: Array) -> Array:
-        columns = columns if self.rows is None else columns[self.rows]
+        columns = columns if self.rows is None else picked(columns, self.rows)
         if isinstance(columns, Tensor):
             return torch.addmm(self.offset, self.table, columns)
         return self.table @ columns + self.offset
@@ -82,11 +82,7 @@ class Step:
 
     def forward(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """The new state, and what the way back needs."""
-        leaves: list[Any] = [
-            columns,
-            *(matrices[i] for i in self.blocks),
-            *([] if state is None else [state]),
-        ]
+        leaves = [columns, *(matrices[i] for i in self.blocks), *([] if state is None else [state])]
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
         given = dict(zip(self.blocks, leaves[1:], strict=False))
         with torch.enable_grad():
@@ -222,6 +218,10 @@ def _turn(state: Array, cosine: Array, sine: Array, sign: int) -> Array:
     return new
 
 
+def picked(rows: Array, index: Array) -> Array:
+    return rows.index_select(0, index) if isinstance(rows, Tensor) else rows[index]
+
+
 # --- permutations ---------------------------------------------------------------------------------
 
 
@@ -241,7 +241,7 @@ class Permutation(Step):
         self.turns: Any = None if angles is None else (angles.cos(), angles.sin())
 
     def run(self, state: Any, columns: Array, matrices: Sequence[Array]) -> Array:
-        state = state.index_select(0, self.index) if isinstance(state, Tensor) else state[self.index]
+        state = picked(state, self.index)
         return state if self.turns is None else turned(state, *self.turns)
 
     def forward(self, state: Array, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
@@ -250,9 +250,7 @@ class Permutation(Step):
     def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> Array:
         if self.turns is not None:
             gradient = turned(gradient, self.turns[0], -self.turns[1])
-        return (
-            gradient.index_select(0, self.inverse) if isinstance(gradient, Tensor) else gradient[self.inverse]
-        )
+        return picked(gradient, self.inverse)
 
 
 # --- blocks ---------------------------------------------------------------------------------------

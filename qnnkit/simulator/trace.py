@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import random
 import sys
 import threading
 import warnings
@@ -131,37 +130,32 @@ def trace(
     """
     batch = inputs_shape[0] if len(inputs_shape) == 2 else 1
     sizes = batch, batch if batch == 1 else 2 if batch > 2 else 3
-    records = []
-    with _quietly(), contextlib.ExitStack() as stack:
+    records, n = [], len(inputs_shape) - 1
+    with _quietly():
         for i, size in enumerate(sizes):
             if i and changed():
                 raise NotFusable("its Python changes what it reads")
-            stack.enter_context(_same_draws())
-            stack.enter_context(_other_text() if i else contextlib.nullcontext())
-            recorder = Recorder(torch.device(device))
-            with recorder:
-                arguments = {
-                    name: recorder.argument(shape, dtype, WEIGHTS) for name, shape in weight_shapes.items()
-                }
-                shape = (size, *inputs_shape[1:]) if len(inputs_shape) == 2 else inputs_shape
-                arguments[input_name] = recorder.argument(shape, dtype, INPUTS, 0 if batch > 1 else None)
-                found = _circuit(qnode, arguments, recorder)
+            text = _other_text() if i else contextlib.nullcontext()
+            with text, Recorder(torch.device(device)) as recorder:  # the graph takes the inputs first
+                shape = (size,) * n + inputs_shape[n:]
+                inputs = recorder.argument(shape, dtype, INPUTS, 0 if batch > 1 else None)
+                shapes = weight_shapes.items()
+                weights = {name: recorder.argument(shape, dtype, WEIGHTS) for name, shape in shapes}
+                found = _circuit(qnode, {input_name: inputs, **weights}, recorder)
             records.append((recorder.nodes, *found))
-    # the graph takes the inputs first
-    n = len(weight_shapes)
-    for nodes, *_ in records:
-        nodes.insert(0, nodes.pop(n))
     (nodes, tape, as_list), (others, again, _) = records
     merge(nodes, others, sizes)
     wires = _wires(qnode, tape)
-    signature = _signature(tape, nodes, wires)
-    if signature != _signature(again, others, wires):
+    measured = readout(tuple(tape.measurements), wires)
+    signature = _signature(tape, nodes, measured)
+    if signature != _signature(again, others, readout(tuple(again.measurements), wires)):
         raise NotFusable(
             "its Python makes another circuit each time it runs, for another size of the batch, "
             "or where numbers are printed in another way"
         )
     computed = [(str(node.func), _plain(node.leaves, nodes)) for node in nodes]
-    return _assemble(tape, wires, as_list, nodes, n + 1, (signature, as_list, computed))
+    whole = signature, as_list, computed, wires
+    return Trace(*_assembled(tape, wires, nodes), measured, wires, as_list, nodes, len(weights) + 1, whole)
 
 
 def _circuit(qnode: qp.QNode, arguments: dict[str, Any], recorder: Recorder) -> tuple[Any, bool]:
@@ -188,18 +182,12 @@ def _circuit(qnode: qp.QNode, arguments: dict[str, Any], recorder: Recorder) -> 
     tapes, finish = pipeline((tape,)) if pipeline else ((tape,), lambda results: results[0])
     if len(tapes) != 1 or _of(finish, mark) is not mark:
         raise NotFusable("a transform of it computes with the measured values")
-    [tape], _ = qp.transforms.decompose(tapes[0], stopping_condition=_is_taken)
+    [tape], _ = qp.transforms.decompose(tapes[0], stopping_condition=is_elementary)
     if recorder.refusal is not None:
         raise NotFusable(recorder.refusal)
     if tape.shots or qnode.shots:
         raise NotFusable("it has a finite number of shots")
     return tape, isinstance(result, list | tuple)
-
-
-def _is_taken(operation: qp.operation.Operator) -> bool:
-    if isinstance(operation, qp.BasisState) and isinstance(operation.data[0], Traced):
-        raise NotFusable("PennyLane looks at the bits that it prepares")
-    return is_elementary(operation)
 
 
 def _of(finish: Callable[..., Any], mark: object) -> Any:
@@ -231,9 +219,8 @@ def _wires(qnode: qp.QNode, tape: Any) -> tuple[Any, ...]:
     return tuple(sorted(tape.wires)) if standard else tuple(tape.wires)
 
 
-def _assemble(
-    tape: Any, wires: tuple[Any, ...], as_list: bool, nodes: list[Node], n_arguments: int, signature: tuple
-) -> Trace:
+def _assembled(tape: Any, wires: tuple[Any, ...], nodes: list[Node]) -> tuple[Any, tuple[Gate, ...]]:
+    """The state that a tape begins with, and its gates."""
     place = {wire: i for i, wire in enumerate(wires)}
 
     def require_shape(value: Traced, operation: qp.operation.Operator, shape: tuple[int, ...]) -> Node:
@@ -251,11 +238,7 @@ def _assemble(
         [value], settings = operation.data, operation.hyperparameters
         if not isinstance(value, Traced):
             value = np.asarray(operation.state_vector()).ravel()
-        elif (
-            settings.get("validate_norm")
-            and not settings.get("normalize")
-            and settings.get("pad_with") is None
-        ):
+        elif settings["validate_norm"] and not settings["normalize"] and settings["pad_with"] is None:
             raise NotFusable("PennyLane checks the norm of its states; normalize=True needs no check")
         else:
             value = require_shape(value, operation, (2 ** len(operation.wires),))
@@ -265,23 +248,14 @@ def _assemble(
         traced = [value for value in operation.data if isinstance(value, Traced)]
         angle = require_shape(traced[0], operation, ()) if traced else None
         gates.append(Gate(operation, tuple(place[wire] for wire in operation.wires), angle))
-    return Trace(
-        prepared,
-        tuple(gates),
-        readout(tuple(tape.measurements), wires),
-        wires,
-        as_list,
-        nodes,
-        n_arguments,
-        signature,
-    )
+    return prepared, tuple(gates)
 
 
 # --- what makes two traces the same program ---------------------------------------------------------
 
 
-def _signature(tape: Any, nodes: list[Node], wires: tuple[Any, ...]) -> tuple:
-    operations, measured = [], readout(tuple(tape.measurements), wires)
+def _signature(tape: Any, nodes: list[Node], measured: Readout) -> tuple:
+    operations = []
     for operation in tape.operations:
         matrix = None
         if operation.has_matrix and not isinstance(operation, qp.operation.StatePrepBase):
@@ -289,7 +263,7 @@ def _signature(tape: Any, nodes: list[Node], wires: tuple[Any, ...]) -> tuple:
             matrix = forms.at(operation, 0.7) if traced else forms.constant(operation)
         operations.append((operation.name, tuple(operation.wires), *_plain([*operation.data, matrix], nodes)))
     tables = _plain([part for flip in sorted(measured.flips.items()) for part in flip], nodes)
-    return tuple(operations), tables, tuple(measured.shapes), wires
+    return tuple(operations), tables, tuple(measured.shapes)
 
 
 def _plain(leaves: list[Any], nodes: list[Node]) -> tuple:
@@ -300,11 +274,7 @@ def _plain(leaves: list[Any], nodes: list[Node]) -> tuple:
         if isinstance(leaf, Node):
             return next((i for i, node in enumerate(nodes) if node is leaf), repr(leaf))
         if isinstance(leaf, Tensor):
-            return (
-                leaf.dtype,
-                leaf.shape,
-                leaf.cpu().reshape(-1).view(torch.uint8).numpy().tobytes(),
-            )
+            return leaf.dtype, leaf.shape, leaf.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         return leaf.tobytes() if isinstance(leaf, np.ndarray | np.generic) else repr(leaf)
 
     return tuple(map(plain, leaves))
@@ -316,19 +286,16 @@ def _plain(leaves: list[Any], nodes: list[Node]) -> tuple:
 def is_elementary(operation: qp.operation.Operator) -> bool:
     """Whether a gate is taken as it is: a matrix on few wires, with at most one number as its angle."""
     template = type(operation).__module__.startswith("pennylane.templates")
+    if isinstance(operation, qp.BasisState) and isinstance(operation.data[0], Traced):
+        raise NotFusable("PennyLane looks at the bits that it prepares")
     if isinstance(operation, qp.StatePrep | qp.GlobalPhase):
         return True  # a global phase would be decomposed into nothing
     if not operation.has_matrix or template:
         return not operation.has_decomposition
     if len(operation.wires) > 4 and operation.has_decomposition:
         return False
-    return operation.num_params == 0 or (operation.num_params == 1 and _is_scalar(operation.data[0]))
-
-
-def _is_scalar(value: Any) -> bool:
-    return getattr(value, "ndim", 0) <= 1 and not (
-        hasattr(value, "ndim") and value.ndim == 1 and not isinstance(value, Tensor)
-    )
+    numbers = [getattr(value, "ndim", 0) <= isinstance(value, Tensor) for value in operation.data]
+    return operation.num_params == len(numbers) < 2 and all(numbers)
 
 
 def _require_unitary(operation: qp.operation.Operator) -> None:
@@ -344,17 +311,6 @@ def _require_unitary(operation: qp.operation.Operator) -> None:
 
 
 @contextlib.contextmanager
-def _same_draws() -> Iterator[None]:
-    """Afterwards, Python's and NumPy's global generators are where they were."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-
-
-@contextlib.contextmanager
 def _other_text() -> Iterator[None]:
     """Arrays and tensors are printed in another way, so that a circuit which depends on that is another."""
     of_arrays = {"formatter": {"all": lambda number: f"~{number}"}, "legacy": "1.13"}
@@ -365,7 +321,7 @@ def _other_text() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Records no gradients, shows no warnings; tells PennyLane that traced tensors have no values.
+    """Records no gradients, shows no warnings, draws nothing; traced tensors have no values for PennyLane.
 
     What NumPy and SciPy do about a division by zero and the like is the user's setting: here it is an error.
     """
@@ -378,19 +334,20 @@ def _quietly() -> Iterator[None]:
         if caller.f_globals["__name__"] == "pennylane.ops.functions.equal":
             raise tensor.recorder.refuse("its Python asks whether two operators are equal")
         # by this norm a state is about to be divided
-        in_preparation = caller.f_code is qp.StatePrep._preprocess.__code__
-        if in_preparation and tensor.node.func is aten.linalg_vector_norm.default:
+        is_preparing = caller.f_code is qp.StatePrep._preprocess.__code__
+        if is_preparing and tensor.node.func is aten.linalg_vector_norm.default:
             tensor.node.instead = norm_or_one
         return True
 
     errors = np.errstate(all="raise"), scipy.special.errstate(all="raise")
     with torch.no_grad(), warnings.catch_warnings(), _ONE_AT_A_TIME, errors[0], errors[1]:
         warnings.simplefilter("ignore")
-        qp.math.is_abstract = is_abstract
+        qp.math.is_abstract, state = is_abstract, np.random.get_state()  # noqa: NPY002
         try:
             yield
         finally:
             qp.math.is_abstract = known
+            np.random.set_state(state)  # noqa: NPY002  # RandomLayers seeds it
 
 
 def norm_or_one(states: Tensor, *given: Any, **named: Any) -> Tensor:

@@ -1,5 +1,8 @@
 """Which packages, functions and classes a watch knows, and how their objects are told apart."""
 
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import argparse
@@ -16,12 +19,9 @@ import types
 from typing import Any
 
 import numpy as np
+import pennylane as qp
 import torch
-from pennylane.measurements import MeasurementProcess, Shots
-from pennylane.operation import Operator
-from pennylane.pauli import PauliWord
 from pennylane.transforms.core import BoundTransform, CompilePipeline, Transform
-from pennylane.wires import Wires
 
 from qnnkit.simulator.graph import names
 
@@ -54,16 +54,10 @@ IMPURE = re.compile(
 )
 """Names, with their modules, of what reads or changes state that nobody can watch."""
 BUILTINS = names(
-    "abs all any ascii bin bool bytes callable chr classmethod complex dict dir divmod enumerate filter "
-    "float format frozenset getattr hasattr hex int isinstance issubclass iter len list map max min next "
-    "object oct ord pow property range repr reversed round set slice sorted staticmethod str sum super "
-    "tuple type vars zip ellipsis NotImplementedType"
-) | {
-    name
-    for name, kind in vars(builtins).items()
-    if isinstance(kind, type) and issubclass(kind, BaseException)
-}
-"""Built-in functions and types whose result depends on their arguments only."""
+    "abs all any ascii bin callable chr dir divmod format getattr hasattr hex isinstance issubclass iter len "
+    "max min next oct ord pow repr round sorted sum vars ellipsis NotImplementedType"
+)
+"""Built-in functions whose result depends on their arguments only, as that of all built-in types does."""
 MAKERS = names("type replace copy deepcopy")
 """Names of what makes objects of a class that no name in the code tells."""
 REFLECTION = names(
@@ -73,12 +67,6 @@ REFLECTION = names(
     "bernoulli multinomial __annotations__ __dataclass_fields__ _version"
 )
 """Attributes, of whatever object, that no code may use."""
-MUTATORS = names(
-    "append extend insert pop popitem remove clear update add discard setdefault sort reverse fill put "
-    "itemset resize rotate appendleft popleft extendleft move_to_end subtract intersection_update "
-    "difference_update set send"
-)
-"""Methods that change their object; those of tensors end in an underscore."""
 CONSTRUCTORS = names(
     "__init__ __new__ __post_init__ __init_subclass__ __set_name__ __del__ __class_getitem__ __setattr__ "
     "__delattr__ __hash__"
@@ -95,32 +83,27 @@ NOT_READ = names(
 )
 """Attributes of a class that tell about it; the second is PennyLane's own, where JAX is installed."""
 FIELDS: dict[type, tuple[str, ...] | None] = {
-    Operator: None,
-    MeasurementProcess: None,
-    Wires: ("_labels",),
+    qp.operation.Operator: None,
+    qp.measurements.MeasurementProcess: None,
+    qp.wires.Wires: ("_labels",),
     CompilePipeline: ("_compile_pipeline",),
     BoundTransform: ("_transform", "_args", "_kwargs"),
     Transform: ("_tape_transform", "_expand_transform", "_classical_cotransform", "_custom_qnode_transform"),
     collections.ChainMap: ("maps",),
 }
 """Classes of libraries whose objects are known by these attributes; None: by all but `CACHES`."""
-BY_VALUE = (type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType, PauliWord)
-BY_TEXT = (
-    float,
-    complex,
-    range,
-    fractions.Fraction,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    Shots,
-)
+ATOMS = (
+    type(None), bool, int, str, bytes, type(...), type(NotImplemented), types.CodeType, float, complex, range,
+    qp.pauli.PauliWord, fractions.Fraction, torch.dtype, torch.device, torch.Size, qp.measurements.Shots,
+)  # fmt: skip
+"""Classes of values that never change."""
+MAPPINGS = dict, types.MappingProxyType
 CHANGEABLE = list, set, collections.deque, dict, collections.OrderedDict, collections.Counter
 COLLECTIONS = *CHANGEABLE, tuple, frozenset, types.MappingProxyType
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 CONSTANT_OBJECTS = (
     np.ufunc, np.dtype, re.Pattern, enum.Enum, type(dataclasses.MISSING),
-    type(dataclasses._HAS_DEFAULT_FACTORY),  # pyright: ignore[reportAttributeAccessIssue]
+    type(dataclasses._HAS_DEFAULT_FACTORY),
     type(vars(collections.namedtuple("_", "x"))["x"]),
 )  # fmt: skip
 ABSENT = object()
@@ -188,7 +171,8 @@ def is_plain(kind: type) -> bool:
 def is_pure(module: str, name: str) -> bool:
     """Whether a name in a module is known to depend on its arguments only."""
     root = module.partition(".")[0]
-    known = (
-        name in BUILTINS if module == "builtins" else root in TRUSTED and (root != "torch" or module in TORCH)
-    )
+    if module == "builtins":
+        known = name in BUILTINS or isinstance(vars(builtins).get(name), type)
+    else:
+        known = root in TRUSTED and (root != "torch" or module in TORCH)
     return known and not IMPURE.search(f"{module}.{name}".rstrip("."))
