@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qnnkit import device, workspace
+from qnnkit import device, warm, workspace
 from qnnkit.cli_output import judged_anew, print_result, tell_data, write_study
 from qnnkit.cli_settings import asked_for, parse_settings, settings_kind
 
@@ -84,6 +84,7 @@ def run(
     ] = None,
 ) -> None:
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
+    warm.begin()
     with _ending_cleanly():
         from qnnkit import report as reports
         from qnnkit import runs
@@ -165,6 +166,7 @@ def batch(
     ] = None,
 ) -> None:
     """Run many runs, some at a time. Run again, it finishes what is unfinished; Ctrl-C stops cleanly."""
+    warm.begin()
     from qnnkit import batch as batches
 
     folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
