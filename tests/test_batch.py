@@ -579,6 +579,24 @@ def test_a_batch_runs_and_is_kept(stand_in, home):
     assert set(frame["state"]) == {"finished"}
 
 
+def test_a_finished_run_that_drive_lacks_is_mirrored(stand_in, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "machine"))
+    content = stand_in()
+    (run,) = plan.plan(batch.read_config(content))
+    local = workspace.run_folder(run.folder)
+    workspace.write_json(workspace.make_folder(local) / "config.json", {})
+    workspace.write_json(local / "result.json", {"score": 1.0})
+    (home / "runs").write_text("no folder can be made here")
+    _, told = quietly(content)
+    assert "could not be mirrored whole" in told[1]
+    (home / "runs").unlink()
+    outcomes, told = quietly(content)
+    assert [each.state for each in outcomes] == ["finished"] and told == [
+        "Batch b: 1 run, 1 of them finished before."
+    ]
+    assert json.loads((run.folder / "result.json").read_text()) == {"score": 1.0}
+
+
 def test_a_failure_stops_no_other_and_is_tried_as_told(stand_in):
     outcomes, told = quietly(stand_in(grid={"hidden": [99, 98, 4, 5]}, retries=1))
     assert [each.state for each in outcomes] == ["failed", "finished", "finished", "finished"]
