@@ -41,6 +41,8 @@ OnOom = Annotated[
     typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller parts."),
 ]
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table or lines.")]
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
@@ -201,9 +203,7 @@ def plan(
     precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
     samples: Annotated[int | None, typer.Option(help="In an epoch, if others than the data's.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting.")
-    ] = None,
+    settings: SetOption = None,
     epochs: Annotated[
         str | None, typer.Option("--for", "--epochs", metavar="EPOCHS", help="Such as '50 epochs'.")
     ] = None,
@@ -219,7 +219,7 @@ def plan(
     measuring: Annotated[
         bool, typer.Option("--measuring/--no-measuring", help="Time some updates here.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Tell what a training needs, how long it takes here and elsewhere, and what it costs, before it is run.
 
@@ -252,7 +252,7 @@ def predict(
         list[str] | None, typer.Argument(metavar="INPUT ...", help="Image or MIDI files, arrays, or a text.")
     ] = None,
     recipe: RecipeOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on."""
     from qnnkit import runs
@@ -287,7 +287,7 @@ def list_recipes() -> None:
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Tell what this machine is, what can compute here, and what is missing."""
     found = device.report()
@@ -303,9 +303,7 @@ def measure(
     compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
     recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its data.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
-    ] = None,
+    settings: SetOption = None,
     seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Take seconds, not minutes; figures are rougher.")
@@ -318,7 +316,7 @@ def measure(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to; machines/<kind>.json if not given.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
     from qnnkit import checks, survey
