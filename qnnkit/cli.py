@@ -168,7 +168,8 @@ def batch(
     ] = None,
 ) -> None:
     """Run many runs, some at a time. Run again, it finishes what is unfinished; Ctrl-C stops cleanly."""
-    warm.begin()
+    if scheduler is None:
+        warm.begin()
     from qnnkit import batch as batches
 
     folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile

@@ -70,9 +70,8 @@ def _attempt(job: Job, log: Path) -> str:
     """Runs the process until it ends or is unwanted; how it ended, as it says in the log."""
     command = [sys.executable, "-m", "qnnkit", "run", "--run-dir", job.folder, *job.words]
     begin = log.stat().st_size if log.exists() else 0
-    process = warm.start(
-        command, _environment(job), log
-    )  # Ctrl-C reaches the batch alone, which stops its runs
+    # In a session of its own: Ctrl-C reaches the batch alone, which then asks its runs to stop.
+    process = warm.start(command, _environment(job), log)
     try:
         while process.poll() is None and job.unwanted() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
