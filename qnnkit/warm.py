@@ -78,7 +78,7 @@ def ready(command: Sequence[str]) -> bool:
     return False
 
 
-def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Forked | subprocess.Popen[bytes]:
+def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Any:
     """A new process in a session of its own, which adds what it prints to `log`."""
     if ready(command):
         return Forked(command, env, log)
