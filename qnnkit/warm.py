@@ -197,7 +197,6 @@ def _become(words: list[str], env: dict[str, str], folder: str, log: Path | None
 
 def _take(env: dict[str, str], words: list[str]) -> None:
     """The environment, also for those that have read theirs as they were imported."""
-    import matplotlib
     import threadpoolctl
     import torch
 
@@ -210,4 +209,4 @@ def _take(env: dict[str, str], words: list[str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     if backend := env.get("MPLBACKEND"):
-        matplotlib.rcParams["backend"] = backend
+        sys.modules["matplotlib"].rcParams["backend"] = backend
