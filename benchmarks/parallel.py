@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from qnnkit import batch
+from qnnkit import warm
 from qnnkit.device import machine
 
 RECIPE = "folder_quanv"
@@ -80,6 +80,8 @@ def bare(folder: Path, seed: int, settings: dict[str, Any]) -> float:
 
 def block(workers: int, seeds: list[int], settings: dict[str, Any]) -> dict[str, Any]:
     """Runs a batch, and tells how long it took from the call to the last run."""
+    from qnnkit import batch
+
     content = {"name": f"at-a-time-{workers}-{seeds[0]}", "recipe": RECIPE, "settings": settings}
     start, load = time.perf_counter(), os.getloadavg()[0]
     outcomes = batch.run_batch(
@@ -190,6 +192,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.runs % options.block:
         parser.error("--runs must be a multiple of --block")
+    warm.begin()  # as `qnnkit batch` does
     print(f"{psutil.cpu_percent(interval=1.0):.0f} % of the processor is busy with other work")
     found = compare(options.runs, options.block, SMALL, options.bare)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qnnkit import device, workspace
+from qnnkit import device, warm, workspace
 from qnnkit.cli_output import judged_anew, print_result, tell_data, write_study
 from qnnkit.cli_settings import asked_for, parse_settings, settings_kind
 
@@ -40,6 +40,8 @@ OnOom = Annotated[
     str | None,
     typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller pieces."),
 ]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table or lines.")]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
@@ -84,6 +86,7 @@ def run(
     ] = None,
 ) -> None:
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
+    warm.begin()
     with _ending_cleanly():
         from qnnkit import report as reports
         from qnnkit import runs
@@ -165,6 +168,8 @@ def batch(
     ] = None,
 ) -> None:
     """Run many runs, some at a time. Run again, it finishes what is unfinished; Ctrl-C stops cleanly."""
+    if scheduler is None:
+        warm.begin()
     from qnnkit import batch as batches
 
     folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
@@ -199,9 +204,7 @@ def plan(
     precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
     samples: Annotated[int | None, typer.Option(help="In an epoch, if others than the data's.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting.")
-    ] = None,
+    settings: SetOption = None,
     epochs: Annotated[
         str | None, typer.Option("--for", "--epochs", metavar="EPOCHS", help="Such as '50 epochs'.")
     ] = None,
@@ -217,7 +220,7 @@ def plan(
     measuring: Annotated[
         bool, typer.Option("--measuring/--no-measuring", help="Time some updates here.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Tell what a training needs, how long it takes here and elsewhere, and what it costs, before it is run.
 
@@ -250,7 +253,7 @@ def predict(
         list[str] | None, typer.Argument(metavar="INPUT ...", help="Image or MIDI files, arrays, or a text.")
     ] = None,
     recipe: RecipeOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on."""
     from qnnkit import runs
@@ -285,7 +288,7 @@ def list_recipes() -> None:
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Tell what this machine is, what can compute here, and what is missing."""
     found = device.report()
@@ -301,9 +304,7 @@ def measure(
     compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
     recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its data.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
-    ] = None,
+    settings: SetOption = None,
     seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Take seconds, not minutes; figures are rougher.")
@@ -316,7 +317,7 @@ def measure(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to; machines/<kind>.json if not given.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
     from qnnkit import checks, survey

@@ -43,13 +43,13 @@ BASE = {"name": "b", "recipe": "digits_quanv"}
 # A language model has a loss in place of an accuracy, and its own net is a reference.
 STAND_IN = """
 import sys
-if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
+
+def stand_in(words):
     import os, time
     from pathlib import Path
     from filelock import FileLock
     from qnnkit import cli, workspace
 
-    words = sys.orig_argv[4:]
     folder = Path(words[words.index("--run-dir") + 1])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     settings = {"warmup_epochs": 0.02} | cli.parse_settings(given)
@@ -86,6 +86,15 @@ if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
     except SystemExit as error:
         status = error.code
     os._exit(status)
+
+if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
+    stand_in(sys.orig_argv[4:])
+elif sys.orig_argv[1:4] == ["-m", "qnnkit", "batch"]:  # its runs may be forked
+    import runpy
+    usual = runpy.run_module
+    runpy.run_module = lambda name, **options: (
+        stand_in(sys.argv[2:]) if sys.argv[:2] == ["qnnkit", "run"] else usual(name, **options)
+    )
 """
 
 
@@ -133,7 +142,7 @@ def processes(home):
 def is_run(process):
     """Whether a process is `qnnkit run`."""
     try:
-        return process.cmdline()[1:4] == ["-m", "qnnkit", "run"]
+        return process.name() == "qnnkit run" or process.cmdline()[1:4] == ["-m", "qnnkit", "run"]
     except psutil.NoSuchProcess:
         return False
 
@@ -570,6 +579,24 @@ def test_a_batch_runs_and_is_kept(stand_in, home):
     assert set(frame["state"]) == {"finished"}
 
 
+def test_a_finished_run_that_drive_lacks_is_mirrored(stand_in, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "machine"))
+    content = stand_in()
+    (run,) = plan.plan(batch.read_config(content))
+    local = workspace.run_folder(run.folder)
+    workspace.write_json(workspace.make_folder(local) / "config.json", {})
+    workspace.write_json(local / "result.json", {"score": 1.0})
+    (home / "runs").write_text("no folder can be made here")
+    _, told = quietly(content)
+    assert "could not be mirrored whole" in told[1]
+    (home / "runs").unlink()
+    outcomes, told = quietly(content)
+    assert [each.state for each in outcomes] == ["finished"] and told == [
+        "Batch b: 1 run, 1 of them finished before."
+    ]
+    assert json.loads((run.folder / "result.json").read_text()) == {"score": 1.0}
+
+
 def test_a_failure_stops_no_other_and_is_tried_as_told(stand_in):
     outcomes, told = quietly(stand_in(grid={"hidden": [99, 98, 4, 5]}, retries=1))
     assert [each.state for each in outcomes] == ["failed", "finished", "finished", "finished"]
@@ -705,7 +732,9 @@ def test_a_killed_batch_goes_on(stand_in, home):
         process.kill()
         process.wait()
         until(lambda: processes(home) == [], 20)
-    assert {each.state for each in written(home)} == {"waiting"}
+    until(
+        lambda: {each.state for each in written(home)} == {"waiting"}, 5
+    )  # one that ends drops its lock last
     outcomes, _ = quietly(stand_in(**SLOW))
     undisturbed(outcomes)
     assert sorted(len(calls(each.folder)) for each in outcomes) == [1, 2, 2]
@@ -1119,7 +1148,7 @@ def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(home, pictures)
 
 
 def kernels(home):
-    return [each for each in processes(home) if "ipykernel_launcher" in " ".join(each.cmdline())]
+    return [each for each in processes(home) if "ipykernel" in " ".join([each.name(), *each.cmdline()])]
 
 
 def numbers(outcomes):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from qnnkit import cli, music, runs, tasks
 from qnnkit.data.music_events import Piece
 from qnnkit.data.music_midi import read_midi
+from qnnkit.runs import using
 from qnnkit.runs.export import export
 
 TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}
@@ -185,3 +186,10 @@ def test_what_cannot_be_predicted_is_refused_in_a_sentence(pictured, home):
         runs.predict("runs/one", [np.zeros((6, 6))])
     with pytest.raises(FileNotFoundError, match="Finish the run"):
         runs.predict("runs/other", ["a.png"])
+
+
+def test_a_missing_array_is_told_in_a_sentence(tmp_path):
+    for name in ("none.npy", "text.npy"):
+        (tmp_path / "text.npy").write_text("no array")
+        with pytest.raises(ValueError, match=r"`inputs` must be \.npy files, but is .*numpy\.save"):
+            using._array(tmp_path / name)

@@ -17,6 +17,7 @@ from qnnkit.batch import cluster, plan, search, state, task
 from qnnkit.batch.plan import BatchConfig, Planned
 from qnnkit.batch.state import Outcome
 from qnnkit.batch.table import Shown, shown
+from qnnkit.runs import Run, finished, reading
 
 TICK = 0.2  # seconds between two looks at the workers
 LOOK = 1.0  # seconds between two looks at the folders of the runs
@@ -67,6 +68,11 @@ def run_batch(
             told.line(_told(config, runs))
             if scheduler is not None:
                 told.line(f"Scheduler: {pool.where}")
+            for run in runs:
+                try:
+                    _mirror(run)
+                except OSError as error:  # the others can still be run
+                    told.line(str(error))
             Crew(config, batch, pool, told).finish(given)
     return state.read(batch)
 
@@ -76,6 +82,14 @@ def batch_folder(config: BatchConfig, folder: str | Path | None = None) -> Path:
     return workspace.place(folder) if folder else workspace.home().absolute() / "batches" / config.name
 
 
+def _mirror(run: Planned) -> None:
+    """Brings Drive what it lacks of a run that has finished here, as `qnnkit run` does."""
+    folder = reading.work(run.folder)
+    remote = workspace.remote_of(folder)
+    if remote and (folder / "result.json").exists() and not (remote / "result.json").exists():
+        finished(Run(folder, run.config))
+
+
 def _told(config: BatchConfig, runs: list[Planned]) -> str:
     number = plan.count(config)
     if config.optuna is not None:
@@ -83,7 +97,7 @@ def _told(config: BatchConfig, runs: list[Planned]) -> str:
     same, done = number - len(runs), sum(state.finished(run.folder) for run in runs)
     told = f" ({same} more are identical to others and run once)" if same else ""
     told += f", {done} of them finished before" if done else ""
-    return f"Batch {config.name}: {len(runs)} runs{told}."
+    return f"Batch {config.name}: {len(runs)} run{'s' * (len(runs) != 1)}{told}."
 
 
 class Crew:
@@ -132,7 +146,7 @@ class Crew:
         workspace.write_json(self.batch / state.SESSION, {"id": self.session, "pruned": sorted(self.pruned)})
 
     def _is_mine(self) -> bool:
-        return (state.read_json(self.batch / state.SESSION) or {}).get("id") == self.session
+        return reading.facts(self.batch, state.SESSION).get("id") == self.session
 
     def _require_mine(self) -> None:
         if not self._is_mine():
@@ -154,7 +168,8 @@ class Crew:
                 return
             if told:
                 n, told = len(busy), False
-                self.shown.line(f"Stopping: {n} runs write their checkpoints. The same command goes on.")
+                some = "1 run writes its checkpoint" if n == 1 else f"{n} runs write their checkpoints"
+                self.shown.line(f"Stopping: {some}. The same command goes on.")
             time.sleep(TICK)
 
     def _start(self, run: Planned) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qnnkit import checks, workspace
 from qnnkit.runs import status as statuses
 from qnnkit.runs.lock import held
-from qnnkit.runs.reading import content, rows, work
+from qnnkit.runs.reading import content, facts, rows, work
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
 
@@ -38,15 +37,6 @@ class Outcome:
     notebook: Path | None = None  # the notebook it stopped in, with the error
     validation: float | None = None  # best of the run's own net on the validation split
     score: Score = ACCURACY  # what that is, and how it reads
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """What a file holds; None if it is missing or damaged."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def write_failure(folder: Path, how: str, error: str) -> None:
@@ -74,8 +64,8 @@ def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list
         FileNotFoundError: No batch is there.
     """
     batch = workspace.place(folder)
-    content = read_json(batch / "batch.json")
-    if content is None:
+    content = facts(batch, "batch.json")
+    if not content:
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(batch), step))
     known, score = known or {}, score_of(content)
@@ -92,17 +82,17 @@ def look(id_: str, folder: Path, settings: dict[str, Any], score: Score) -> Outc
         return Outcome(id_, folder, settings, score=score)
     column = f"validation_{score.on_validation}"
     scores = [row[column] for row in rows(folder) if row.get("net") in MAIN_NETS and column in row]
-    facts: dict[str, Any] = {"validation": score.best(scores) if scores else None, "score": score}
-    failure = read_json(folder / "failed.json")
+    told: dict[str, Any] = {"validation": score.best(scores) if scores else None, "score": score}
+    failure = facts(folder, "failed.json")
     if finished(folder):
-        facts["state"] = "finished"
-    elif failure is not None:
-        facts["state"] = "pruned" if failure.get("state") == "pruned" else "failed"
-        facts["error"], notebook = failure.get("error"), failure.get("notebook")
-        facts["notebook"] = folder / notebook if notebook else None
+        told["state"] = "finished"
+    elif failure:
+        told["state"] = "pruned" if failure.get("state") == "pruned" else "failed"
+        told["error"], notebook = failure.get("error"), failure.get("notebook")
+        told["notebook"] = folder / notebook if notebook else None
     elif held(work(folder), "chain") or getattr(status(folder), "state", None) == "running":
-        facts["state"] = "running"
-    return Outcome(id_, folder, settings, **facts)
+        told["state"] = "running"
+    return Outcome(id_, folder, settings, **told)
 
 
 def status(folder: Path) -> Status | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from qnnkit.batch import state
 from qnnkit.batch.plan import Planned
 from qnnkit.batch.state import Outcome
 from qnnkit.runs import reading
-from qnnkit.runs.watching import duration
+from qnnkit.runs.watching import duration, live
 
 if TYPE_CHECKING:
     from qnnkit.runs import Status
@@ -80,35 +79,15 @@ class Shown:
 @contextlib.contextmanager
 def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
     """What suits the place: `echo` where it is given, else a terminal, a notebook, or plain lines."""
-    with contextlib.ExitStack() as stack:
-        if echo is not None:
-            found = Shown(batch, echo)
-        elif _in_notebook():
-            from IPython.display import display
-
-            # Text in one output that is replaced: no widget, so a saved notebook shows it too.
-            handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
-            found = Shown(batch, print, lambda text: handle.update({"text/plain": text}, raw=True))
-        elif sys.stdout.isatty():
-            from rich.console import Console
-            from rich.live import Live
-            from rich.text import Text
-
-            live = stack.enter_context(Live(console=Console(), auto_refresh=False))
-            tell = partial(live.console.print, markup=False, highlight=False, soft_wrap=True)
-            found = Shown(batch, tell, lambda text: live.update(Text(text, no_wrap=True), refresh=True))
-        else:
-            found = Shown(batch, partial(print, flush=True))
+    with live() if echo is None else contextlib.nullcontext() as place:
+        found = (
+            Shown(batch, place[1], place[0]) if place else Shown(batch, echo or partial(print, flush=True))
+        )
         try:
             yield found
         finally:
             with contextlib.suppress(OSError, ValueError):
                 found.update([], 0, 1)
-
-
-def _in_notebook() -> bool:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None) is not None
 
 
 # --- in words -----------------------------------------------------------------------------------------------

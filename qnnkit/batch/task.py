@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from qnnkit import workspace
+from qnnkit import warm, workspace
 from qnnkit.batch import state
 
 LOOK = 0.5  # seconds between two looks at whether a run is still wanted
@@ -69,16 +69,9 @@ def execute(job: Job) -> tuple[str, str]:
 def _attempt(job: Job, log: Path) -> str:
     """Runs the process until it ends or is unwanted; how it ended, as it says in the log."""
     command = [sys.executable, "-m", "qnnkit", "run", "--run-dir", job.folder, *job.words]
-    with log.open("ab") as file:
-        begin = file.tell()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=_environment(job),
-            start_new_session=True,  # Ctrl-C reaches the batch alone, which then asks its runs to stop
-        )
+    begin = log.stat().st_size if log.exists() else 0
+    # In a session of its own: Ctrl-C reaches the batch alone, which then asks its runs to stop.
+    process = warm.start(command, _environment(job), log)
     try:
         while process.poll() is None and job.unwanted() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -27,14 +27,17 @@ LONGEST_NAME = 32  # letters of a class name that are shown
 class Picture(Figure):
     """A figure that a notebook shows by itself."""
 
+    drawn: bytes | None = None  # as a PNG
+
     def _repr_png_(self) -> bytes:
-        return self.png()
+        return self.png() if self.drawn is None or self.stale else self.drawn
 
     def png(self, **metadata: str) -> bytes:
         """The figure as a PNG, with metadata such as Title and Description in it."""
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
-        return buffer.getvalue()
+        self.drawn, self.stale = buffer.getvalue(), False  # whatever changes it from here on makes it stale
+        return self.drawn
 
     def pdf(self, **metadata: str) -> bytes:
         """The figure as a PDF for a paper: its text stays text. Title, Subject and Keywords may be given."""

@@ -140,8 +140,8 @@ def read_batch(folder: Path) -> dict[str, Any]:
 
 def _study(folder: Path) -> dict[str, Any] | None:
     """What the study in a batch's folder concludes, and its files; None where none can be read."""
-    found = state.read_json(folder / "study" / "index.json")
-    if found is None or not all(isinstance(found.get(key), list) for key in ("conclusions", "files")):
+    found = reading.facts(folder / "study", "index.json")
+    if not all(isinstance(found.get(key), list) for key in ("conclusions", "files")):
         return None
     files = [str(name) for name in found["files"] if (folder / "study" / str(name)).is_file()]
     return found | {"files": [(name, quote(f"study/{name}")) for name in files]}

@@ -12,7 +12,7 @@ from typing import Any
 from traitlets.config import Config
 
 import qnnkit
-from qnnkit import checks, workspace
+from qnnkit import checks, warm, workspace
 from qnnkit.device import launch_environment
 
 TYPES: dict[str, type | tuple[type, ...]] = {
@@ -112,6 +112,7 @@ def launch(
                 progress_bar=False,
                 start_timeout=START_TIMEOUT,
                 config=config,
+                kernel_manager_class=_manager(),
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
             )
     except papermill.PapermillExecutionError as error:
@@ -155,6 +156,22 @@ def find_notebook(name: str) -> Path:
             return path.absolute()
     step = f"Put one into `{folders[0]}`, or install qnnkit again."
     raise FileNotFoundError(checks.message("notebook", "be one that comes with qnnkit", name, step))
+
+
+def _manager() -> type:
+    """Jupyter's manager of kernels; their processes are forked where that is possible."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    class Manager(AsyncKernelManager):
+        async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
+            if not warm.ready(kernel_cmd):
+                return await super()._async_launch_kernel(kernel_cmd, **options)
+            there: Any = self.provisioner
+            known = {"JPY_PARENT_PID": "", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+            there.process = warm.Forked(kernel_cmd, known | options["env"])
+            there.pid = there.pgid = there.process.pid  # its session is its own
+
+    return Manager
 
 
 @contextlib.contextmanager

@@ -35,6 +35,14 @@ def content(folder: Path, name: str) -> bytes | None:
     return None
 
 
+def facts(folder: Path, name: str) -> dict[str, Any]:
+    """What a JSON file of a run holds; nothing where it is missing, damaged or cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        values = json.loads(content(folder, name) or b"{}")
+        return values if isinstance(values, dict) else {}
+    return {}
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl; none where they cannot be read."""
     with contextlib.suppress(OSError):
@@ -83,16 +91,8 @@ def frame(folders: str | Path | Iterable[str | Path], event: str = "test") -> pd
     table: list[dict[str, Any]] = []
     for given in [folders] if isinstance(folders, str | Path) else folders:
         folder = workspace.place(given)
-        config, provenance = (_plain(content(folder, f"{name}.json")) for name in ("config", "provenance"))
+        config, provenance = (facts(folder, f"{name}.json") for name in ("config", "provenance"))
         about = {"folder": str(given), "recipe": config.get("recipe")}
         about |= {name: config[name] for name in provenance.get("given") or () if name in config}
         table += [{**about, **row} for row in trainings(rows(folder), event, config.get("epochs"))]
     return pd.DataFrame(table)
-
-
-def _plain(found: bytes | None) -> dict[str, Any]:
-    try:
-        values = json.loads(found or b"{}")
-    except ValueError:
-        return {}
-    return values if isinstance(values, dict) else {}

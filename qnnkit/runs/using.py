@@ -182,7 +182,7 @@ def prediction_line(row: Mapping[str, Any]) -> str:
 
 def _classified(net: nn.Module, data: Data, given: Any) -> dict[str, Any]:
     if data.kind != "images":
-        array = np.load(_place(given), allow_pickle=False) if isinstance(given, str | Path) else given
+        array = _array(given) if isinstance(given, str | Path) else given
         values, shape = torch.as_tensor(np.asarray(array)), tuple(data.shapes[""][1:])
         values = values.to(getattr(torch, data.shapes[""][0]))
         single = tuple(values.shape) == shape
@@ -212,6 +212,19 @@ def _rows_of(given: Any, logits: Tensor, data: Data) -> dict[str, Any]:
     rows = [_of_logits(given, each, data) for each in logits]
     told = [{name: row[name] for name in ("class", "probabilities")} for row in rows]
     return {"input": _named(given), "output": told}
+
+
+def _array(given: str | Path) -> np.ndarray:
+    """What a .npy file holds.
+
+    Raises:
+        ValueError: It is missing, or no such file.
+    """
+    try:
+        return np.load(_place(given), allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        step = "Write one by numpy.save, with shape (n, ...) or of one sample."
+        raise ValueError(checks.message("inputs", "be .npy files", str(given), step)) from None
 
 
 def _place(given: str | Path) -> Path:

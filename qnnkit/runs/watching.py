@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,71 +163,52 @@ def _state(status: Status) -> str:
 
 # --- shown -------------------------------------------------------------------------------------------------
 
-Show = Callable[[list[Status]], None]
+
+@contextlib.contextmanager
+def live() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]] | None]:
+    """Two functions, where a terminal or a notebook can keep a text up to date in place; None elsewhere.
+
+    The first shows a text in place of the one before, the second prints a line above it.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if getattr(shell, "kernel", None) is not None:
+        from IPython.display import display
+
+        # One output that is replaced, and no widget: a saved notebook shows it too.
+        handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+        yield lambda text: handle.update({"text/plain": text}, raw=True), print
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(console=Console(file=sys.stdout), auto_refresh=False) as shown:
+            tell = partial(shown.console.print, markup=False, highlight=False, soft_wrap=True)
+            yield lambda text: shown.update(Text(text), refresh=True), tell
+    else:
+        yield None
 
 
 @contextlib.contextmanager
-def _display(echo: Callable[[str], None] | None) -> Iterator[Show]:
-    """Where a table can be kept up to date, or lines."""
-    if echo is not None:
-        yield _as_lines(echo)
-    elif _in_notebook():
-        yield _in_cell()
-    else:
-        from rich.console import Console
-        from rich.live import Live
+def _display(echo: Callable[[str], None] | None) -> Iterator[Callable[[list[Status]], None]]:
+    """Shows runs as a table that is kept up to date, or as lines, each once."""
+    with live() if echo is None else contextlib.nullcontext() as place:
+        said: set[str] = set()
 
-        with Live(console=Console(file=sys.stdout), auto_refresh=False) as live:
-            yield lambda statuses: live.update(_table(statuses), refresh=True)
+        def show(statuses: list[Status]) -> None:
+            warned = [(status, [f"! {warning}" for warning in status.warnings]) for status in statuses]
+            if place is not None:
+                import pandas as pd
 
+                table = pd.DataFrame([*map(row, statuses)], columns=pd.Index(COLUMNS)).to_string(index=False)
+                fits = len(table.partition("\n")[0]) <= shutil.get_terminal_size((200, 60)).columns
+                told = [table] if fits else [*map(line, statuses)]
+                place[0]("\n".join([*told, *(text for _, texts in warned for text in texts)]))
+                return
+            for status, texts in warned:
+                for sentence in (line(status), *(f"  {text}" for text in texts)):
+                    if sentence not in said:
+                        said.add(sentence)
+                        (echo or print)(sentence)
 
-def _as_lines(echo: Callable[[str], None]) -> Show:
-    said: set[str] = set()
-
-    def show(statuses: list[Status]) -> None:
-        for status in statuses:
-            for sentence in (line(status), *(f"  ! {warning}" for warning in status.warnings)):
-                if sentence not in said:
-                    said.add(sentence)
-                    echo(sentence)
-
-    return show
-
-
-def _table(statuses: list[Status]) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*COLUMNS, box=None, pad_edge=False)
-    for status in statuses:
-        table.add_row(*map(Text, row(status)))
-    told = [Text(f"! {warning}") for status in statuses for warning in status.warnings]
-    return Group(table, *told)
-
-
-def _in_notebook() -> bool:
-    """Whether a kernel runs this: a front end that can exchange what it shows."""
-    if "IPython" not in sys.modules:
-        return False
-    from IPython import get_ipython  # pyright: ignore[reportPrivateImportUsage]
-
-    return getattr(get_ipython(), "kernel", None) is not None
-
-
-def _in_cell() -> Show:
-    import html
-
-    import pandas as pd
-    from IPython.display import display
-
-    handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
-
-    def show(statuses: list[Status]) -> None:
-        told = [f"! {warning}" for status in statuses for warning in status.warnings]
-        table = pd.DataFrame([*map(row, statuses)], columns=pd.Index(COLUMNS)).to_html(index=False)
-        below = "".join(f"<p>{html.escape(warning)}</p>" for warning in told)
-        plain = "\n".join([*map(line, statuses), *told])
-        handle.update({"text/html": table + below, "text/plain": plain}, raw=True)
-
-    return show
+        yield show

@@ -1,0 +1,180 @@
+"""qnnkit.warm: forked processes begin with what is imported, and with nothing else of one another."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import nbformat
+import psutil
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+
+SPOILS = """
+import builtins, os, random, sys
+os.environ["SPOILT"] = "1"
+import numpy, torch, pandas, matplotlib
+mine = builtins.mine = torch.mine = 1
+torch.set_default_dtype(torch.float64); torch.manual_seed(5); torch.set_grad_enabled(False)
+torch.nn.Linear.forward = None
+numpy.random.seed(5); pandas.set_option("display.max_rows", 3); matplotlib.rcParams["lines.linewidth"] = 9
+"""
+LOOKS = """
+import json, os, sys
+there = "torch" in sys.modules
+import builtins, numpy, torch, pandas, matplotlib
+left = [name for name, where in {"mine": globals(), "torch": vars(torch)}.items() if "mine" in where]
+left += ["builtins"] * hasattr(builtins, "mine") + ["environment"] * ("SPOILT" in os.environ)
+left += ["forward"] * (torch.nn.Linear.forward is None) + ["gradients"] * (not torch.is_grad_enabled())
+left += ["dtype"] * (torch.get_default_dtype() is not torch.float32)
+left += ["seed"] * (torch.initial_seed() == 5) + ["pandas"] * (pandas.get_option("display.max_rows") == 3)
+left += ["matplotlib"] * (matplotlib.rcParams["lines.linewidth"] == 9)
+torch.ones(200, 200) @ torch.ones(200, 200)
+print(json.dumps({"imported": there, "left": left, "cwd": os.getcwd(), "path": sys.path[:2]}))
+"""
+DRAWS = "from matplotlib import pyplot; pyplot.plot([1, 2]); pyplot.show()"
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+CHAIN = """
+import sys, psutil
+from qnnkit import warm
+if sys.argv[1] == "warm":
+    warm.begin()
+from qnnkit import runs
+for name in ("spoils", "looks", "draws"):
+    runs.launch(f"{name}.ipynb", f"out/{name}.ipynb", {})
+try:
+    runs.launch("dies.ipynb", "out/dies.ipynb", {})
+except runs.NotebookError as error:
+    print(error)
+if sys.argv[1] == "warm":
+    (nursery,) = psutil.Process().children()
+    nursery.kill()
+    runs.launch("looks.ipynb", "out/alone.ipynb", {})
+    assert psutil.Process().children(recursive=True) in ([], [nursery])
+"""
+
+
+@pytest.fixture(scope="module", params=["warm", "cold"])
+def chain(request, tmp_path_factory):
+    """Four notebooks one after the other, forked or each by itself: (folder, what was told, way)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    for name, code in {"spoils": SPOILS, "looks": LOOKS, "draws": DRAWS, "dies": DIES}.items():
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+        book.cells = [nbformat.v4.new_code_cell(code.strip())]
+        nbformat.write(book, folder / f"{name}.ipynb")
+    words = [sys.executable, "-c", textwrap.dedent(CHAIN), request.param]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout, request.param
+
+
+def outputs(path):
+    return [output for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", [])]
+
+
+def test_nothing_of_one_notebook_reaches_the_next(chain):
+    folder, _, way = chain
+    (told,) = outputs(folder / "out" / "looks.ipynb")
+    found = json.loads(told.text)
+    assert found["left"] == [] and found["cwd"] == str(folder)
+    assert found["imported"] == (way == "warm")
+
+
+def test_pyplot_draws_into_the_notebook(chain):
+    kinds = [kind for each in outputs(chain[0] / "out" / "draws.ipynb") for kind in each.get("data", {})]
+    assert "image/png" in kinds
+
+
+def test_a_kernel_that_dies_is_told(chain):
+    assert "dies.ipynb stopped: its kernel died" in chain[1]
+
+
+def test_without_the_process_that_is_forked_a_notebook_runs_by_itself(chain):
+    folder, _, way = chain
+    if way == "warm":
+        (told,) = outputs(folder / "out" / "alone.ipynb")
+        assert not json.loads(told.text)["imported"]
+
+
+def python(code, tmp_path):
+    """What `code` prints, in a process that has called `warm.begin()`."""
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; from qnnkit import warm\nwarm.begin()\n" + textwrap.dedent(code),
+    ]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_forked_process_is_as_one_of_its_own(tmp_path):
+    """Arguments, folder, environment, log, threads, exit status, what is done at exit, its end."""
+    (tmp_path / "says.py").write_text(
+        textwrap.dedent("""
+        import atexit, os, signal, sys, time, torch
+        atexit.register(print, "at exit")
+        alone = os.getsid(0) == os.getpid()
+        print(sys.argv[1:], os.getcwd(), os.environ["MINE"], torch.get_num_threads(), alone)
+        if sys.argv[1] == "waits":
+            time.sleep(60)
+        if sys.argv[1] == "raises":
+            raise ValueError("no")
+        sys.exit(int(sys.argv[1]))
+        """)
+    )
+    code = """
+    import os, subprocess, sys, time
+    from pathlib import Path
+    env = dict(os.environ) | {"MINE": "x", "OMP_NUM_THREADS": "2"}
+    for word in ("0", "3", "raises", "waits"):
+        process = warm.start([sys.executable, "-m", "says", word], env, Path(f"{word}.log"))
+        assert isinstance(process, warm.Forked)
+        if word == "waits":
+            try:
+                process.wait(1)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+        print(process.wait(30))
+    """
+    assert python(code, tmp_path).split() == ["0", "3", "1", "-15"]
+    assert (tmp_path / "3.log").read_text() == f"['3'] {tmp_path} x 2 True\nat exit\n"
+    assert "ValueError: no" in (tmp_path / "raises.log").read_text()
+
+
+def test_it_ends_with_who_began_it(tmp_path):
+    code = "import psutil; print(*[each.pid for each in psutil.Process().children()])"
+    (pid,) = python(code, tmp_path).split()
+    assert not psutil.pid_exists(int(pid))
+
+
+def test_a_process_that_may_have_computed_forks_nothing(tmp_path):
+    code = """
+    import sys, torch
+    from qnnkit import warm
+    warm.begin()
+    print(warm.ready([sys.executable, "-m"]))
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_where_an_import_has_opened_a_gpu_a_process_begins_anew(tmp_path):
+    (tmp_path / "opens.py").write_text("import torch; torch.cuda._is_in_bad_fork = lambda: True")
+    (tmp_path / "says.py").write_text("import sys; print('torch' in sys.modules, sys.argv[1:])")
+    code = """
+    import os, sys
+    from pathlib import Path
+    from qnnkit import warm
+    sys.path.insert(0, "")
+    warm.MODULES = (*warm.MODULES, "opens")
+    warm.begin()
+    print(warm.start([sys.executable, "-m", "says", "x"], dict(os.environ), Path("log")).wait(60))
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "0\n", done.stderr
+    assert (tmp_path / "log").read_text() == "False ['x']\n"
