@@ -129,7 +129,7 @@ SETTINGS = {
         "Llama small, bfloat16", "llama", "small", {"batch_size": 4, "precision": "bfloat16"}, 48
     ),
     "llama-4x1": Setting(
-        "Llama small, 4 blocks, 1 at once", "llama", "small", {"batch_size": 4, "micro_batch": 1}, 48
+        "Llama small, 4 batches of 1", "llama", "small", {"batch_size": 4, "micro_batch": 1}, 48
     ),
     "llama-recomputed": Setting(
         "Llama small, batch 8, gradient checkpointing",

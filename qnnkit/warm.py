@@ -38,15 +38,13 @@ _fresh = False  # whether this process was forked, and has not computed
 
 
 def begin() -> None:
-    """Starts the process that others are forked from, and that ends with this one.
+    """Starts the process that others are forked from, and that ends with this one; it imports meanwhile.
 
     Nothing happens where this one may have computed: threads, locks and an open GPU do not survive a fork.
     """
     global _nursery, _fresh
     if sys.platform != "linux" or ("torch" in sys.modules and not _fresh):
         return
-    for name in MODULES:
-        importlib.import_module(name)
     sys.stdout.flush()
     sys.stderr.flush()
     _nursery, theirs = Pipe()
@@ -59,6 +57,8 @@ def begin() -> None:
     _nursery = None
     try:
         os.setsid()  # Ctrl-C is for the other one
+        for name in MODULES:
+            importlib.import_module(name)
         with contextlib.suppress(EOFError, OSError):
             _serve(theirs)
     finally:
@@ -67,7 +67,8 @@ def begin() -> None:
 
 def _end(channel: Connection, pid: int) -> None:
     channel.close()
-    with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)  # it may still be importing
         os.waitpid(pid, 0)
 
 

@@ -15,6 +15,7 @@ def test_a_training_that_is_killed(tmp_path):
     assert found["kills"] >= 3
 
 
+@pytest.mark.slow
 def test_a_mirrored_training_whose_machine_is_lost(tmp_path):
     found = torture.torture_mirrored(tmp_path, 3, random.Random(3))
     assert found["kills"] >= 3
