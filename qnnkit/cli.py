@@ -136,9 +136,12 @@ def train(
         if is_main():
             tell_data(begun, tell)
             tell(placed.sentence)
-        for final in runs.train_all(
-            begun, on_epoch=lambda row: tell(runs.epoch_line(begun, row)), on_warning=tell
-        ):
+
+        def show(row: dict[str, Any]) -> None:
+            if row["event"] == "epoch":
+                tell(runs.epoch_line(begun, row))
+
+        for final in runs.train_all(begun, on_row=show, on_warning=tell):
             if is_main():
                 score = begun.score
                 reached = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"

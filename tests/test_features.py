@@ -17,6 +17,7 @@ from qnnkit import controls, report, runs, workspace
 from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.layers import QuantumLayer, Quanv2d
 from qnnkit.models import QuanvNet, QuanvSettings, features
+from tests.toys import each_epoch
 
 FLOAT32 = 1e-6  # one batch of another size may add in another order
 SAME_TRAINING = 1e-4
@@ -377,10 +378,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(open_run, home):
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            list(runs.train_all(stopped, on_epoch=stop))
+            list(runs.train_all(stopped, on_row=each_epoch(stop)))
         for path in files(home):
             path.unlink()  # computed anew, or read: the same bits
-    list(runs.train_all(stopped, on_epoch=stop))
+    list(runs.train_all(stopped, on_row=each_epoch(stop)))
     assert rows(open_run("stopped")) == rows(straight)
 
 

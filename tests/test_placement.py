@@ -22,6 +22,7 @@ from qnnkit.runs import chain, lock
 from qnnkit.settings import Settings
 from qnnkit.survey.command import measure_machine
 from qnnkit.tasks import Classification
+from tests.toys import each_epoch
 
 TASK = Classification()
 ON_CPU: dict[str, Any] = {"device": "cpu", "seconds": 0.5}
@@ -427,7 +428,7 @@ def note(run):
 def test_a_run_is_trained_where_it_was_measured_to_be_fastest(tiny, monkeypatch):
     run, seen = tiny(), []
     monkeypatch.setattr(decision, "decide", lambda found, times: found[-1])
-    list(runs.train_all(run, on_epoch=lambda row: seen.append(torch.get_num_threads())))
+    list(runs.train_all(run, on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()))))
     kept = note(run)
     assert (kept["device"], kept["threads"], kept["batch_size"]) == ("cpu", 2, 4) and set(seen) == {2}
     assert re.match(
@@ -450,7 +451,7 @@ def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, mo
 
     list(runs.train_all(whole))
     with pytest.raises(Killed):
-        list(runs.train_all(broken, on_epoch=kill))
+        list(runs.train_all(broken, on_row=each_epoch(kill)))
     measure.remembered._FOUND.clear()
     monkeypatch.setattr(decision, "decide", lambda found, times: found[0])  # what it would find now
     raced = counted(monkeypatch)

@@ -87,6 +87,10 @@ def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
 @pytest.mark.parametrize("workload", [llama, clip])
 def test_so_does_that_of_a_transformer(workload, change):
     workload = workload(**change)
+    if workload.name.startswith("clip") and "micro_batch" in change:  # each piece would have another loss
+        with pytest.raises(ValueError, match="`micro_batch` must be None for a loss of the model's own"):
+            trace(workload)
+        return
     assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
 
 

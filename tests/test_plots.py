@@ -437,6 +437,12 @@ def test_training_curves_skips_missing_epochs():
     assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2, 3]
 
 
+def test_training_curves_before_the_first_epoch_are_empty_axes():
+    figure = plots.training_curves({})
+    assert [(axes.get_ylabel(), len(axes.lines)) for axes in figure.axes] == [("validation loss", 0)]
+    FigureCanvasAgg(figure).draw()
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 3, 12])
 def test_training_curves_ticks_are_whole_epochs(epochs):
     figure = plots.training_curves({"net": curves(2, epochs)})

@@ -24,6 +24,7 @@ from qnnkit import gradients, runs, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain
+from tests.toys import each_epoch
 
 NOBODY = 65534
 launching = import_module("qnnkit.runs.launch")  # `runs.launch` is the function
@@ -218,7 +219,7 @@ def test_a_run_is_trained_on_one_dataset(pictures, tiny, tmp_path):
 
 def test_threads_hold_while_training_only(tiny):
     before, seen = torch.get_num_threads(), []
-    list(runs.train_all(tiny(threads=1), on_epoch=lambda row: seen.append(torch.get_num_threads())))
+    list(runs.train_all(tiny(threads=1), on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()))))
     assert set(seen) == {1} and torch.get_num_threads() == before
 
 
@@ -410,7 +411,7 @@ def same(one, other):
 
 def test_every_net_is_trained_once(tiny):
     run, epochs = tiny(n_seeds=2), []
-    finals = list(runs.train_all(run, on_epoch=epochs.append))
+    finals = list(runs.train_all(run, on_row=each_epoch(epochs.append)))
     pairs = [("hybrid", 0), ("classical", 0), ("hybrid", 1), ("classical", 1)]
     assert [(row["net"], row["seed"]) for row in finals] == pairs
     assert [(row["net"], row["seed"], row["epoch"]) for row in epochs] == [
@@ -424,7 +425,7 @@ def test_every_net_is_trained_once(tiny):
 
     content = (run.folder / "metrics.jsonl").read_bytes()
     again = runs.open_run(run.folder)
-    assert list(runs.train_all(again, on_epoch=epochs.append)) == finals
+    assert list(runs.train_all(again, on_row=each_epoch(epochs.append))) == finals
     assert len(epochs) == 8 and (run.folder / "metrics.jsonl").read_bytes() == content
     told = json.loads((run.folder / "provenance.json").read_text())
     assert told["data"] == run.splits.fingerprint() and told["device"] == "cpu"
@@ -471,7 +472,7 @@ KILLED = """
                 seen.append(event)
                 if seen.count(event) == moment[1] and event == moment[0]:
                     os.kill(os.getpid(), signal.SIGKILL)
-            for final in runs.train_all(run, on_epoch=lambda row: happens("epoch")):
+            for final in runs.train_all(run, on_row=lambda row: happens(row["event"])):
                 happens("net")
             os._exit(0)
         assert os.waitpid(process, 0)[1] == signal.SIGKILL, moment
@@ -552,10 +553,10 @@ def test_more_epochs_go_on_where_the_fewer_ended(tiny):
     assert (extended["from"], extended["to"]) == (2, 4)
 
     epochs = []
-    finals = list(runs.train_all(more, on_epoch=epochs.append))
+    finals = list(runs.train_all(more, on_row=each_epoch(epochs.append)))
     assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(finals) == 2
     assert more.epochs().groupby("net")["epoch"].apply(list).tolist() == [[1, 2, 3, 4]] * 2
-    assert list(runs.train_all(more, on_epoch=epochs.append)) == finals and len(epochs) == 4
+    assert list(runs.train_all(more, on_row=each_epoch(epochs.append))) == finals and len(epochs) == 4
 
 
 def test_what_was_tested_after_fewer_epochs_does_not_count(tiny, tmp_path):
@@ -613,7 +614,7 @@ def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(tiny, tmp_path):
     run = runs.fork(source.folder, tmp_path / "fork", epochs=3, learning_rate=0.001)
     assert run.config == source.config.override(epochs=3, learning_rate=0.001)
     epochs = []
-    list(runs.train_all(run, on_epoch=epochs.append))
+    list(runs.train_all(run, on_row=each_epoch(epochs.append)))
     assert [row["epoch"] for row in epochs] == [3, 3] and epochs[0]["learning_rate"] < 0.001
     assert run.provenance["forked"]["from"] == str(source.folder)
     assert run.provenance["forked"]["changed"]["learning_rate"] == {"from": 0.01, "to": 0.001}
@@ -742,7 +743,7 @@ def test_a_run_goes_on_in_a_workspace_that_has_moved(pictures, tmp_path, monkeyp
             raise Killed
 
     with pytest.raises(Killed):
-        list(runs.train_all(open_(first), on_epoch=kill))
+        list(runs.train_all(open_(first), on_row=each_epoch(kill)))
     settings = runs.open_run(first / "runs" / "a").asked.digest()  # what result.json keeps of them
     first.rename(second)
     if where == "outside":

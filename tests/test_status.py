@@ -19,6 +19,7 @@ from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import lock, status, watching
 from qnnkit.runs.status import Reporter, Status, read
 from qnnkit.train import Moment
+from tests.toys import each_epoch
 
 SMALL = {"epochs": 2, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": ["no_quantum"], "threads": 1}
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ def trained(tmp_path_factory):
     """A run of two nets, and what its status was at the end of every epoch."""
     run = runs.open_run(tmp_path_factory.mktemp("status") / "run", "digits_quanv", **SMALL)
     before, seen = read(run.folder), []
-    list(runs.train_all(run, on_epoch=lambda row: seen.append(read(run.folder))))
+    list(runs.train_all(run, on_row=each_epoch(lambda row: seen.append(read(run.folder)))))
     return run, before, seen
 
 
@@ -73,7 +74,7 @@ def test_an_interrupted_training_has_stopped_and_keeps_its_peak(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(runs.train_all(run, on_epoch=stop))
+        list(runs.train_all(run, on_row=each_epoch(stop)))
     assert read(run.folder).state == "stopped"
     [begun] = [row for row in run.rows("metrics") if row["event"] == "begin"]
     run.log("metrics", begun | {"peak_memory": 10**12})

@@ -649,7 +649,7 @@ def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
             return super().__call__(model, batch)
 
     def trained(folder, left=-1):
-        Stops.left, model = left, net(dropout=0.3)
+        Stops.left, model = left, net(dropout=0.0 if ends == "out of memory" else 0.3)
         generator = torch.Generator() if own else None
         loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=generator)
         data = {"train": loader, "validation": loaders()["validation"]}
@@ -665,8 +665,10 @@ def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
     if ends != "out of memory":
         assert first is None and equal(ended, straight[1])
         return
-    for row, other in zip(rows, straight[0], strict=True):  # dropout draws others for a piece of one
-        assert row["train_loss"] == pytest.approx(other["train_loss"], abs=0.05)
+    for row, other in zip(rows, straight[0], strict=True):  # pieces of one add up in another order
+        assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+    for name, weight in ended.items():
+        torch.testing.assert_close(weight, straight[1][name], rtol=1e-4, atol=1e-6)
 
 
 def test_a_finished_training_is_not_gone_on_with(tmp_path):

@@ -14,6 +14,7 @@ from qnnkit import QuantumLayer, gradients, runs, train
 from qnnkit.gradients import Watch, influence, words
 from qnnkit.settings import Settings
 from tests.nets import family
+from tests.toys import each_epoch
 from tests.watched import TASK, Turned, data, groups, layer, net, trained
 
 KINDS = (
@@ -400,7 +401,7 @@ def test_a_run_that_goes_on_remembers_what_was_told_before(tmp_path):
         run = runs.open_run(tmp_path / name, "digits_quanv", learning_rate=10, **settings)
         if name == "killed":
             with pytest.raises(KeyboardInterrupt):
-                list(runs.train_all(run, on_epoch=stop))
+                list(runs.train_all(run, on_row=each_epoch(stop)))
             run = runs.open_run(run.folder)
         list(runs.train_all(run))
         found.append(gradients.history(run.rows("gradients")).trainings["hybrid", 0].rows)

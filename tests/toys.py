@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import qnnkit
 from qnnkit import data, tasks
 
@@ -22,3 +24,8 @@ class Digits:
     @staticmethod
     def task(settings):
         return tasks.Classification.of(settings)
+
+
+def each_epoch(do: Callable) -> Callable:
+    """What `runs.train_all` may be given to call, of which only the rows of epochs reach `do`."""
+    return lambda row: do(row) if row["event"] == "epoch" else None

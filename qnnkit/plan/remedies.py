@@ -191,7 +191,8 @@ def _doses(name: str, workload: Changeable) -> Iterator[dict[str, Any]]:
     match name:
         case "micro-batches":
             size = min(config.micro_batch or config.batch_size, config.batch_size)
-            while size // 2 >= SMALLEST:
+            whole = getattr(getattr(workload, "task", None), "together", False)  # such a loss takes no pieces
+            while size // 2 >= SMALLEST and not whole:
                 size //= 2
                 yield {"micro_batch": size}
         case "checkpointing":

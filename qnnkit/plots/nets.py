@@ -61,7 +61,9 @@ def training_curves(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Picture:
         curves: Net -> {"loss" and the score, if that is another number: of shape (seeds, validations), NaN
             where there is none; "epoch": when each was, of shape (validations,)}. Scores are fractions.
     """
-    names = [name for name in next(iter(curves.values())) if name != "epoch"]
+    names = [
+        name for name in next(iter(curves.values()), ["loss"]) if name != "epoch"
+    ]  # none yet: empty axes
     figure = picture(4.5 * len(names), 3.4)
     for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         factor = 1 if name == "loss" else 100
@@ -76,7 +78,7 @@ def training_curves(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Picture:
                     epochs, known.min(axis=0), known.max(axis=0), color=colour, alpha=0.15, lw=0
                 )
         ends = [end for numbers in curves.values() for end in (min(numbers["epoch"]), max(numbers["epoch"]))]
-        axis.set_xlim(min(0.5, min(ends) - 0.1), max(ends) + 0.5)
+        axis.set_xlim(min([0.5, *(end - 0.1 for end in ends)]), max(ends, default=1) + 0.5)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.set(xlabel="epoch", ylabel=f"validation {name}" + (" (%)" if factor == 100 else ""))
     legend_beside(figure, figure.axes[0])

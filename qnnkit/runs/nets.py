@@ -127,7 +127,7 @@ def given(model: nn.Module, batch: Any, config: Settings, n: int, place: Any = "
 
 def train_all(
     run: Run,
-    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Trains what is not trained yet; yields the final row of each net and seed, finished before or now.
@@ -136,7 +136,7 @@ def train_all(
 
     Args:
         run: The run; rows go to its metrics.jsonl, checkpoints to its folder.
-        on_epoch: Called after every epoch with its row.
+        on_row: Called with each row: "step" every 5 s of training, "validation" within an epoch, "epoch".
         on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
             each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
             the machine does not keep up: metrics.jsonl has these.
@@ -176,8 +176,8 @@ def train_all(
             if row["event"] != "step":  # which the reporter has logged
                 run.log("metrics", row)
             track(row, row["updates"], f"{row['net']}/seed{row['seed']}")
-            if on_epoch and row["event"] == "epoch":
-                on_epoch(row)
+            if on_row:
+                on_row(row)
 
         for seed in run.seeds:
             for net in run.nets:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from qnnkit import checks
 from qnnkit.stats import LOSS, Score
 from qnnkit.tasks.step import Step
 
@@ -16,6 +17,10 @@ class OwnLoss:
     """The loss that a transformers model computes itself; reports `loss` and `minus_loss`.
 
     A batch is a dictionary of the model's arguments, `labels` among them where it wants them.
+
+    Raises:
+        ValueError: Samples are set against each other, and are to be computed in pieces: each would then have
+            another loss.
     """
 
     together: bool = False
@@ -23,9 +28,17 @@ class OwnLoss:
     monitor: str = "minus_loss"
     score: ClassVar[Score] = LOSS
 
-    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
-        asked = {"return_loss": True} if self.together else {}
-        loss, count = model(**batch, **asked).loss, len(next(iter(batch.values())))
+    @property
+    def whole(self) -> bool:
+        return self.together
+
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor], micro_batch: int | None = None) -> Step:
+        asked, count = {"return_loss": True} if self.together else {}, len(next(iter(batch.values())))
+        if micro_batch is not None and micro_batch < count:
+            rule = "be None for a loss of the model's own that sets samples against each other"
+            step = "tasks.Contrastive computes it in pieces."
+            raise ValueError(checks.message("micro_batch", rule, micro_batch, step))
+        loss = model(**batch, **asked).loss
         total = count * loss.detach()
         return Step(loss, {"loss": total, "minus_loss": -total}, count)
 

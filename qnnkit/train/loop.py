@@ -125,10 +125,8 @@ class _Loop:
             step = "Use bfloat16 or float32."
             raise ValueError(checks.message("precision", "suit the device", "float16 on cpu", step))
         if config.on_oom == "shrink" and processes.world > 1:  # they would disagree on where to resume
-            rule, step = (
-                f"be stop where {processes.world} processes train together",
-                "Use micro_batch=8, say.",
-            )
+            rule = f"be stop where {processes.world} processes train together"
+            step = "Choose micro_batch by hand."
             raise ValueError(checks.message("on_oom", rule, config.on_oom, step))
         self.groups = trainable(groups or [Group("all", list(model.parameters()), config.learning_rate)])
         if not self.groups:
