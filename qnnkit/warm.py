@@ -148,6 +148,7 @@ def _ask(*request: Any) -> Any:
 
 def _serve(channel: Connection) -> None:
     """Forks, and tells who has ended, until the other end is closed."""
+    parent = os.getpid()
     while True:
         what, *about = channel.recv()
         if what == "poll":
@@ -159,14 +160,16 @@ def _serve(channel: Connection) -> None:
             channel.send(pid)
         else:
             channel.close()
-            _become(*about)
+            _become(parent, *about)
 
 
-def _become(words: list[str], env: dict[str, str], folder: str, log: Path | None) -> None:
-    """Does what `python -m WORDS` does in `folder`, and ends."""
+def _become(parent: int, words: list[str], env: dict[str, str], folder: str, log: Path | None) -> None:
+    """Does what `python -m WORDS` does in `folder`, and ends; at once if `parent` was killed meanwhile."""
     global _fresh
     status, _fresh = 1, True
     try:
+        if os.getppid() != parent:
+            return
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -174,7 +177,7 @@ def _become(words: list[str], env: dict[str, str], folder: str, log: Path | None
             file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             os.dup2(file, 1)
             os.dup2(file, 2)
-        env |= {name: str(os.getppid()) for name in PARENTS if name in env}
+        env |= {name: str(parent) for name in PARENTS if name in env}
         os.chdir(folder)
         _take(env, words)
         if not sys.flags.safe_path:

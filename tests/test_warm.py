@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 
 import nbformat
 import psutil
@@ -148,6 +149,30 @@ def test_it_ends_with_who_began_it(tmp_path):
     code = "import psutil; print(*[each.pid for each in psutil.Process().children()])"
     (pid,) = python(code, tmp_path).split()
     assert not psutil.pid_exists(int(pid))
+
+
+def test_a_process_does_not_begin_once_its_parent_was_killed(tmp_path):
+    """It would have nobody to end with, and wait for ever."""
+    slow = "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(2))"
+    (tmp_path / "slow.py").write_text(slow)
+    (tmp_path / "says.py").write_text("open('said', 'w')")
+    code = """
+    import os, signal, sys
+    from pathlib import Path
+    from qnnkit import warm
+    sys.path.insert(0, "")
+    warm.MODULES = ("slow",)
+    warm.begin()
+    env = dict(os.environ) | {"JPY_PARENT_PID": "1"}
+    print(warm.start([sys.executable, "-m", "says"], env, Path("log")).pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    end = time.monotonic() + 60
+    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(int(done.stdout)) and not (tmp_path / "said").exists()
 
 
 def test_a_process_that_may_have_computed_forks_nothing(tmp_path):
