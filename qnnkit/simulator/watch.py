@@ -302,9 +302,7 @@ class Walk:
             self.items(value)
         if isinstance(value, trusted.CHANGEABLE):
             same = dict if isinstance(value, dict) else set if isinstance(value, set) else list
-            self.copies.append(
-                (value, same(value))
-            )  # a set made of a list may have another order
+            self.copies.append((value, same(value)))  # a set made of a list may have another order
         if isinstance(value, trusted.MAPPINGS):
             parts += value.values()
         if is_users_class(type(value)):
