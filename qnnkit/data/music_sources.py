@@ -120,7 +120,7 @@ def _listed(root: str | Path) -> dict[str, list[_File]]:
             elif lower.endswith(MIDI):
                 above = member.name.rpartition("/")[0].rpartition("/")[2]
                 found.setdefault(above or _stem(path.absolute().name), []).append(_File(path, member.name))
-            elif lower.endswith(".zip") and isinstance(place, places.Folder):
+            elif lower.endswith(".zip") and place.path.is_dir():
                 for name, files in _listed(path / member.name).items():
                     found.setdefault(name, []).extend(files)
     return found
