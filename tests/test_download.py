@@ -17,6 +17,7 @@ import pytest
 
 from qnnkit import workspace
 from qnnkit.data import download, load, places, public
+from qnnkit.data.text_files import documents
 
 
 @dataclass
@@ -42,15 +43,18 @@ def server():
                 self.send_error(404)
                 return
             content, start = served.files[name], 0
+            etag = hashlib.md5(content).hexdigest()
             if wanted and served.ranges:
                 start = int(wanted.removeprefix("bytes=").partition("-")[0])
                 if start >= len(content):
                     self.send_error(416)
                     return
                 self.send_response(206)
+                self.send_header("ETag", etag)
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             else:
                 self.send_response(200)
+                self.send_header("ETag", etag)
             self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
             cut = served.cuts.pop(0) if served.cuts else len(content)
@@ -215,6 +219,19 @@ def test_an_archive_at_an_address(server, tmp_path, store):
     assert server.asked == [("data/all.zip", None)] * 3  # what is said of it, twice; all of it, once
     with pytest.raises(OSError, match=r"Argument `root` must be within reach.*\(HTTP 404 Not Found\)"):
         load("mnist", root=f"{server.url}data/none.zip")
+
+
+def test_a_file_that_changed_at_its_address_is_copied_again(server):
+    texts = [f"{word} " * 400 for word in ("first", "other")]  # of one length
+    for content in texts:
+        server.files["a.txt"] = content.encode()
+        for _ in range(2):
+            server.asked.clear()
+            assert documents(f"{server.url}a.txt")[0][0].text == content.strip()
+        assert len(server.asked) == 1
+    del server.files["a.txt"]
+    with pytest.warns(UserWarning, match=r"\(HTTP 404 Not Found\); the copy from before is used"):
+        assert documents(f"{server.url}a.txt")[0][0].text == texts[1].strip()
 
 
 def test_checksums_are_of_the_length_of_their_kind():

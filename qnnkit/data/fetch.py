@@ -183,19 +183,14 @@ def download(urls: Sequence[str], path: Path, *, checksum: str | None = None) ->
     workspace.make_folder(path.parent)
     part, lock = path.with_name(f"{path.name}.part"), path.with_name(f".{path.name}.lock")
     reasons: dict[str, str] = {}
+    bring: Any = lambda url, to, _: _bring(url, to, part)  # noqa: E731  what pooch calls
     with FileLock(lock):
         if checksum is None:  # nothing would tell whether both halves are of one file
             part.unlink(missing_ok=True)
         for url in urls:
             for _ in range(1 + part.exists()):  # what was there may be the beginning of another file
                 try:
-                    pooch.retrieve(
-                        url,
-                        checksum,
-                        path.name,
-                        path.parent,
-                        downloader=lambda url, to, _: _bring(url, to, part),
-                    )
+                    pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
                 except RequestException as error:
                     reasons[url] = _reason(error)
                 except ValueError as error:

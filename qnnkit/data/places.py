@@ -65,7 +65,7 @@ class Place:
     """The files of a folder or an archive, by name; hidden ones are passed over.
 
     Attributes:
-        path: The folder or archive.
+        path: The folder or archive; of a single file, the folder it lies in.
         members: Every file, however deep, in natural order.
         left_out: Names of what is no file: devices, and links in an archive or back to a folder above.
 
@@ -76,9 +76,10 @@ class Place:
     """
 
     def __init__(self, path: Path, single: tuple[str, ...] = ()) -> None:
-        self.path, self.left_out = path, []
+        opener, self.left_out = _opener(path, single), []
+        self.path = path.parent if opener is _file else path
         with contextlib.ExitStack() as stack:
-            names, self._read = _opener(path, single)(path, stack, self.left_out)
+            names, self._read = opener(path, stack, self.left_out)
             self._close = stack.pop_all().close
         self.members = sorted((each for each in names.values() if each), key=lambda each: natural(each.name))
         self._levels = {"": Level()}
@@ -108,6 +109,13 @@ class Place:
             OSError: It cannot be read.
         """
         return self._read(name)
+
+    def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
+        """Sentences on what lies here and is not read, where only files of these suffixes are."""
+        others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
+        told = {f"Files left out, no {what} ({', '.join(suffixes)})": others}
+        told["Left out, no files but links or devices"] = self.left_out
+        return [f"{why}: {len(names):,} ({first(names)})." for why, names in told.items() if names]
 
     def __enter__(self) -> Place:
         return self
@@ -210,7 +218,9 @@ class _Header(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in b"LKxgX" and self.size > MAX_HEADER:
-            raise tarfile.ReadError(f"a name or record of {self.size:,} bytes")
+            rule, step = "hold names of 1 MiB at most", "Nothing was read: make the archive anew."
+            told = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
+            raise ValueError(checks.message("root", rule, told, step))
         return super()._proc_member(tar)  # pyright: ignore[reportAttributeAccessIssue]
 
 
