@@ -16,7 +16,7 @@ from qnnkit.data.duplicates import Content
 from qnnkit.data.sample import seeded
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.text_files import CHARACTERS, Document
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
 
 
 def text(
@@ -61,15 +61,19 @@ def text(
             `part` keeps nothing, or the tokenizer cannot be read or takes no sequences of this length.
         OSError: Nothing is there.
     """
-    _require_fractions(validation_fraction, test_fraction)
+    require_fractions(validation_fraction, test_fraction)
     if sequence_length < 2:
         step = "Use 128 or 256."
         raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
     documents, notes = text_files.documents(root, part)
-    rows = _split(len(documents), split_seed, validation_fraction, test_fraction, root)
-    kept = {
-        name: [document for row in rows[name] if (document := documents[row]) is not None] for name in SPLITS
-    }
+    n, generator = len(documents), seeded("text", split_seed)
+    step = f"Add some to {root}: of a single text file, about {CHARACTERS:,} characters are a document."
+    told = f"{n:,} documents"
+    sides = drawn(n, generator, validation_fraction, test_fraction, told, step)
+    kept: dict[str, list[Document]] = {name: [] for name in SPLITS}
+    for document, side in zip(documents, sides, strict=True):
+        if document is not None:
+            kept[side].append(document)
     chats = any(document.messages for part in kept.values() for document in part)
     if tokenizer is None:
         made = tokenizers.trained((document.text for document in kept["train"]), vocabulary)
@@ -107,30 +111,6 @@ def text(
     if silent:
         notes.append(f"Blocks left out, in which nothing is to be predicted: {silent:,}.")
     return TokenSplits("text", **packed, tokenizer=made, notes=tuple(notes))
-
-
-def _require_fractions(validation: float, test: float) -> None:
-    if not (min(validation, test) > 0 and validation + test < 1):
-        rule = "be above 0, as validation_fraction must, and leave documents for training"
-        step = f"With validation_fraction={validation} that is not so: use 0.1 for both."
-        raise ValueError(checks.message("test_fraction", rule, test, step))
-
-
-def _split(
-    n: int, split_seed: int, validation_fraction: float, test_fraction: float, root: str | Path
-) -> dict[str, list[int]]:
-    """Sorted rows of each split: these shares of the documents, one at least."""
-    n_validation, n_test = (max(1, round(share * n)) for share in (validation_fraction, test_fraction))
-    if n_validation + n_test >= n:
-        rule = "hold enough documents for train, validation and test"
-        step = f"Add some to {root}: of a single text file, about {CHARACTERS:,} characters are a document."
-        raise ValueError(checks.message("root", rule, n, step))
-    order = torch.randperm(n, generator=seeded("text", split_seed)).tolist()
-    return {
-        "train": sorted(order[n_validation + n_test :]),
-        "validation": sorted(order[n_test : n_validation + n_test]),
-        "test": sorted(order[:n_test]),
-    }
 
 
 def _packed(
