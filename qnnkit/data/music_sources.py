@@ -65,8 +65,8 @@ def collect(
         if not found:
             step = "Add MIDI files in a folder for each composer, or a JSON of steps."
             raise ValueError(checks.message("root", "hold MIDI files or JSON of steps", str(root), step))
-        names = found if composers is None else composers
-        chosen = dict(names) if isinstance(composers, Mapping) else {name: name for name in names}
+        names = list(found if composers is None else composers)
+        chosen = dict(composers) if isinstance(composers, Mapping) else dict(zip(names, names, strict=True))
         for there in chosen.values():
             checks.choice("composers", there, found)
         if not chosen:
