@@ -103,11 +103,9 @@ def music(
             n_pieces, n_short = n_pieces + 1, n_short + (len(ids) < sequence_length)
             source = f"{collection.composer}/{piece.name}"
             same[side].append(Content(str(ids).encode(), source))
-            cuts = _cuts(ids, sequence_length, overlap if side == "train" else 0)
-            blocks[side] += [
-                _Block(source, ids[start:stop], known if side != "train" else 1)
-                for start, stop, known in cuts
-            ]
+            learns = side == "train"
+            for start, stop, known in _cuts(ids, sequence_length, overlap if learns else 0):
+                blocks[side].append((source, ids[start:stop], 1 if learns else known))
     if n_short:
         notes.append(
             f"{n_short:,} of {n_pieces:,} pieces are shorter than a block of {sequence_length} tokens: the "
@@ -161,12 +159,8 @@ def first_pieces(splits: TokenSplits, split: str, n: int) -> list[Piece]:
     return pieces
 
 
-@dataclass(frozen=True)
-class _Block:
-    source: str
-    ids: list[int]
-    known: int
-    """Tokens at its beginning that are not predicted."""
+_Block = tuple[str, list[int], int]
+"""Where it comes from, its tokens, and how many at its beginning are not predicted."""
 
 
 def _cuts(ids: Sequence[int], length: int, overlap: int) -> Iterable[tuple[int, int, int]]:
@@ -178,18 +172,16 @@ def _cuts(ids: Sequence[int], length: int, overlap: int) -> Iterable[tuple[int, 
         if stop == len(ids):
             return
         covered, latest = stop, stop - max(overlap, 1)
-        border = next((i for i in range(latest, start, -1) if TIME <= ids[i] < DURATION), latest)
-        start = border
+        start = next((i for i in range(latest, start, -1) if TIME <= ids[i] < DURATION), latest)
 
 
 def _stack(blocks: Sequence[_Block], length: int) -> TokenSet:
     input_ids = torch.full((len(blocks), length), PAD)
     labels = torch.full((len(blocks), length), IGNORED)
-    for row, block in enumerate(blocks):
-        ids = torch.tensor(block.ids)
-        input_ids[row, : len(ids)] = ids
-        labels[row, block.known : len(ids)] = ids[block.known :]
-    return TokenSet(input_ids, labels, tuple(block.source for block in blocks))
+    for row, (_, ids, known) in enumerate(blocks):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        labels[row, known : len(ids)] = torch.tensor(ids[known:])
+    return TokenSet(input_ids, labels, tuple(source for source, _, _ in blocks))
 
 
 def _sides(collection: Collection, split_seed: int, validation: float, test: float) -> list[str]:
