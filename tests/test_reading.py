@@ -188,10 +188,10 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
 
 
 class Bucket(fsspec.AbstractFileSystem):
-    """As s3fs tells of its objects: with an ETag, in capital letters, and no other time than LastModified."""
+    """As s3fs tells of its objects: with an ETag, and as they were when first listed."""
 
     protocol = "bucket"
-    cachable = False
+    listed: ClassVar[dict[str, dict]] = {}
     objects: ClassVar[dict[str, bytes]] = {}
 
     def info(self, path, **options):
@@ -199,7 +199,11 @@ class Bucket(fsspec.AbstractFileSystem):
         if path not in self.objects:
             raise FileNotFoundError(path)
         content = self.objects[path]
-        return {"name": path, "size": len(content), "type": "file", "ETag": f'"{hash(content)}"'}
+        said = {"name": path, "size": len(content), "type": "file", "ETag": f'"{hash(content)}"'}
+        return self.listed.setdefault(path, said)
+
+    def invalidate_cache(self, path=None):
+        self.listed.clear()
 
     def find(self, path, maxdepth=None, withdirs=False, detail=False, **options):
         return {name: self.info(name) for name in self.objects if name.startswith(f"{path}/")}

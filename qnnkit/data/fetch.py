@@ -131,6 +131,7 @@ def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], None]
         step = "Run: pip install 'qnnkit[cloud]'." if is_google else f"{str(error).rstrip('.')}."
         rule = "be an address whose filesystem is installed"
         raise ValueError(checks.message("root", rule, url, step)) from None
+    filesystem.invalidate_cache()  # what was listed before in this process may have changed
     if filesystem.isfile(path):
         found, inside = {path: filesystem.info(path)}, {path: base}
     else:
@@ -187,6 +188,8 @@ def download(urls: Sequence[str], path: Path, *, checksum: str | None = None) ->
     import pooch
     from requests import RequestException
 
+    if path.exists() and pooch.hashes.hash_matches(str(path), checksum):
+        return path
     pooch.get_logger().setLevel("WARNING")  # the bar tells what comes
     part = path.with_name(f"{path.name}.part")
     reasons: dict[str, str] = {}
