@@ -99,12 +99,9 @@ def _alone(path: Path) -> Iterator[None]:
     from filelock import FileLock
 
     workspace.make_folder(path.parent)
-    lock = path.with_name(f".{path.name}.lock")
-    with FileLock(lock):
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    locks = workspace.make_folder(store() / "locks")  # left there: one that is gone keeps nobody out
+    with FileLock(locks / hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]):
+        yield
 
 
 def _on_web(url: str, base: str) -> tuple[Listing, Callable[[Path], None]]:
