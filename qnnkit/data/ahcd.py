@@ -70,10 +70,6 @@ def _read(place: Place, root: str | Path | None, image_size: int | None, grey: b
         images, labels = found["images"], found["label"]
         pixels = _table(place, images.name, SIDE * SIDE)
         values = _table(place, labels.name, 1)[:, 0]
-        if len(pixels) != len(values):
-            value = {images.base: len(pixels), labels.base: len(values)}
-            step = "Get both files from the same place."
-            raise ValueError(checks.message("root", "hold a label for each image", value, step))
         if pixels.min() < 0 or pixels.max() > 255:
             value = {images.base: f"{pixels.min()}..{pixels.max()}"}
             raise ValueError(checks.message("root", "hold pixels in 0..255", value, "Get the file anew."))

@@ -171,15 +171,8 @@ def _read(
         images, labels = (found[side, kind] for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
         assert images is not None and labels is not None
         pixels, values = _array(place, images, IMAGES), _array(place, labels, LABELS)
-        if len(pixels) != len(values):
-            value = {images.base: len(pixels), labels.base: len(values)}
-            step = "Get both files from the same place."
-            raise ValueError(checks.message("root", "hold a label for each image", value, step))
         require_labels(labels.base, values, lowest, lowest + len(classes) - 1)
         parts[side] = (pixels.transpose(0, 2, 1) if name == "emnist" else pixels, values - lowest)
-    shapes = {side: pixels.shape[1:] for side, (pixels, _) in parts.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(checks.message("root", "hold images of one size", shapes, "Get the files anew."))
     return stack_arrays(parts, classes, image_size=image_size, grey=grey, notes=notes)
 
 

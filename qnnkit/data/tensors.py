@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data.assemble import split_stack, stack_arrays
-from qnnkit.data.sample import Batches, seeded
-from qnnkit.data.splits import SPLITS, ImageSplits, share_of, share_of_classes, stratified_split
+from qnnkit.data.batches import Batches
+from qnnkit.data.splits import SPLITS, ImageSplits, Parts, split_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +32,15 @@ class TensorSet:
         """The targets, as a classifier is judged by them."""
         return self.targets
 
+    def at(self, rows: torch.Tensor) -> TensorSet:
+        """Some of the samples, in this order."""
+        return TensorSet(self.inputs[rows], self.targets[rows], tuple(self.sources[i] for i in rows.tolist()))
+
 
 @dataclass(frozen=True, eq=False)
-class TensorSplits:
+class TensorSplits(Parts):
     """Inputs and targets of any shape, split into train, validation and test."""
 
-    name: str
     train: TensorSet
     validation: TensorSet
     test: TensorSet
@@ -63,10 +66,6 @@ class TensorSplits:
         """What a net takes, of the first `n` training samples."""
         return self.train.inputs[:n]
 
-    def split(self, name: str) -> TensorSet:
-        """The split called "train", "validation" or "test"."""
-        return getattr(self, checks.choice("split", name, SPLITS))
-
     def fingerprint(self) -> str:
         """SHA-256 (hex) over numbers, their shapes and who is in which split."""
         digest = hashlib.sha256(repr(self.classes).encode() if self.classes else b"")
@@ -76,16 +75,8 @@ class TensorSplits:
                 digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def keep(self, train_fraction: float, seed: int = 0) -> TensorSplits:
-        """The same with a share of its training samples, of labels class by class as `ImageSplits.keep` does.
-
-        A smaller share lies inside a larger one.
-        """
-        if self.classes is None:
-            rows = share_of(len(self.train), train_fraction, seed)
-        else:
-            rows = share_of_classes(self.train.targets, len(self.classes), train_fraction, seed)
-        return self if rows is None else replace(self, train=_rows(self.train, rows.numpy()))
+    def _strata(self) -> torch.Tensor | None:
+        return None if self.classes is None else self.train.targets
 
     def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Batches:
         """Batches (inputs, targets) of a split, in an order given by seed and epoch alone."""
@@ -117,35 +108,31 @@ def arrays(
     if len(x) != len(y):
         rule, step = f"have as many rows as inputs ({len(x):,})", "Give one target a sample."
         raise ValueError(checks.message("targets", rule, len(y), step))
-    fractions = settings.validation_fraction, settings.test_fraction
     labelled = y.ndim == 1 and not y.is_floating_point()
     y = y if y.is_floating_point() else y.long()
-    names = tuple(map(str, classes or range(int(y.max()) + 1 if labelled else 0)))
+    names = _names(classes, int(y.max()) + 1) if labelled else ()
+    if classes is not None and not labelled:
+        step = "Leave it out, or give whole numbers as targets, one a sample."
+        raise ValueError(checks.message("classes", "be left out where targets are no labels", classes, step))
     if labelled and (int(y.min()) < 0 or int(y.max()) >= len(names)):
         rule = f"lie in 0..{len(names) - 1}, a label for each of the classes"
         raise ValueError(checks.message("targets", rule, [int(y.min()), int(y.max())], "Name all classes."))
-    if labelled and x.dtype == torch.uint8 and _is_image(x):
+    shares: dict[str, Any] = {
+        option: getattr(settings, option) for option in ("split_seed", "validation_fraction", "test_fraction")
+    }
+    is_image = x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3))
+    if labelled and x.dtype == torch.uint8 and is_image:
         pixels = x.numpy() if x.ndim == 3 else x.permute(0, 2, 3, 1).numpy()
         pixels = pixels[..., 0] if pixels.ndim == 4 and pixels.shape[-1] == 1 else pixels
-        parts = {"any": (pixels, y.numpy())}
-        stack = stack_arrays(parts, names, image_size=None, grey=None, prefix=f"{name}/")
-        options = {"validation_fraction": fractions[0], "test_fraction": fractions[1]}
-        images = split_stack(name, stack, split_seed=settings.split_seed, **options)
+        stack = stack_arrays({"any": (pixels, y.numpy())}, names, prefix=f"{name}/")
+        images = split_stack(name, stack, **shares)
         return images.keep(settings.train_fraction, settings.split_seed)
-    if labelled:
-        with checks.renamed({"root": "targets"}):
-            rows = stratified_split(y.numpy(), names, settings.split_seed, fractions)
-    else:
-        order = torch.randperm(len(y), generator=seeded("arrays", settings.split_seed)).numpy()
-        n_validation, n_test = (max(1, round(part * len(y))) for part in fractions)
-        if n_validation + n_test >= len(y):
-            step = "Add samples, or lower validation_fraction and test_fraction."
-            raise ValueError(checks.message("inputs", "leave samples for training", len(y), step))
-        ends = len(y) - n_validation - n_test, len(y) - n_test
-        rows = tuple(np.sort(part) for part in np.split(order, ends))
+    strata = y.numpy() if labelled else np.zeros(len(y), np.int64)
+    with checks.renamed({"root": "targets" if labelled else "inputs"}):
+        rows = split_rows(strata, names if labelled else ("",), **shares)
     whole = TensorSet(x, y, tuple(f"{name}/{row}" for row in range(len(y))))
-    train, validation, test = (_rows(whole, part) for part in rows)
-    splits = TensorSplits(name, train, validation, test, names if labelled else None)
+    parts = (whole.at(torch.from_numpy(part)) for part in rows)
+    splits = TensorSplits(name, *parts, classes=names if labelled else None)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
@@ -173,10 +160,12 @@ def _tensor(name: str, values: Any) -> torch.Tensor:
     return tensor if tensor.is_floating_point() or tensor.dtype == torch.uint8 else tensor.long()
 
 
-def _is_image(x: torch.Tensor) -> bool:
-    return x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3))
-
-
-def _rows(part: TensorSet, rows: np.ndarray) -> TensorSet:
-    index = torch.from_numpy(np.ascontiguousarray(rows))
-    return TensorSet(part.inputs[index], part.targets[index], tuple(part.sources[i] for i in rows))
+def _names(classes: Any, n: int) -> tuple[str, ...]:
+    """The name of each label: their numbers where none are given."""
+    if classes is None:
+        return tuple(map(str, range(n)))
+    names = () if np.ndim(classes) != 1 and not isinstance(classes, str) else tuple(map(str, classes))
+    if not names or len(set(names)) < len(names):
+        step = 'Give a list such as ["cat", "dog"].'
+        raise ValueError(checks.message("classes", "be a list of different names", classes, step))
+    return names
