@@ -155,7 +155,8 @@ def test_files_that_are_not_read_are_named(tmp_path):
     write_table(folder, "captions.csv", ",")
     (folder / "cat.heic").write_text("no image")
     notes = captions(folder, image_size=8).notes
-    assert "Left out 2 other files: captions.csv, cat.heic." in notes
+    assert "Left out 1 files of captions beside these: captions.csv." in notes
+    assert "Left out 1 files that are no images: cat.heic." in notes
 
 
 def test_an_archive_is_the_folder(tmp_path):
@@ -179,9 +180,9 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     }
     splits = captions(with_json(folder, content), image_size=8)
     told = "\n".join(splits.notes)
-    assert "Left out 1 image of captions.json that are not there: gone.png." in told
+    assert "Left out 1 images of captions.json that are not there: gone.png." in told
     assert "Left out 2 of 11 images without a caption: cup.png, stranger.png." in told
-    assert "Left out 2 captions that were empty or no text, of cat.png." in told
+    assert "Left out 2 captions that were empty or no text: cat.png, cat.png." in told
     assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
     assert set(of_all(splits)) == set(TEXTS) - {"boat.png", "cup.png"}
     assert of_all(splits)["cat.png"] == tuple(TEXTS["cat.png"])

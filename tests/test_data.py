@@ -327,12 +327,12 @@ LAYOUTS = {
     "other files": (
         ["a/{}.png", "b/{}.png", "a/{}.heic"],
         2,
-        ("Left out 8 other files: a/0.heic, a/1.heic, a/2.heic, a/3.heic, a/4.heic and 3 more.",),
+        ("Left out 8 files that are no images: a/0.heic, ",),
     ),
     "a folder around, and a file in it": (
         ["all/a/{}.png", "all/b/{}.png", "LICENCE{}"],
         2,
-        ("Left out 8 other files: LICENCE0, ",),
+        ("Left out 8 files that are no images: LICENCE0, ",),
     ),
     "train and val": (
         ["train/a/{}.png", "train/b/{}.png", "val/a/{}.png", "val/b/{}.png"],
@@ -385,7 +385,7 @@ def test_a_flat_folder_has_folders_in_it(tmp_path: Path) -> None:
         put(tmp_path / ("deeper" if i % 4 == 3 else "") / f"{i:03}_{i % 2:02}.png", noise(4, 4, seed=i))
     (tmp_path / "one.heic").write_text("no image")
     splits = load("flat_folder", root=tmp_path)
-    assert len(all_rows(splits)) == 40 and splits.notes == ("Left out 1 other file: one.heic.",)
+    assert len(all_rows(splits)) == 40 and splits.notes == ("Left out 1 files that are no images: one.heic.",)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

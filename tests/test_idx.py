@@ -93,15 +93,15 @@ def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
         (KINDS[0], lambda each: each[:1000], "984 bytes instead of 2,100"),
         (KINDS[0], lambda each: each[:9], "without a header"),
         (KINDS[0], lambda each: b"", "without a header"),
-        (KINDS[0], lambda each: each + b"more", "more bytes than the 2,100"),
-        (KINDS[0], lambda each: gzip.compress(each)[:-400], "damaged (Compressed file ended"),
-        (KINDS[0], lambda each: gzip.compress(each)[:40] + b"xxxxxxx" * 300, "damaged ("),
-        (KINDS[0], lambda each: content(np.zeros(60)), "begin with 2051, but is {'train-images-idx3-ubyte': 'magic number 2049'"),  # noqa: E501
+        (KINDS[0], lambda each: each + b"more", "2,104 bytes instead of 2,100"),
+        (KINDS[0], lambda each: gzip.compress(each)[:-400], "Compressed file ended"),
+        (KINDS[0], lambda each: gzip.compress(each)[:40] + b"xxxxxxx" * 300, "CRC check failed"),
+        (KINDS[0], lambda each: content(np.zeros(60)), "magic number 2049 instead of 2051"),
         (KINDS[1], lambda each: content(np.arange(60) % 10, magic=12), "magic number 12"),
         (KINDS[1], lambda each: content(np.arange(59) % 10), "a label for each image, but is {'train': '60 images, 59 labels'}"),  # noqa: E501
         (KINDS[1], lambda each: content(np.r_[np.arange(58) % 10, 10, 255]), "labels in 0..9, but is {'train-labels-idx1-ubyte': '10 in row 58, 255 in row 59'}"),  # noqa: E501
         (KINDS[2], lambda each: content(noise(60, 6, 7)), "images of one size"),
-        (KINDS[0], lambda each: struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 9), "up to 4 GiB"),
+        (KINDS[0], lambda each: struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 9), "0 bytes instead of 166"),
         (KINDS[3], lambda each: content(np.zeros(60)), "None is left for test"),
     ],
 )  # fmt: skip

@@ -155,7 +155,7 @@ def test_a_piece_in_two_splits_is_told(tmp_path):
 
 def test_a_file_of_another_kind(tmp_path):
     (tmp_path / "song.txt").write_text("la la la")
-    assert "must be a file of music (.mid" in refused("root", tmp_path / "song.txt")
+    assert "or a file (.mid, .midi, .json, .json.gz)" in refused("root", tmp_path / "song.txt")
 
 
 def test_first_pieces_take_turns(folder):

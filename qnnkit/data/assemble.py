@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +35,23 @@ class Stack:
         return pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
 
 
+def as_size(image_size: int | None) -> tuple[int, int] | None:
+    """(height, width) from a side in pixels; None stays None."""
+    if image_size is None:
+        return None
+    checks.positive("image_size", image_size, "Use a side such as 32, or None for the most common size.")
+    return image_size, image_size
+
+
 def stack_files(
     place: Place,
-    files: Iterable[tuple[str, int, Member]],
+    files: Sequence[tuple[str, int, Member]],
     classes: tuple[str, ...],
     *,
     image_size: int | None,
     grey: bool | None,
 ) -> Stack:
-    """Every image that can be read, brought to one size and mode; notes tell what that changed or left out.
+    """Every image that can be read, brought to one size and mode, with a note on those that cannot.
 
     Args:
         place: Where the files lie.
@@ -55,9 +63,10 @@ def stack_files(
     Raises:
         ValueError: A class has no image that can be read, or they do not fit into memory.
     """
-    size, files, failed, n_bytes = _size(image_size), list(files), [], 0
+    size, n_bytes = as_size(image_size), 0
     sides: list[str] = []
     pictures: list[Picture] = []
+    failed: list[str] = []
     for side, label, member in files:
         try:
             pictures.append(read(place.read(member.name), label, member.name, size))
@@ -77,23 +86,37 @@ def stack_files(
     if len(readable) < len({(side, label) for side, label, _ in files}):
         rule = "hold a readable image of every class"
         raise ValueError(checks.message("root", rule, str(place.path), notes[-1]))
-    total, counts = len(pictures), Counter(picture.size for picture in pictures)
+    return stack_pictures(pictures, sides, classes, notes, image_size=image_size, grey=grey)
+
+
+def stack_pictures(
+    pictures: Sequence[Picture],
+    sides: Sequence[str],
+    classes: tuple[str, ...],
+    notes: Sequence[str],
+    *,
+    image_size: int | None,
+    grey: bool | None,
+) -> Stack:
+    """Pictures of any size and mode, brought to one, with a note on how many that changed."""
+    told, total = list(notes), len(pictures)
     if films := [picture.source for picture in pictures if picture.n_frames > 1]:
-        notes.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
-    size = size or max(counts, key=lambda each: (counts[each], each))
+        told.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
+    counts = Counter(picture.size for picture in pictures)
+    size = as_size(image_size) or max(counts, key=lambda each: (counts[each], each))
     grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
     mode = "L" if grey else "RGB"
     if n := total - counts[size]:
-        notes.append(_resized(n, total, size))
+        told.append(_resized(n, total, size))
     if others := [picture.mode for picture in pictures if picture.mode != mode]:
-        notes.append(_converted(others, len(others), total, grey))
+        told.append(_converted(others, len(others), total, grey))
     return Stack(
         np.stack([fit(picture.pixels, size, mode) for picture in pictures]),
         np.array([picture.label for picture in pictures], dtype=np.int64),
         np.array([SIDES.index(side) for side in sides], dtype=np.uint8),
         tuple(picture.source for picture in pictures),
         classes,
-        tuple(notes),
+        tuple(told),
     )
 
 
@@ -127,7 +150,7 @@ def stack_arrays(
     if len(set(shapes.values())) > 1:
         raise ValueError(checks.message("root", "hold images of one size", shapes, "Resize them first."))
     images = np.concatenate([images for images, _ in parts.values()])
-    size, told, total = _size(image_size) or images.shape[1:3], list(notes), len(images)
+    size, told, total = as_size(image_size) or images.shape[1:3], list(notes), len(images)
     colour = images.ndim == 4
     grey = not colour if grey is None else grey
     if images.shape[1:3] != size:
@@ -197,14 +220,6 @@ def split(
     if repeated := duplicates.told(same, "images", "pixel for pixel"):
         notes.append(repeated)
     return [gather(chosen) for chosen in rows], notes
-
-
-def _size(image_size: int | None) -> tuple[int, int] | None:
-    """(height, width) from a side in pixels; None stays None."""
-    if image_size is None:
-        return None
-    checks.positive("image_size", image_size, "Use a side such as 32, or None for the most common size.")
-    return image_size, image_size
 
 
 def _resized(n: int, total: int, size: Sequence[int]) -> str:

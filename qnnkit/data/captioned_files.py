@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data.layout import SIDES, left_out, other_files
+from qnnkit.data.layout import SIDES, left_out
 from qnnkit.data.places import Member, Place, first
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
@@ -83,7 +83,6 @@ def listing(place: Place) -> Listing:
                 texts.append(" ".join(caption.split()))
             elif caption is not None:  # else the image alone was named
                 empty.append(member.name)
-    images = [member.name for member in place.members if member.is_image]
     missing = list(dict.fromkeys(missing))
     bare = [member.name for member, texts in captions.items() if not texts]
     bare += [member.name for member in place.members if member.is_image and member not in captions]
@@ -92,20 +91,17 @@ def listing(place: Place) -> Listing:
     if not whole:
         told = f"{files} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
         step = f"Put the images beside it, or into images/, such as {first(missing, 1)}."
-        if bare and not missing:
-            step = f"Write a caption for each image, such as {first(bare, 1)}."
-        elif not missing:
-            step = "Put the images beside it, or into images/."
+        if not missing:
+            step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
         raise ValueError(checks.message("root", "hold images that have a caption", told, step))
-    notes = []
-    if missing:
-        images_of = f"{len(missing):,} image{'s' * (len(missing) > 1)} of {files}"
-        notes.append(f"Left out {images_of} that are not there: {first(missing)}.")
-    notes += left_out(bare, len(images), "without a caption")
-    if empty:
-        of = first(list(dict.fromkeys(empty)))
-        notes.append(f"Left out {len(empty):,} captions that were empty or no text, of {of}.")
-    notes += filter(None, [other_files(place, [file.name for file in read.values()])])
+    unread = [each.name for inside in found.values() for each in inside if each not in read.values()]
+    why = {
+        f"images of {files} that are not there": missing,
+        "files of captions beside these": unread,
+        "captions that were empty or no text": empty,
+    }
+    notes = [f"Left out {len(names):,} {each}: {first(names)}." for each, names in why.items() if names]
+    notes += left_out(place, {"without a caption": bare}, NAMES)
     top = "" if len(read) > 1 else next(iter(read))
     inner = {member: SIDES.get(member.name[len(top) :].partition("/")[0].lower(), "any") for member in whole}
     if set(sides.values()) == {"any"} and {"train"} < set(inner.values()) <= {"train", "validation", "test"}:

@@ -23,7 +23,7 @@ from qnnkit.data.captioned_files import listing
 from qnnkit.data.captioned_tokens import CaptionTokenizer, tokenizer_of
 from qnnkit.data.idx import mnist
 from qnnkit.data.places import open_place
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Parts
+from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Parts
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
 """What is said of a digit; each of them is a caption of its own."""
@@ -31,26 +31,13 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 @dataclass(frozen=True, eq=False)
-class CaptionSet:
+class CaptionSet(Part):
     """The images of one split with their captions."""
 
     images: Tensor  # uint8, (n, channels, height, width)
     captions: tuple[tuple[str, ...], ...]  # of each image, one or more
     sources: tuple[str, ...]  # where each image came from
     labels: Tensor | None = None  # int64, (n,), where there are classes
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def at(self, rows: Tensor) -> CaptionSet:
-        """Some of the images with their captions, in this order."""
-        chosen = rows.tolist()
-        return CaptionSet(
-            self.images[rows],
-            tuple(self.captions[row] for row in chosen),
-            tuple(self.sources[row] for row in chosen),
-            None if self.labels is None else self.labels[rows],
-        )
 
     def add_to(self, digest: hashlib._Hash) -> None:
         """Feeds what a fingerprint is over to a digest: pixels, captions and labels."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
 import re
 import string
 import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import numpy as np
 from qnnkit import checks
 from qnnkit.data.assemble import Stack, split_stack, stack_arrays
 from qnnkit.data.cache import stacked
-from qnnkit.data.places import MAX_BYTES, Member, Place, first, natural, open_place
+from qnnkit.data.places import Member, Place, first, natural, open_place, unpacked
 from qnnkit.data.public import missing, obtain
 from qnnkit.data.splits import ImageSplits
 
@@ -194,30 +191,20 @@ def _find(place: Place, wanted: str) -> Member | None:
 
 def _array(place: Place, member: Member, magic: int) -> np.ndarray:
     """The bytes of an idx file, (n, height, width) or (n,), after its header has been checked."""
-    step, n_axes = "Get the file anew.", magic & 0xFF
     try:
         content = place.read(member.name)
-        packed = content[:2] == b"\x1f\x8b"
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) if packed else io.BytesIO(content) as file:
-            header = file.read(4 + 4 * n_axes)
-            told = struct.unpack(">I", header[:4])[0] if len(header) >= 4 else None
-            if told is not None and told != magic:
-                value = {member.base: f"magic number {told}"}
-                raise ValueError(
-                    checks.message("root", f"hold idx files that begin with {magic}", value, step)
-                )
-            shape = struct.unpack(f">{n_axes}I", header[4:]) if len(header) == 4 + 4 * n_axes else None
-            size = 0 if shape is None else math.prod(shape)
-            if size > MAX_BYTES:
-                value = {member.base: f"{size:,} bytes"}
-                raise ValueError(checks.message("root", "hold idx files up to 4 GiB", value, step))
-            data = file.read(size + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
-        told = f"damaged ({error or 'cut short'})"
-        raise ValueError(checks.message("root", "hold whole idx files", {member.base: told}, step)) from None
-    if shape is None or len(data) != size or not size:
-        told = "without a header" if shape is None else f"{len(data):,} bytes instead of {size:,}"
-        if shape is not None and len(data) > size:
-            told = f"more bytes than the {size:,} it declares"
-        raise ValueError(checks.message("root", "hold whole idx files", {member.base: told}, step))
-    return np.frombuffer(data, np.uint8).reshape(shape)
+        content = unpacked(content) if content[:2] == b"\x1f\x8b" else content
+        if len(content) < 4 + 4 * (magic & 0xFF):
+            raise ValueError("without a header")
+        found, *shape = struct.unpack_from(f">{1 + (magic & 0xFF)}I", content)
+        size, n = math.prod(shape), len(content) - 4 - 4 * len(shape)
+        if found != magic:
+            raise ValueError(f"magic number {found} instead of {magic}")
+        if n != size or not size:
+            raise ValueError(f"{n:,} bytes instead of {size:,}")
+    except ValueError as error:
+        rule = "hold whole idx files"
+        raise ValueError(
+            checks.message("root", rule, {member.base: str(error)}, "Get the file anew.")
+        ) from None
+    return np.frombuffer(content, np.uint8, offset=len(content) - size).reshape(shape)

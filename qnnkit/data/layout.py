@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from qnnkit import checks
-from qnnkit.data.places import Member, Place, first, natural
+from qnnkit.data.places import Level, Member, Place, first, natural
 
 SIDES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -18,11 +18,7 @@ SIDES = {
 """What folders that part a dataset may be called, in small or capital letters, and the splits they mean."""
 LAST_TWO_DIGITS = r"(\d{2})$"
 """The label in a file's name where no other pattern is given: at its end, before the suffix."""
-OURS = ("sample.json",)
-"""What the kit itself writes beside images."""
 
-Inside = dict[str, list[Member]]
-"""Folder -> all images in it, however deep; under "" those that lie in none."""
 Classes = dict[str, list[Member]]
 """Class -> its images, both in natural order."""
 
@@ -35,7 +31,7 @@ class Layout:
     """By side: "any" where the place has no sides."""
     top: str
     """The folder around everything that archives often have, with a `/` at its end; or ""."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """Sentences on what was left out."""
 
     @property
@@ -50,8 +46,8 @@ class Layout:
         return [
             (side, number[name], member)
             for side, classes in self.sides.items()
-            for name, members in classes.items()
-            for member in members
+            for name in sorted(classes, key=natural)
+            for member in classes[name]
         ]
 
 
@@ -63,24 +59,23 @@ def by_folder(place: Place) -> Layout:
     Raises:
         ValueError: There are fewer than two classes, an empty one, or one that a side lacks.
     """
-    top = _top(place, lambda _, below: not below[""] and len(below) > 1)
-    found = _sides(place, top, lambda inner: len(inner) > 1) or {"any": [_inside(place, top)]}
-    sides: dict[str, Classes] = {}
-    for side, folders in found.items():
-        sides[side] = {}
-        for name, images in ((name, images) for inner in folders for name, images in inner.items() if name):
-            sides[side].setdefault(name, []).extend(images)
-        classes = sides[side]
+    top = _top(place, lambda _, inner: inner.folders and not inner.images)
+    bases = _bases(place, top, lambda level: level.folders)
+    sides, others = _labelled(place, bases, lambda rest: rest.partition("/")[0] if "/" in rest else None)
+    for base, side in bases.items():
+        for name in place.level(base.rstrip("/")).folders:
+            sides[side].setdefault(name, [])
+    for side, classes in sides.items():
         if len(classes) < 2 or not all(classes.values()):
             counts = sorted((f"{len(images):,} in {name!r}" for name, images in classes.items()), key=natural)
             rule = (
-                "hold images in every class folder" if len(classes) > 1 else "hold two or more class folders"
+                f"hold {'images in every class folder' if len(classes) > 1 else 'two or more class folders'}"
             )
             under = "<class>/" if side == "any" else f"{side}/<class>/"
             step = f"Images found: {first(counts) or 'no folder'}. Put them in {under} there."
-            step = f"{step} {other_files(place)}".rstrip()
-            raise ValueError(checks.message("root", rule, str(place.path), step))
-    return _layout(place, sides, top, [], "that lie in no class folder")
+            told = " ".join([step, *left_out(place, {})])
+            raise ValueError(checks.message("root", rule, str(place.path), told))
+    return _layout(place, sides, top, {"that lie in no class folder": others})
 
 
 def by_name(place: Place, label_pattern: str | None) -> Layout:
@@ -92,27 +87,26 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
         ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
     """
     pattern = _compiled(label_pattern or LAST_TWO_DIGITS)
-    top = _top(place, lambda inner, _: not inner[""])
-    around = _inside(place, top)
-    found = _sides(place, top, lambda inner: any(inner.values())) if not around[""] else {}
-    sides: dict[str, Classes] = {}
-    malformed: list[str] = []
-    for side, folders in (found or {"any": [around]}).items():
-        labelled: Classes = {}
-        for image in (image for inner in folders for images in inner.values() for image in images):
-            match = pattern.search(image.base.rpartition(".")[0]) or pattern.search(image.base)
-            if match and match[1]:
-                labelled.setdefault(match[1], []).append(image)
-            else:
-                malformed.append(image.name)
-        sides[side] = labelled
+
+    def label(rest: str) -> str | None:
+        base = rest.rpartition("/")[2]
+        found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
+        return found[1] if found else None
+
+    top = _top(place, lambda outer, _: not outer.images)
+    is_flat = place.level(top.rstrip("/")).images
+    bases = {top: "any"} if is_flat else _bases(place, top, lambda level: level.images)
+    sides, others = _labelled(place, bases, label)
     if not any(sides.values()):
-        if not malformed:
-            step = f"Put them there, or in its folders train/ and test/. {other_files(place)}".rstrip()
-            raise ValueError(checks.message("root", "hold images", str(place.path), step))
-        step = f"No name fits, such as {malformed[0]!r}: write one whose first group is the label."
+        if not others:
+            told = ["Put them there, or in its folders train/ and test/.", *left_out(place, {})]
+            raise ValueError(checks.message("root", "hold images", str(place.path), " ".join(told)))
+        step = f"No name fits, such as {others[0]!r}: write one whose first group is the label."
         raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern.pattern, step))
-    return _layout(place, sides, top, malformed, "that lie outside of train/ and test/", pattern.pattern)
+    outside = [name for name in others if not name.startswith(tuple(bases))]
+    inside = [name for name in others if name.startswith(tuple(bases))]
+    why = f"whose names do not fit label_pattern {pattern.pattern}"
+    return _layout(place, sides, top, {why: inside, "that lie outside of the sides": outside})
 
 
 def of(place: Place, label_pattern: str | None = None) -> Layout:
@@ -132,80 +126,62 @@ def of(place: Place, label_pattern: str | None = None) -> Layout:
     return layout
 
 
-def left_out(images: Iterable[str], total: int, why: str) -> list[str]:
-    """A sentence on images that are not used, if there are any."""
-    names = list(images)
-    return [f"Left out {len(names):,} of {total:,} images {why}: {first(names)}."] if names else []
+def left_out(
+    place: Place, why: dict[str, list[str]], read: tuple[str, ...] = ("sample.json",)
+) -> tuple[str, ...]:
+    """Sentences on images that are not used, and on files that are neither images nor `read`."""
+    others = [each.name for each in place.members if not each.is_image and each.base.lower() not in read]
+    told = {f"of {sum(each.is_image for each in place.members):,} images {x}": why[x] for x in why}
+    told |= {"files that are no images": others, "links or devices": place.left_out}
+    return tuple(f"Left out {len(x):,} {each}: {first(x)}." for each, x in told.items() if x)
 
 
-def other_files(place: Place, read: Collection[str] = ()) -> str:
-    """A sentence on files that are neither images nor `read`; hidden ones are the system's."""
-    names = [each.name for each in place.members if not each.is_image]
-    names = [name for name in names if name not in (*read, *OURS)]
-    return f"Left out {len(names):,} other file{'s' * (len(names) > 1)}: {first(names)}." if names else ""
+def _labelled(
+    place: Place, bases: dict[str, str], label: Callable[[str], str | None]
+) -> tuple[dict[str, Classes], list[str]]:
+    """Side -> class -> its images, and the names of images that are of none."""
+    sides: dict[str, Classes] = {side: {} for side in bases.values()}
+    left_out = []
+    for member in place.members:
+        if member.is_image:
+            base = next((base for base in bases if member.name.startswith(base)), None)
+            name = None if base is None else label(member.name[len(base) :])
+            if base is not None and name:
+                sides[bases[base]].setdefault(name, []).append(member)
+            else:
+                left_out.append(member.name)
+    return sides, left_out
 
 
-def _layout(
-    place: Place, sides: dict[str, Classes], top: str, malformed: list[str], why: str, pattern: str = ""
-) -> Layout:
-    """The layout, with notes on all that is not in it."""
-    sides = {
-        side: {
-            name: sorted(classes[name], key=lambda each: natural(each.name))
-            for name in sorted(classes, key=natural)
-        }
-        for side, classes in sides.items()
-    }
-    layout = Layout(sides, top, ())
+def _layout(place: Place, sides: dict[str, Classes], top: str, why: dict[str, list[str]]) -> Layout:
+    layout = Layout(sides, top, left_out(place, why))
     for side, classes in sides.items():
         if missing := [name for name in layout.classes if name not in classes]:
             step = f"Missing there: {first(missing)}. Add images of these, or leave the classes out."
             rule = "hold the same classes on all its sides"
             raise ValueError(checks.message("root", rule, f"{len(classes)} in {side}/", step))
-    images = [member.name for member in place.members if member.is_image]
-    used = {member.name for _, _, member in layout.files} | set(malformed)
-    notes = left_out(malformed, len(images), f"whose names do not fit label_pattern {pattern}")
-    notes += left_out((name for name in images if name not in used), len(images), why)
-    return Layout(sides, top, (*notes, *filter(None, [other_files(place)])))
+    return layout
 
 
-def _inside(place: Place, top: str) -> Inside:
-    """What lies below `top`, by the folders directly there."""
-    found: Inside = {"": []}
-    for folder in place.levels:
-        if folder.startswith(top) and folder != top.rstrip("/"):
-            found.setdefault(folder[len(top) :].partition("/")[0], [])
-    for member in place.members:
-        if member.is_image and member.name.startswith(top):
-            head, slash, _ = member.name[len(top) :].partition("/")
-            found.setdefault(head if slash else "", []).append(member)
-    return found
-
-
-def _top(place: Place, goes_on: Callable[[Inside, Inside], bool]) -> str:
+def _top(place: Place, goes_on: Callable[[Level, Level], object]) -> str:
     """The innermost folder around everything: while one holds a single folder, and `goes_on`."""
-    top, inner = "", _inside(place, "")
-    while len(inner) == 2:
-        below = _inside(place, f"{top}{max(inner)}/")
-        if not goes_on(inner, below):
+    top, level = "", place.level("")
+    while len(level.folders) == 1:
+        inner = place.level(top + level.folders[0])
+        if not goes_on(level, inner):
             break
-        top, inner = f"{top}{max(inner)}/", below
+        top, level = f"{top}{level.folders[0]}/", inner
     return top
 
 
-def _sides(place: Place, top: str, holds: Callable[[Inside], bool]) -> dict[str, list[Inside]]:
-    """Side -> what is in its folders; nothing where the folders are no sides."""
-    found: dict[str, list[Inside]] = {side: [] for side in ("train", "validation", "test")}
-    inner = _inside(place, top)
-    named = [name for name in inner if name.lower() in SIDES]
-    for name in named:
-        below = _inside(place, f"{top}{name}/")
-        if holds(below):
-            found[SIDES[name.lower()]].append(below)
-    if not found["train"] or len({SIDES[name.lower()] for name in named}) < 2:
-        return {}
-    sides = {side: folders for side, folders in found.items() if folders}
-    return sides if len(sides) > 1 else {"any": found["train"]}
+def _bases(place: Place, top: str, holds: Callable[[Level], object]) -> dict[str, str]:
+    """Folder of each side, with a `/` at its end -> side; all of `top` where there are no sides."""
+    named = {f"{top}{name}/": SIDES.get(name.lower()) for name in place.level(top.rstrip("/")).folders}
+    bases = {base: side for base, side in named.items() if side and holds(place.level(base.rstrip("/")))}
+    if "train" not in bases.values() or len({*named.values()} - {None}) < 2:
+        return {top: "any"}
+    ordered = sorted(bases, key=lambda base: list(SIDES.values()).index(bases[base]))
+    return {base: bases[base] if len({*bases.values()}) > 1 else "any" for base in ordered}
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

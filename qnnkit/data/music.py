@@ -15,7 +15,7 @@ from qnnkit.data.duplicates import Content
 from qnnkit.data.music_events import DURATION, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.music_sources import Collection, collect
 from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
 
 SHORTEST = 32
 """Tokens of a block, at least: a step with all its notes has room in it."""
@@ -89,7 +89,8 @@ def music(
         ValueError: A setting is out of range, or there is no music, or too little; see `collect`.
     """
     overlap = sequence_length // 4 if overlap is None else overlap
-    _require(sequence_length, overlap, validation_fraction, test_fraction, transpose)
+    _require(sequence_length, overlap, transpose)
+    require_fractions(validation_fraction, test_fraction)
     tokenizer, collections = MusicTokenizer(), collect(root, composers)
     notes = [note for each in collections for note in each.notes]
     blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
@@ -196,36 +197,24 @@ def _sides(collection: Collection, split_seed: int, validation: float, test: flo
     sides = list(collection.sides)
     free = [row for row, side in enumerate(sides) if not side]
     if free:
-        n_validation, n_test = (max(1, round(part * len(free))) for part in (validation, test))
-        if n_validation + n_test >= len(free):
-            rule = "hold enough pieces of each composer for all three splits"
-            step = "Add pieces (three at least), or lower validation_fraction and test_fraction."
-            found = {collection.composer: len(free)}
-            raise ValueError(checks.message("root", rule, found, step))
-        order = torch.randperm(len(free), generator=seeded("music", split_seed)).tolist()
-        for place, row in enumerate(order):
-            drawn = "test" if place < n_test else "validation" if place < n_test + n_validation else "train"
-            sides[free[row]] = drawn
+        told = {collection.composer: len(free)}
+        step = "Add pieces (three at least), or lower validation_fraction and test_fraction."
+        new = drawn(len(free), seeded("music", split_seed), validation, test, told, step)
+        for row, side in zip(free, new, strict=True):
+            sides[row] = side
     if missing := [name for name in SPLITS if name not in sides]:
         step = f"The split {missing[0]} has no piece with a note: add some."
         raise ValueError(checks.message("root", "hold pieces in all three splits", collection.composer, step))
     return sides
 
 
-def _require(length: int, overlap: int, validation: float, test: float, transpose: int) -> None:
+def _require(length: int, overlap: int, transpose: int) -> None:
     if length < SHORTEST:
         step = "Use 512 to 1,024: a bar is 10 to 25 tokens."
         raise ValueError(checks.message("sequence_length", f"be {SHORTEST} or more", length, step))
     if not 0 <= overlap <= length // 2:
-        rule, step = (
-            f"lie in 0..{length // 2}, half a block of {length}",
-            "Leave it out for a quarter of a block.",
-        )
-        raise ValueError(checks.message("overlap", rule, overlap, step))
-    if not (min(validation, test) > 0 and validation + test < 1):
-        rule = "be above 0, as validation_fraction must, and leave pieces for training"
-        step = f"With validation_fraction={validation} that is not so: use 0.1 for both."
-        raise ValueError(checks.message("test_fraction", rule, test, step))
+        rule = f"lie in 0..{length // 2}, half a block of {length}"
+        raise ValueError(checks.message("overlap", rule, overlap, "Leave it out for a quarter of a block."))
     if not 0 <= transpose <= 12:
         step = "Use 5 for all keys near by, or 0 for none."
         raise ValueError(checks.message("transpose", "lie in 0..12 semitones", transpose, step))

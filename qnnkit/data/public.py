@@ -25,69 +25,45 @@ class Public:
     """What a folder with it holds, for the message."""
 
 
-# The MD5 sums of the four families are those that torchvision (datasets/mnist.py) publishes; they are checked
-# against it, not against the files, but for MNIST and AHCD, whose SHA-256 are of the files themselves.
 FOUR = tuple(
     f"{side}-{kind}-ubyte.gz" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
-_NEEDS = f"{', '.join(FOUR)} (or unpacked)"
+
+
+def _four(page: str, mirrors: tuple[str, ...], *sums: str) -> Public:
+    """A dataset of MNIST's four files."""
+    return Public(page, mirrors, dict(zip(FOUR, sums, strict=True)), f"{', '.join(FOUR)} (or unpacked)")
+
+
+# The MD5 sums of three families are those that torchvision (datasets/mnist.py) publishes; they are checked
+# against it, not against the files. Those of MNIST and AHCD, SHA-256, are of the files themselves.
 PUBLIC = {
-    "mnist": Public(
+    "mnist": _four(
         "https://en.wikipedia.org/wiki/MNIST_database",
         (
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
-        dict(
-            zip(
-                FOUR,
-                (
-                    "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                    "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                    "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                    "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                ),
-                strict=True,
-            )
-        ),
-        _NEEDS,
+        "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
-    "fashion_mnist": Public(
+    "fashion_mnist": _four(
         "https://github.com/zalandoresearch/fashion-mnist",
-        (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        ),
-        dict(
-            zip(
-                FOUR,
-                (
-                    "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                    "md5:25c81989df183df01b3e8a0aad5dffbe",
-                    "md5:bef4ecab320f06d8554ea6380940ec79",
-                    "md5:bb300cfdad3c16e7a12a480ee83cd310",
-                ),
-                strict=True,
-            )
-        ),
-        _NEEDS,
+        ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
+        "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "md5:25c81989df183df01b3e8a0aad5dffbe",
+        "md5:bef4ecab320f06d8554ea6380940ec79",
+        "md5:bb300cfdad3c16e7a12a480ee83cd310",
     ),
-    "kmnist": Public(
+    "kmnist": _four(
         "https://github.com/rois-codh/kmnist",
-        ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
-        dict(
-            zip(
-                FOUR,
-                (
-                    "md5:bdb82020997e1d708af4cf47b453dcf7",
-                    "md5:e144d726b3acfaa3e44228e80efcd344",
-                    "md5:5c965bf0a639b31b8f53240b1b52f4d7",
-                    "md5:7320c461ea6c1c855c0b718fb2a4b134",
-                ),
-                strict=True,
-            )
-        ),
-        _NEEDS,
+        ("https://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
+        "md5:bdb82020997e1d708af4cf47b453dcf7",
+        "md5:e144d726b3acfaa3e44228e80efcd344",
+        "md5:5c965bf0a639b31b8f53240b1b52f4d7",
+        "md5:7320c461ea6c1c855c0b718fb2a4b134",
     ),
     "emnist": Public(
         "https://www.nist.gov/itl/products-and-services/emnist-dataset",

@@ -87,19 +87,33 @@ class Parts:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class Part:
+    """The samples of one split: every field has an entry of each, or is None."""
+
+    def __len__(self) -> int:
+        return len(self.sources)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def at(self, rows: torch.Tensor) -> Self:
+        """Some of the samples, in this order."""
+        return replace(
+            self,
+            **{
+                name: value[rows]
+                if isinstance(value, torch.Tensor)
+                else tuple(value[i] for i in rows.tolist())
+                for name, value in vars(self).items()
+                if value is not None
+            },
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet(Part):
     """The images of one split, a byte per value: the model scales them, on the device."""
 
     images: torch.Tensor  # uint8, (n, channels, height, width)
     labels: torch.Tensor  # indices into the classes, int64, (n,)
     sources: tuple[str, ...]  # where each image came from: a file, relative to the root, or "digits/123"
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def at(self, rows: torch.Tensor) -> ImageSet:
-        """Some of the images, in this order."""
-        return ImageSet(self.images[rows], self.labels[rows], tuple(self.sources[i] for i in rows.tolist()))
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) over pixels and labels, in order; names of files do not count."""

@@ -13,28 +13,21 @@ import torch
 from qnnkit import checks
 from qnnkit.data.assemble import split_stack, stack_arrays
 from qnnkit.data.batches import Batches
-from qnnkit.data.splits import SPLITS, ImageSplits, Parts, split_rows
+from qnnkit.data.splits import SPLITS, ImageSplits, Part, Parts, split_rows
 
 
 @dataclass(frozen=True, eq=False)
-class TensorSet:
+class TensorSet(Part):
     """The samples of one split."""
 
     inputs: torch.Tensor  # (n, ...)
     targets: torch.Tensor  # (n, ...)
     sources: tuple[str, ...]  # "name/row"
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
     @property
     def labels(self) -> torch.Tensor:
         """The targets, as a classifier is judged by them."""
         return self.targets
-
-    def at(self, rows: torch.Tensor) -> TensorSet:
-        """Some of the samples, in this order."""
-        return TensorSet(self.inputs[rows], self.targets[rows], tuple(self.sources[i] for i in rows.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
