@@ -211,10 +211,10 @@ def split(
     if stack.sides.any() and SIDES.index("test") not in stack.sides:
         notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
     same = {
-        side: [
+        side: (
             Content(np.ascontiguousarray(stack.images[i]).data, stack.sources[i], int(stack.labels[i]))
             for i in chosen
-        ]
+        )
         for side, chosen in zip(SPLITS, rows, strict=True)
     }
     if repeated := duplicates.told(same, "images", "pixel for pixel"):
