@@ -12,7 +12,7 @@ from qnnkit import checks
 from qnnkit.data import duplicates
 from qnnkit.data.batches import seeded
 from qnnkit.data.duplicates import Content
-from qnnkit.data.music_events import DURATION, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
+from qnnkit.data.music_events import DURATION, FILE, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.music_sources import Collection, collect
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
@@ -63,6 +63,7 @@ def music(
     validation_fraction: float = 0.1,
     test_fraction: float = 0.1,
     transpose: int = 5,
+    tokenizer: str | Path | None = None,
 ) -> TokenSplits:
     """Pieces as blocks of events, each block of one piece, in splits by piece.
 
@@ -83,6 +84,7 @@ def music(
         validation_fraction: Share of each composer's pieces; one at least.
         test_fraction: Likewise.
         transpose: Semitones by which training blocks are shifted at most, anew in every epoch; 0 leaves them.
+        tokenizer: Folder of the model that an adapter goes on; it must read this kit's events.
 
     Raises:
         FileNotFoundError: Nothing is there.
@@ -91,7 +93,12 @@ def music(
     overlap = sequence_length // 4 if overlap is None else overlap
     _require(sequence_length, overlap, transpose)
     require_fractions(validation_fraction, test_fraction)
-    tokenizer, collections = MusicTokenizer(), collect(root, composers)
+    if tokenizer is not None and not Path(tokenizer).expanduser().joinpath(FILE).is_file():
+        step = "One with another vocabulary, such as REMI, cannot be the base: train one by music_llama."
+        rule = f"be the folder of a model of music that this kit saved, with {FILE}"
+        raise ValueError(checks.message("tokenizer", rule, str(tokenizer), step))
+    events = MusicTokenizer() if tokenizer is None else MusicTokenizer.from_pretrained(tokenizer)
+    collections = collect(root, composers)
     notes = [note for each in collections for note in each.notes]
     blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
     same: dict[str, list[Content]] = {name: [] for name in SPLITS}
@@ -99,15 +106,13 @@ def music(
     for collection in collections:
         sides = _sides(collection, split_seed, validation_fraction, test_fraction)
         for piece, side in zip(collection.pieces, sides, strict=True):
-            ids = tokenizer.encode(piece)
+            ids = events.encode(piece)
             n_pieces, n_short = n_pieces + 1, n_short + (len(ids) < sequence_length)
             source = f"{collection.composer}/{piece.name}"
             same[side].append(Content(str(ids).encode(), source))
-            cuts = _cuts(ids, sequence_length, overlap if side == "train" else 0)
-            blocks[side] += [
-                _Block(source, ids[start:stop], known if side != "train" else 1)
-                for start, stop, known in cuts
-            ]
+            learns = side == "train"
+            for start, stop, known in _cuts(ids, sequence_length, overlap if learns else 0):
+                blocks[side].append((source, ids[start:stop], 1 if learns else known))
     if n_short:
         notes.append(
             f"{n_short:,} of {n_pieces:,} pieces are shorter than a block of {sequence_length} tokens: the "
@@ -117,7 +122,7 @@ def music(
         notes.append(repeated)
     sets = {name: _stack(rows, sequence_length) for name, rows in blocks.items()}
     augment = Transposition(transpose, split_seed) if transpose else None
-    return TokenSplits("music", **sets, tokenizer=tokenizer, notes=tuple(notes), augment=augment)
+    return TokenSplits("music", **sets, tokenizer=events, notes=tuple(notes), augment=augment)
 
 
 def by_composer(splits: TokenSplits) -> dict[str, TokenSplits]:
@@ -161,12 +166,8 @@ def first_pieces(splits: TokenSplits, split: str, n: int) -> list[Piece]:
     return pieces
 
 
-@dataclass(frozen=True)
-class _Block:
-    source: str
-    ids: list[int]
-    known: int
-    """Tokens at its beginning that are not predicted."""
+_Block = tuple[str, list[int], int]
+"""Where it comes from, its tokens, and how many at its beginning are not predicted."""
 
 
 def _cuts(ids: Sequence[int], length: int, overlap: int) -> Iterable[tuple[int, int, int]]:
@@ -178,18 +179,16 @@ def _cuts(ids: Sequence[int], length: int, overlap: int) -> Iterable[tuple[int, 
         if stop == len(ids):
             return
         covered, latest = stop, stop - max(overlap, 1)
-        border = next((i for i in range(latest, start, -1) if TIME <= ids[i] < DURATION), latest)
-        start = border
+        start = next((i for i in range(latest, start, -1) if TIME <= ids[i] < DURATION), latest)
 
 
 def _stack(blocks: Sequence[_Block], length: int) -> TokenSet:
     input_ids = torch.full((len(blocks), length), PAD)
     labels = torch.full((len(blocks), length), IGNORED)
-    for row, block in enumerate(blocks):
-        ids = torch.tensor(block.ids)
-        input_ids[row, : len(ids)] = ids
-        labels[row, block.known : len(ids)] = ids[block.known :]
-    return TokenSet(input_ids, labels, tuple(block.source for block in blocks))
+    for row, (_, ids, known) in enumerate(blocks):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        labels[row, known : len(ids)] = torch.tensor(ids[known:])
+    return TokenSet(input_ids, labels, tuple(source for source, _, _ in blocks))
 
 
 def _sides(collection: Collection, split_seed: int, validation: float, test: float) -> list[str]:
@@ -199,7 +198,8 @@ def _sides(collection: Collection, split_seed: int, validation: float, test: flo
     if free:
         told = {collection.composer: len(free)}
         step = "Add pieces (three at least), or lower validation_fraction and test_fraction."
-        new = drawn(len(free), seeded("music", split_seed), validation, test, told, step)
+        generator = seeded("music", split_seed)
+        new = drawn(len(free), generator, validation, test, what="pieces", whole=told, step=step)
         for row, side in zip(free, new, strict=True):
             sides[row] = side
     if missing := [name for name in SPLITS if name not in sides]:

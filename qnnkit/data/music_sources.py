@@ -44,7 +44,7 @@ class Collection:
 def collect(
     root: str | Path | Sequence[str | Path], composers: Sequence[str] | Mapping[str, str] | None = None
 ) -> list[Collection]:
-    """The pieces of each composer; what is left out is told in the notes of the first.
+    """The pieces of each composer; what is no music is told in the notes of the first, if all are read.
 
     A composer is a folder of MIDI files (in a folder or zip, the folder next to the file counts; where there
     is none, the zip's or root's own name), or a JSON file, by its name without the suffix.
@@ -72,7 +72,8 @@ def collect(
         if not chosen:
             raise ValueError(checks.message("composers", "name one at least", composers, "None takes all."))
         collections = [_read(composer, found[there]) for composer, there in chosen.items()]
-    collections[0].notes[:0] = notes
+    if composers is None:
+        collections[0].notes[:0] = notes
     return collections
 
 

@@ -68,8 +68,8 @@ def text(
     documents, notes = text_files.documents(root, part)
     n, generator = len(documents), seeded("text", split_seed)
     step = f"Add some to {root}: of a single text file, about {CHARACTERS:,} characters are a document."
-    told = f"{n:,} documents"
-    sides = drawn(n, generator, validation_fraction, test_fraction, told, step)
+    shares = validation_fraction, test_fraction
+    sides = drawn(n, generator, *shares, what="documents", whole=n, step=step)
     kept: dict[str, list[Document]] = {name: [] for name in SPLITS}
     for document, side in zip(documents, sides, strict=True):
         if document is not None:

@@ -49,16 +49,16 @@ def require_fractions(validation: float, test: float) -> None:
 
 
 def drawn(
-    n: int, generator: torch.Generator, validation: float, test: float, whole: object, step: str
+    n: int, generator: torch.Generator, validation: float, test: float, *, what: str, whole: object, step: str
 ) -> list[str]:
-    """The split of each of `n` documents or pieces: these shares of them, one at least.
+    """The split of each of `n` documents or pieces (`what`): these shares of them, one at least.
 
     Raises:
         ValueError: None is left for training; `whole` is what there is too little of, `step` what to do.
     """
     n_validation, n_test = (max(1, round(share * n)) for share in (validation, test))
     if n_validation + n_test >= n:
-        rule = "hold enough for train, validation and test"
+        rule = f"hold enough {what} for train, validation and test"
         raise ValueError(checks.message("root", rule, whole, step))
     sides = ["train"] * n
     for place, row in enumerate(torch.randperm(n, generator=generator).tolist()[: n_test + n_validation]):
