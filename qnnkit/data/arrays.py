@@ -163,24 +163,24 @@ def _classes(
 ) -> tuple[tuple[str, ...], dict[str, tuple[np.ndarray, np.ndarray]]]:
     """The names of the classes, and the parts with labels that index them."""
     known = np.unique(next(iter(parts.values()))[1])
-    if named is not None and named.ndim != 1:
-        step = 'Save one name for each label, such as np.array(["cat", "dog"]).'
-        raise ValueError(
-            checks.message("root", "hold classes of shape (n_classes,)", {"classes": named.shape}, step)
-        )
-    if named is not None and known.dtype.kind != "U":
-        known = np.arange(len(named))
+    if named is not None:
+        if named.ndim != 1:
+            value, step = {"classes": named.shape}, 'Save one name each, such as np.array(["cat", "dog"]).'
+            raise ValueError(checks.message("root", "hold classes of shape (n_classes,)", value, step))
+        known = named.astype(str) if known.dtype.kind == "U" else np.arange(len(named))
     for side, (_, labels) in parts.items():
         below = labels[labels < 0] if labels.dtype.kind == "i" else labels[:0]
         if len(wrong := np.union1d(np.setdiff1d(labels, known), below)):
             rule = f"hold labels among {first([str(label) for label in known], 10)}"
-            if named is None and len(below):
-                rule = "hold labels of 0 or above"
+            rule = "hold labels of 0 or above" if named is None and len(below) else rule
             step = "Correct these labels, or leave their images out."
             raise ValueError(checks.message("root", rule, {side: first([str(x) for x in wrong])}, step))
     if len(known) < 2:
         step = "A net needs something to tell apart."
         raise ValueError(checks.message("root", "hold two or more classes", known.tolist(), step))
-    names = tuple(str(label) for label in (known if named is None else named.tolist()))
-    indexed = {side: (images, np.searchsorted(known, labels)) for side, (images, labels) in parts.items()}
-    return names, indexed
+    order = np.argsort(known)
+    names = tuple(str(label) for label in (known if named is None else named).tolist())
+    return names, {
+        side: (images, order[np.searchsorted(known, labels, sorter=order)])
+        for side, (images, labels) in parts.items()
+    }

@@ -198,7 +198,7 @@ def split_stack(
     shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
     parts, notes = split(stack, gather, top, split_seed=split_seed, **shares)
     train, validation, test = parts
-    return ImageSplits(name, train, validation, test, stack.classes, (*stack.notes, *notes))
+    return ImageSplits(name, train, validation, test, stack.classes, notes=(*stack.notes, *notes))
 
 
 def split(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from qnnkit import checks
 from qnnkit.data import fetch
 from qnnkit.data.arrays import digits
 from qnnkit.data.assemble import split, stack_files
-from qnnkit.data.batches import DictBatches, seeded
+from qnnkit.data.batches import seeded
 from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
 from qnnkit.data.captioned_tokens import CaptionTokenizer, tokenizer_of
 from qnnkit.data.idx import mnist
 from qnnkit.data.places import open_place
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Parts
+from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
 """What is said of a digit; each of them is a caption of its own."""
@@ -66,7 +66,7 @@ class CaptionSet(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class CaptionSplits(Parts):
+class CaptionSplits(Pictured):
     """Images with captions, split into train, validation and test.
 
     A batch is {"pixel_values": uint8 (batch, channels, height, width), "input_ids": int64 (batch, length),
@@ -83,22 +83,10 @@ class CaptionSplits(Parts):
     validation: CaptionSet
     test: CaptionSet
     tokenizer: CaptionTokenizer
-    notes: tuple[str, ...] = ()
-    """Sentences to show once: what was left out, cut, resized or converted."""
     classes: tuple[str, ...] = ()
     """The name of each label, where there are labels."""
     prompts: tuple[tuple[str, ...], ...] = ()
     """What may be said of an image of each class, for zero-shot classification."""
-
-    @property
-    def channels(self) -> int:
-        """1 for grey, 3 for colour."""
-        return self.train.images.shape[1]
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width, in pixels."""
-        return self.train.images.shape[2], self.train.images.shape[3]
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -110,12 +98,8 @@ class CaptionSplits(Parts):
         ids, mask = self.tokenizer.encode([captions[0] for captions in self.train.captions[:n]])
         return {"pixel_values": self.train.images[:n], "input_ids": ids, "attention_mask": mask}
 
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> DictBatches:
-        """Batches of a split; the order is a function of `seed` and of the epoch given to `set_epoch`.
-
-        So is which of its captions stands beside a training image; elsewhere it is the first.
-        """
-        checks.positive("batch_size", batch_size)
+    def _samples(self, split: str, seed: int) -> Callable[[int], dict[str, Tensor]]:
+        """A training image stands beside a caption drawn by seed and epoch; elsewhere beside its first."""
         part, draws = self.split(split), split == "train"
         texts, pairs = part.texts()
         ids, mask = self.tokenizer.encode(texts)
@@ -130,7 +114,7 @@ class CaptionSplits(Parts):
             rows = pairs[chosen, 1]
             return {"pixel_values": part.images, "input_ids": ids[rows], "attention_mask": mask[rows]}
 
-        return DictBatches(draw, batch_size, shuffle=shuffle, seed=seed)
+        return draw
 
 
 def captions(
@@ -275,4 +259,4 @@ def _with_tokens(
     tokenizer = tokenizer_of(wanted, texts[0], sequence_length)
     told = tokenizer.told([text for part in texts for text in part])
     train, validation, test = sets
-    return CaptionSplits(name, train, validation, test, tokenizer, (*notes, *told))
+    return CaptionSplits(name, train, validation, test, tokenizer, notes=(*notes, *told))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import string
 import struct
 from pathlib import Path
@@ -18,8 +17,9 @@ from qnnkit.data.places import Member, Place, first, natural, open_place, unpack
 from qnnkit.data.public import missing, obtain
 from qnnkit.data.splits import ImageSplits
 
-IMAGES, LABELS = 0x803, 0x801
-"""Magic numbers: bytes (08) in three axes, and in one."""
+IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+MAGIC = {IMAGES: 0x803, LABELS: 0x801}
+"""Numbers that files begin with: bytes (08) in three axes, and in one."""
 MNIST = tuple("0123456789")
 FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
@@ -123,54 +123,33 @@ def _load(
 ) -> ImageSplits:
     notes: list[str] = []
     with open_place(obtain(name, root, download)) as place:
-        stem = {"train": "train", "test": "t10k"}
+        packed = sorted(place.members, key=lambda each: (each.base.endswith(".gz"), natural(each.name)))
+        files = {each.base.removesuffix(".gz").replace(".idx", "-idx"): each for each in reversed(packed)}
+        stems = {"train": "train", "test": "t10k"}
         if name == "emnist":
-            pattern = r"(?:.*/)?emnist-([a-z]+)-train-images[-.]idx3-ubyte(?:\.gz)?"
-            told = [found[1] for each in place.members if (found := re.fullmatch(pattern, each.name))]
-            there = [each for each in EMNIST if each in told]
+            there = [each for each in EMNIST if f"emnist-{each}-train-{IMAGES}" in files]
             chosen = variant or next(iter(there), "balanced")
             if variant is None and len(there) > 1:
                 notes = [f"Took the variant {chosen!r} of {', '.join(there)}."]
-            stem = {side: f"emnist-{chosen}-{side}" for side in stem}
+            stems = {side: f"emnist-{chosen}-{side}" for side in stems}
             classes = EMNIST[chosen]
-        wanted = {"dataset": name, "stem": stem, "image_size": image_size, "grey": grey, "notes": notes}
-        files = [member for member in place.members if "ubyte" in member.base]
-        stack = stacked(
-            files,
-            wanted,
-            lambda: _read(name, root, place, stem, classes, notes, image_size, grey),
-            cached and image_size is not None,  # as they are, they load as fast from their own files
-        )
+        names = [f"{stem}-{kind}" for stem in stems.values() for kind in (IMAGES, LABELS)]
+        if lacking := [each for each in names if each not in files]:
+            raise missing(name, root, lacking)
+        lowest = int(name == "emnist" and len(classes) == 26)  # its letters are counted from 1
+
+        def make() -> Stack:
+            parts = {}
+            for side, stem in stems.items():
+                pixels, labels = (_array(place, files[f"{stem}-{kind}"]) for kind in (IMAGES, LABELS))
+                require_labels(files[f"{stem}-{LABELS}"].base, labels, lowest, lowest + len(classes) - 1)
+                parts[side] = (pixels.transpose(0, 2, 1) if name == "emnist" else pixels, labels - lowest)
+            return stack_arrays(parts, classes, image_size=image_size, grey=grey, notes=notes)
+
+        wanted = {"dataset": name, "stem": stems, "image_size": image_size, "grey": grey, "notes": notes}
+        kept = cached and image_size is not None  # as they are, they load as fast from their own files
+        stack = stacked([files[each] for each in names], wanted, make, kept)
     return split_stack(name, stack, **options)
-
-
-def _read(
-    name: str,
-    root: str | Path | None,
-    place: Place,
-    stem: dict[str, str],
-    classes: tuple[str, ...],
-    notes: list[str],
-    image_size: int | None,
-    grey: bool | None,
-) -> Stack:
-    names = {
-        (side, kind): f"{begin}-{kind}"
-        for side, begin in stem.items()
-        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
-    }
-    found = {key: _find(place, wanted) for key, wanted in names.items()}
-    if lacking := [names[key] for key, member in found.items() if member is None]:
-        raise missing(name, root, lacking)
-    lowest = int(name == "emnist" and len(classes) == 26)  # its letters are counted from 1
-    parts = {}
-    for side in stem:
-        images, labels = (found[side, kind] for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-        assert images is not None and labels is not None
-        pixels, values = _array(place, images, IMAGES), _array(place, labels, LABELS)
-        require_labels(labels.base, values, lowest, lowest + len(classes) - 1)
-        parts[side] = (pixels.transpose(0, 2, 1) if name == "emnist" else pixels, values - lowest)
-    return stack_arrays(parts, classes, image_size=image_size, grey=grey, notes=notes)
 
 
 def require_labels(name: str, labels: np.ndarray, lowest: int, highest: int) -> None:
@@ -182,15 +161,9 @@ def require_labels(name: str, labels: np.ndarray, lowest: int, highest: int) -> 
         raise ValueError(checks.message("root", rule, {name: rows}, "Get the file anew, or correct it."))
 
 
-def _find(place: Place, wanted: str) -> Member | None:
-    """The file of this name, wherever it lies; unpacked before packed."""
-    pattern = re.escape(wanted).replace("\\-idx", "[-.]idx") + r"(\.gz)?"
-    found = [member for member in place.members if re.fullmatch(pattern, member.base)]
-    return min(found, key=lambda member: (member.base.endswith(".gz"), natural(member.name)), default=None)
-
-
-def _array(place: Place, member: Member, magic: int) -> np.ndarray:
+def _array(place: Place, member: Member) -> np.ndarray:
     """The bytes of an idx file, (n, height, width) or (n,), after its header has been checked."""
+    magic = MAGIC[IMAGES if "images" in member.base else LABELS]
     try:
         content = place.read(member.name)
         content = unpacked(content) if content[:2] == b"\x1f\x8b" else content

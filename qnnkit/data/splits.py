@@ -7,57 +7,43 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data.batches import Batches, seeded
+from qnnkit.data.batches import DictBatches, seeded
 
 SPLITS = ("train", "validation", "test")
 SIDES = ("any", *SPLITS)
 """On which side of its dataset a sample lies: "any" where the dataset has no sides of its own."""
 
 
-class Splits(Protocol):
-    """What runs ask of a dataset, whatever it holds."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def train(self) -> Any: ...
-    @property
-    def validation(self) -> Any: ...
-    @property
-    def test(self) -> Any: ...
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """What a net must know of the data, as `models.build` takes it."""
-        ...
-
-    def example(self, n: int = 1) -> Any:
-        """What a net takes, of the first `n` training samples."""
-        ...
-
-    def split(self, name: str) -> Any: ...
-    def fingerprint(self) -> str: ...
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Any: ...
-    def keep(self, train_fraction: float, seed: int = 0) -> Splits: ...
-
-
 @dataclass(frozen=True, eq=False)
-class Parts:
-    """Train, validation and test: what all splits of images and arrays have in common."""
+class Splits:
+    """Train, validation and test: what runs ask of a dataset, whatever it holds.
+
+    A kind adds its own fields, `sizes`, `example`, and `_samples`, what a batch is made of.
+    """
 
     name: str
     train: Any
     validation: Any
     test: Any
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Sentences to show once: what was left out, cut, resized or converted."""
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a net must know of the data, as `models.build` takes it."""
+        raise NotImplementedError
+
+    def example(self, n: int = 1) -> Any:
+        """What a net takes, of the first `n` training samples."""
+        raise NotImplementedError
 
     def split(self, name: str) -> Any:
         """The split called "train", "validation" or "test"."""
@@ -81,6 +67,20 @@ class Parts:
         rows = share_of(len(self.train), train_fraction, seed, self._strata())
         return self if rows is None else replace(self, train=self.train.at(rows))
 
+    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> DictBatches:
+        """Batches of a split; of images and arrays pairs, with labels or targets, else dictionaries.
+
+        The order is a pure function of `seed` and of the epoch given to `set_epoch`, which works alike
+        before and after `Accelerator.prepare`. Call it before each epoch: Accelerate counts epochs from 0 by
+        itself, and a resumed run has not run the earlier ones. On n processes each gets every n-th batch.
+        """
+        checks.positive("batch_size", batch_size)
+        return DictBatches(self._samples(split, seed), batch_size, shuffle=shuffle, seed=seed)
+
+    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
+        """Epoch -> tensors of all samples, by name or in a tuple."""
+        raise NotImplementedError
+
     def _strata(self) -> torch.Tensor | None:
         """The labels of the training samples, if each class keeps its share."""
         return None
@@ -93,16 +93,16 @@ class Part:
     def __len__(self) -> int:
         return len(self.sources)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def at(self, rows: torch.Tensor) -> Self:
+    def at(self, rows: Sequence[int] | torch.Tensor) -> Self:
         """Some of the samples, in this order."""
+        index = torch.as_tensor(rows, dtype=torch.int64)
+        chosen = index.tolist()
+        given = {name: value for name, value in vars(self).items() if value is not None}
         return replace(
             self,
             **{
-                name: value[rows]
-                if isinstance(value, torch.Tensor)
-                else tuple(value[i] for i in rows.tolist())
-                for name, value in vars(self).items()
-                if value is not None
+                name: value[index] if isinstance(value, torch.Tensor) else tuple(value[i] for i in chosen)
+                for name, value in given.items()
             },
         )
 
@@ -129,8 +129,25 @@ class ImageSet(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSplits(Parts):
+class Pictured(Splits):
+    """Splits with images in them."""
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return self.train.images.shape[1]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width, in pixels."""
+        return self.train.images.shape[2], self.train.images.shape[3]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSplits(Pictured):
     """A dataset of images, split into train, validation and test.
+
+    A batch is (images, labels): uint8 (batch, channels, height, width), int64 (batch,).
 
     Example:
         >>> from qnnkit.data import load
@@ -146,21 +163,10 @@ class ImageSplits(Parts):
     validation: ImageSet
     test: ImageSet
     classes: tuple[str, ...]  # the name of each label
-    notes: tuple[str, ...] = ()  # sentences to show once: what was left out, resized or converted
 
     @property
     def n_classes(self) -> int:
         return len(self.classes)
-
-    @property
-    def channels(self) -> int:
-        """1 for grey, 3 for colour."""
-        return self.train.images.shape[1]
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width, in pixels."""
-        return self.train.images.shape[2], self.train.images.shape[3]
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -171,16 +177,9 @@ class ImageSplits(Parts):
         """What a net takes, of the first `n` training images."""
         return self.train.images[:n]
 
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Batches:
-        """Batches (images, labels) of a split: uint8 (batch, channels, height, width), int64 (batch,).
-
-        The order is a pure function of `seed` and of the epoch given to `set_epoch`, which works alike
-        before and after `Accelerator.prepare`. Call it before each epoch: Accelerate counts epochs from 0 by
-        itself, and a resumed run has not run the earlier ones. On n processes each gets every n-th batch.
-        """
-        checks.positive("batch_size", batch_size)
+    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
         part = self.split(split)
-        return Batches(part.images, part.labels, batch_size, shuffle=shuffle, seed=seed)
+        return lambda epoch: (part.images, part.labels)
 
     def _strata(self) -> torch.Tensor:
         return self.train.labels
@@ -194,7 +193,7 @@ def share_of(
 ) -> torch.Tensor | None:
     """Sorted rows that are a share of n, chosen by the seed; a smaller share lies inside a larger one.
 
-    With labels, of shape (n,), class by class; see `Parts.keep`. None stands for all of them.
+    With labels, of shape (n,), class by class; see `Splits.keep`. None stands for all of them.
     """
     if not 0 < train_fraction <= 1:
         step = "Use 0.25 for a quarter, or 1 for all of them."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,7 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data.assemble import split_stack, stack_arrays
-from qnnkit.data.batches import Batches
-from qnnkit.data.splits import SPLITS, ImageSplits, Part, Parts, split_rows
+from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,7 @@ class TensorSet(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class TensorSplits(Parts):
+class TensorSplits(Splits):
     """Inputs and targets of any shape, split into train, validation and test."""
 
     train: TensorSet
@@ -39,7 +38,6 @@ class TensorSplits(Parts):
     test: TensorSet
     classes: tuple[str, ...] | None = None
     """The name of each label; None where targets are no labels."""
-    notes: tuple[str, ...] = ()
 
     @property
     def n_classes(self) -> int | None:
@@ -71,11 +69,9 @@ class TensorSplits(Parts):
     def _strata(self) -> torch.Tensor | None:
         return None if self.classes is None else self.train.targets
 
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Batches:
-        """Batches (inputs, targets) of a split, in an order given by seed and epoch alone."""
-        checks.positive("batch_size", batch_size)
+    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
         part = self.split(split)
-        return Batches(part.inputs, part.targets, batch_size, shuffle=shuffle, seed=seed)
+        return lambda epoch: (part.inputs, part.targets)
 
 
 def arrays(
