@@ -212,6 +212,16 @@ def test_npz_in_every_form(tmp_path):
     assert load("npz", root=colour, grey=True, image_size=8).train.images.shape == (32, 1, 8, 8)
     named = npz(tmp_path / "named.npz", images=images, labels=np.array(list("abcd"))[labels])
     assert load("npz", root=named).classes == ("a", "b", "c", "d")
+    letters = np.array(list("abcd"))[labels]
+    other = load("npz", root=npz(tmp_path / "order.npz", images=images, labels=letters, classes=list("dcba")))
+    assert other.classes == ("d", "c", "b", "a")
+    for label, source in zip(other.test.labels.tolist(), other.test.sources, strict=True):
+        assert "dcba"[label] == letters[int(source)]
+    sides = {"val_images": images[:8], "val_labels": labels[:8], "more": labels}
+    three = load("npz", root=npz(tmp_path / "three.npz", images=images, labels=labels, **sides))
+    assert (len(three.train), len(three.validation), len(three.test)) == (32, 8, 8)
+    assert three.notes[0] == "Left out arrays of other names: more."
+    assert three.notes[1].startswith("There is no test part")
 
 
 def test_npz_that_is_wrong(tmp_path):

@@ -142,7 +142,8 @@ def _load(
             parts = {}
             for side, stem in stems.items():
                 pixels, labels = (_array(place, files[f"{stem}-{kind}"]) for kind in (IMAGES, LABELS))
-                require_labels(files[f"{stem}-{LABELS}"].base, labels, lowest, lowest + len(classes) - 1)
+                file = files[f"{stem}-{LABELS}"].base
+                require_within("labels", file, labels, lowest, lowest + len(classes) - 1)
                 parts[side] = (pixels.transpose(0, 2, 1) if name == "emnist" else pixels, labels - lowest)
             return stack_arrays(parts, classes, image_size=image_size, grey=grey, notes=notes)
 
@@ -152,12 +153,12 @@ def _load(
     return split_stack(name, stack, **options)
 
 
-def require_labels(name: str, labels: np.ndarray, lowest: int, highest: int) -> None:
-    """Raises ValueError unless all labels lie in `lowest`..`highest`, naming the first that do not."""
-    wrong = np.flatnonzero((labels < lowest) | (labels > highest))
+def require_within(what: str, name: str, values: np.ndarray, lowest: int, highest: int) -> None:
+    """Raises ValueError unless all values of a file lie in `lowest`..`highest`, naming the first others."""
+    wrong = np.argwhere((values < lowest) | (values > highest))
     if len(wrong):
-        rows = first([f"{labels[row]} in row {row:,}" for row in wrong], 3)
-        rule = f"hold labels in {lowest}..{highest}"
+        rows = first([f"{values[tuple(at)]} in row {at[0]:,}" for at in wrong], 3)
+        rule = f"hold {what} in {lowest}..{highest}"
         raise ValueError(checks.message("root", rule, {name: rows}, "Get the file anew, or correct it."))
 
 
