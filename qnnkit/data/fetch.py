@@ -9,9 +9,8 @@ import os
 import shutil
 import urllib.parse
 import urllib.request
-import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,46 +55,53 @@ def local(root: str | Path) -> Path:
     """
     told, path = str(root), Path(root).expanduser()
     address = urllib.parse.urlsplit(told) if workspace.is_url(told) else None
-    if address and address.scheme.lower() == "file":
-        path, address = Path(urllib.request.url2pathname(address.path)), None
-    if address is None:
+    scheme = address.scheme.lower() if address else "file"
+    if address and scheme != "file":
+        base = urllib.parse.unquote(address.path.rstrip("/").rpartition("/")[2]) or "files"
+    else:
+        path = Path(urllib.request.url2pathname(address.path)) if address else path
         if not (workspace.is_remote(path) and path.is_file()):
             return path
         told, base = str(path), path.name
-    else:
-        base = urllib.parse.unquote(address.path.rstrip("/").rpartition("/")[2]) or "files"
     folder = store() / "copies" / hashlib.sha256(told.encode()).hexdigest()[:16]
-    on_web = address is not None and address.scheme.lower() in ("http", "https")
+    kept, part = folder / "origin.json", folder.with_name(f"{folder.name}.part")
     try:
-        files, copy = (_on_web if on_web else _on_filesystem)(told, base)
+        files, copy = (_on_web if scheme in ("http", "https") else _on_filesystem)(told, base)
     except Exception as error:  # each filesystem has errors of its own
         if str(error).startswith("Argument `"):
             raise
-        if not (folder / "origin.json").exists():
+        if not kept.exists():
             raise _unreachable(told, error) from None
-        warnings.warn(
-            f"`{told}` cannot be reached ({_reason(error)}); the copy from before is used.", stacklevel=3
-        )
+        why = f"`{told}` cannot be reached ({_reason(error)})"
+        warnings.warn(f"{why}; the copy from before is used.", stacklevel=3)
         return folder / base
-    origin = {"from": told, "files": files}
-    with contextlib.suppress(ValueError, OSError):
-        if json.loads((folder / "origin.json").read_text(encoding="utf-8")) == origin:
-            return folder / base
-    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
+    origin = json.dumps({"from": told, "files": files}, sort_keys=True)
     try:
-        part.mkdir(parents=True)
-        copy(part)
-        if address is None and (part / base).stat().st_size != path.stat().st_size:
-            raise OSError("it was written meanwhile")
-        (part / "origin.json").write_text(json.dumps(origin), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # an older copy
-        with contextlib.suppress(FileExistsError):  # another process has just made the same
-            part.rename(folder)
+        with _alone(folder):
+            if not (kept.exists() and kept.read_text(encoding="utf-8") == origin):
+                shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+                part.mkdir()
+                copy(part)
+                if scheme == "file" and (part / base).stat().st_size != path.stat().st_size:
+                    raise OSError("it was written meanwhile")
+                (part / "origin.json").write_text(origin, encoding="utf-8")
+                shutil.rmtree(folder, ignore_errors=True)  # an older copy
+                part.rename(folder)
     except Exception as error:
-        raise _unreachable(told, error) from None
-    finally:
         shutil.rmtree(part, ignore_errors=True)
+        raise _unreachable(told, error) from None
     return folder / base
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Inside, no other process makes what lies at `path`."""
+    from filelock import FileLock
+
+    workspace.make_folder(path.parent)
+    locks = workspace.make_folder(store() / "locks")  # left there: one that is gone keeps nobody out
+    with FileLock(locks / hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]):
+        yield
 
 
 def _on_web(url: str, base: str) -> tuple[Listing, Callable[[Path], None]]:
@@ -122,6 +128,7 @@ def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], None]
         step = "Run: pip install 'qnnkit[cloud]'." if is_google else f"{str(error).rstrip('.')}."
         rule = "be an address whose filesystem is installed"
         raise ValueError(checks.message("root", rule, url, step)) from None
+    filesystem.invalidate_cache()  # what was listed before in this process may have changed
     if filesystem.isfile(path):
         found, inside = {path: filesystem.info(path)}, {path: base}
     else:
@@ -176,29 +183,25 @@ def download(urls: Sequence[str], path: Path, *, checksum: str | None = None) ->
         OSError: No address has it, each with its reason; or the disk is full.
     """
     import pooch
-    from filelock import FileLock
     from requests import RequestException
 
+    if path.exists() and pooch.hashes.hash_matches(str(path), checksum):
+        return path
     pooch.get_logger().setLevel("WARNING")  # the bar tells what comes
-    workspace.make_folder(path.parent)
-    part, lock = path.with_name(f"{path.name}.part"), path.with_name(f".{path.name}.lock")
+    part = path.with_name(f"{path.name}.part")
     reasons: dict[str, str] = {}
     bring: Any = lambda url, to, _: _bring(url, to, part)  # noqa: E731  what pooch calls
-    with FileLock(lock):
+    with _alone(path):
         if checksum is None:  # nothing would tell whether both halves are of one file
             part.unlink(missing_ok=True)
         for url in urls:
             for _ in range(1 + part.exists()):  # what was there may be the beginning of another file
                 try:
-                    pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
+                    return Path(pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring))
                 except RequestException as error:
                     reasons[url] = _reason(error)
                 except ValueError as error:
                     reasons[url] = "the checksum is wrong" if "hash" in str(error) else str(error)
-                else:
-                    lock.unlink(missing_ok=True)
-                    return path
-    lock.unlink(missing_ok=True)
     kept = f" {part.stat().st_size:,} bytes have come and are kept." if part.exists() else ""
     step = f"Check the connection and try again, or put the file at {path} yourself.{kept}"
     raise OSError(checks.message("download", "find the file at one of its addresses", reasons, step))

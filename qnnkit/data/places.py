@@ -24,7 +24,7 @@ MAX_BYTES = 4 * 2**30
 """More than this is not held in memory: neither a file, nor a tar."""
 MAX_FILES = 2**21
 """Of an archive; its names alone then take a gigabyte."""
-MAX_HEADER = 2**20
+MAX_HEADER = 2**17
 """Bytes of a name or of a record about a member of a tar; Python reads them into memory."""
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -218,7 +218,7 @@ class _Header(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in b"LKxgX" and self.size > MAX_HEADER:
-            rule, step = "hold names of 1 MiB at most", "Nothing was read: make the archive anew."
+            rule, step = "hold names of 128 KiB at most", "Nothing was read: make the archive anew."
             told = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
             raise ValueError(checks.message("root", rule, told, step))
         return super()._proc_member(tar)  # pyright: ignore[reportAttributeAccessIssue]
