@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks import recipe, worker, workloads
 from qnnkit import QuantumLayer, layers, measure, placement, runs, train
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step
 

@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks.net import hybrid_net
 from qnnkit import Quanv2d, measure, train
 from qnnkit.checkpoint import Store
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train import loop

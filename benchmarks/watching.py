@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks import recipe
 from qnnkit import gradients, layers, measure, recipes, train, workspace
 from qnnkit.data import ImageSet, ImageSplits
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches
 from qnnkit.runs.nets import parameter_groups
 from qnnkit.settings import Settings
 

@@ -352,7 +352,9 @@ def measure(
 def sample(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, archive or URL of images.")],
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
-    per_class: Annotated[int | None, typer.Option(help="Images of each class, on each side.")] = None,
+    per_class: Annotated[
+        str | None, typer.Option(metavar="N[,N]", help="Images of each class: of train/, and of other sides.")
+    ] = None,
     fraction: Annotated[float | None, typer.Option(help="Or their share, such as 0.1.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses which.")] = 0,
     link: Annotated[bool, typer.Option("--link", help="Hard links in place of copies.")] = False,
@@ -365,12 +367,16 @@ def sample(
 
     if (per_class is None) == (fraction is None):
         raise ValueError("Give --per-class or --fraction, one of them.")
+    counts = (per_class or "").split(",")
+    if per_class and not all(count.strip().isdecimal() for count in counts):
+        rule, step = "be one number, or two with a comma", "Use 20, or 20,5 for train/ and test/."
+        raise ValueError(checks.message("--per-class", rule, per_class, step))
     names = {"root": "SRC", "folder": "DST", "label_pattern": "--pattern", "per_class": "--per-class"}
     with checks.renamed({**names, "fraction": "--fraction", "link": "--link"}):
         there = data.sample_files(
             workspace.data_place(source),
             workspace.place(folder),
-            per_class=per_class,
+            per_class=[int(count) for count in counts] if per_class else None,
             fraction=fraction,
             seed=seed,
             link=link,
@@ -378,13 +384,10 @@ def sample(
         )
     record = workspace.read_json(there / "sample.json")
     typer.echo(f"{len(record['files']):,} images in {there}; sample.json tells which.")
-    left_out, n = record["left_out"], record["left_out"]["count"]
-    if n:
-        more = n - len(left_out["first"])
-        told = ", ".join(left_out["first"]) + (f" and {more:,} more" if more else "")
-        fit = f"fit --pattern {pattern}" if pattern else "end in two digits"
-        step = r"Give --pattern for other names, such as --pattern 'label_(\d+)'."
-        typer.echo(f"Left out {n:,} of {left_out['of']:,} files whose names do not {fit}: {told}. {step}")
+    for note in record["notes"]:
+        typer.echo(note)
+    if pattern is None and any("label_pattern" in note for note in record["notes"]):
+        typer.echo(r"Give --pattern for other names, such as --pattern 'label_(\d+)'.")
 
 
 @app.command()

@@ -114,9 +114,9 @@ class Settings(Base):
     split_seed: int = Field(default=0, ge=0)
     """Fixes which sample is in which split; not the run's seed, so that all seeds see one test set."""
     validation_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of all samples that chooses the epoch; of the training part where a dataset has its own test."""
+    """Share of all samples (of files about) that chooses the epoch; of train/ where there is a test part."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of all samples that are looked at once, at the end; unused where a dataset brings its own."""
+    """Share of all samples (of files about) that are looked at once, at the end; unused with a test part."""
     train_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the training samples that is used, class by class; validation and test stay whole."""
 

@@ -64,7 +64,23 @@ COCO = {
         for number, text in enumerate(texts[place] for texts in TEXTS.values())
     ],
 }
+
+
+def write_lines(folder: Path, name: str, rows: list[dict]) -> Path:
+    (folder / name).write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return folder
+
+
+ROWS = [{"file_name": name, "text": text} for name, texts in TEXTS.items() for text in texts]
 FORMS = {
+    "json lines": lambda folder: write_lines(folder, "captions.jsonl", records()),
+    "hugging face's lines": lambda folder: write_lines(folder, "metadata.jsonl", ROWS),
+    "hugging face's table": lambda folder: (
+        (folder / "metadata.csv").write_text(
+            "\n".join(["file_name,text,by", *(f'{row["file_name"]},"{row["text"]}",me' for row in ROWS)])
+        )
+        and folder
+    ),
     "records": lambda folder: with_json(folder, records(license="CC BY 2.0")),
     "file_name": lambda folder: with_json(
         folder, [{"file_name": name, "caption": text} for name, texts in TEXTS.items() for text in texts]
@@ -83,8 +99,8 @@ FORMS = {
 def test_every_form_says_the_same(tmp_path, form):
     splits = captions(FORMS[form](pictures(tmp_path)), image_size=8)
     assert of_all(splits) == {name: tuple(texts) for name, texts in TEXTS.items()}
-    assert [len(splits.split(name)) for name in SPLITS] == [6, 2, 2]
-    assert splits.train.images.shape == (6, 3, 8, 8) and splits.train.images.dtype == torch.uint8
+    assert sum(len(splits.split(name)) for name in SPLITS) == 10
+    assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
     assert (splits.channels, splits.image_size) == (3, (8, 8))
     assert splits.notes[0] == "Resized 10 of 10 images to 8x8 (height x width)."
 
@@ -95,6 +111,52 @@ def test_images_lie_where_they_may(tmp_path, where):
     with_json(tmp_path / "set", records())
     there = {(f"{where}/" if where else "") + name for name in TEXTS}
     assert set(of_all(captions(tmp_path / "set", image_size=8))) == there
+
+
+def sided(root: Path, *sides: str, together: bool = False) -> Path:
+    """Ten images on each side, told by Hugging Face's file in each folder, or by one for all."""
+    for side in sides:
+        pictures(root / side)
+        if not together:
+            write_lines(root / side, "metadata.jsonl", ROWS)
+    if together:
+        rows = [{**row, "file_name": f"{side}/{row['file_name']}"} for side in sides for row in ROWS]
+        write_lines(root, "metadata.jsonl", rows)
+    return root
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("sides", [("train", "test"), ("train", "validation"), ("train", "val", "test")])
+def test_sides_are_kept_apart(tmp_path, sides, together):
+    splits = captions(sided(tmp_path / "set", *sides, together=together), image_size=8)
+    assert len(of_all(splits)) == 10 * len(sides)
+    for side in sides[1:]:
+        part = splits.split({"val": "validation"}.get(side, side))
+        assert len(part) == 10 and all(source.startswith(f"{side}/") for source in part.sources)
+    told = [note for note in splits.notes if note.startswith("There is no test part")]
+    assert len(told) == ("test" not in sides)
+
+
+def test_a_caption_more_or_less_moves_only_itself(tmp_path):
+    folder = pictures(tmp_path, [f"{i}.png" for i in range(60)])
+
+    def placed(names) -> dict[str, str]:
+        splits = captions(with_json(folder, {name: f"picture {name}" for name in names}), image_size=8)
+        return {source: part for part in SPLITS for source in splits.split(part).sources}
+
+    whole = placed(f"{i}.png" for i in range(60))
+    assert set(whole.values()) == set(SPLITS)
+    fewer = {name: part for name, part in whole.items() if name != "7.png"}
+    assert placed(fewer) == fewer
+
+
+def test_files_that_are_not_read_are_named(tmp_path):
+    folder = with_json(pictures(tmp_path), records())
+    write_table(folder, "captions.csv", ",")
+    (folder / "cat.heic").write_text("no image")
+    notes = captions(folder, image_size=8).notes
+    assert "Left out 1 files of captions beside these: captions.csv." in notes
+    assert "Left out 1 files that are no images: cat.heic." in notes
 
 
 def test_an_archive_is_the_folder(tmp_path):
@@ -118,9 +180,9 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     }
     splits = captions(with_json(folder, content), image_size=8)
     told = "\n".join(splits.notes)
-    assert "Left out 1 image of captions.json that are not there: gone.png." in told
-    assert "Left out 2 images without a caption: cup.png, stranger.png." in told
-    assert "Left out 2 captions that were empty or no text, of cat.png." in told
+    assert "Left out 1 images of captions.json that are not there: gone.png." in told
+    assert "Left out 2 of 11 images without a caption: cup.png, stranger.png." in told
+    assert "Left out 2 captions that were empty or no text: cat.png, cat.png." in told
     assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
     assert set(of_all(splits)) == set(TEXTS) - {"boat.png", "cup.png"}
     assert of_all(splits)["cat.png"] == tuple(TEXTS["cat.png"])
@@ -133,7 +195,7 @@ def test_an_image_in_two_splits_is_told(tmp_path):
     with_json(folder, {f"{i}.png": f"picture {i}" for i in range(9)})
     notes = captions(folder, image_size=None, cached=False).notes
     (note,) = [note for note in notes if note.startswith("Duplicates")]
-    assert note.startswith("Duplicates: 4 of 4 images of validation and test stand in an earlier split too")
+    assert "images of validation and test stand in an earlier split too, pixel for pixel: 0.png" in note
 
 
 def test_a_caption_is_one_line_and_stands_once(tmp_path):
@@ -142,7 +204,7 @@ def test_a_caption_is_one_line_and_stands_once(tmp_path):
 
 
 BAD = {
-    "no file": (lambda folder: folder, "hold captions.json, captions.csv or captions.tsv"),
+    "no file": (lambda folder: folder, "hold a file of captions .captions.json, .*metadata.tsv"),
     "latin": (
         lambda folder: (folder / "captions.json").write_bytes('{"cat.png": "café"}'.encode("latin-1")),
         r"hold captions in UTF-8, but is 'captions.json'. Byte 16 is not",
@@ -191,11 +253,11 @@ BAD = {
     ),
     "none readable": (
         lambda folder: [(folder / name).write_bytes(b"x") for name in TEXTS] and with_json(folder, TEXTS),
-        "hold images that can be read",
+        "hold a readable image of every class",
     ),
     "too few": (
         lambda folder: with_json(folder, {"cat.png": "a cat", "dog.png": "a dog"}),
-        "hold enough images with captions to split, but is 2",
+        "hold enough samples for all three splits, but is 2",
     ),
 }
 
@@ -214,7 +276,7 @@ def test_what_is_wrong_gets_one_sentence(tmp_path, case):
         ({"root": None}, "root", ValueError),
         ({"root": "nowhere/at/all"}, "root", FileNotFoundError),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "test_fraction", ValueError),
-        ({"validation_fraction": 0.0}, "test_fraction", ValueError),
+        ({"validation_fraction": 0.0}, "validation_fraction", ValueError),
         ({"image_size": 0}, "image_size", ValueError),
         ({"tokenizer": "wrods"}, "tokenizer", ValueError),
         ({"sequence_length": 2}, "sequence_length", ValueError),
@@ -252,7 +314,7 @@ def test_new_captions_are_seen_beside_kept_images(tmp_path, monkeypatch):
     folder = pictures(tmp_path / "set")
     captions(with_json(folder, TEXTS), image_size=8)
     assert list((tmp_path / "home" / "datasets").glob("*.safetensors"))
-    monkeypatch.setattr(sys.modules["qnnkit.data.captions"], "read", None)  # nothing is read anew
+    monkeypatch.setattr(sys.modules["qnnkit.data.assemble"], "read", None)  # nothing is read anew
     splits = captions(with_json(folder, TEXTS | {"cat.png": "a lion"}), image_size=8)
     assert of_all(splits)["cat.png"] == ("a lion",)
 
@@ -366,7 +428,7 @@ def real(name: str) -> Path:
 @pytest.mark.data
 def test_coco():
     splits = captions(real("captions/coco_by"), image_size=32)
-    assert [len(splits.split(name)) for name in SPLITS] == [46, 15, 15]
+    assert sum(len(splits.split(name)) for name in SPLITS) == 76 and 35 < len(splits.train) < 55
     assert splits.channels == 3 and all(len(texts) == 5 for texts in of_all(splits).values())
     assert any("Resized 76 of 76" in note for note in splits.notes)
     assert any("Converted 1 of 76" in note for note in splits.notes)

@@ -88,6 +88,25 @@ def test_the_same_caption_is_right_too():
     assert float(Contrastive()(model, alike).sums["accuracy"]) == 4
 
 
+def test_the_same_caption_is_right_too_in_the_loss():
+    model, batch = pairs_of(6)
+    batch["input_ids"][[2, 5]] = batch["input_ids"][0].clone()
+    with torch.no_grad():
+        model.texts[[2, 5]] = model.texts[0].clone()  # as a model gives equal captions equal embeddings
+    _, logits = in_numpy(model)
+    same = (batch["input_ids"][:, None] == batch["input_ids"]).all(-1).numpy()
+    odds = np.exp(logits)
+    by_image, by_text = ((same * odds).sum(axis) / odds.sum(axis) for axis in (1, 0))
+    step = Contrastive()(model, batch)
+    assert float(step.loss.detach()) == pytest.approx(-np.log(by_image * by_text).mean() / 2, abs=1e-12)
+    eye = torch.eye(3, dtype=torch.float64)
+    best = Pairs(eye[[0, 0, 1]], eye[[0, 0, 1]])
+    with torch.no_grad():
+        best.log_scale.fill_(5)
+    found = Contrastive()(best, {"input_ids": torch.tensor([[1], [1], [2]])})
+    assert float(found.loss.detach()) < 1e-9, "nothing is wrong"
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_small_batches(n):
     model, batch = pairs_of(n)

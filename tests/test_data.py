@@ -20,11 +20,11 @@ from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from PIL import Image
 
 from qnnkit import recipes
-from qnnkit.data import DATASETS, ImageSet, ImageSplits, folders, kind, load, write_sample
+from qnnkit.data import DATASETS, ImageSet, ImageSplits, assemble, kind, load, write_sample
+from qnnkit.data.batches import _Rows
 from qnnkit.data.images import read
 from qnnkit.data.places import natural
-from qnnkit.data.sample import _Rows
-from qnnkit.data.splits import SPLITS, stratified_split
+from qnnkit.data.splits import SPLITS, split_rows
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -104,6 +104,8 @@ def small(name: str, folder: Path) -> dict[str, Path]:
 
 OWN_TEST = ("mnist", "fashion_mnist", "kmnist", "emnist", "ahcd")
 """Datasets that bring their own test part."""
+BY_NAME = ("class_folder", "flat_folder")
+"""Datasets of files, which are split by the hashes of their names."""
 
 
 @pytest.fixture(params=sorted(name for name in DATASETS if kind(name) == "images"))
@@ -125,6 +127,10 @@ def test_contract(dataset: tuple[str, dict]) -> None:
         assert part.images.shape == (len(part), splits.channels, *splits.image_size)
         assert part.labels.shape == (len(part),) and len(part.sources) == len(part)
         assert part.labels.unique().tolist() == list(range(splits.n_classes)) == list(range(len(total)))
+        if name in BY_NAME:  # each image is placed by its own name: about its share
+            spread = 3 * (rows * share * (1 - share)) ** 0.5
+            assert len(part) == pytest.approx(share * rows, abs=spread)
+            continue
         assert len(part) == pytest.approx(share * rows, abs=1)
         assert (part.labels.bincount() - total * len(part) / rows).abs().max() <= 1  # stratified
 
@@ -134,7 +140,9 @@ def test_contract(dataset: tuple[str, dict]) -> None:
     assert other.validation.sources != splits.validation.sources
     assert (other.test.fingerprint() == splits.test.fingerprint()) == (name in OWN_TEST)
     wider = load(name, **options, test_fraction=0.4, validation_fraction=0.1)
-    if name not in OWN_TEST:
+    if name in BY_NAME:
+        assert set(splits.test.sources) < set(wider.test.sources)
+    elif name not in OWN_TEST:
         assert len(wider.test) == pytest.approx(0.4 * rows, abs=1)
 
     kept: list[set[str]] = []
@@ -198,8 +206,8 @@ def test_the_share_of_the_recipe_is_what_it_says() -> None:
 def test_batches(dataset: tuple[str, dict], monkeypatch: pytest.MonkeyPatch) -> None:
     name, options = dataset
     splits = load(name, **options)
-    calls, take = [], _Rows.__getitem__
-    monkeypatch.setattr(_Rows, "__getitem__", lambda rows, index: calls.append(1) or take(rows, index))
+    calls, take = [], _Rows.__getitems__
+    monkeypatch.setattr(_Rows, "__getitems__", lambda rows, index: calls.append(1) or take(rows, index))
     fixed = splits.batches("test", 5, shuffle=False)
     fixed.set_epoch(3)
     images, labels = (torch.cat(tensors) for tensors in zip(*fixed, strict=True))
@@ -298,17 +306,114 @@ def test_every_suffix_and_format(tmp_path: Path) -> None:
     assert len(sevens) == 8 and (torch.stack(sevens).float() - 77).abs().max() <= 2
 
 
-def test_hidden_and_foreign_files_are_ignored(tmp_path: Path) -> None:
+def test_hidden_files_are_the_systems(tmp_path: Path) -> None:
     folder_of(tmp_path)
     before = load("class_folder", root=tmp_path)
     for name in (".DS_Store", "a/._0.png", "a/.ipynb_checkpoints/0.png", "__MACOSX/a/0.png", ".git/0.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"no image")
-    (tmp_path / "readme.txt").write_text("about")
-    (tmp_path / "a" / "Thumbs.db").write_text("about")
-    put(tmp_path / "loose.png", noise(8, 8))
     after = load("class_folder", root=tmp_path)
     assert after.fingerprint() == before.fingerprint() and after.notes == ()
+
+
+LAYOUTS = {
+    "folders in a class": (["a/{}.png", "b/{}.png", "a/more/x{}.png", "b/more/y{}.png"], 4, ()),
+    "classes of folders alone": (["a/s1/{}.png", "a/s2/{}.png", "b/s1/{}.png", "b/s2/{}.png"], 4, ()),
+    "a stray image": (
+        ["a/{}.png", "b/{}.png", "loose{}.png"],
+        2,
+        ("Left out 8 of 24 images that lie in no class folder: loose0.png, loose1.png, ",),
+    ),
+    "other files": (
+        ["a/{}.png", "b/{}.png", "a/{}.heic"],
+        2,
+        ("Left out 8 files that are no images: a/0.heic, ",),
+    ),
+    "a folder around, and a file in it": (
+        ["all/a/{}.png", "all/b/{}.png", "LICENCE{}"],
+        2,
+        ("Left out 8 files that are no images: LICENCE0, ",),
+    ),
+    "train and val": (
+        ["train/a/{}.png", "train/b/{}.png", "val/a/{}.png", "val/b/{}.png"],
+        4,
+        ("There is no test part: one is drawn from the training part, by test_fraction.",),
+    ),
+    "Train and Testing": (
+        ["Train/a/{}.png", "Train/b/{}.png", "Testing/a/{}.png", "Testing/b/{}.png"],
+        4,
+        (),
+    ),
+    "a test part without classes": (
+        ["train/a/{}.png", "train/b/{}.png", "test/{}.png"],
+        2,
+        ("Left out 8 of 24 images that lie in no class folder: test/0.png, ",),
+    ),
+    "a folder beside the sides": (
+        ["train/a/{}.png", "train/b/{}.png", "test/a/{}.png", "test/b/{}.png", "unlabelled/c/{}.png"],
+        4,
+        ("Left out 8 of 40 images that lie in no class folder: unlabelled/c/0.png, ",),
+    ),
+    "names of people": (["ein haus/{} é.png", "😀/'{}'.png", 'a,b;c/"{}".png'], 3, ()),
+}
+"""Names of files, how many groups of 8 are used, and how the notes begin."""
+
+
+@pytest.mark.parametrize("names, n_used, told", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_image_is_used_or_told(
+    tmp_path: Path, names: list[str], n_used: int, told: tuple[str, ...]
+) -> None:
+    for k, name in enumerate(names):
+        for i in range(8):
+            path = tmp_path / name.format(i)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".png":
+                put(path, noise(8, 8, seed=100 * k + i))
+            else:
+                path.write_text("no image")
+    splits = load("class_folder", root=tmp_path)
+    assert len(all_rows(splits)) == 8 * n_used and splits.n_classes == (3 if n_used == 3 else 2)
+    assert len(splits.notes) == len(told)
+    assert all(note.startswith(begin) for note, begin in zip(splits.notes, told, strict=True)), splits.notes
+    for side in ("validation", "test"):
+        there = any(re.match(rf"{side[:3]}\w*/a", name.lower()) for name in names)
+        assert not there or all(each.lower().startswith(side[:3]) for each in splits.split(side).sources)
+
+
+def test_a_flat_folder_has_folders_in_it(tmp_path: Path) -> None:
+    for i in range(40):
+        put(tmp_path / ("deeper" if i % 4 == 3 else "") / f"{i:03}_{i % 2:02}.png", noise(4, 4, seed=i))
+    (tmp_path / "one.heic").write_text("no image")
+    splits = load("flat_folder", root=tmp_path)
+    assert len(all_rows(splits)) == 40 and splits.notes == ("Left out 1 files that are no images: one.heic.",)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_file_more_or_less_moves_only_itself(tmp_path: Path, name: str) -> None:
+    names = [
+        f"{'ab'[i % 2]}/{i}.png" if name == "class_folder" else f"{i:03}_0{i % 2}.png" for i in range(100)
+    ]
+    for i, each in enumerate(names):
+        put(tmp_path / "all" / each, noise(4, 4, seed=i))
+
+    def placed() -> dict[str, str]:
+        splits = load(name, root=tmp_path / "all")
+        return {source: part for part in SPLITS for source in splits.split(part).sources}
+
+    before = placed()
+    counts = {part: sum(each == part for each in before.values()) for part in SPLITS}
+    assert counts["test"] == pytest.approx(20, abs=12) and counts["validation"] == pytest.approx(20, abs=12)
+    for gone in names[::9]:
+        (tmp_path / "all" / gone).unlink()
+    after = placed()
+    assert len(after) == 88 and after == {each: before[each] for each in after}
+    for i, each in enumerate(names):
+        put(tmp_path / "all" / each, noise(4, 4, seed=i))
+    assert placed() == before
+    (tmp_path / "all").rename(tmp_path / "around")
+    (tmp_path / "all").mkdir()
+    (tmp_path / "around").rename(tmp_path / "all" / "data")
+    assert placed() == {f"data/{each}": part for each, part in before.items()}, "a folder around is no name"
 
 
 def test_mixed_sizes_are_resized_and_said_once(tmp_path: Path) -> None:
@@ -339,7 +444,9 @@ def test_mixed_modes_are_converted_and_said_once(tmp_path: Path) -> None:
     rows = all_rows(splits)
     converted, alike = splits.notes
     assert converted == "Converted 6 of 18 images to 8-bit grey, from mode 1, I;16, LA, P."
-    assert re.match(r"Duplicates: \d of 8 images of validation and test stand in an earlier split too", alike)
+    assert re.match(
+        r"Duplicates: \d of \d+ images of validation and test stand in an earlier split too", alike
+    )
     assert splits.channels == 1
     for source in ("a/wide.png", "a/wide.tif"):
         assert np.abs(rows[source][0].numpy() - wide / 257).max() <= 0.5
@@ -364,6 +471,7 @@ def test_orientation_and_first_frame(tmp_path: Path) -> None:
     frames = [Image.fromarray(noise(6, 4, seed=seed)) for seed in (7, 8)]
     put(tmp_path / "b" / "film.gif", frames[0], save_all=True, append_images=frames[1:])
     splits = load("class_folder", root=tmp_path)
+    assert splits.notes[0] == "Took the first frame alone of 1 of 16 images: b/film.gif."
     assert all_rows(splits)["b/film.gif"][0].numpy().tolist() == noise(6, 4, seed=7).tolist()
     for suffix in ("png", "tif", "webp"):
         turned = read((tmp_path / "a" / f"turned.{suffix}").read_bytes(), 0, "", None)
@@ -388,7 +496,7 @@ def test_damaged_files_are_named_and_counted(tmp_path: Path, monkeypatch: pytest
     splits = load("class_folder", root=tmp_path)
     assert splits.fingerprint() == clean.fingerprint() and len(splits.notes) == 1
     note, unknown = splits.notes[0], "(cannot identify image file)"
-    assert note.startswith(f"Left out 9 of 21 files that cannot be read: a/10text.png {unknown}, ")
+    assert note.startswith(f"Left out 9 of 21 images that cannot be read: a/10text.png {unknown}, ")
     assert f"a/11empty.jpg {unknown}, a/12cut.png (" in note and note.endswith(" and 4 more.")
     assert "a/13bomb.png (Image size (4096" in note and "a/14bomb.png (Image size (160" in note
 
@@ -444,20 +552,22 @@ def test_folders_without_classes_or_images(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     refused(ValueError, contains="Images found: 0 in 'b', 6 in 'a'.", root=tmp_path)
     (tmp_path / "b" / "0.png").write_text("text")
-    refused(ValueError, contains="Left out 1 of 7 files that cannot be read: b/0.png (cannot", root=tmp_path)
+    refused(ValueError, contains="Left out 1 of 7 images that cannot be read: b/0.png (cannot", root=tmp_path)
 
 
 def test_a_class_too_small_for_the_splits(tmp_path: Path) -> None:
     folder_of(tmp_path, "ab", n=40)
-    for n in (1, 2, 3):
+    for n in (1, 2):
         folder_of(tmp_path, "c", n=n)
         refused(ValueError, contains=f"but is {{'c': {n}}}", root=tmp_path, test_fraction=0.01)
-    parts = stratified_split(np.array([0] * 3 + [1] * 3), "ab", 0, (1 / 3, 1 / 3))
-    assert [sorted(part // 3) for part in parts] == [[0, 1]] * 3  # three images each are enough
+    labels, thirds = np.repeat([0, 1], 3), {"validation_fraction": 1 / 3, "test_fraction": 1 / 3}
+    for names in (None, [f"{i}.png" for i in range(6)]):
+        parts = split_rows(labels, "ab", names=names, **thirds)
+        assert [sorted(part // 3) for part in parts] == [[0, 1]] * 3  # three images each are enough
 
 
 def test_too_much_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "MAX_BYTES", 11 * 64)
+    monkeypatch.setattr(assemble, "MAX_BYTES", 11 * 64)
     refused(ValueError, "image_size", contains="Pass a smaller one", root=folder_of(tmp_path))
     assert load("class_folder", root=tmp_path, image_size=4).image_size == (4, 4)
 
@@ -481,6 +591,7 @@ def test_a_sample_loads_back_with_equal_pixels(tmp_path: Path, channels: int) ->
         sample = write_sample(splits, tmp_path / folder, **options)
         return set().union(*json.loads((sample / "sample.json").read_text())["sources"].values())
 
+    assert len(taken("every", per_class=10**6)) == len(splits.train)  # as many as there are
     few = taken("few", per_class=2, seed=3)
     assert few < set().union(*record["sources"].values()) and few != taken("other", per_class=2, seed=4)
 
@@ -494,9 +605,8 @@ def test_a_sample_overwrites_nothing(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match="must be absent or an empty folder"):
             write_sample(splits, tmp_path / taken, per_class=2)
     assert len(list(tmp_path.rglob("*.png"))) == 10 and (tmp_path / "file").read_text() == "mine"
-    for count, rule in ((0, "be above 0"), (200, r"be at most 10\d, the training images of class '\d'")):
-        with pytest.raises(ValueError, match=f"`per_class` must {rule}"):
-            write_sample(splits, tmp_path / "x", per_class=count)
+    with pytest.raises(ValueError, match="`per_class` must be above 0"):
+        write_sample(splits, tmp_path / "x", per_class=0)
     for bad in ("..", "a/b", ""):
         odd = ImageSplits("x", splits.train, splits.validation, splits.test, (bad, *splits.classes[1:]))
         with pytest.raises(ValueError, match="`splits` must have classes that can be names of folders"):
@@ -536,6 +646,5 @@ def test_arabic_characters_as_a_class_folder(tmp_path: Path) -> None:
     splits = load("class_folder", root=tmp_path)
     assert splits.classes == ("1", "2", "3") and splits.notes == ()
     assert (splits.channels, splits.image_size) == (1, (32, 32))
-    assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [216, 72, 72]
-    assert splits.train.labels.bincount().tolist() == [72, 72, 72]
+    assert len(all_rows(splits)) == 360 and len(splits.test) == pytest.approx(72, abs=24)
     assert splits.train.images.float().std() > 30  # strokes, not blanks

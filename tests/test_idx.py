@@ -93,16 +93,16 @@ def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
         (KINDS[0], lambda each: each[:1000], "984 bytes instead of 2,100"),
         (KINDS[0], lambda each: each[:9], "without a header"),
         (KINDS[0], lambda each: b"", "without a header"),
-        (KINDS[0], lambda each: each + b"more", "more bytes than the 2,100"),
-        (KINDS[0], lambda each: gzip.compress(each)[:-400], "damaged (Compressed file ended"),
-        (KINDS[0], lambda each: gzip.compress(each)[:40] + b"xxxxxxx" * 300, "damaged ("),
-        (KINDS[0], lambda each: content(np.zeros(60)), "begin with 2051, but is {'train-images-idx3-ubyte': 'magic number 2049'"),  # noqa: E501
+        (KINDS[0], lambda each: each + b"more", "2,104 bytes instead of 2,100"),
+        (KINDS[0], lambda each: gzip.compress(each)[:-400], "Compressed file ended"),
+        (KINDS[0], lambda each: gzip.compress(each)[:40] + b"xxxxxxx" * 300, "CRC check failed"),
+        (KINDS[0], lambda each: content(np.zeros(60)), "magic number 2049 instead of 2051"),
         (KINDS[1], lambda each: content(np.arange(60) % 10, magic=12), "magic number 12"),
-        (KINDS[1], lambda each: content(np.arange(59) % 10), "'train-images-idx3-ubyte': 60, 'train-labels-idx1-ubyte': 59"),  # noqa: E501
+        (KINDS[1], lambda each: content(np.arange(59) % 10), "a label for each image, but is {'train': '60 images, 59 labels'}"),  # noqa: E501
         (KINDS[1], lambda each: content(np.r_[np.arange(58) % 10, 10, 255]), "labels in 0..9, but is {'train-labels-idx1-ubyte': '10 in row 58, 255 in row 59'}"),  # noqa: E501
         (KINDS[2], lambda each: content(noise(60, 6, 7)), "images of one size"),
-        (KINDS[0], lambda each: struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 9), "up to 4 GiB"),
-        (KINDS[3], lambda each: content(np.zeros(60)), "every class on each of its sides, but is {'test': 60}"),  # noqa: E501
+        (KINDS[0], lambda each: struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 9), "0 bytes instead of 166"),
+        (KINDS[3], lambda each: content(np.zeros(60)), "None is left for test"),
     ],
 )  # fmt: skip
 def test_files_that_are_wrong(tmp_path, name, change, expected):
@@ -172,7 +172,7 @@ def test_ahcd_that_is_wrong(tmp_path):
     if row is not None:
         assert (splits.train.images[row, 0].numpy() == pixels[7].reshape(32, 32).T).all()
     wrong = {
-        "'csvTrainImages 140x1024.csv': 140, 'csvTrainLabel 139x1.csv': 139": (pixels, labels[:139]),
+        "a label for each image, but is {'train': '140 images, 139 labels'}": (pixels, labels[:139]),
         "labels in 1..28, but is {'csvTrainLabel 140x1.csv': '0 in row 0, 29 in row 139'}": (
             pixels, np.r_[0, labels[1:-1], 29]),
         "pixels in 0..255": (np.where(pixels == pixels.max(), 300, pixels), labels),
@@ -212,6 +212,16 @@ def test_npz_in_every_form(tmp_path):
     assert load("npz", root=colour, grey=True, image_size=8).train.images.shape == (32, 1, 8, 8)
     named = npz(tmp_path / "named.npz", images=images, labels=np.array(list("abcd"))[labels])
     assert load("npz", root=named).classes == ("a", "b", "c", "d")
+    letters = np.array(list("abcd"))[labels]
+    other = load("npz", root=npz(tmp_path / "order.npz", images=images, labels=letters, classes=list("dcba")))
+    assert other.classes == ("d", "c", "b", "a")
+    for label, source in zip(other.test.labels.tolist(), other.test.sources, strict=True):
+        assert "dcba"[label] == letters[int(source)]
+    sides = {"val_images": images[:8], "val_labels": labels[:8], "more": labels}
+    three = load("npz", root=npz(tmp_path / "three.npz", images=images, labels=labels, **sides))
+    assert (len(three.train), len(three.validation), len(three.test)) == (32, 8, 8)
+    assert three.notes[0] == "Left out arrays of other names: more."
+    assert three.notes[1].startswith("There is no test part")
 
 
 def test_npz_that_is_wrong(tmp_path):
@@ -219,7 +229,7 @@ def test_npz_that_is_wrong(tmp_path):
     test = {"x_train": images, "y_train": labels, "x_test": images[:8]}
     wrong = {
         "arrays of images and labels, but is {'pictures': (40, 5, 4)}": {"pictures": images},
-        "a label for each image, but is {'images': 40, 'labels': 39}": {"images": images, "labels": labels[1:]},  # noqa: E501
+        "a label for each image, but is {'any': '40 images, 39 labels'}": {"images": images, "labels": labels[1:]},  # noqa: E501
         "labels of 0 or above, but is {'any': '-1'}": {"images": images, "labels": labels - 1},
         "labels among 0, 1, 2, 3, but is {'test': '9'}": {**test, "y_test": np.r_[labels[:7], 9]},
         "labels among 0, 1, but is {'any': '2, 3'}": {"images": images, "labels": labels, "classes": ["a", "b"]},  # noqa: E501
@@ -227,9 +237,10 @@ def test_npz_that_is_wrong(tmp_path):
             "images": np.where(images == images.max(), 255.0, images * (images > 9)), "labels": labels},
         "of shape (n, height, width)": {"images": images[0], "labels": labels},
         "labels of shape (n,)": {"images": images, "labels": np.eye(4)[labels]},
-        "images of one shape": {**test, "x_test": noise(8, 6, 4), "y_test": labels[:8]},
+        "images of one size": {**test, "x_test": noise(8, 6, 4), "y_test": labels[:8]},
         "two or more classes": {"images": images, "labels": labels * 0},
-        "Python objects, which could run code": {"images": np.array([{}], dtype=object), "labels": labels},
+        "classes of shape (n_classes,)": {"images": images, "labels": labels, "classes": np.str_("abcd")},
+        "Object arrays cannot be loaded": {"images": np.array([{}], dtype=object), "labels": labels},
     }  # fmt: skip
     for number, (expected, arrays) in enumerate(wrong.items()):
         assert expected in told(ValueError, "npz", root=npz(tmp_path / f"{number}.npz", **arrays))
@@ -242,7 +253,7 @@ def test_npz_that_is_wrong(tmp_path):
     )
     with zipfile.ZipFile(tmp_path / "huge.npz", "w") as file:
         file.writestr("images.npy", head.getvalue() + b"0" * 800)
-    assert "cut short" in told(ValueError, "npz", root=tmp_path / "huge.npz")
+    assert "a whole .npz file" in told(ValueError, "npz", root=tmp_path / "huge.npz")
     told(FileNotFoundError, "npz", root=tmp_path / "nowhere.npz")
     told(ValueError, "npz")
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from qnnkit import runs, train
 from qnnkit.cli import main
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches
 from qnnkit.recipes import Recipe
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
@@ -395,7 +395,7 @@ SCRIPT = """
     from torch import nn
     from qnnkit import train
     from qnnkit.settings import Settings
-    from qnnkit.data.sample import Batches
+    from qnnkit.data.batches import Batches
     from qnnkit.tasks import Classification
 
     torch.set_num_threads(1)

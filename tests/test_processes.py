@@ -25,7 +25,7 @@ SCRIPT = """
     from torch import nn
     from qnnkit import train
     from qnnkit.settings import Settings
-    from qnnkit.data.sample import Batches
+    from qnnkit.data.batches import Batches
     from qnnkit.tasks import Classification
     from qnnkit.train.processes import n_processes
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from qnnkit import MODELS, circuits, layers, train
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing

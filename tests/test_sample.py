@@ -100,7 +100,7 @@ def test_links_and_archives(tmp_path, monkeypatch):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     monkeypatch.setattr(os, "link", elsewhere)
-    with pytest.raises(OSError, match="`link` must stay on one file system"):
+    with pytest.raises(OSError, match=r"Links cannot be made there .*: leave `link` out to copy"):
         sample_files(source, tmp_path / "x", per_class=2, link=True)
     assert not (tmp_path / "x").exists() and not list(tmp_path.glob(".*"))
 
@@ -120,16 +120,18 @@ def test_files_left_out_are_counted_named_and_told(tmp_path):
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "some" / "sample.json").read_text())
     assert record["counts"] == {"any": {"10": 2, "11": 2}}
-    left_out = [f"id_{i:02}_label_{i}.png" for i in range(5)]
-    assert record["left_out"] == {"count": 40, "of": 48, "first": left_out}
-    told = f"Left out 40 of 48 files whose names do not end in two digits: {', '.join(left_out)} and 35 more."
+    left_out = ", ".join(f"id_{i:02}_label_{i}.png" for i in range(5))
+    told = (
+        rf"Left out 40 of 48 images whose names do not fit label_pattern (\d{{2}})$: {left_out} and 35 more."
+    )
+    assert record["notes"] == [told]
     assert told in done.output and "Give --pattern" in done.output
     done = CliRunner().invoke(cli.app, [*command[:2], "every", *command[3:], "--pattern", r"label_(\d+)"])
     assert done.exit_code == 0 and "Left out" not in done.output
     record = json.loads((tmp_path / "every" / "sample.json").read_text())
-    assert len(record["counts"]["any"]) == 12 and record["left_out"]["count"] == 0
+    assert len(record["counts"]["any"]) == 12 and record["notes"] == []
     done = CliRunner().invoke(cli.app, [*command[:2], "few", *command[3:], "--pattern", r"label_(\d)$"])
-    assert "Left out 8 of 48 files whose names do not fit --pattern label_(" in done.output
+    assert "Left out 8 of 48 images whose names do not fit label_pattern label_(" in done.output
 
 
 @pytest.mark.parametrize("inside", ["all/x", "all/train/x", "all/a/deeper/x", "there/x", "all/../all/x"])
@@ -153,9 +155,9 @@ def test_what_is_refused(tmp_path, monkeypatch):
         (FileExistsError, "`folder` must be absent or an empty folder", {"folder": taken, "per_class": 1}),
         (ValueError, "`per_class` must be given, or fraction, but not both", {}),
         (ValueError, "`per_class` must be given, or fraction", {"per_class": 1, "fraction": 0.5}),
-        (ValueError, "`per_class` must be above 0", {"per_class": 0}),
+        (ValueError, "`per_class` must be one or two numbers above 0", {"per_class": 0}),
+        (ValueError, "`per_class` must be one or two numbers above 0", {"per_class": (1, 2, 3)}),
         (ValueError, "`fraction` must lie above 0 and up to 1", {"fraction": 1.5}),
-        (ValueError, "be at most 11, the files of class 'a' in train/", {"per_class": 12}),
         (FileNotFoundError, "`root` must be an existing folder", {"source": tmp_path / "no", "per_class": 1}),
         (ValueError, "hold two or more class folders", {"source": taken, "per_class": 1}),
     ]
@@ -185,8 +187,9 @@ def test_what_is_refused(tmp_path, monkeypatch):
         (("taken", "some", "--per-class", "1"), "Put them in <class>/ there."),
         (("all", "taken", "--per-class", "1"), "`DST` must be absent or an empty folder"),
         (("all", "all/some", "--per-class", "1"), "`DST` must lie outside of"),
-        (("all", "some", "--per-class", "13"), "`--per-class` must be at most 12"),
-        (("all", "some", "--per-class", "0"), "`--per-class` must be above 0"),
+        (("all", "some", "--per-class", "0"), "`--per-class` must be one or two numbers above 0"),
+        (("all", "some", "--per-class", "few"), "`--per-class` must be one number, or two with a comma"),
+        (("all", "some", "--per-class", "8,2"), "`--per-class` must be one number for images without train/"),
         (("all", "some", "--fraction", "1.5"), "`--fraction` must lie above 0 and up to 1"),
         (("all", "some"), "Give --per-class or --fraction, one of them."),
         (("all", "some", "--per-class", "1", "--fraction", "0.5"), "Give --per-class or --fraction, one of"),
@@ -214,3 +217,16 @@ def test_the_command(tmp_path):
     assert done.output.startswith("6 images in ") and len(names(tmp_path / "some")) == 6
     done = CliRunner().invoke(cli.app, ["sample", "all", "some", "--fraction", "0.5"])
     assert isinstance(done.exception, FileExistsError) and len(names(tmp_path / "some")) == 6
+
+
+def test_other_numbers_for_train_and_test_and_classes_with_fewer(tmp_path):
+    fill(tmp_path / "all", [*both(CLASSES), *(f"val/{name}" for name in CLASSES)])
+    (tmp_path / "all" / "train" / "a" / "0.png").unlink()
+    done = CliRunner().invoke(cli.app, ["sample", "all", "some", "--per-class", "12,5"])
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "some" / "sample.json").read_text())
+    few = dict.fromkeys(("10", "a", "b"), 5)
+    assert record["counts"] == {"train": {"10": 12, "a": 11, "b": 12}, "validation": few, "test": few}
+    told = "Classes with fewer files than were asked for: a in train/ (11 of 12)."
+    assert record["notes"] == [told] and told in done.output and record["per_class"] == [12, 5]
+    assert len(load("class_folder", root=tmp_path / "some").train) == 35

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from qnnkit import tasks, train
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.stats import ACCURACY, LOSS, Score
 from qnnkit.tasks import Classification, Own, Step, calibration_error, complete, macro_f1

@@ -219,6 +219,16 @@ def test_too_few_names_of_classes():
     assert "`targets` must lie in 0..1" in refusal(X, LABELS, ["a", "b"])
 
 
+@pytest.mark.parametrize("classes", [np.array("abcd"), 4, [], ["a", "b", "b", "c"]], ids=str)
+def test_names_that_are_no_list(classes):
+    assert "`classes` must be a list of different names" in refusal(X, LABELS, classes)
+
+
+def test_names_are_of_labels():
+    assert split(classes=np.array(["a", "b", "c", "d"])).classes == tuple("abcd")
+    assert "`classes` must be left out where targets are no labels" in refusal(X, X[:, 0], ["a", "b"])
+
+
 @pytest.mark.parametrize("targets", [LABELS, X[:, 0]], ids=["labels", "numbers"])
 def test_fractions_leave_samples_for_training(targets):
     refusal(X, targets, validation_fraction=0.5, test_fraction=0.5)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from qnnkit import circuits, layers, train
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint import weights as kept_weights
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
 from qnnkit.tasks.own import complete
@@ -476,7 +476,7 @@ KILLED = """
     from torch import nn
     from qnnkit import train, workspace
     from qnnkit.settings import Settings
-    from qnnkit.data.sample import Batches
+    from qnnkit.data.batches import Batches
     from qnnkit.tasks import Classification
 
     count, moment, kind = {}, (None, 0), "SIGKILL"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, circuits, gradients, train
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches
 from qnnkit.gradients import Watch
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification

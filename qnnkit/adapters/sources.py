@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from qnnkit import checks
 from qnnkit.adapters import circuit
-from qnnkit.data.sample import seeded
+from qnnkit.data.batches import seeded
 
 Sizes = Mapping[str, tuple[int, int]]
 """(in_features, out_features) of the adapted layers by name, in the order of the model."""

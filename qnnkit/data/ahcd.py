@@ -12,8 +12,8 @@ import numpy as np
 from qnnkit import checks
 from qnnkit.data.assemble import Stack, split_stack, stack_arrays
 from qnnkit.data.cache import stacked
-from qnnkit.data.idx import require_labels
-from qnnkit.data.places import Place, open_place
+from qnnkit.data.idx import require_within
+from qnnkit.data.places import Member, Place, open_place
 from qnnkit.data.public import missing, obtain
 from qnnkit.data.splits import ImageSplits
 
@@ -49,52 +49,40 @@ def ahcd(
         A. El-Sawy, M. Loey and H. EL-Bakry, "Arabic Handwritten Characters Recognition using Convolutional
         Neural Network", WSEAS Transactions on Computer Research 5 (2017).
     """
+
+    def make() -> Stack:
+        parts = {}
+        for side in ("train", "test"):
+            pixels = _table(place, found[f"csv{side}images"], "pixels", SIDE * SIDE, 0, 255)
+            labels = _table(place, found[f"csv{side}label"], "labels", 1, 1, len(LETTERS))[:, 0]
+            upright = pixels.reshape(-1, SIDE, SIDE).transpose(0, 2, 1)  # a row goes down the columns
+            parts[side] = (upright.astype(np.uint8), labels - 1)
+        return stack_arrays(parts, LETTERS, image_size=image_size, grey=grey)
+
     with open_place(obtain("ahcd", root, download)) as place:
-        wanted = {"dataset": "ahcd", "image_size": image_size, "grey": grey}
-        files = [member for member in place.members if member.base.lower().endswith(".csv")]
-        stack = stacked(files, wanted, lambda: _read(place, root, image_size, grey), cached)
+        pattern = re.compile(r"(csv(?:train|test)(?:images|label)).*\.csv", re.IGNORECASE)
+        matches = [(pattern.fullmatch(each.base), each) for each in reversed(place.members)]
+        found = {match[1].lower(): each for match, each in matches if match}
+        wanted = [f"csv{side}{kind}" for side in ("Train", "Test") for kind in ("Images", "Label")]
+        if lacking := [f"{name}*.csv" for name in wanted if name.lower() not in found]:
+            raise missing("ahcd", root, lacking)
+        key = {"dataset": "ahcd", "image_size": image_size, "grey": grey}
+        stack = stacked(list(found.values()), key, make, cached)
     return split_stack("ahcd", stack, **options)
 
 
-def _read(place: Place, root: str | Path | None, image_size: int | None, grey: bool | None) -> Stack:
-    parts = {}
-    for side in ("train", "test"):
-        found = {}
-        for kind in ("images", "label"):
-            pattern = rf"csv{side}{kind}.*\.csv"
-            found[kind] = next(
-                (each for each in place.members if re.fullmatch(pattern, each.base, re.IGNORECASE)), None
-            )
-            if found[kind] is None:
-                raise missing("ahcd", root, [f"csv{side.title()}{kind.title()}*.csv"])
-        images, labels = found["images"], found["label"]
-        pixels = _table(place, images.name, SIDE * SIDE)
-        values = _table(place, labels.name, 1)[:, 0]
-        if len(pixels) != len(values):
-            value = {images.base: len(pixels), labels.base: len(values)}
-            step = "Get both files from the same place."
-            raise ValueError(checks.message("root", "hold a label for each image", value, step))
-        if pixels.min() < 0 or pixels.max() > 255:
-            value = {images.base: f"{pixels.min()}..{pixels.max()}"}
-            raise ValueError(checks.message("root", "hold pixels in 0..255", value, "Get the file anew."))
-        require_labels(labels.base, values, 1, len(LETTERS))
-        upright = pixels.reshape(-1, SIDE, SIDE).transpose(0, 2, 1)  # a row goes down the columns
-        parts[side] = (upright.astype(np.uint8), values - 1)
-    return stack_arrays(parts, LETTERS, image_size=image_size, grey=grey)
-
-
-def _table(place: Place, name: str, columns: int) -> np.ndarray:
-    """Whole numbers from a CSV without a header, int32 (n, columns)."""
+def _table(place: Place, file: Member, what: str, columns: int, lowest: int, highest: int) -> np.ndarray:
+    """Whole numbers of a range from a CSV without a header, int32 (n, columns)."""
     import pandas as pd
 
     try:
-        table = pd.read_csv(io.BytesIO(place.read(name)), header=None, dtype=np.int32).to_numpy()
+        table = pd.read_csv(io.BytesIO(place.read(file.name)), header=None, dtype=np.int32).to_numpy()
     except (ValueError, OverflowError, UnicodeDecodeError) as error:  # pandas' own errors are ValueErrors
         told = str(error).partition("\n")[0][:80]
         rule, step = "hold CSV files of whole numbers", f"It cannot be read ({told}): get the file anew."
-        raise ValueError(checks.message("root", rule, name, step)) from None
+        raise ValueError(checks.message("root", rule, file.name, step)) from None
     if table.shape[1] != columns:
-        value = {name: table.shape[1]}
-        step = "Get the file anew."
-        raise ValueError(checks.message("root", f"hold rows of {columns:,} numbers", value, step))
+        rule, value = f"hold rows of {columns:,} numbers", {file.base: table.shape[1]}
+        raise ValueError(checks.message("root", rule, value, "Get the file anew."))
+    require_within(what, file.base, table, lowest, highest)
     return table

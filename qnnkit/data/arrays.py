@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from qnnkit import checks
-from qnnkit.data import fetch, places
+from qnnkit.data import fetch
 from qnnkit.data.assemble import split_stack, stack_arrays
-from qnnkit.data.places import first
+from qnnkit.data.places import MAX_BYTES, first
 from qnnkit.data.splits import ImageSplits
 
 NAMES = {
@@ -88,78 +86,41 @@ def npz(
         step = "Check the path; on Colab, mount Drive first."
         raise FileNotFoundError(checks.message("root", "be an existing .npz file", str(path), step))
     arrays = _read(path)
-    sides = {side: pair for side, names in NAMES.items() if (pair := _pick(arrays, names)) is not None}
-    if "train" not in sides:
+    small = {name.lower(): name for name in arrays}
+    used = {
+        side: next(([small[x], small[y]] for x, y in names if x in small and y in small), None)
+        for side, names in NAMES.items()
+    }
+    if used["train"] is None:
         shapes = {name: array.shape for name, array in arrays.items()}
         step = "Name the arrays images and labels (and test_images and test_labels)."
         raise ValueError(checks.message("root", "hold arrays of images and labels", shapes, step))
-    if "test" not in sides:  # a lone validation part does not say what to test on
-        sides = {"any": sides["train"]}
-    parts = {side: (_pixels(*images), _labels(*labels)) for side, (images, labels) in sides.items()}
-    shapes = {side: images.shape[1:] for side, (images, _) in parts.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(checks.message("root", "hold images of one shape", shapes, "Resize them first."))
-    for side, (images, labels) in parts.items():
-        if len(images) != len(labels):
-            value = {sides[side][0][0]: len(images), sides[side][1][0]: len(labels)}
-            raise ValueError(checks.message("root", "hold a label for each image", value, "Write it anew."))
-    names, parts = _classes(arrays, parts)
-    stack = stack_arrays(parts, names, image_size=image_size, grey=grey)
+    sides = {side: pair for side, pair in used.items() if pair is not None}
+    sides = {side if len(sides) > 1 else "any": pair for side, pair in sides.items()}
+    parts = {side: (_pixels(x, arrays[x]), _labels(y, arrays[y])) for side, (x, y) in sides.items()}
+    names, parts = _classes(arrays.get("classes"), parts)
+    known = {name for pair in sides.values() for name in pair} | {"classes"}
+    others = [name for name in arrays if name not in known]
+    notes = [f"Left out arrays of other names: {first(others)}."] if others else []
+    stack = stack_arrays(parts, names, image_size=image_size, grey=grey, notes=notes)
     return split_stack("npz", stack, **options)
 
 
-Named = tuple[str, np.ndarray]
-
-
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, by name."""
+    """The arrays of a file, by name; nothing in it is unpickled."""
+    arrays = None
     try:
-        with zipfile.ZipFile(path) as archive:
-            infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-            if sum(info.file_size for info in infos) > places.MAX_BYTES:
-                rule = "unpack to 4 GiB at most"
-                raise ValueError(checks.message("root", rule, str(path), "Save fewer or smaller images."))
-            found = {}
-            for info in infos:
-                with archive.open(info) as file:
-                    found[info.filename.removesuffix(".npy")] = _array(file, info.file_size)
-            return found
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, _DamagedError) as error:
-        step = f"It cannot be read ({error}): save it anew with np.savez, without objects."
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            if sum(info.file_size for info in file.zip.infolist()) <= MAX_BYTES:
+                arrays = {name: np.asarray(file[name]) for name in file.files}
+    except Exception as error:  # a damaged file makes NumPy raise almost anything
+        told = (str(error) or type(error).__name__).splitlines()[0]
+        step = f"It cannot be read ({told}): save it anew with np.savez, without objects."
         raise ValueError(checks.message("root", "be a whole .npz file", str(path), step)) from None
-
-
-class _DamagedError(Exception):
-    """What a member says of itself is not so."""
-
-
-def _array(file: IO[bytes], size: int) -> np.ndarray:
-    """One member, judged by its header before memory is taken for it."""
-    try:
-        version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, fortran, dtype = read[version](file)
-    except (ValueError, KeyError) as error:
-        raise _DamagedError(str(error)) from None
-    count = int(np.prod([int(n) for n in shape], dtype=object)) if shape else 1
-    if dtype.hasobject:
-        raise _DamagedError("it holds Python objects, which could run code")
-    if count < 0 or count * dtype.itemsize > size:
-        raise _DamagedError("an array is cut short")
-    content = file.read(count * dtype.itemsize)
-    if len(content) < count * dtype.itemsize:
-        raise _DamagedError("an array is cut short")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
-
-
-def _pick(arrays: dict[str, np.ndarray], names: tuple[tuple[str, str], ...]) -> tuple[Named, Named] | None:
-    """The first pair of arrays that is there, each with the name it has in the file."""
-    small = {name.lower(): name for name in arrays}
-    for pair in names:
-        if all(name in small for name in pair):
-            images, labels = (small[name] for name in pair)
-            return (images, arrays[images]), (labels, arrays[labels])
-    return None
+    if arrays is None:
+        rule = "unpack to 4 GiB at most"
+        raise ValueError(checks.message("root", rule, str(path), "Save fewer or smaller images."))
+    return arrays
 
 
 def _pixels(name: str, images: np.ndarray) -> np.ndarray:
@@ -198,28 +159,28 @@ def _labels(name: str, labels: np.ndarray) -> np.ndarray:
 
 
 def _classes(
-    arrays: dict[str, np.ndarray], parts: dict[str, tuple[np.ndarray, np.ndarray]]
+    named: np.ndarray | None, parts: dict[str, tuple[np.ndarray, np.ndarray]]
 ) -> tuple[tuple[str, ...], dict[str, tuple[np.ndarray, np.ndarray]]]:
     """The names of the classes, and the parts with labels that index them."""
-    named = arrays.get("classes")
     known = np.unique(next(iter(parts.values()))[1])
-    if named is not None and known.dtype.kind != "U":
-        known = np.arange(len(named))
-    by_row = {}
-    for side, (images, labels) in parts.items():
-        wrong = np.setdiff1d(labels, known)
-        if len(wrong) or (labels.dtype.kind == "i" and labels.min() < 0):
-            wrong = wrong if len(wrong) else labels[labels < 0]
+    if named is not None:
+        if named.ndim != 1:
+            value, step = {"classes": named.shape}, 'Save one name each, such as np.array(["cat", "dog"]).'
+            raise ValueError(checks.message("root", "hold classes of shape (n_classes,)", value, step))
+        known = named.astype(str) if known.dtype.kind == "U" else np.arange(len(named))
+    for side, (_, labels) in parts.items():
+        below = labels[labels < 0] if labels.dtype.kind == "i" else labels[:0]
+        if len(wrong := np.union1d(np.setdiff1d(labels, known), below)):
             rule = f"hold labels among {first([str(label) for label in known], 10)}"
-            if named is None and labels.dtype.kind == "i" and labels.min() < 0:
-                rule = "hold labels of 0 or above"
+            rule = "hold labels of 0 or above" if named is None and len(below) else rule
             step = "Correct these labels, or leave their images out."
-            raise ValueError(
-                checks.message("root", rule, {side: first([str(x) for x in np.unique(wrong)])}, step)
-            )
-        by_row[side] = (images, np.searchsorted(known, labels))
+            raise ValueError(checks.message("root", rule, {side: first([str(x) for x in wrong])}, step))
     if len(known) < 2:
         step = "A net needs something to tell apart."
         raise ValueError(checks.message("root", "hold two or more classes", known.tolist(), step))
-    names = tuple(str(label) for label in (known if named is None else named.tolist()))
-    return names, by_row
+    order = np.argsort(known)
+    names = tuple(str(label) for label in (known if named is None else named).tolist())
+    return names, {
+        side: (images, order[np.searchsorted(known, labels, sorter=order)])
+        for side, (images, labels) in parts.items()
+    }

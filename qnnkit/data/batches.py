@@ -1,21 +1,28 @@
-"""Batches of dictionaries, whose samples may be others in every epoch: captions drawn, music transposed."""
+"""Batches of tensors in an order given by seed and epoch; samples may be others in every epoch."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from qnnkit.data.sample import seeded
+
+def seeded(*key: object) -> torch.Generator:
+    """A generator whose stream depends on `key` alone, and is unlike that of any neighbouring key."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 class DictBatches(DataLoader):
-    """A DataLoader over dictionaries of tensors: whole batches, no workers, no draw from torch's generator.
+    """A DataLoader of whole batches: no workers, no draw from torch's global generator.
 
     Args:
-        draw: Epoch -> tensors of one length, by name: the samples of that epoch, the same at each call.
+        draw: Epoch -> tensors of one length, by name or in a tuple: the samples of that epoch, the same at
+            each call.
         batch_size: Samples of a batch; the last one may be smaller.
         shuffle: Whether the order is drawn anew for every epoch; else as `draw` gives them.
         seed: With the epoch, all that the order depends on.
@@ -23,7 +30,7 @@ class DictBatches(DataLoader):
 
     def __init__(
         self,
-        draw: Callable[[int], Mapping[str, Tensor]],
+        draw: Callable[[int], Mapping[str, Tensor] | tuple[Tensor, ...]],
         batch_size: int,
         *,
         shuffle: bool,
@@ -33,17 +40,32 @@ class DictBatches(DataLoader):
         super().__init__(
             self.rows,
             batch_size,
-            collate_fn=dict,  # what the rows give is a batch already
+            collate_fn=_as_it_is,
             generator=seeded(seed),  # each pass draws one number, which would otherwise move the global state
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses samples and order of the next pass."""
+        """Chooses samples and order of the next pass; the same name as on a loader of Accelerate."""
         self.rows.set_epoch(epoch)
 
 
+class Batches(DictBatches):
+    """Pairs (images, labels), the same in every epoch."""
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, batch_size: int, *, shuffle: bool, seed: int = 0
+    ) -> None:
+        super().__init__(lambda epoch: (images, labels), batch_size, shuffle=shuffle, seed=seed)
+
+
 class _Rows(Dataset):
-    def __init__(self, draw: Callable[[int], Mapping[str, Tensor]], seed: int | None) -> None:
+    """Samples in an order given by seed and epoch alone; the loader reads them from first to last.
+
+    The order is kept here because Accelerate hands `set_epoch` to the dataset on any number of processes;
+    a sampler inside a shard, or inside a loader that skips batches, is out of its reach in some versions.
+    """
+
+    def __init__(self, draw: Callable[[int], Any], seed: int | None) -> None:
         self.draw, self.seed = draw, seed
         self.set_epoch(0)
 
@@ -54,9 +76,16 @@ class _Rows(Dataset):
         self.order = torch.randperm(n, generator=seeded(self.seed, epoch)) if shuffled else torch.arange(n)
 
     def __len__(self) -> int:
-        return len(next(iter(self.tensors.values())))
+        named = isinstance(self.tensors, Mapping)
+        return len(next(iter(self.tensors.values() if named else self.tensors)))
 
-    def __getitems__(self, indices: list[int]) -> dict[str, Tensor]:
+    def __getitems__(self, indices: list[int]) -> dict[str, Tensor] | tuple[Tensor, ...]:
         """A whole batch by one indexing; a DataLoader prefers it to `__getitem__`."""
         rows = self.order[indices]
-        return {name: tensor[rows] for name, tensor in self.tensors.items()}
+        if isinstance(self.tensors, Mapping):
+            return {name: tensor[rows] for name, tensor in self.tensors.items()}
+        return tuple(tensor[rows] for tensor in self.tensors)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

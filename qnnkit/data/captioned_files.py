@@ -1,4 +1,4 @@
-"""Which captions belong to which image, as `captions.json`, `.csv` or `.tsv` beside the images tells."""
+"""Which captions belong to which image, as `captions.json`, `metadata.csv` and the like beside them tell."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from qnnkit import checks
+from qnnkit.data.layout import SIDES, left_out
 from qnnkit.data.places import Member, Place, first
 
-NAMES = ("captions.json", "captions.csv", "captions.tsv")
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
+NAMES = tuple(f"{stem}{suffix}" for stem in ("captions", "metadata") for suffix in SUFFIXES)
+"""What a file of captions may be called, in small or capital letters; one of each folder is read."""
 IMAGE = ("image", "file_name", "filename", "file", "path")
 """What the name of an image may be called in a record or a table."""
 CAPTIONS = ("captions", "caption", "text")
@@ -27,82 +30,83 @@ class Listing:
     """The images that are there and have captions."""
 
     captions: dict[Member, tuple[str, ...]]
-    """In the order of the file."""
+    """In the order of the files."""
+    sides: tuple[str, ...]
+    """Of each image: "any" where its captions lie in no folder train/, validation/ or test/."""
+    top: str
+    """The folder that all files of captions lie in, with a `/` at its end; or ""."""
     notes: tuple[str, ...]
 
 
 def listing(place: Place) -> Listing:
-    """The images of a place that a caption file in it names, with their captions.
+    """The images of a place that its files of captions name, with their captions.
 
     Raises:
-        ValueError: There is no such file, it cannot be understood, or none of its images is there.
+        ValueError: There is no such file, one cannot be understood, or no image of them is there.
     """
-    found = [member for member in place.members if member.base.lower() in NAMES]
+    found: dict[str, list[Member]] = {}
+    for member in place.members:
+        if member.base.lower() in NAMES:
+            found.setdefault(member.name[: -len(member.base)], []).append(member)
     if not found:
-        rule = f"hold {NAMES[0]}, {NAMES[1]} or {NAMES[2]}"
+        rule = f"hold a file of captions ({', '.join(NAMES)})"
         raise ValueError(checks.message("root", rule, str(place.path), EXAMPLE))
-    file = min(found, key=lambda member: (member.name.count("/"), NAMES.index(member.base.lower())))
-    text = _text(place, file)
-    rows = _of_json(text, file) if file.base.lower().endswith(".json") else _of_table(text, file)
-    captions, empty, missing = _gathered(place, file, rows)
-    bare = [member.name for member, texts in captions.items() if not texts]
-    bare += [member.name for member in place.members if member.is_image and member not in captions]
-    captions = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
-    if not captions:
-        told = f"{file.name} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
-        if bare and not missing:
-            step = f"Write a caption for each image, such as {first(bare, 1)}."
-        else:
-            some = f", such as {first(missing, 1)}" if missing else ""
-            step = f"Put the images beside it, or into images/{some}."
-        raise ValueError(checks.message("root", "hold images that have a caption", told, step))
-    notes = []
-    if missing:
-        notes.append(f"Left out {_images(missing)} of {file.name} that are not there: {first(missing)}.")
-    if bare:
-        notes.append(f"Left out {_images(bare)} without a caption: {first(bare)}.")
-    if empty:
-        were = "caption that was" if len(empty) == 1 else "captions that were"
-        of = first(list(dict.fromkeys(empty)))
-        notes.append(f"Left out {len(empty):,} {were} empty or no text, of {of}.")
-    return Listing(captions, tuple(notes))
-
-
-def _images(names: list[str]) -> str:
-    return f"{len(names):,} image{'s' * (len(names) != 1)}"
-
-
-def _gathered(
-    place: Place, file: Member, rows: Iterator[Row]
-) -> tuple[dict[Member, list[str]], list[str], list[str]]:
-    """Image -> its captions; names of images with empty ones, once for each; names of images not there."""
-    folder = file.name[: -len(file.base)]
+    sided = {folder: SIDES.get(folder.rstrip("/").rpartition("/")[2].lower(), "any") for folder in found}
+    if set(sided.values()) == {"any"} or "train" not in sided.values():  # the outermost is meant
+        sided = {min(found, key=lambda folder: folder.count("/")): "any"}
+    read = {folder: min(found[folder], key=lambda each: NAMES.index(each.base.lower())) for folder in sided}
     by_name = {member.name: member for member in place.members}
     by_base: dict[str, list[Member]] = {}
     for member in place.members:
         by_base.setdefault(member.base, []).append(member)
     captions: dict[Member, list[str]] = {}
-    empty: list[str] = []
-    missing: dict[str, None] = {}
-    for name, caption in rows:
-        clean = name.strip().replace("\\", "/").removeprefix("./")
-        alike = by_base.get(clean.rpartition("/")[2], [])
-        member = (
-            by_name.get(folder + clean)
-            or by_name.get(f"{folder}images/{clean}")
-            or (alike[0] if len(alike) == 1 else None)
-        )
-        if member is None:
-            missing[name] = None
-            continue
-        texts = captions.setdefault(member, [])
-        if caption is None:  # the image alone was named
-            continue
-        if isinstance(caption, str) and caption.strip():
-            texts.append(" ".join(caption.split()))
-        else:
-            empty.append(member.name)
-    return captions, empty, list(missing)
+    sides: dict[Member, str] = {}
+    empty, missing = [], []
+    for folder, file in read.items():
+        for name, caption in _rows(_text(place, file), file):
+            clean = name.strip().replace("\\", "/").removeprefix("./")
+            alike = by_base.get(clean.rpartition("/")[2], [])
+            member = (
+                by_name.get(folder + clean)
+                or by_name.get(f"{folder}images/{clean}")
+                or (alike[0] if len(alike) == 1 else None)
+            )
+            if member is None:
+                missing.append(name)
+                continue
+            texts = captions.setdefault(member, [])
+            if sides.setdefault(member, sided[folder]) != sided[folder]:
+                rule = "name each image on one side"
+                step = f"{member.name} has captions in {sides[member]} too: leave one out."
+                raise ValueError(checks.message("root", rule, file.name, step))
+            if isinstance(caption, str) and caption.strip():
+                texts.append(" ".join(caption.split()))
+            elif caption is not None:  # else the image alone was named
+                empty.append(member.name)
+    missing = list(dict.fromkeys(missing))
+    bare = [member.name for member, texts in captions.items() if not texts]
+    bare += [member.name for member in place.members if member.is_image and member not in captions]
+    files = ", ".join(file.name for file in read.values())
+    whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
+    if not whole:
+        told = f"{files} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
+        step = f"Put the images beside it, or into images/, such as {first(missing, 1)}."
+        if not missing:
+            step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
+        raise ValueError(checks.message("root", "hold images that have a caption", told, step))
+    unread = [each.name for inside in found.values() for each in inside if each not in read.values()]
+    why = {
+        f"images of {files} that are not there": missing,
+        "files of captions beside these": unread,
+        "captions that were empty or no text": empty,
+    }
+    notes = [f"Left out {len(names):,} {each}: {first(names)}." for each, names in why.items() if names]
+    notes += left_out(place, {"without a caption": bare}, NAMES)
+    top = "" if len(read) > 1 else next(iter(read))
+    inner = {member: SIDES.get(member.name[len(top) :].partition("/")[0].lower(), "any") for member in whole}
+    if set(sides.values()) == {"any"} and {"train"} < set(inner.values()) <= {"train", "validation", "test"}:
+        sides = inner
+    return Listing(whole, tuple(sides[member] for member in whole), top, tuple(notes))
 
 
 def _text(place: Place, file: Member) -> str:
@@ -113,33 +117,44 @@ def _text(place: Place, file: Member) -> str:
         raise ValueError(checks.message("root", "hold captions in UTF-8", file.name, step)) from None
 
 
-# --- JSON --------------------------------------------------------------------------------------------------
-
-
-def _of_json(text: str, file: Member) -> Iterator[Row]:
-    """From a list of records, a dictionary of images, or what COCO calls annotations."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        step = f"Python says: {error}."
-        raise ValueError(checks.message("root", "hold captions in JSON", file.name, step)) from None
+def _rows(text: str, file: Member) -> Iterator[Row]:
+    """Each image with each of its captions, and with None where it is only named."""
+    if file.base.lower().endswith((".csv", ".tsv")):
+        yield from _of_table(text, file)
+        return
+    content = _json(text, file)
     if isinstance(content, dict) and all(isinstance(content.get(k), list) for k in ("images", "annotations")):
-        yield from _of_coco(content, file)
+        content = _of_coco(content, file)
     elif isinstance(content, dict):
-        for image, captions in content.items():
-            yield from _each(image, captions)
-    elif isinstance(content, list):
-        for number, record in enumerate(content):
-            image = _value(record, IMAGE)
-            if not isinstance(image, str):
-                raise _wrong(file, number, record)
-            yield from _each(image, _value(record, CAPTIONS))
-    else:
+        content = [{"image": image, "captions": captions} for image, captions in content.items()]
+    if not isinstance(content, list):
         told = f"{file.name} with {text.strip()[:40]}"
         raise ValueError(checks.message("root", "hold a list of images and captions", told, EXAMPLE))
+    for number, record in enumerate(content):
+        image, captions = _value(record, IMAGE), _value(record, CAPTIONS)
+        if not isinstance(image, str):
+            raise _wrong(file, number, record)
+        yield image, None
+        for caption in captions if isinstance(captions, list) else [captions]:
+            yield image, caption
 
 
-def _of_coco(content: dict[str, list[Any]], file: Member) -> Iterator[Row]:
+def _json(text: str, file: Member) -> Any:
+    """The content of a file; of JSON lines a list."""
+    is_lines = file.base.lower().endswith(".jsonl")
+    found, told = [], file.name
+    try:
+        for number, each in enumerate(text.split("\n") if is_lines else [text], start=1):
+            told = f"{file.name}, line {number}" if is_lines else file.name
+            if each.strip() or not is_lines:
+                found.append(json.loads(each))
+    except (ValueError, RecursionError) as error:
+        step = f"Python says: {error}."
+        raise ValueError(checks.message("root", "hold captions in JSON", told, step)) from None
+    return found if is_lines else found[0]
+
+
+def _of_coco(content: dict[str, list[Any]], file: Member) -> list[dict[str, Any]]:
     """As cocodataset.org gives them: images by number, and a record for each caption."""
     names: dict[object, str] = {}
     for number, record in enumerate(content["images"]):
@@ -147,22 +162,16 @@ def _of_coco(content: dict[str, list[Any]], file: Member) -> Iterator[Row]:
         if not isinstance(image, str) or not isinstance(record.get("id"), int | str):
             raise _wrong(file, number, record)
         names[record["id"]] = image
-        yield image, None
+    rows: list[dict[str, Any]] = [{"image": image} for image in names.values()]
     for number, record in enumerate(content["annotations"]):
-        number_of = record.get("image_id") if isinstance(record, dict) else None
-        if not isinstance(number_of, int | str) or number_of not in names:
+        image_id = record.get("image_id") if isinstance(record, dict) else None
+        if not isinstance(image_id, int | str) or image_id not in names:
             raise _wrong(file, number, record)
-        yield from _each(names[number_of], _value(record, CAPTIONS))
+        rows.append({"image": names[image_id], "captions": _value(record, CAPTIONS)})
+    return rows
 
 
-def _each(image: str, captions: object) -> Iterator[Row]:
-    yield image, None
-    for caption in captions if isinstance(captions, list) else [captions]:
-        if caption is not None:
-            yield image, caption
-
-
-def _value(record: object, names: tuple[str, ...]) -> object:
+def _value(record: object, names: tuple[str, ...]) -> Any:
     """What a record has under the first of these names."""
     if not isinstance(record, dict):
         return None
@@ -173,9 +182,6 @@ def _wrong(file: Member, number: int, record: object) -> ValueError:
     rule = "name an image in every record of its captions"
     told = f"{file.name} with {json.dumps(record, ensure_ascii=False)[:80]} as record {number + 1}"
     return ValueError(checks.message("root", rule, told, EXAMPLE))
-
-
-# --- tables ------------------------------------------------------------------------------------------------
 
 
 def _of_table(text: str, file: Member) -> Iterator[Row]:

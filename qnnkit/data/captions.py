@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,16 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks
-from qnnkit.data import duplicates, fetch
+from qnnkit.data import fetch
 from qnnkit.data.arrays import digits
-from qnnkit.data.assemble import Stack, as_size, stack_pictures
-from qnnkit.data.batches import DictBatches
+from qnnkit.data.assemble import split, stack_files
+from qnnkit.data.batches import seeded
 from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
 from qnnkit.data.captioned_tokens import CaptionTokenizer, tokenizer_of
-from qnnkit.data.duplicates import Content
 from qnnkit.data.idx import mnist
-from qnnkit.data.images import read
-from qnnkit.data.places import MAX_BYTES, Member, Place, first, open_place
-from qnnkit.data.sample import seeded
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, share_of
+from qnnkit.data.places import open_place
+from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Pictured
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
 """What is said of a digit; each of them is a caption of its own."""
@@ -34,7 +31,7 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 @dataclass(frozen=True, eq=False)
-class CaptionSet:
+class CaptionSet(Part):
     """The images of one split with their captions."""
 
     images: Tensor  # uint8, (n, channels, height, width)
@@ -42,8 +39,13 @@ class CaptionSet:
     sources: tuple[str, ...]  # where each image came from
     labels: Tensor | None = None  # int64, (n,), where there are classes
 
-    def __len__(self) -> int:
-        return len(self.images)
+    def add_to(self, digest: hashlib._Hash) -> None:
+        """Feeds what a fingerprint is over to a digest: pixels, captions and labels."""
+        digest.update(f"{tuple(self.images.shape)}\n".encode())
+        digest.update(json.dumps(self.captions).encode())
+        if self.labels is not None:
+            digest.update(self.labels.numpy().astype("<i8").tobytes())
+        digest.update(self.images.numpy().tobytes())
 
     def texts(self) -> tuple[tuple[str, ...], Tensor]:
         """Every caption once, and which image has which: int64, (n_pairs, 2), rows of images and of texts.
@@ -64,7 +66,7 @@ class CaptionSet:
 
 
 @dataclass(frozen=True, eq=False)
-class CaptionSplits:
+class CaptionSplits(Pictured):
     """Images with captions, split into train, validation and test.
 
     A batch is {"pixel_values": uint8 (batch, channels, height, width), "input_ids": int64 (batch, length),
@@ -77,27 +79,14 @@ class CaptionSplits:
         {'pixel_values': (64, 1, 8, 8), 'input_ids': (64, 8), 'attention_mask': (64, 8)}
     """
 
-    name: str
     train: CaptionSet
     validation: CaptionSet
     test: CaptionSet
     tokenizer: CaptionTokenizer
-    notes: tuple[str, ...] = ()
-    """Sentences to show once: what was left out, cut, resized or converted."""
     classes: tuple[str, ...] = ()
     """The name of each label, where there are labels."""
     prompts: tuple[tuple[str, ...], ...] = ()
     """What may be said of an image of each class, for zero-shot classification."""
-
-    @property
-    def channels(self) -> int:
-        """1 for grey, 3 for colour."""
-        return self.train.images.shape[1]
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width, in pixels."""
-        return self.train.images.shape[2], self.train.images.shape[3]
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -109,42 +98,8 @@ class CaptionSplits:
         ids, mask = self.tokenizer.encode([captions[0] for captions in self.train.captions[:n]])
         return {"pixel_values": self.train.images[:n], "input_ids": ids, "attention_mask": mask}
 
-    def keep(self, train_fraction: float, seed: int = 0) -> CaptionSplits:
-        """The same dataset with a share of its training images; a smaller share lies inside a larger one."""
-        rows = share_of(len(self.train), train_fraction, seed)
-        if rows is None:
-            return self
-        part, chosen = self.train, rows.tolist()
-        kept = CaptionSet(
-            part.images[rows],
-            tuple(part.captions[row] for row in chosen),
-            tuple(part.sources[row] for row in chosen),
-            None if part.labels is None else part.labels[rows],
-        )
-        return replace(self, train=kept)
-
-    def split(self, name: str) -> CaptionSet:
-        """The split called "train", "validation" or "test"."""
-        return getattr(self, checks.choice("split", name, SPLITS))
-
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) over pixels, captions, labels and who is in which split."""
-        digest = hashlib.sha256()
-        for name in SPLITS:
-            part = self.split(name)
-            digest.update(f"{name} {tuple(part.images.shape)}\n".encode())
-            digest.update(json.dumps(part.captions).encode())
-            if part.labels is not None:
-                digest.update(part.labels.numpy().astype("<i8").tobytes())
-            digest.update(part.images.numpy().tobytes())
-        return digest.hexdigest()
-
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> DictBatches:
-        """Batches of a split; the order is a function of `seed` and of the epoch given to `set_epoch`.
-
-        So is which of its captions stands beside a training image; elsewhere it is the first.
-        """
-        checks.positive("batch_size", batch_size)
+    def _samples(self, split: str, seed: int) -> Callable[[int], dict[str, Tensor]]:
+        """A training image stands beside a caption drawn by seed and epoch; elsewhere beside its first."""
         part, draws = self.split(split), split == "train"
         texts, pairs = part.texts()
         ids, mask = self.tokenizer.encode(texts)
@@ -159,7 +114,7 @@ class CaptionSplits:
             rows = pairs[chosen, 1]
             return {"pixel_values": part.images, "input_ids": ids[rows], "attention_mask": mask[rows]}
 
-        return DictBatches(draw, batch_size, shuffle=shuffle, seed=seed)
+        return draw
 
 
 def captions(
@@ -174,21 +129,23 @@ def captions(
     sequence_length: int | None = None,
     cached: bool = True,
 ) -> CaptionSplits:
-    """Your own images with captions: a folder with `captions.json`, `captions.csv` or `captions.tsv` in it.
+    """Your own images with captions: a folder with `captions.json`, .jsonl, .csv or .tsv in it.
 
-    The JSON holds a list of records {"image": name, "captions": [...]} (or "file_name", "caption"), a
-    dictionary from image to caption or captions, or COCO's own form. A table has the columns image and
-    caption, and several rows for several captions. Images lie beside the file, in images/ there, or anywhere
-    if no other is called so. What is missing, unreadable, empty or without a caption is left out and told in
-    the notes. An image is in one split with all its captions.
+    It may be called metadata.csv or metadata.jsonl as well, with `file_name` and `text`, as Hugging Face has
+    it. JSON holds a list of records {"image": name, "captions": [...]} (or "file_name", "caption"), a
+    dictionary from image to caption or captions, or COCO's own form; JSON lines hold a record each. A table
+    has the columns image and caption, and several rows for several captions. Images lie beside the file, in
+    images/ there, or anywhere if no other is called so. Where files of captions, or images, lie in train/
+    and test/ or validation/, these are the splits. What is missing, unreadable, empty or without a caption
+    is left out and told in the notes. An image is in one split with all its captions.
 
     Args:
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
         grey: One channel (True) or three (False); None takes one if every image is grey.
         split_seed: Decides who is in which split; leave it alone within a study.
-        validation_fraction: Of all images.
-        test_fraction: Of all images.
+        validation_fraction: Of all images, about: each is placed by the hash of its name.
+        test_fraction: Likewise; unused where there is a test part.
         tokenizer: "words" (default) or "bpe" trains one on the training captions; a folder, or a name on the
             Hub, is read; or one that is there.
         sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
@@ -201,30 +158,27 @@ def captions(
             read, or there are too few to split.
     """
     if not root:
-        rule = "name a folder of images with captions.json in it"
+        rule = "name a folder of images and captions"
         raise ValueError(checks.message("root", rule, root, "Pass the path of its folder."))
     with open_place(fetch.local(root)) as place:
         found = listing(place)
-        members = list(found.captions)
-        wanted = {"dataset": "captions", "image_size": image_size, "grey": grey}
-        stack = stacked(members, wanted, lambda: _gather(place, members, image_size, grey), cached)
+        files = [(side, 0, member) for side, member in zip(found.sides, found.captions, strict=True)]
+        wanted = {"dataset": "captions", "image_size": image_size, "grey": grey, "sides": found.sides}
+        stack = stacked(
+            list(found.captions),
+            wanted,
+            lambda: stack_files(place, files, (), image_size=image_size, grey=grey),
+            cached,
+        )
     by_name = {member.name: texts for member, texts in found.captions.items()}
-    parts = _split(len(stack.sources), split_seed, validation_fraction, test_fraction)
 
     def gather(rows: np.ndarray) -> CaptionSet:
-        pixels = torch.from_numpy(stack.images[rows])
-        images = pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2)  # -> (n, channels, height, width)
         sources = tuple(stack.sources[row] for row in rows)
-        return CaptionSet(images.contiguous(), tuple(by_name[name] for name in sources), sources)
+        return CaptionSet(stack.tensor(rows), tuple(by_name[name] for name in sources), sources)
 
-    sets = [gather(rows) for rows in parts]
-    same = {
-        name: [Content(stack.images[row].data, stack.sources[row]) for row in rows]
-        for name, rows in zip(SPLITS, parts, strict=True)
-    }
-    repeated = duplicates.told(same, "images", "pixel for pixel")
-    notes = (*found.notes, *stack.notes, *filter(None, [repeated]))
-    return _with_tokens("captions", sets, tokenizer, sequence_length, notes)
+    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    sets, notes = split(stack, gather, found.top, split_seed=split_seed, **shares)
+    return _with_tokens("captions", sets, tokenizer, sequence_length, (*found.notes, *stack.notes, *notes))
 
 
 def class_captions(
@@ -305,43 +259,4 @@ def _with_tokens(
     tokenizer = tokenizer_of(wanted, texts[0], sequence_length)
     told = tokenizer.told([text for part in texts for text in part])
     train, validation, test = sets
-    return CaptionSplits(name, train, validation, test, tokenizer, (*notes, *told))
-
-
-def _gather(place: Place, members: Sequence[Member], image_size: int | None, grey: bool | None) -> Stack:
-    """Every image that can be read, and a note on those that cannot."""
-    size, pictures, failed, n_bytes = as_size(image_size), [], [], 0
-    for member in members:
-        try:
-            pictures.append(read(place.read(member.name), 0, member.name, size))
-        except Exception as error:  # a damaged file makes Pillow raise almost anything
-            failed.append(f"{member.name} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
-            continue
-        n_bytes += pictures[-1].pixels.nbytes
-        if n_bytes > MAX_BYTES:
-            step = "Pass a smaller one, such as 32."
-            raise ValueError(checks.message("image_size", "keep all images under 4 GiB", image_size, step))
-    if not pictures:
-        step = f"Copy them anew: {first(failed)}."
-        raise ValueError(checks.message("root", "hold images that can be read", str(place.path), step))
-    notes = []
-    if failed:
-        of_all = f"{len(failed):,} of {len(members):,} images"
-        notes.append(f"Left out {of_all} that cannot be read: {first(failed)}.")
-    return stack_pictures(pictures, ["any"] * len(pictures), (), notes, image_size=image_size, grey=grey)
-
-
-def _split(n: int, split_seed: int, validation: float, test: float) -> tuple[np.ndarray, ...]:
-    """Sorted rows of train, validation and test, of `n` images."""
-    if not (min(validation, test) > 0 and validation + test < 1):
-        rule = "be above 0, as validation_fraction must, and leave samples for training"
-        step = f"With validation_fraction={validation} that is not so: use 0.2 for both."
-        raise ValueError(checks.message("test_fraction", rule, test, step))
-    n_validation, n_test = (max(1, round(fraction * n)) for fraction in (validation, test))
-    if n - n_validation - n_test < 1:
-        step = "Three are the least that can be split."
-        raise ValueError(checks.message("root", "hold enough images with captions to split", n, step))
-    order = torch.randperm(n, generator=seeded("captions", split_seed)).numpy()
-    borders = np.cumsum([n_test, n_validation])
-    test_rows, validation_rows, train_rows = (np.sort(rows) for rows in np.split(order, borders))
-    return train_rows, validation_rows, test_rows
+    return CaptionSplits(name, train, validation, test, tokenizer, notes=(*notes, *told))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
-import re
 import string
 import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +13,13 @@ import numpy as np
 from qnnkit import checks
 from qnnkit.data.assemble import Stack, split_stack, stack_arrays
 from qnnkit.data.cache import stacked
-from qnnkit.data.places import MAX_BYTES, Member, Place, first, natural, open_place
+from qnnkit.data.places import Member, Place, first, natural, open_place, unpacked
 from qnnkit.data.public import missing, obtain
 from qnnkit.data.splits import ImageSplits
 
-IMAGES, LABELS = 0x803, 0x801
-"""Magic numbers: bytes (08) in three axes, and in one."""
+IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+MAGIC = {IMAGES: 0x803, LABELS: 0x801}
+"""Numbers that files begin with: bytes (08) in three axes, and in one."""
 MNIST = tuple("0123456789")
 FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
@@ -126,105 +123,62 @@ def _load(
 ) -> ImageSplits:
     notes: list[str] = []
     with open_place(obtain(name, root, download)) as place:
-        stem = {"train": "train", "test": "t10k"}
+        packed = sorted(place.members, key=lambda each: (each.base.endswith(".gz"), natural(each.name)))
+        files = {each.base.removesuffix(".gz").replace(".idx", "-idx"): each for each in reversed(packed)}
+        stems = {"train": "train", "test": "t10k"}
         if name == "emnist":
-            pattern = r"(?:.*/)?emnist-([a-z]+)-train-images[-.]idx3-ubyte(?:\.gz)?"
-            told = [found[1] for each in place.members if (found := re.fullmatch(pattern, each.name))]
-            there = [each for each in EMNIST if each in told]
+            there = [each for each in EMNIST if f"emnist-{each}-train-{IMAGES}" in files]
             chosen = variant or next(iter(there), "balanced")
             if variant is None and len(there) > 1:
                 notes = [f"Took the variant {chosen!r} of {', '.join(there)}."]
-            stem = {side: f"emnist-{chosen}-{side}" for side in stem}
+            stems = {side: f"emnist-{chosen}-{side}" for side in stems}
             classes = EMNIST[chosen]
-        wanted = {"dataset": name, "stem": stem, "image_size": image_size, "grey": grey, "notes": notes}
-        files = [member for member in place.members if "ubyte" in member.base]
-        stack = stacked(
-            files,
-            wanted,
-            lambda: _read(name, root, place, stem, classes, notes, image_size, grey),
-            cached and image_size is not None,  # as they are, they load as fast from their own files
-        )
+        names = [f"{stem}-{kind}" for stem in stems.values() for kind in (IMAGES, LABELS)]
+        if lacking := [each for each in names if each not in files]:
+            raise missing(name, root, lacking)
+        lowest = int(name == "emnist" and len(classes) == 26)  # its letters are counted from 1
+
+        def make() -> Stack:
+            parts = {}
+            for side, stem in stems.items():
+                pixels, labels = (_array(place, files[f"{stem}-{kind}"]) for kind in (IMAGES, LABELS))
+                file = files[f"{stem}-{LABELS}"].base
+                require_within("labels", file, labels, lowest, lowest + len(classes) - 1)
+                parts[side] = (pixels.transpose(0, 2, 1) if name == "emnist" else pixels, labels - lowest)
+            return stack_arrays(parts, classes, image_size=image_size, grey=grey, notes=notes)
+
+        wanted = {"dataset": name, "stem": stems, "image_size": image_size, "grey": grey, "notes": notes}
+        kept = cached and image_size is not None  # as they are, they load as fast from their own files
+        stack = stacked([files[each] for each in names], wanted, make, kept)
     return split_stack(name, stack, **options)
 
 
-def _read(
-    name: str,
-    root: str | Path | None,
-    place: Place,
-    stem: dict[str, str],
-    classes: tuple[str, ...],
-    notes: list[str],
-    image_size: int | None,
-    grey: bool | None,
-) -> Stack:
-    names = {
-        (side, kind): f"{begin}-{kind}"
-        for side, begin in stem.items()
-        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
-    }
-    found = {key: _find(place, wanted) for key, wanted in names.items()}
-    if lacking := [names[key] for key, member in found.items() if member is None]:
-        raise missing(name, root, lacking)
-    lowest = int(name == "emnist" and len(classes) == 26)  # its letters are counted from 1
-    parts = {}
-    for side in stem:
-        images, labels = (found[side, kind] for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-        assert images is not None and labels is not None
-        pixels, values = _array(place, images, IMAGES), _array(place, labels, LABELS)
-        if len(pixels) != len(values):
-            value = {images.base: len(pixels), labels.base: len(values)}
-            step = "Get both files from the same place."
-            raise ValueError(checks.message("root", "hold a label for each image", value, step))
-        require_labels(labels.base, values, lowest, lowest + len(classes) - 1)
-        parts[side] = (pixels.transpose(0, 2, 1) if name == "emnist" else pixels, values - lowest)
-    shapes = {side: pixels.shape[1:] for side, (pixels, _) in parts.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(checks.message("root", "hold images of one size", shapes, "Get the files anew."))
-    return stack_arrays(parts, classes, image_size=image_size, grey=grey, notes=notes)
-
-
-def require_labels(name: str, labels: np.ndarray, lowest: int, highest: int) -> None:
-    """Raises ValueError unless all labels lie in `lowest`..`highest`, naming the first that do not."""
-    wrong = np.flatnonzero((labels < lowest) | (labels > highest))
+def require_within(what: str, name: str, values: np.ndarray, lowest: int, highest: int) -> None:
+    """Raises ValueError unless all values of a file lie in `lowest`..`highest`, naming the first others."""
+    wrong = np.argwhere((values < lowest) | (values > highest))
     if len(wrong):
-        rows = first([f"{labels[row]} in row {row:,}" for row in wrong], 3)
-        rule = f"hold labels in {lowest}..{highest}"
+        rows = first([f"{values[tuple(at)]} in row {at[0]:,}" for at in wrong], 3)
+        rule = f"hold {what} in {lowest}..{highest}"
         raise ValueError(checks.message("root", rule, {name: rows}, "Get the file anew, or correct it."))
 
 
-def _find(place: Place, wanted: str) -> Member | None:
-    """The file of this name, wherever it lies; unpacked before packed."""
-    pattern = re.escape(wanted).replace("\\-idx", "[-.]idx") + r"(\.gz)?"
-    found = [member for member in place.members if re.fullmatch(pattern, member.base)]
-    return min(found, key=lambda member: (member.base.endswith(".gz"), natural(member.name)), default=None)
-
-
-def _array(place: Place, member: Member, magic: int) -> np.ndarray:
+def _array(place: Place, member: Member) -> np.ndarray:
     """The bytes of an idx file, (n, height, width) or (n,), after its header has been checked."""
-    step, n_axes = "Get the file anew.", magic & 0xFF
+    magic = MAGIC[IMAGES if "images" in member.base else LABELS]
     try:
         content = place.read(member.name)
-        packed = content[:2] == b"\x1f\x8b"
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) if packed else io.BytesIO(content) as file:
-            header = file.read(4 + 4 * n_axes)
-            told = struct.unpack(">I", header[:4])[0] if len(header) >= 4 else None
-            if told is not None and told != magic:
-                value = {member.base: f"magic number {told}"}
-                raise ValueError(
-                    checks.message("root", f"hold idx files that begin with {magic}", value, step)
-                )
-            shape = struct.unpack(f">{n_axes}I", header[4:]) if len(header) == 4 + 4 * n_axes else None
-            size = 0 if shape is None else math.prod(shape)
-            if size > MAX_BYTES:
-                value = {member.base: f"{size:,} bytes"}
-                raise ValueError(checks.message("root", "hold idx files up to 4 GiB", value, step))
-            data = file.read(size + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
-        told = f"damaged ({error or 'cut short'})"
-        raise ValueError(checks.message("root", "hold whole idx files", {member.base: told}, step)) from None
-    if shape is None or len(data) != size or not size:
-        told = "without a header" if shape is None else f"{len(data):,} bytes instead of {size:,}"
-        if shape is not None and len(data) > size:
-            told = f"more bytes than the {size:,} it declares"
-        raise ValueError(checks.message("root", "hold whole idx files", {member.base: told}, step))
-    return np.frombuffer(data, np.uint8).reshape(shape)
+        content = unpacked(content) if content[:2] == b"\x1f\x8b" else content
+        if len(content) < 4 + 4 * (magic & 0xFF):
+            raise ValueError("without a header")
+        found, *shape = struct.unpack_from(f">{1 + (magic & 0xFF)}I", content)
+        size, n = math.prod(shape), len(content) - 4 - 4 * len(shape)
+        if found != magic:
+            raise ValueError(f"magic number {found} instead of {magic}")
+        if n != size or not size:
+            raise ValueError(f"{n:,} bytes instead of {size:,}")
+    except ValueError as error:
+        rule = "hold whole idx files"
+        raise ValueError(
+            checks.message("root", rule, {member.base: str(error)}, "Get the file anew.")
+        ) from None
+    return np.frombuffer(content, np.uint8, offset=len(content) - size).reshape(shape)

@@ -17,17 +17,18 @@ MOST_PIXELS = 2**27
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One image, (height, width) or (height, width, 3) in uint8, and its file's size and Pillow mode."""
+    """One image, uint8 (height, width) or (height, width, 3), and its file's size, Pillow mode and frames."""
 
     pixels: np.ndarray
     label: int
     source: str
     size: tuple[int, int]
     mode: str
+    n_frames: int = 1
 
 
 def read(content: bytes, label: int, source: str, size: tuple[int, int] | None) -> Picture:
-    """A file's bytes as 8-bit grey or colour, resized if a size is given."""
+    """A file's bytes as 8-bit grey or colour, resized if a size is given; of several frames the first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -35,11 +36,11 @@ def read(content: bytes, label: int, source: str, size: tuple[int, int] | None) 
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             if opened.width * opened.height > MOST_PIXELS:
                 raise ValueError(f"{opened.width:,} x {opened.height:,} pixels are too many to decode")
-            mode = opened.mode
+            mode, n_frames = opened.mode, getattr(opened, "n_frames", 1)
             pixels = _eight_bit(ImageOps.exif_transpose(opened))  # (height, width[, 3])
     found = (pixels.shape[0], pixels.shape[1])
     pixels = fit(pixels, size or found, "L" if pixels.ndim == 2 else "RGB")
-    return Picture(pixels, label, source, found, mode)
+    return Picture(pixels, label, source, found, mode, n_frames)
 
 
 def _eight_bit(image: Image.Image) -> np.ndarray:

@@ -4,95 +4,113 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from qnnkit import checks
 from qnnkit.data.places import Level, Member, Place, first, natural
 
-SIDES = {"train": "train", "test": "test", "validation": "validation", "val": "validation"}
-"""What folders may be called that part a dataset into sides, and the splits they mean."""
+SIDES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""What folders that part a dataset may be called, in small or capital letters, and the splits they mean."""
 LAST_TWO_DIGITS = r"(\d{2})$"
 """The label in a file's name where no other pattern is given: at its end, before the suffix."""
 
-Layout = dict[str, dict[str, list[Member]]]
-"""Side ("any" without sides) -> class -> its images, in natural order."""
+Classes = dict[str, list[Member]]
+"""Class -> its images, both in natural order."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The labelled images of a place."""
+
+    sides: dict[str, Classes]
+    """By side: "any" where the place has no sides."""
+    top: str
+    """The folder around everything that archives often have, with a `/` at its end; or ""."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what was left out."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, as people count."""
+        return tuple(sorted({name for each in self.sides.values() for name in each}, key=natural))
+
+    @property
+    def files(self) -> list[tuple[str, int, Member]]:
+        """Side, label and file of each image."""
+        number = {name: label for label, name in enumerate(self.classes)}
+        return [
+            (side, number[name], member)
+            for side, classes in self.sides.items()
+            for name in sorted(classes, key=natural)
+            for member in classes[name]
+        ]
 
 
 def by_folder(place: Place) -> Layout:
     """One folder per class, `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`.
 
-    A single folder around everything, as archives often have it, is passed over.
+    Images of a class may lie in folders of its own. Other images and files are told in the notes.
 
     Raises:
-        ValueError: There are fewer than two classes, an empty one, or one that is missing in train.
+        ValueError: There are fewer than two classes, an empty one, or one that a side lacks.
     """
-    top, level = "", place.level("")
-    while len(level.folders) == 1 and not level.images:
-        inner = top + level.folders[0]
-        if place.level(inner).images or not place.level(inner).folders:
-            break
-        top, level = f"{inner}/", place.level(inner)
-    sides = _sides(place, top, lambda inner: inner.folders and not inner.images)
-    layout = {
-        side: {
-            name: place.level(f"{folder}{name}").images for name in place.level(folder.rstrip("/")).folders
-        }
-        for side, folder in sides.items()
-    }
-    for side, classes in layout.items():
+    top = _top(place, lambda _, inner: inner.folders and not inner.images)
+    bases = _bases(place, top, lambda level: level.folders)
+    sides, others = _labelled(place, bases, lambda rest: rest.partition("/")[0] if "/" in rest else None)
+    for base, side in bases.items():
+        for name in place.level(base.rstrip("/")).folders:
+            sides[side].setdefault(name, [])
+    for side, classes in sides.items():
         if len(classes) < 2 or not all(classes.values()):
-            found = sorted((f"{len(images):,} in {name!r}" for name, images in classes.items()), key=natural)
+            counts = sorted((f"{len(images):,} in {name!r}" for name, images in classes.items()), key=natural)
             rule = (
-                "hold images in every class folder" if len(classes) > 1 else "hold two or more class folders"
+                f"hold {'images in every class folder' if len(classes) > 1 else 'two or more class folders'}"
             )
             under = "<class>/" if side == "any" else f"{side}/<class>/"
-            step = f"Images found: {first(found) or 'no folder'}. Put them in {under} there."
-            raise ValueError(checks.message("root", rule, str(place.path), step))
-    _same_classes(layout)
-    return layout
+            step = f"Images found: {first(counts) or 'no folder'}. Put them in {under} there."
+            told = " ".join([step, *left_out(place, {})])
+            raise ValueError(checks.message("root", rule, str(place.path), told))
+    return _layout(place, sides, top, {"that lie in no class folder": others})
 
 
-def by_name(place: Place, label_pattern: str | None) -> tuple[Layout, list[str]]:
-    """One folder of images whose names carry the label; and the images whose names do not.
+def by_name(place: Place, label_pattern: str | None) -> Layout:
+    """Images whose names carry the label, in one folder and those in it.
 
-    Folders train/ and test/ (and validation/ or val/) that hold the images are the sides. A single folder
-    around everything is passed over.
+    Folders train/ and test/ (and validation/ or val/) that hold all images are the sides.
 
     Raises:
-        ValueError: The pattern is wrong or fits no name, or a class is missing in train.
+        ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
     """
     pattern = _compiled(label_pattern or LAST_TWO_DIGITS)
-    top, level = "", place.level("")
-    while len(level.folders) == 1 and not level.images:
-        top = f"{top}{level.folders[0]}/"
-        level = place.level(top.rstrip("/"))
-    sides = {"any": top} if level.images else _sides(place, top, lambda inner: inner.images)
-    layout: Layout = {}
-    malformed: list[str] = []
-    for side, folder in sides.items():
-        found: dict[str, list[Member]] = {}
-        for image in place.level(folder.rstrip("/")).images:
-            label = _label(pattern, image.base)
-            if label:
-                found.setdefault(label, []).append(image)
-            else:
-                malformed.append(image.name)
-        layout[side] = {label: found[label] for label in sorted(found, key=natural)}
-    if not any(layout.values()):
-        if not malformed:
-            step = "Put them there, or in its folders train/ and test/."
-            raise ValueError(checks.message("root", "hold images", str(place.path), step))
-        step = f"No name fits, such as {malformed[0]!r}: write one whose first group is the label."
+
+    def label(rest: str) -> str | None:
+        base = rest.rpartition("/")[2]
+        found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
+        return found[1] if found else None
+
+    top = _top(place, lambda outer, _: not outer.images)
+    is_flat = place.level(top.rstrip("/")).images
+    bases = {top: "any"} if is_flat else _bases(place, top, lambda level: level.images)
+    sides, others = _labelled(place, bases, label)
+    if not any(sides.values()):
+        if not others:
+            told = ["Put them there, or in its folders train/ and test/.", *left_out(place, {})]
+            raise ValueError(checks.message("root", "hold images", str(place.path), " ".join(told)))
+        step = f"No name fits, such as {others[0]!r}: write one whose first group is the label."
         raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern.pattern, step))
-    _same_classes(layout)
-    return layout, malformed
+    outside = [name for name in others if not name.startswith(tuple(bases))]
+    inside = [name for name in others if name.startswith(tuple(bases))]
+    why = f"whose names do not fit label_pattern {pattern.pattern}"
+    return _layout(place, sides, top, {why: inside, "that lie outside of the sides": outside})
 
 
-def of(place: Place, label_pattern: str | None = None) -> tuple[Layout, list[str]]:
-    """The classes of a place: by name with a pattern; without, by folder or else by name.
-
-    And the images that are left out, because their names do not fit.
-    """
+def of(place: Place, label_pattern: str | None = None) -> Layout:
+    """The classes of a place: by name with a pattern; without, by folder or else by name."""
     if label_pattern is not None:
         return by_name(place, label_pattern)
     try:
@@ -102,35 +120,68 @@ def of(place: Place, label_pattern: str | None = None) -> tuple[Layout, list[str
             return by_name(place, None)
         except ValueError:
             raise told from None
-    if set(classes_of(layout)) <= set(SIDES):  # images right in train/ and test/: rather sides than classes
+    if {name.lower() for name in layout.classes} <= set(SIDES):  # rather sides than classes
         with contextlib.suppress(ValueError):
             return by_name(place, None)
-    return layout, []
+    return layout
 
 
-def classes_of(layout: Mapping[str, Mapping[str, object]]) -> tuple[str, ...]:
-    """The names of the classes, as people count."""
-    return tuple(sorted({name for classes in layout.values() for name in classes}, key=natural))
+def left_out(
+    place: Place, why: dict[str, list[str]], read: tuple[str, ...] = ("sample.json",)
+) -> tuple[str, ...]:
+    """Sentences on images that are not used, and on files that are neither images nor `read`."""
+    others = [each.name for each in place.members if not each.is_image and each.base.lower() not in read]
+    told = {f"of {sum(each.is_image for each in place.members):,} images {x}": why[x] for x in why}
+    told |= {"files that are no images": others, "links or devices": place.left_out}
+    return tuple(f"Left out {len(x):,} {each}: {first(x)}." for each, x in told.items() if x)
 
 
-def _sides(place: Place, top: str, holds_images) -> dict[str, str]:
-    """Side -> its folder, with a `/` at its end; "any" -> `top` where there are no sides."""
-    names = place.level(top.rstrip("/")).folders
-    levels: list[Level] = [place.level(top + name) for name in names]
-    is_sided = {"train", "test"} <= set(names) <= set(SIDES) and {"validation", "val"} - set(names)
-    if is_sided and all(map(holds_images, levels)):
-        return {SIDES[name]: f"{top}{name}/" for name in sorted(names, key=list(SIDES).index)}
-    return {"any": top}
+def _labelled(
+    place: Place, bases: dict[str, str], label: Callable[[str], str | None]
+) -> tuple[dict[str, Classes], list[str]]:
+    """Side -> class -> its images, and the names of images that are of none."""
+    sides: dict[str, Classes] = {side: {} for side in bases.values()}
+    left_out = []
+    for member in place.members:
+        if member.is_image:
+            base = next((base for base in bases if member.name.startswith(base)), None)
+            name = None if base is None else label(member.name[len(base) :])
+            if base is not None and name:
+                sides[bases[base]].setdefault(name, []).append(member)
+            else:
+                left_out.append(member.name)
+    return sides, left_out
 
 
-def _same_classes(layout: Layout) -> None:
-    """Refuses sides of which one has classes that another has not."""
-    every = set(classes_of(layout))
-    for side, classes in layout.items():
-        if missing := sorted(every - set(classes), key=natural):
+def _layout(place: Place, sides: dict[str, Classes], top: str, why: dict[str, list[str]]) -> Layout:
+    layout = Layout(sides, top, left_out(place, why))
+    for side, classes in sides.items():
+        if missing := [name for name in layout.classes if name not in classes]:
             step = f"Missing there: {first(missing)}. Add images of these, or leave the classes out."
             rule = "hold the same classes on all its sides"
             raise ValueError(checks.message("root", rule, f"{len(classes)} in {side}/", step))
+    return layout
+
+
+def _top(place: Place, goes_on: Callable[[Level, Level], object]) -> str:
+    """The innermost folder around everything: while one holds a single folder, and `goes_on`."""
+    top, level = "", place.level("")
+    while len(level.folders) == 1:
+        inner = place.level(top + level.folders[0])
+        if not goes_on(level, inner):
+            break
+        top, level = f"{top}{level.folders[0]}/", inner
+    return top
+
+
+def _bases(place: Place, top: str, holds: Callable[[Level], object]) -> dict[str, str]:
+    """Folder of each side, with a `/` at its end -> side; all of `top` where there are no sides."""
+    named = {f"{top}{name}/": SIDES.get(name.lower()) for name in place.level(top.rstrip("/")).folders}
+    bases = {base: side for base, side in named.items() if side and holds(place.level(base.rstrip("/")))}
+    if "train" not in bases.values() or len({*named.values()} - {None}) < 2:
+        return {top: "any"}
+    ordered = sorted(bases, key=lambda base: list(SIDES.values()).index(bases[base]))
+    return {base: bases[base] if len({*bases.values()}) > 1 else "any" for base in ordered}
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -143,9 +194,3 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         step = r"Put the label in parentheses, as in label_(\d+)."
         raise ValueError(checks.message("label_pattern", "have a group", pattern, step))
     return compiled
-
-
-def _label(pattern: re.Pattern[str], base: str) -> str | None:
-    """The label in a file's name: without its suffix if the pattern fits there, else with it."""
-    found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
-    return found[1] if found else None

@@ -10,10 +10,10 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data import duplicates
+from qnnkit.data.batches import seeded
 from qnnkit.data.duplicates import Content
 from qnnkit.data.music_events import DURATION, FILE, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.music_sources import Collection, collect
-from qnnkit.data.sample import seeded
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
 

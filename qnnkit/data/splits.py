@@ -7,57 +7,113 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data.sample import Batches, seeded
+from qnnkit.data.batches import DictBatches, seeded
 
 SPLITS = ("train", "validation", "test")
-
-
-class Splits(Protocol):
-    """What runs ask of a dataset, whatever it holds."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def train(self) -> Any: ...
-    @property
-    def validation(self) -> Any: ...
-    @property
-    def test(self) -> Any: ...
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """What a net must know of the data, as `models.build` takes it."""
-        ...
-
-    def example(self, n: int = 1) -> Any:
-        """What a net takes, of the first `n` training samples."""
-        ...
-
-    def split(self, name: str) -> Any: ...
-    def fingerprint(self) -> str: ...
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Any: ...
-    def keep(self, train_fraction: float, seed: int = 0) -> Splits: ...
+SIDES = ("any", *SPLITS)
+"""On which side of its dataset a sample lies: "any" where the dataset has no sides of its own."""
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class Splits:
+    """Train, validation and test: what runs ask of a dataset, whatever it holds.
+
+    A kind adds its own fields, `sizes`, `example`, and `_samples`, what a batch is made of.
+    """
+
+    name: str
+    train: Any
+    validation: Any
+    test: Any
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Sentences to show once: what was left out, cut, resized or converted."""
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a net must know of the data, as `models.build` takes it."""
+        raise NotImplementedError
+
+    def example(self, n: int = 1) -> Any:
+        """What a net takes, of the first `n` training samples."""
+        raise NotImplementedError
+
+    def split(self, name: str) -> Any:
+        """The split called "train", "validation" or "test"."""
+        return getattr(self, checks.choice("split", name, SPLITS))
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over contents, labels and who is in which split; names of files do not count."""
+        digest = hashlib.sha256()
+        for name in SPLITS:
+            digest.update(f"{name} ".encode())
+            self.split(name).add_to(digest)
+        return digest.hexdigest()
+
+    def keep(self, train_fraction: float, seed: int = 0) -> Self:
+        """The same dataset with a share of its training samples; validation, test and notes as they are.
+
+        Each class keeps this share of its samples, rounded up or down so that the total comes as near as can
+        be to this share of all, and one sample at least. Which ones depends on `seed` alone, and a smaller
+        share lies inside a larger one.
+        """
+        rows = share_of(len(self.train), train_fraction, seed, self._strata())
+        return self if rows is None else replace(self, train=self.train.at(rows))
+
+    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> DictBatches:
+        """Batches of a split; of images and arrays pairs, with labels or targets, else dictionaries.
+
+        The order is a pure function of `seed` and of the epoch given to `set_epoch`, which works alike
+        before and after `Accelerator.prepare`. Call it before each epoch: Accelerate counts epochs from 0 by
+        itself, and a resumed run has not run the earlier ones. On n processes each gets every n-th batch.
+        """
+        checks.positive("batch_size", batch_size)
+        return DictBatches(self._samples(split, seed), batch_size, shuffle=shuffle, seed=seed)
+
+    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
+        """Epoch -> tensors of all samples, by name or in a tuple."""
+        raise NotImplementedError
+
+    def _strata(self) -> torch.Tensor | None:
+        """The labels of the training samples, if each class keeps its share."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The samples of one split: every field has an entry of each, or is None."""
+
+    def __len__(self) -> int:
+        return len(self.sources)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def at(self, rows: Sequence[int] | torch.Tensor) -> Self:
+        """Some of the samples, in this order."""
+        index = torch.as_tensor(rows, dtype=torch.int64)
+        chosen = index.tolist()
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(
+            self,
+            **{
+                name: value[index] if isinstance(value, torch.Tensor) else tuple(value[i] for i in chosen)
+                for name, value in given.items()
+            },
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet(Part):
     """The images of one split, a byte per value: the model scales them, on the device."""
 
     images: torch.Tensor  # uint8, (n, channels, height, width)
     labels: torch.Tensor  # indices into the classes, int64, (n,)
     sources: tuple[str, ...]  # where each image came from: a file, relative to the root, or "digits/123"
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) over pixels and labels, in order; names of files do not count."""
@@ -73,29 +129,8 @@ class ImageSet:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSplits:
-    """A dataset of images, split into train, validation and test.
-
-    Example:
-        >>> from qnnkit.data import load
-        >>> splits = load("digits")
-        >>> splits.n_classes, splits.channels, splits.image_size, len(splits.train)
-        (10, 1, (8, 8), 1079)
-        >>> images, labels = next(iter(splits.batches("train", 64, shuffle=True)))
-        >>> images.shape, images.dtype, labels.shape
-        (torch.Size([64, 1, 8, 8]), torch.uint8, torch.Size([64]))
-    """
-
-    name: str
-    train: ImageSet
-    validation: ImageSet
-    test: ImageSet
-    classes: tuple[str, ...]  # the name of each label
-    notes: tuple[str, ...] = ()  # sentences to show once: what was left out, resized or converted
-
-    @property
-    def n_classes(self) -> int:
-        return len(self.classes)
+class Pictured(Splits):
+    """Splits with images in them."""
 
     @property
     def channels(self) -> int:
@@ -107,6 +142,32 @@ class ImageSplits:
         """Height and width, in pixels."""
         return self.train.images.shape[2], self.train.images.shape[3]
 
+
+@dataclass(frozen=True, eq=False)
+class ImageSplits(Pictured):
+    """A dataset of images, split into train, validation and test.
+
+    A batch is (images, labels): uint8 (batch, channels, height, width), int64 (batch,).
+
+    Example:
+        >>> from qnnkit.data import load
+        >>> splits = load("digits")
+        >>> splits.n_classes, splits.channels, splits.image_size, len(splits.train)
+        (10, 1, (8, 8), 1079)
+        >>> images, labels = next(iter(splits.batches("train", 64, shuffle=True)))
+        >>> images.shape, images.dtype, labels.shape
+        (torch.Size([64, 1, 8, 8]), torch.uint8, torch.Size([64]))
+    """
+
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+    classes: tuple[str, ...]  # the name of each label
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
+
     @property
     def sizes(self) -> dict[str, Any]:
         """What a net must know of the images, as `models.build` takes it."""
@@ -116,74 +177,38 @@ class ImageSplits:
         """What a net takes, of the first `n` training images."""
         return self.train.images[:n]
 
-    def split(self, name: str) -> ImageSet:
-        """The split called "train", "validation" or "test"."""
-        return getattr(self, checks.choice("split", name, SPLITS))
-
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) over pixels, labels and who is in which split; names of files do not count."""
-        digest = hashlib.sha256()
-        for name in SPLITS:
-            digest.update(f"{name} ".encode())
-            self.split(name).add_to(digest)
-        return digest.hexdigest()
-
-    def keep(self, train_fraction: float, seed: int = 0) -> ImageSplits:
-        """The same dataset with a share of its training images; validation, test and notes as they are.
-
-        Each class keeps this share of its images, rounded up or down so that the total comes as near as can
-        be to this share of all, and one image at least. Which ones depends on `seed` alone, and a smaller
-        share lies inside a larger one.
-        """
-        rows = share_of_classes(self.train.labels, self.n_classes, train_fraction, seed)
-        if rows is None:
-            return self
-        sources = tuple(self.train.sources[row] for row in rows.tolist())
-        return replace(self, train=ImageSet(self.train.images[rows], self.train.labels[rows], sources))
-
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Batches:
-        """Batches (images, labels) of a split: uint8 (batch, channels, height, width), int64 (batch,).
-
-        The order is a pure function of `seed` and of the epoch given to `set_epoch`, which works alike
-        before and after `Accelerator.prepare`. Call it before each epoch: Accelerate counts epochs from 0 by
-        itself, and a resumed run has not run the earlier ones. On n processes each gets every n-th batch.
-        """
-        checks.positive("batch_size", batch_size)
+    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
         part = self.split(split)
-        return Batches(part.images, part.labels, batch_size, shuffle=shuffle, seed=seed)
+        return lambda epoch: (part.images, part.labels)
+
+    def _strata(self) -> torch.Tensor:
+        return self.train.labels
 
 
-def share_of(n: int, train_fraction: float, seed: int) -> torch.Tensor | None:
+# --- a share of the training samples -----------------------------------------------------------------------
+
+
+def share_of(
+    n: int, train_fraction: float, seed: int, labels: torch.Tensor | None = None
+) -> torch.Tensor | None:
     """Sorted rows that are a share of n, chosen by the seed; a smaller share lies inside a larger one.
 
-    None stands for all of them.
+    With labels, of shape (n,), class by class; see `Splits.keep`. None stands for all of them.
     """
-    _require_fraction(train_fraction)
-    if train_fraction == 1:
-        return None
-    order = torch.randperm(n, generator=seeded("train_fraction", seed))
-    return order[: max(1, round(train_fraction * n))].sort().values
-
-
-def share_of_classes(
-    labels: torch.Tensor, n_classes: int, train_fraction: float, seed: int
-) -> torch.Tensor | None:
-    """As `share_of`, class by class, for labels of shape (n,); see `ImageSplits.keep`."""
-    _require_fraction(train_fraction)
-    if train_fraction == 1:
-        return None
-    kept, sizes = [], labels.bincount(minlength=n_classes).tolist()
-    for label, n in enumerate(_shares(sizes, train_fraction, seed)):
-        rows = torch.nonzero(labels == label).flatten()
-        order = torch.randperm(len(rows), generator=seeded("train_fraction", seed, label))
-        kept.append(rows[order[:n]])
-    return torch.cat(kept).sort().values
-
-
-def _require_fraction(train_fraction: float) -> None:
     if not 0 < train_fraction <= 1:
         step = "Use 0.25 for a quarter, or 1 for all of them."
         raise ValueError(checks.message("train_fraction", "lie above 0 and up to 1", train_fraction, step))
+    if train_fraction == 1:
+        return None
+    if labels is None:
+        order = torch.randperm(n, generator=seeded("train_fraction", seed))
+        return order[: max(1, round(train_fraction * n))].sort().values
+    kept = []
+    for label, count in enumerate(_shares(labels.bincount().tolist(), train_fraction, seed)):
+        rows = torch.nonzero(labels == label).flatten()
+        order = torch.randperm(len(rows), generator=seeded("train_fraction", seed, label))
+        kept.append(rows[order[:count]])
+    return torch.cat(kept).sort().values
 
 
 def _shares(sizes: Sequence[int], fraction: float, seed: int) -> list[int]:
@@ -211,73 +236,102 @@ def _shares(sizes: Sequence[int], fraction: float, seed: int) -> list[int]:
     return [max(count, int(fraction * size)) for count, size in zip(kept, sizes, strict=True)]
 
 
-def stratified_split(
-    labels: np.ndarray, classes: Sequence[str], split_seed: int, fractions: tuple[float, float]
+# --- who is in which split ---------------------------------------------------------------------------------
+
+
+def split_rows(
+    labels: np.ndarray,
+    classes: Sequence[str] = ("",),
+    *,
+    names: Sequence[str] | None = None,
+    sides: np.ndarray | None = None,
+    split_seed: int = 0,
+    validation_fraction: float = 0.2,
+    test_fraction: float = 0.2,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sorted indices of train, validation and test, with every class in each of them.
+    """Sorted rows of train, validation and test, with every class in each of them.
 
-    The labels, of shape (n,), are indices into `classes`; validation and test get these fractions of n.
+    A split that the dataset brings is taken as it is; others are drawn from its training part, or from all
+    of it. Samples with names (files, documents) are placed by the hash of their own name: a file more or less
+    moves no other, and a split has about its fraction of a class, one sample at least. Rows of an array have
+    no names: exact fractions are drawn, class by class.
 
-    Example:
-        >>> train, validation, test = stratified_split(np.array([0] * 5 + [1] * 5), "ab", 0, (0.2, 0.2))
-        >>> len(train), validation // 5, test // 5
-        (6, array([0, 1]), array([0, 1]))
-    """
-    if not (min(fractions) > 0 and sum(fractions) < 1):
-        rule = "be above 0, as validation_fraction must, and leave samples for training"
-        step = f"With validation_fraction={fractions[0]} that is not so: use 0.2 for both."
-        raise ValueError(checks.message("test_fraction", rule, fractions[1], step))
-    n_validation, n_test = (max(len(classes), round(part * len(labels))) for part in fractions)
-    rest, test, validation = np.arange(len(labels)), None, None
-    if (first := _draw(labels, rest, n_test, split_seed)) is not None:
-        rest, test = first
-        if (second := _draw(labels, rest, n_validation, split_seed)) is not None:
-            rest, validation = second
-    parts = (rest, validation, test)
-    if any(part is None or len(np.unique(labels[part])) < len(classes) for part in parts):
-        step = "Add some of this class, or bring validation_fraction and test_fraction nearer to 1/3."
-        raise _too_few(labels, classes, "all three splits", step)
-    return rest, validation, test  # pyright: ignore[reportReturnType]
+    Args:
+        labels: Indices into `classes`, of shape (n,); all 0 where there are none.
+        classes: The name of each label, for messages.
+        names: What is hashed, of each sample.
+        sides: Indices into SIDES, of shape (n,).
+        split_seed: Decides, with the names or the number of rows.
+        validation_fraction: Of the samples that splits are drawn from.
+        test_fraction: Likewise; unused where the dataset has a test part.
 
-
-def hold_out(
-    labels: np.ndarray, classes: Sequence[str], split_seed: int, fraction: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted indices of train and validation, for a dataset that brings its own test part.
+    Raises:
+        ValueError: A fraction is out of range, or a class has too few samples.
 
     Example:
-        >>> train, validation = hold_out(np.array([0] * 5 + [1] * 5), "ab", 0, 0.2)
-        >>> len(train), validation // 5
-        (8, array([0, 1]))
+        >>> labels, names = np.array([0] * 5 + [1] * 5), [f"{i}.png" for i in range(10)]
+        >>> [len(rows) for rows in split_rows(labels, "ab")]
+        [6, 2, 2]
+        >>> before = split_rows(labels, "ab", names=names)
+        >>> after = split_rows(labels[1:], "ab", names=names[1:])
+        >>> [set(old - 1) - set(new) <= {-1} for old, new in zip(before, after)]
+        [True, True, True]
     """
-    if not 0 < fraction < 1:
-        step = "Use 0.2 for a fifth."
-        raise ValueError(checks.message("validation_fraction", "lie between 0 and 1", fraction, step))
-    n_validation = max(len(classes), round(fraction * len(labels)))
-    parts = _draw(labels, np.arange(len(labels)), n_validation, split_seed)
-    if parts is None or any(len(np.unique(labels[part])) < len(classes) for part in parts):
-        step = "Add some of this class, or bring validation_fraction nearer to 1/2."
-        raise _too_few(labels, classes, "train and validation", step)
+    sides = np.zeros(len(labels), np.uint8) if sides is None else sides
+    own = [np.flatnonzero(sides == SIDES.index(side)) for side in SPLITS]
+    shares = {"test": test_fraction, "validation": validation_fraction}
+    shares = {side: share for side, share in shares.items() if not len(own[SPLITS.index(side)])}
+    if shares and not (min(shares.values()) > 0 and sum(shares.values()) < 1):
+        rule, step = "be above 0, as all fractions must, and leave samples for training", "Use 0.2."
+        side = min(shares, key=lambda side: (shares[side] > 0, side != "test"))
+        raise ValueError(checks.message(f"{side}_fraction", rule, shares[side], step))
+    if not 0 <= split_seed < 2**32:
+        raise ValueError(checks.message("split_seed", "lie in 0..4294967295", split_seed, "Use 0."))
+    rows = own[0] if len(own[0]) else np.flatnonzero(sides == 0)
+    drawn: dict[str, np.ndarray] = {}
+    if shares and names is None:
+        total = len(rows)
+        for side, share in shares.items():
+            n = max(len(classes), round(share * total))
+            rows, drawn[side] = _drawn(labels, rows, n, split_seed)
+    elif shares and names is not None:
+        rows, drawn = _hashed(labels, rows, names, shares, split_seed)
+    parts = rows, drawn.get("validation", own[1]), drawn.get("test", own[2])
+    for part, side in zip(parts, SPLITS, strict=True):
+        if lacking := np.flatnonzero(np.bincount(labels[part], minlength=len(classes)) == 0).tolist():
+            there = np.bincount(labels, minlength=len(classes)).tolist()
+            few = {classes[label]: there[label] for label in lacking[:5]} if len(classes) > 1 else there[0]
+            step = "add some, or bring validation_fraction and test_fraction nearer to 1/3."
+            rule = f"hold enough samples {'of every class ' * (len(classes) > 1)}for all three splits"
+            raise ValueError(checks.message("root", rule, few, f"None is left for {side}: {step}"))
     return parts
 
 
-def _draw(
-    labels: np.ndarray, rows: np.ndarray, n: int, split_seed: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """The rows without `n` of them, and these, class by class and sorted; None where that cannot be."""
+def _drawn(labels: np.ndarray, rows: np.ndarray, n: int, split_seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows without `n` of them, and these, class by class and sorted."""
     from sklearn.model_selection import train_test_split
 
-    if not 0 <= split_seed < 2**32:
-        raise ValueError(checks.message("split_seed", "lie in 0..4294967295", split_seed, "Use 0."))
     try:
         rest, drawn = train_test_split(rows, test_size=n, stratify=labels[rows], random_state=split_seed)
     except ValueError:  # scikit-learn refuses a class of one image, and fewer images than classes
-        return None
+        return rows, rows[:0]
     return np.sort(rest), np.sort(drawn)
 
 
-def _too_few(labels: np.ndarray, classes: Sequence[str], what: str, step: str) -> ValueError:
-    counts = np.bincount(labels, minlength=len(classes)).tolist()
-    fewest = {classes[counts.index(min(counts))]: min(counts)}
-    rule = f"hold enough samples of every class for {what}"
-    return ValueError(checks.message("root", rule, fewest, step))
+def _hashed(
+    labels: np.ndarray, rows: np.ndarray, names: Sequence[str], shares: dict[str, float], split_seed: int
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The rows without those that are drawn for each side, and these."""
+    hashes = [hashlib.sha256(f"{split_seed}/{names[row]}".encode(errors="surrogatepass")) for row in rows]
+    places = np.array([int.from_bytes(each.digest()[:8], "big") / 2**64 for each in hashes])  # in 0..1
+    ends, found = np.cumsum(list(shares.values())), [[] for _ in range(len(shares) + 1)]
+    for label in np.unique(labels[rows]):
+        of_class = np.flatnonzero(labels[rows] == label)
+        order = of_class[np.argsort(places[of_class], kind="stable")]
+        cuts, n = np.searchsorted(places[order], ends), len(order)
+        for k in range(len(cuts)):  # one sample at least on each side and in training, where there are enough
+            cuts[k] = max(min(cuts[k], n - (len(cuts) - k)), cuts[k - 1] + 1 if k else 1)
+        for part, chosen in zip(found, np.split(order, cuts), strict=True):
+            part.append(rows[chosen])
+    *drawn, rest = (np.sort(np.concatenate(part)) for part in found)
+    return rest, dict(zip(shares, drawn, strict=True))

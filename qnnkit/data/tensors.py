@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,16 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data.assemble import split_stack, stack_arrays
-from qnnkit.data.sample import Batches, seeded
-from qnnkit.data.splits import SPLITS, ImageSplits, share_of, share_of_classes, stratified_split
+from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
 
 
 @dataclass(frozen=True, eq=False)
-class TensorSet:
+class TensorSet(Part):
     """The samples of one split."""
 
     inputs: torch.Tensor  # (n, ...)
     targets: torch.Tensor  # (n, ...)
     sources: tuple[str, ...]  # "name/row"
-
-    def __len__(self) -> int:
-        return len(self.targets)
 
     @property
     def labels(self) -> torch.Tensor:
@@ -34,16 +30,14 @@ class TensorSet:
 
 
 @dataclass(frozen=True, eq=False)
-class TensorSplits:
+class TensorSplits(Splits):
     """Inputs and targets of any shape, split into train, validation and test."""
 
-    name: str
     train: TensorSet
     validation: TensorSet
     test: TensorSet
     classes: tuple[str, ...] | None = None
     """The name of each label; None where targets are no labels."""
-    notes: tuple[str, ...] = ()
 
     @property
     def n_classes(self) -> int | None:
@@ -63,10 +57,6 @@ class TensorSplits:
         """What a net takes, of the first `n` training samples."""
         return self.train.inputs[:n]
 
-    def split(self, name: str) -> TensorSet:
-        """The split called "train", "validation" or "test"."""
-        return getattr(self, checks.choice("split", name, SPLITS))
-
     def fingerprint(self) -> str:
         """SHA-256 (hex) over numbers, their shapes and who is in which split."""
         digest = hashlib.sha256(repr(self.classes).encode() if self.classes else b"")
@@ -76,22 +66,12 @@ class TensorSplits:
                 digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def keep(self, train_fraction: float, seed: int = 0) -> TensorSplits:
-        """The same with a share of its training samples, of labels class by class as `ImageSplits.keep` does.
+    def _strata(self) -> torch.Tensor | None:
+        return None if self.classes is None else self.train.targets
 
-        A smaller share lies inside a larger one.
-        """
-        if self.classes is None:
-            rows = share_of(len(self.train), train_fraction, seed)
-        else:
-            rows = share_of_classes(self.train.targets, len(self.classes), train_fraction, seed)
-        return self if rows is None else replace(self, train=_rows(self.train, rows.numpy()))
-
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> Batches:
-        """Batches (inputs, targets) of a split, in an order given by seed and epoch alone."""
-        checks.positive("batch_size", batch_size)
+    def _samples(self, split: str, seed: int) -> Callable[[int], Any]:
         part = self.split(split)
-        return Batches(part.inputs, part.targets, batch_size, shuffle=shuffle, seed=seed)
+        return lambda epoch: (part.inputs, part.targets)
 
 
 def arrays(
@@ -117,35 +97,31 @@ def arrays(
     if len(x) != len(y):
         rule, step = f"have as many rows as inputs ({len(x):,})", "Give one target a sample."
         raise ValueError(checks.message("targets", rule, len(y), step))
-    fractions = settings.validation_fraction, settings.test_fraction
     labelled = y.ndim == 1 and not y.is_floating_point()
     y = y if y.is_floating_point() else y.long()
-    names = tuple(map(str, classes or range(int(y.max()) + 1 if labelled else 0)))
+    names = _names(classes, int(y.max()) + 1) if labelled else ()
+    if classes is not None and not labelled:
+        step = "Leave it out, or give whole numbers as targets, one a sample."
+        raise ValueError(checks.message("classes", "be left out where targets are no labels", classes, step))
     if labelled and (int(y.min()) < 0 or int(y.max()) >= len(names)):
         rule = f"lie in 0..{len(names) - 1}, a label for each of the classes"
         raise ValueError(checks.message("targets", rule, [int(y.min()), int(y.max())], "Name all classes."))
-    if labelled and x.dtype == torch.uint8 and _is_image(x):
+    shares: dict[str, Any] = {
+        option: getattr(settings, option) for option in ("split_seed", "validation_fraction", "test_fraction")
+    }
+    is_image = x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3))
+    if labelled and x.dtype == torch.uint8 and is_image:
         pixels = x.numpy() if x.ndim == 3 else x.permute(0, 2, 3, 1).numpy()
         pixels = pixels[..., 0] if pixels.ndim == 4 and pixels.shape[-1] == 1 else pixels
-        parts = {"any": (pixels, y.numpy())}
-        stack = stack_arrays(parts, names, image_size=None, grey=None, prefix=f"{name}/")
-        options = {"validation_fraction": fractions[0], "test_fraction": fractions[1]}
-        images = split_stack(name, stack, split_seed=settings.split_seed, **options)
+        stack = stack_arrays({"any": (pixels, y.numpy())}, names, prefix=f"{name}/")
+        images = split_stack(name, stack, **shares)
         return images.keep(settings.train_fraction, settings.split_seed)
-    if labelled:
-        with checks.renamed({"root": "targets"}):
-            rows = stratified_split(y.numpy(), names, settings.split_seed, fractions)
-    else:
-        order = torch.randperm(len(y), generator=seeded("arrays", settings.split_seed)).numpy()
-        n_validation, n_test = (max(1, round(part * len(y))) for part in fractions)
-        if n_validation + n_test >= len(y):
-            step = "Add samples, or lower validation_fraction and test_fraction."
-            raise ValueError(checks.message("inputs", "leave samples for training", len(y), step))
-        ends = len(y) - n_validation - n_test, len(y) - n_test
-        rows = tuple(np.sort(part) for part in np.split(order, ends))
+    strata = y.numpy() if labelled else np.zeros(len(y), np.int64)
+    with checks.renamed({"root": "targets" if labelled else "inputs"}):
+        rows = split_rows(strata, names if labelled else ("",), **shares)
     whole = TensorSet(x, y, tuple(f"{name}/{row}" for row in range(len(y))))
-    train, validation, test = (_rows(whole, part) for part in rows)
-    splits = TensorSplits(name, train, validation, test, names if labelled else None)
+    parts = (whole.at(torch.from_numpy(part)) for part in rows)
+    splits = TensorSplits(name, *parts, classes=names if labelled else None)
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
@@ -173,10 +149,12 @@ def _tensor(name: str, values: Any) -> torch.Tensor:
     return tensor if tensor.is_floating_point() or tensor.dtype == torch.uint8 else tensor.long()
 
 
-def _is_image(x: torch.Tensor) -> bool:
-    return x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3))
-
-
-def _rows(part: TensorSet, rows: np.ndarray) -> TensorSet:
-    index = torch.from_numpy(np.ascontiguousarray(rows))
-    return TensorSet(part.inputs[index], part.targets[index], tuple(part.sources[i] for i in rows))
+def _names(classes: Any, n: int) -> tuple[str, ...]:
+    """The name of each label: their numbers where none are given."""
+    if classes is None:
+        return tuple(map(str, range(n)))
+    names = () if np.ndim(classes) != 1 and not isinstance(classes, str) else tuple(map(str, classes))
+    if not names or len(set(names)) < len(names):
+        step = 'Give a list such as ["cat", "dog"].'
+        raise ValueError(checks.message("classes", "be a list of different names", classes, step))
+    return names

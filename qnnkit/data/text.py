@@ -12,8 +12,8 @@ from torch import Tensor
 from qnnkit import checks
 from qnnkit.data import duplicates, text_files
 from qnnkit.data import tokenizer as tokenizers
+from qnnkit.data.batches import seeded
 from qnnkit.data.duplicates import Content
-from qnnkit.data.sample import seeded
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.text_files import CHARACTERS, Document
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions

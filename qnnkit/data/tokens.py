@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qnnkit import checks
-from qnnkit.data.batches import DictBatches
-from qnnkit.data.splits import SPLITS, share_of
+from qnnkit.data.splits import Part, Splits
 
 IGNORED = -100
 """Label of a position that is not predicted, as torch's cross-entropy and transformers have it."""
 
 
 @dataclass(frozen=True, eq=False)
-class TokenSet:
+class TokenSet(Part):
     """The blocks of one split."""
 
     input_ids: Tensor  # int64, (n, length)
     labels: Tensor  # the same, or IGNORED where nothing is to be predicted; int64, (n, length)
     sources: tuple[str, ...]  # where each block begins: a document's or piece's name
 
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    def at(self, rows: Sequence[int]) -> TokenSet:
-        """Some of the blocks, in this order."""
-        chosen = list(rows)
-        return TokenSet(self.input_ids[chosen], self.labels[chosen], tuple(self.sources[i] for i in chosen))
+    def add_to(self, digest: hashlib._Hash) -> None:
+        """Feeds what a fingerprint is over to a digest: tokens and labels."""
+        digest.update(f"{tuple(self.input_ids.shape)}\n".encode())
+        for tensor in (self.input_ids, self.labels):
+            digest.update(tensor.numpy().astype("<i8").tobytes())
 
     @property
     def n_predicted(self) -> int:
@@ -67,21 +64,18 @@ def drawn(
 
 
 @dataclass(frozen=True, eq=False)
-class TokenSplits:
+class TokenSplits(Splits):
     """A dataset of token blocks, split by document into train, validation and test.
 
     A batch is {"input_ids", "labels"}, both int64 of shape (batch, length), as transformers' causal language
     models take them: they shift the labels themselves.
     """
 
-    name: str
     train: TokenSet
     validation: TokenSet
     test: TokenSet
     tokenizer: Any
     """Has `encode(text_or_events) -> list[int]`, `decode(ids)`, `len()` and `save_pretrained(folder)`."""
-    notes: tuple[str, ...] = ()
-    """Sentences to show once: what was left out, cut or joined."""
     augment: Callable[[TokenSet, int], TokenSet] | None = None
     """(Training blocks, epoch) -> those of that epoch, as music in other keys."""
 
@@ -104,34 +98,11 @@ class TokenSplits:
         """What a net takes, of the first `n` training blocks."""
         return {"input_ids": self.train.input_ids[:n]}
 
-    def keep(self, train_fraction: float, seed: int = 0) -> TokenSplits:
-        """The same dataset with a share of its training blocks; a smaller share lies inside a larger one."""
-        rows = share_of(len(self.train), train_fraction, seed)
-        if rows is None:
-            return self
-        return replace(self, train=self.train.at(rows.tolist()))
-
-    def split(self, name: str) -> TokenSet:
-        """The split called "train", "validation" or "test"."""
-        return getattr(self, checks.choice("split", name, SPLITS))
-
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) over tokens, labels and which block is in which split."""
-        digest = hashlib.sha256()
-        for name in SPLITS:
-            part = self.split(name)
-            digest.update(f"{name} {tuple(part.input_ids.shape)}\n".encode())
-            for tensor in (part.input_ids, part.labels):
-                digest.update(tensor.numpy().astype("<i8").tobytes())
-        return digest.hexdigest()
-
-    def batches(self, split: str, batch_size: int, *, shuffle: bool, seed: int = 0) -> DictBatches:
-        """Batches of a split; the order is a function of `seed` and of the epoch given to `set_epoch`."""
-        checks.positive("batch_size", batch_size)
+    def _samples(self, split: str, seed: int) -> Callable[[int], dict[str, Tensor]]:
         part, change = self.split(split), self.augment if split == "train" else None
 
         def draw(epoch: int) -> dict[str, Tensor]:
             blocks = change(part, epoch) if change else part
             return {"input_ids": blocks.input_ids, "labels": blocks.labels}
 
-        return DictBatches(draw, batch_size, shuffle=shuffle, seed=seed)
+        return draw

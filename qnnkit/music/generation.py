@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.adapters import once
+from qnnkit.data.batches import seeded
 from qnnkit.data.music_events import DURATION, TIME, MusicTokenizer, Note, Piece
-from qnnkit.data.sample import seeded
 from qnnkit.music.adapters import BASE, adapter_names, using_adapter
 from qnnkit.music.grammar import Grammar
 

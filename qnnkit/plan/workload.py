@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from qnnkit import checks, gradients, layers, recipes
 from qnnkit.data import ImageSplits, Splits, TensorSplits
-from qnnkit.data.batches import DictBatches
-from qnnkit.data.sample import Batches
+from qnnkit.data.batches import Batches, DictBatches
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.models import features

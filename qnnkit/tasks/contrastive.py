@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 class Contrastive:
     """Symmetric cross-entropy: each image against all captions of a batch, each caption against images.
 
+    Where several samples have the same caption, token by token, any of them is right, in the loss as in what
+    is reported: an answer has the probability of all of them together.
+
     Reports `loss`, `minus_loss`, `image_to_text` and `text_to_image` (how often the right one of the batch is
     the nearest; one whose caption is the same, token by token, is right too) and `accuracy`, their mean.
 
@@ -30,7 +33,8 @@ class Contrastive:
     each with its own share of a batch, would train for another loss.
 
     Reference:
-        Radford et al. 2021, arXiv:2103.00020, figure 3 (InfoNCE: van den Oord et al. 2018, arXiv:1807.03748).
+        Radford et al. 2021, arXiv:2103.00020, figure 3 (InfoNCE: van den Oord et al. 2018, arXiv:1807.03748);
+        several right ones: Miech et al. 2020, arXiv:1912.06430, equation 1.
     """
 
     whole: ClassVar[bool] = True
@@ -52,9 +56,12 @@ class Contrastive:
         # bfloat16 would round a logit of 100 to halves.
         with torch.autocast(images.device.type, enabled=False):
             logits = scale * images @ texts.T  # (images, texts)
-            right = torch.arange(n, device=logits.device)
-            of_images = nn.functional.cross_entropy(logits, right)
-            loss = (of_images + nn.functional.cross_entropy(logits.T, right)) / 2
+            same = torch.ones(n, n, dtype=torch.bool, device=ids.device)
+            for token in ids.T:
+                same &= token[:, None] == token
+            right = logits.masked_fill(~same, -torch.inf)  # minus the log of the probability of a right one
+            losses = [logits.logsumexp(side) - right.logsumexp(side) for side in (0, 1)]
+            loss = (losses[0] + losses[1]).mean() / 2
         with torch.no_grad():
             hits = {
                 "image_to_text": (ids[logits.argmax(1)] == ids).all(1).sum(),
