@@ -17,9 +17,9 @@ from qnnkit import train
 from qnnkit.checkpoint import own_generators
 from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
-from qnnkit.retrieval import Embeddings
 from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive, cached
+from qnnkit.tasks.retrieval import Embeddings, scores
 
 
 class Pairs(nn.Module):
@@ -106,15 +106,15 @@ def test_autocast_does_not_round_the_logits():
     assert step.loss.dtype == torch.float32 and float(step.loss.detach()) == float(plain.loss.detach())
 
 
-def test_judge():
+def test_scores():
     eye = torch.eye(3)
     given = Embeddings(eye, eye, torch.arange(3)[:, None].expand(3, 2), ("a", "b", "c"))
-    found = Contrastive().judge(given)
+    found = scores(given)
     assert found["image_to_text_recall_1"] == found["text_to_image_recall_10"] == 1
     assert "zero_shot" not in found and len(found) == 6
     labels = torch.tensor([0, 1, 1])
     labelled = replace(given, labels=labels, classes=eye)
-    assert Contrastive().judge(labelled)["zero_shot"] == pytest.approx(2 / 3)
+    assert scores(labelled)["zero_shot"] == pytest.approx(2 / 3)
 
 
 # --- gradients by chunks -----------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qnnkit import retrieval
 from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
-from qnnkit.retrieval import embed, nearest, recall, scores, zero_shot
+from qnnkit.tasks import Contrastive, retrieval
+from qnnkit.tasks.retrieval import embed, nearest, recall, scores, zero_shot
 
 
 def directions(n: int, seed: int, size: int = 6) -> torch.Tensor:
@@ -122,3 +122,6 @@ def test_a_split_in_the_space_of_a_model():
     torch.testing.assert_close(found.classes[4], mean / mean.norm(), atol=1e-5, rtol=0)
     told = scores(found)
     assert len(told) == 7 and all(0 <= value <= 1 for value in told.values())
+    judged = Contrastive().judge(clip, splits, "validation")
+    both = judged["image_to_text_recall_1"] + judged["text_to_image_recall_1"]
+    assert judged == told | {"recall_1": both / 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,14 +19,12 @@ from qnnkit import (
     layers,
     measure,
     recipes,
-    retrieval,
     tasks,
     train,
     workspace,
 )
 from qnnkit.checkpoint import Store, weights
 from qnnkit.data import ImageSplits, Splits
-from qnnkit.data.tokens import TokenSplits
 from qnnkit.models import features
 from qnnkit.models.causal_lm import bare as without_weights
 from qnnkit.models.causal_lm import in_four_bits
@@ -35,7 +34,6 @@ from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.status import Reporter
 from qnnkit.runs.trackers import tracked
 from qnnkit.settings import MAIN_NETS, Settings
-from qnnkit.stats import LOSS
 from qnnkit.train import memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 from qnnkit.train.vitals import Vitals
@@ -226,7 +224,7 @@ def _train(
 ) -> dict[str, Any]:
     config, place = run.config, device.choose(placed.device)
     measure.reset_peak(place)
-    counted = "tokens" if isinstance(run.splits, TokenSplits) else "samples"
+    counted = getattr(run.task, "counted", "samples")
     reporter = Reporter(run, net, seed, place, counted) if is_main() else None
     model, task = build(run, net, seed), run.task
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
@@ -345,8 +343,8 @@ def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str,
 
 
 def _speed(run: Run, seconds: float) -> dict[str, float]:
-    """Tokens of an epoch that are learnt from per second, where the data are tokens."""
-    if not isinstance(run.splits, TokenSplits):
+    """Tokens of an epoch that are learnt from per second, where steps count tokens."""
+    if getattr(run.task, "counted", "samples") != "tokens":
         return {}
     return {"tokens_per_second": run.splits.train.n_predicted / seconds}
 
@@ -367,18 +365,18 @@ def _test(
     place: torch.device,
     micro_batch: int | None,
 ) -> dict[str, float]:
-    """The task's numbers on the test split; what needs all outputs at once is judged after the same pass."""
-    if isinstance(task, tasks.Classification):
-        seen: list[Tensor] = []
-        with model.register_forward_hook(lambda module, images, logits: seen.append(logits.detach().cpu())):
-            means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
-        return task.judge(torch.cat(seen), splits.test.labels) | means
-    means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
-    if isinstance(task, tasks.Contrastive):
-        found = task.judge(retrieval.embed(model, splits, "test", device=place))  # type: ignore[arg-type]
-        both = found["image_to_text_recall_1"], found["text_to_image_recall_1"]
-        return means | found | {"recall_1": sum(both) / 2}
-    return means | ({"perplexity": tasks.perplexity(means["loss"])} if task.score == LOSS else {})
+    """The task's numbers on the test split; `judge` is given what the same pass gave."""
+    judge, seen = getattr(task, "judge", lambda: {}), []
+    with contextlib.ExitStack() as stack:
+        if "outputs" in inspect.signature(judge).parameters:
+
+            def note(module: nn.Module, given: Any, outputs: Tensor) -> None:
+                seen.append(outputs.detach().cpu())
+
+            stack.enter_context(model.register_forward_hook(note))
+        means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
+    offered = {"outputs": torch.cat(seen)} if seen else {}
+    return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means
 
 
 def _is_epoch_of(row: dict[str, Any], net: str, seed: int) -> bool:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, retrieval
+from qnnkit import checks
+from qnnkit.data.captions import CaptionSplits
+from qnnkit.data.splits import SPLITS
 from qnnkit.stats import RECALL, Score
-from qnnkit.tasks import cached
-from qnnkit.tasks.step import Step
+from qnnkit.tasks import cached, pictures
+from qnnkit.tasks.retrieval import embed, nearest, scores
+from qnnkit.tasks.step import Shown, Step
 
-if TYPE_CHECKING:
-    from qnnkit.retrieval import Embeddings
+IMAGES, QUERIES, FOUND, PAIRS = 12, 4, 5, 12
+"""Images of a preview; of a gallery queries and what is found for each; the side of a matrix of cosines."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+"""Of the inputs that are files of images; other words are texts."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,105 @@ class Contrastive:
         accuracy = (hits["image_to_text"] + hits["text_to_image"]) / 2
         return Step(loss, {"loss": total, "minus_loss": -total, "accuracy": accuracy, **hits}, n)
 
-    def judge(self, embeddings: Embeddings, truth: None = None, /) -> dict[str, float]:
-        """What the embeddings of a whole split are worth, as `retrieval.embed` gives them.
+    def judge(self, net: Any, splits: CaptionSplits, split: str = "test") -> dict[str, float]:
+        """What the embeddings of a whole split are worth.
 
         Returns:
-            `image_to_text_recall_1`, `_5`, `_10`, the same for `text_to_image`, and `zero_shot` where there
-            are classes.
+            `image_to_text_recall_1`, `_5`, `_10`, the same for `text_to_image`, `zero_shot` where there are
+            classes, and `recall_1`, the mean of both ways.
         """
-        return retrieval.scores(embeddings)
+        found = scores(embed(net, splits, split))
+        both = found["image_to_text_recall_1"], found["text_to_image_recall_1"]
+        return found | {"recall_1": sum(both) / 2}
+
+    def preview(self, splits: CaptionSplits) -> list[Shown]:
+        """Some training images with their first captions, and how many of both there are."""
+        import pandas as pd
+
+        from qnnkit import plots
+
+        train, parts = splits.train, {name: splits.split(name) for name in SPLITS}
+        titles = [captions[0] for captions in train.captions[:IMAGES]]
+        figure = plots.labelled_images(train.images[:IMAGES].numpy(), titles)
+        counts = [
+            {"split": name, "images": len(part), "captions": sum(map(len, part.captions))}
+            for name, part in parts.items()
+        ]
+        told = "The first of what is said of each, from the training split."
+        return [
+            Shown(figure, "01_captions", "Images and captions", told),
+            Shown(pd.DataFrame(counts).set_index("split"), "01_counts", "Images and captions of each split"),
+        ]
+
+    def mistakes(self, net: Any, splits: CaptionSplits) -> list[Shown]:
+        """What is found for some captions and images of the test split, and the cosines of some pairs."""
+        from qnnkit import plots
+
+        found = embed(net, splits, "test")
+        images, texts = splits.test.images.numpy(), found.captions
+        right = torch.zeros(len(images), len(texts), dtype=torch.bool)
+        right[found.pairs[:, 0], found.pairs[:, 1]] = True
+        order = torch.linspace(0, len(texts) - 1, min(QUERIES, len(texts))).long()
+        rows, cosines = nearest(found.texts[order], found.images, FOUND)
+        of_captions = plots.images_found(
+            [texts[row] for row in order],
+            images[rows.numpy()],
+            cosines.numpy(),
+            right.T[order].gather(1, rows).numpy(),
+        )
+        order = torch.linspace(0, len(images) - 1, min(QUERIES, len(images))).long()
+        rows, cosines = nearest(found.images[order], found.texts, FOUND)
+        of_images = plots.captions_found(
+            images[order.numpy()],
+            [[texts[column] for column in each] for each in rows.tolist()],
+            cosines.numpy(),
+            right[order].gather(1, rows).numpy(),
+        )
+        order = torch.linspace(0, len(images) - 1, min(PAIRS, len(images))).long()
+        firsts = {int(row): int(text) for row, text in reversed(found.pairs.tolist())}
+        columns = torch.tensor([firsts[int(row)] for row in order])
+        similar = plots.similarities(
+            (found.images[order] @ found.texts[columns].T).numpy(),
+            [splits.test.sources[row] for row in order],
+            [texts[column] for column in columns],
+            right[order][:, columns].numpy(),
+        )
+        told = "Cosine of test images with their first captions; the marked ones belong together."
+        return [
+            Shown(
+                of_captions,
+                "05_images_found",
+                "What is found for a caption",
+                "Test images; right ones framed.",
+            ),
+            Shown(
+                of_images,
+                "05_captions_found",
+                "What is found for an image",
+                "Captions of the test split; right ones bold.",
+            ),
+            Shown(similar, "06_similarities", "Similarities", told),
+        ]
+
+    def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> list[dict[str, Any]]:
+        """Of each image, how well each text fits it: softmax over the texts, at the net's own scale.
+
+        Args:
+            net: A trained one.
+            inputs: Images, and texts to hold them against; without texts those of the training.
+            about: What the run keeps of its data.
+        """
+        are_texts = [isinstance(each, str) and Path(each).suffix.lower() not in SUFFIXES for each in inputs]
+        images = [each for each, is_text in zip(inputs, are_texts, strict=True) if not is_text]
+        texts = [each for each, is_text in zip(inputs, are_texts, strict=True) if is_text] or about.captions
+        if not images:
+            step = "Give images, and texts to hold them against."
+            raise ValueError(checks.message("inputs", "hold an image file", list(inputs), step))
+        embedded, rows = net.embed_texts(*about.tokenizer.encode(list(texts))), []
+        for each in images:
+            pixels, notes = pictures.pixels(each, about)
+            shares = (net.scale() * net.embed_images(pixels) @ embedded.T)[0].double().softmax(0).tolist()
+            found = dict(zip(texts, shares, strict=True))
+            told = {"text": max(found, key=lambda text: found[text]), "probabilities": found, "notes": notes}
+            rows.append({"input": pictures.named(each), **told})
+        return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -41,7 +41,3 @@ class OwnLoss:
         loss = model(**batch, **asked).loss
         total = count * loss.detach()
         return Step(loss, {"loss": total, "minus_loss": -total}, count)
-
-    def judge(self, outputs: Any, part: Any) -> dict[str, float]:
-        """Nothing: what all outputs together are worth, the kind of work says."""
-        return {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
+from qnnkit.layers import evaluating
 
 if TYPE_CHECKING:
     from qnnkit.data.captions import CaptionSplits
@@ -37,7 +38,6 @@ def embed(
     splits: CaptionSplits,
     split: str = "test",
     *,
-    device: torch.device | str = "cpu",
     batch_size: int = 256,
 ) -> Embeddings:
     """All images and all captions of a split in the space of a model, and its classes where there are any.
@@ -45,16 +45,15 @@ def embed(
     A class lies where the mean of its prompts points to; Radford et al. 2021, section 3.1.4.
 
     Args:
-        model: Left in evaluation mode, on `device`.
+        model: Left as it was; it computes where it is.
         splits: The data.
         split: "train", "validation" or "test".
-        device: Where to compute.
         batch_size: Images or texts at once.
     """
     part = splits.split(split)
     texts, pairs = part.texts()
-    model.to(device).eval()
-    with torch.no_grad():
+    device = next(model.parameters()).device
+    with evaluating(model):
         images = [model.embed_images(some.to(device)).cpu() for some in part.images.split(batch_size)]
 
         def of_texts(texts: Sequence[str]) -> Tensor:
