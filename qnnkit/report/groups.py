@@ -46,7 +46,7 @@ def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.Da
 
     rows = rows.reset_index(drop=True)
 
-    def of(begin: str) -> pd.DataFrame:
+    def of(begin: str) -> Any:
         return rows.filter(regex=f"^{begin}").rename(columns=lambda name: str(name).removeprefix(begin))
 
     if not of(OF_NET).shape[1]:
@@ -65,8 +65,8 @@ def keep_groups(run: Run) -> list[pd.DataFrame | Picture]:
     if means.empty:
         return []
     told = "Mean over seeds; framed: what the nets were trained on. Compare within a column."
-    own = set(getattr(run.config, "composers", None) or ())
-    figure = _picture(means, halves, [own if name != BASE else set() for name in means.index])
+    own: set[str] = set(getattr(run.config, "composers", None) or ())
+    figure = _picture(means, halves, [set() if name == BASE else own for name in means.index])
     table = means.map("{:.4f}".format) + halves.map(lambda h: "" if math.isnan(h) else f" ± {h:.4f}")
     return [table, run.keep(figure, "05_groups", "Loss on each group of the test split", told)]
 
@@ -93,9 +93,10 @@ def batch_groups(folder: Path, planned: Sequence[dict[str, Any]]) -> str | None:
     if len(tables) < 2:
         return None
     rows = pd.concat(tables)
-    named = ["net", "own"] + (["varied"] if rows["varied"].nunique() > 1 else [])
-    means, halves = (table[:MOST_ROWS] for table in by_group(rows, named))
-    own = [set(name.split(", ")[1].split(" + ")) if ", " in name else set() for name in means.index]
+    named = ["net", "own"] + (["varied"] if len(set(rows["varied"])) > 1 else [])
+    means, halves = (table.head(MOST_ROWS) for table in by_group(rows, named))
+    parts = [str(name).split(", ") for name in means.index]
+    own = [set(part[1].split(" + ")) if len(part) > 1 else set() for part in parts]
     return f"data:image/png;base64,{base64.b64encode(_picture(means, halves, own).png()).decode()}"
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qnnkit import breakdown, gradients, stats, survey, workspace
-from qnnkit.data import ImageSplits
 from qnnkit.device import machine
 from qnnkit.report.adapted import beside_base
+from qnnkit.report.circuits import labelled
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
@@ -194,9 +194,10 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
         `seconds` per epoch (None where there is no lightning.qubit, or no circuit), what they follow from,
         and a `sentence`.
     """
-    if not isinstance(run.splits, ImageSplits):
+    splits = labelled(run)
+    if splits is None:
         return {"seconds": None, "sentence": "lightning.qubit is timed beside nets of images only."}
-    model, train = build(run, run.nets[0], run.config.seed), run.splits.train
+    model, train = build(run, run.nets[0], run.config.seed), splits.train
     try:
         alone = breakdown.one_by_one(model, train.images[:1])
     except ValueError as error:

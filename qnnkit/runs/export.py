@@ -27,6 +27,7 @@ def merge(run: Run, folder: str | Path) -> Path:
         OSError: It is not trained yet, or the folder cannot be written.
     """
     config: Any = run.config
+    splits: Any = run.splits
     if not getattr(config, "adapter", None):
         step = "A language model without one is whole already: model/ of its folder."
         raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(run.folder), step))
@@ -34,7 +35,7 @@ def merge(run: Run, folder: str | Path) -> Path:
         model = adapters.load(causal_lm(str(config.pretrained)), run.folder / "adapter")
     else:
         model = trained(run)
-    return tasks.save(tasks.merge(model, in_place=True), run.splits.tokenizer, folder, run.config)
+    return tasks.save(tasks.merge(model, in_place=True), splits.tokenizer, folder, run.config)
 
 
 def export(run: Run) -> Path:
@@ -44,7 +45,8 @@ def export(run: Run) -> Path:
     adapter lie the circuits that gave its weights. Other nets are read by `runs.load_model`.
     """
     net: Any = trained(run)
-    if not (hasattr(run.splits, "tokenizer") and hasattr(net, "save_pretrained")):
+    splits: Any = run.splits
+    if not (hasattr(splits, "tokenizer") and hasattr(net, "save_pretrained")):
         return write_model(run, net)
     name = "adapter" if getattr(run.config, "adapter", None) else "model"
-    return tasks.save(net, run.splits.tokenizer, run.folder / name, run.config)
+    return tasks.save(net, splits.tokenizer, run.folder / name, run.config)

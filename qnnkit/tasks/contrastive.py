@@ -9,17 +9,21 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks
 from qnnkit.data.captions import CaptionSplits
 from qnnkit.data.splits import SPLITS
+from qnnkit.layers import evaluating
 from qnnkit.stats import RECALL, Score
-from qnnkit.tasks import cached, pictures
-from qnnkit.tasks.retrieval import embed, nearest, scores
+from qnnkit.tasks import pictures
 from qnnkit.tasks.step import Shown, Step
 
 IMAGES, QUERIES, FOUND, PAIRS = 12, 4, 5, 12
 """Images of a preview; of a gallery queries and what is found for each; the side of a matrix of cosines."""
+RANKS = (1, 5, 10)
+ROWS = 512
+"""Queries that are compared with everything at once."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 """Of the inputs that are files of images; other words are texts."""
 
@@ -45,7 +49,7 @@ class Contrastive:
     score: ClassVar[Score] = RECALL
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor], micro_batch: int | None = None) -> Step:
-        """What a batch gives; of `micro_batch` samples alone a graph is kept (`tasks.cached`)."""
+        """What a batch gives; of `micro_batch` samples alone a graph is kept (`in_chunks`)."""
         ids, n = batch["input_ids"], len(batch["input_ids"])
         if isinstance(model, nn.parallel.DistributedDataParallel):
             step = "Use one process, with micro_batch=64 where a large batch does not fit."
@@ -55,7 +59,7 @@ class Contrastive:
         if micro_batch is None or n <= micro_batch:
             images, texts = model(**batch)
         else:
-            images, texts = cached.outputs(model, batch, micro_batch)
+            images, texts = in_chunks(model, batch, micro_batch)
         # bfloat16 would round a logit of 100 to halves.
         with torch.autocast(images.device.type, enabled=False):
             logits = scale * images @ texts.T  # (images, texts)
@@ -110,7 +114,7 @@ class Contrastive:
         right = torch.zeros(len(images), len(texts), dtype=torch.bool)
         right[found.pairs[:, 0], found.pairs[:, 1]] = True
         order = torch.linspace(0, len(texts) - 1, min(QUERIES, len(texts))).long()
-        rows, cosines = nearest(found.texts[order], found.images, FOUND)
+        cosines, rows = (found.texts[order] @ found.images.T).topk(min(FOUND, len(images)))
         of_captions = plots.images_found(
             [texts[row] for row in order],
             images[rows.numpy()],
@@ -118,7 +122,7 @@ class Contrastive:
             right.T[order].gather(1, rows).numpy(),
         )
         order = torch.linspace(0, len(images) - 1, min(QUERIES, len(images))).long()
-        rows, cosines = nearest(found.images[order], found.texts, FOUND)
+        cosines, rows = (found.images[order] @ found.texts.T).topk(min(FOUND, len(texts)))
         of_images = plots.captions_found(
             images[order.numpy()],
             [[texts[column] for column in each] for each in rows.tolist()],
@@ -173,3 +177,131 @@ class Contrastive:
             told = {"text": max(found, key=lambda text: found[text]), "probabilities": found, "notes": notes}
             rows.append({"input": pictures.named(each), **told})
         return rows
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """A split in the space of a model; every vector of length 1, on the CPU."""
+
+    images: Tensor  # (n_images, n_dimensions)
+    texts: Tensor  # every caption once, (n_texts, n_dimensions)
+    pairs: Tensor  # which image has which caption, int64, (n_pairs, 2)
+    captions: tuple[str, ...]  # the texts
+    labels: Tensor | None = None  # of the images, int64, (n_images,)
+    classes: Tensor | None = None  # (n_classes, n_dimensions)
+
+
+def embed(
+    model: Any,
+    splits: CaptionSplits,
+    split: str = "test",
+    *,
+    batch_size: int = 256,
+) -> Embeddings:
+    """All images and all captions of a split in the space of a model, and its classes where there are any.
+
+    A class lies where the mean of its prompts points to; Radford et al. 2021, section 3.1.4.
+
+    Args:
+        model: Left as it was; it computes where it is.
+        splits: The data.
+        split: "train", "validation" or "test".
+        batch_size: Images or texts at once.
+    """
+    part = splits.split(split)
+    texts, pairs = part.texts()
+    device = next(model.parameters()).device
+    with evaluating(model):
+        images = [model.embed_images(some.to(device)).cpu() for some in part.images.split(batch_size)]
+
+        def of_texts(texts: Sequence[str]) -> Tensor:
+            encoded = zip(*(each.split(batch_size) for each in splits.tokenizer.encode(texts)), strict=True)
+            return torch.cat([model.embed_texts(ids.to(device), m.to(device)).cpu() for ids, m in encoded])
+
+        classes = [of_texts(prompts).mean(0) for prompts in splits.prompts]
+        return Embeddings(
+            torch.cat(images),
+            of_texts(texts),
+            pairs,
+            texts,
+            part.labels,
+            nn.functional.normalize(torch.stack(classes), dim=-1) if classes else None,
+        )
+
+
+def scores(found: Embeddings) -> dict[str, float]:
+    """Recall both ways, and where there are classes the share of images whose nearest class is their own."""
+    told = recall(found.images, found.texts, found.pairs)
+    if found.classes is not None and found.labels is not None:
+        told["zero_shot"] = float(
+            ((found.images @ found.classes.T).argmax(1) == found.labels).double().mean()
+        )
+    return told
+
+
+def recall(images: Tensor, texts: Tensor, pairs: Tensor, ranks: Sequence[int] = RANKS) -> dict[str, float]:
+    """Share of queries with a right answer among the k nearest, by cosine, for each k of `ranks`.
+
+    An image has found its captions once one of them is found, and a caption one of its images. A wrong answer
+    that lies as near as the best right one comes before it: a model that holds all alike finds nothing.
+
+    Args:
+        images: Embeddings of length 1, (n_images, n_dimensions).
+        texts: Embeddings of length 1, (n_texts, n_dimensions).
+        pairs: Which image has which text, int64, (n_pairs, 2); every image and every text is in one.
+        ranks: How many are looked at.
+
+    Returns:
+        `image_to_text_recall_<k>` and `text_to_image_recall_<k>`.
+
+    Example:
+        >>> images, texts = torch.eye(3), torch.eye(3)[[0, 2, 1]]
+        >>> recall(images, texts, torch.tensor([[0, 0], [1, 1], [2, 2]]), ranks=(1,))
+        {'image_to_text_recall_1': 0.3333333333333333, 'text_to_image_recall_1': 0.3333333333333333}
+    """
+    both = {
+        "image_to_text": _ranks(images, texts, pairs),
+        "text_to_image": _ranks(texts, images, pairs.flip(1)),
+    }
+    return {
+        f"{name}_recall_{k}": float((found <= k).double().mean())
+        for name, found in both.items()
+        for k in ranks
+    }
+
+
+def _ranks(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Tensor:
+    """At which place, from 1, each query has its first right answer; int64, (n_queries,).
+
+    Who stands level with it counts as before it, and so does who cannot be compared (NaN).
+    """
+    found = []
+    for first in range(0, len(queries), ROWS):
+        cosines = queries[first : first + ROWS] @ candidates.T  # (rows, n_candidates)
+        here = pairs[(pairs[:, 0] >= first) & (pairs[:, 0] < first + ROWS)]
+        right = torch.zeros_like(cosines, dtype=torch.bool)
+        right[here[:, 0] - first, here[:, 1]] = True
+        best = cosines.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
+        found.append(1 + (~(cosines < best) & ~right).sum(1))
+    return torch.cat(found)
+
+
+def in_chunks(model: nn.Module, batch: dict[str, Tensor], micro_batch: int) -> tuple[Tensor, ...]:
+    """What `model(**batch)` gives, a tuple of tensors, each computed in chunks of the batch.
+
+    The loss of a large batch takes the memory of a small one: the backward pass computes each chunk again,
+    with the same random numbers and under the same autocast, for about one forward pass more. The model must
+    treat samples apart from each other (no batch normalisation).
+
+    Reference:
+        Gao et al. 2021, arXiv:2101.06983, section 3.
+    """
+    checks.positive("micro_batch", micro_batch, "Use 64, or None for the whole batch at once.")
+    names = list(batch)
+
+    def run(*part: Tensor) -> Any:
+        return model(**dict(zip(names, part, strict=True)))
+
+    parts = zip(*(values.split(micro_batch) for values in batch.values()), strict=True)
+    found = [checkpoint(run, *part, use_reentrant=False) for part in parts]
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))

@@ -185,7 +185,7 @@ def by_source(model: Any, splits: TokenSplits, split: str = "test") -> pd.DataFr
     some = fewer(splits, split, MOST_BLOCKS)
     totals, n_tokens = (each.numpy() for each in block_losses(model, some, split))
     rows = {"document": some.split(split).sources, "tokens": n_tokens, "nats per token": totals}
-    table = pd.DataFrame(rows).groupby("document", sort=False).sum()
+    table: Any = pd.DataFrame(rows).groupby("document", sort=False).sum()
     table["nats per token"] /= table["tokens"]
     return table.sort_values("nats per token", ascending=False, kind="stable")
 
