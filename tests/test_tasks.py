@@ -15,7 +15,7 @@ from qnnkit import tasks, train
 from qnnkit.data.sample import Batches
 from qnnkit.settings import Settings
 from qnnkit.stats import ACCURACY, LOSS, Score
-from qnnkit.tasks import Classification, Own, Step, calibration_error, complete
+from qnnkit.tasks import Classification, Own, Step, asked, calibration_error, complete
 
 LABELS = torch.tensor([0, 2, 1, 2])
 
@@ -261,3 +261,29 @@ def test_a_task_that_gives_something_else(task, told):
 def test_what_cannot_be_called_is_no_task():
     with pytest.raises(ValueError, match=r"`task` must be callable: \(model, batch\) -> tasks\.Step"):
         complete("accuracy")
+
+
+# --- what a task shows -------------------------------------------------------------------------------------
+
+
+def test_a_task_that_shows_nothing_shows_what_its_data_allow():
+    from qnnkit import data
+
+    given = data.arrays(Settings(), POINTS.expand(24, 2), VALUES)
+    task = complete(Regression())
+    first, counts = task.preview(given)
+    assert list(first.content) == ["inputs", "target"] and counts.content["samples"].sum() == 24
+    with torch.random.fork_rng(devices=[]):
+        net = nn.Linear(2, 1)
+    [worst] = asked(task.mistakes, net, given, n=3, seed=0)
+    losses = [task(net, batch).loss.item() for batch in given.batches("test", 1, shuffle=False)]
+    assert worst.content["loss"].tolist() == sorted(losses, reverse=True)[:3]
+    digits = data.load("digits", train_fraction=0.1)
+    assert [each.name for each in tasks.OwnLoss().preview(digits)] == ["01_classes", "01_balance"]
+
+
+def test_only_what_is_named_is_given():
+    task = SimpleNamespace(mistakes=lambda net, splits, n: (net, splits, n), monitor="loss")
+    own = Own(SimpleNamespace(**vars(task)))
+    assert asked(own.mistakes, "net", "splits", n=4, seed=1, folder=None) == ("net", "splits", 4)
+    assert asked(lambda net: net, "net", n=4) == "net"

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.stats import LOSS, Score
+from qnnkit.tasks.own import OfData
 from qnnkit.tasks.step import Step
 
 
 @dataclass(frozen=True)
-class OwnLoss:
+class OwnLoss(OfData):
     """The loss that a transformers model computes itself; reports `loss` and `minus_loss`.
 
     A batch is a dictionary of the model's arguments, `labels` among them where it wants them.

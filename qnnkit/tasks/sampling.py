@@ -58,7 +58,13 @@ def sample(
         Holtzman et al. 2019, arXiv:1904.09751, section 3.1 (top_p).
     """
     window = _window(model, window)
-    _require(temperature, top_p, top_k)
+    for name, value, fits, rule, step in (
+        ("temperature", temperature, temperature >= 0, "be 0 or more", "1.0, or 0 for the most likely token"),
+        ("top_p", top_p, 0 < top_p <= 1, "lie above 0 and up to 1", "1.0 for all"),
+        ("top_k", top_k, top_k is None or top_k > 0, "be 1 or more", "None for all"),
+    ):
+        if not fits:
+            raise ValueError(checks.message(name, rule, value, f"Use {step}."))
     place = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     # PEFT puts a learnt prompt before the tokens of every call, so these are read anew each time.
     peft: Any = getattr(model, "active_peft_config", None)
@@ -159,16 +165,6 @@ def _window(model: nn.Module, window: int | None) -> int:
         rule = f"lie in {SHORTEST}..{most}, the model's positions" if most else f"be {SHORTEST} or more"
         raise ValueError(checks.message("window", rule, window, "Leave it out for the most."))
     return window
-
-
-def _require(temperature: float, top_p: float, top_k: int | None) -> None:
-    if temperature < 0:
-        step = "Use 1.0, or 0 for the most likely token."
-        raise ValueError(checks.message("temperature", "be 0 or more", temperature, step))
-    if not 0 < top_p <= 1:
-        raise ValueError(checks.message("top_p", "lie above 0 and up to 1", top_p, "Use 1.0 for all."))
-    if top_k is not None:
-        checks.positive("top_k", top_k, "Use None for all.")
 
 
 def _encoded(tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> list[int]:
