@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from qnnkit import recipes
 from qnnkit.data.music import by_composer, music
 from qnnkit.data.music_events import DURATION, END, PAD, PITCH, SIZE, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.tokens import IGNORED
@@ -294,36 +295,21 @@ def test_mean_nats_is_the_loss_of_transformers(splits):
     assert mean_nats(model, splits["bob"]) == pytest.approx(total / n, rel=1e-5)
 
 
-class Told:
-    """Settings of a folder of music."""
-
-    def __init__(self, folder, composers=None):
-        self.data_dir, self.composers = str(folder), composers
-
-    def override(self, composers, train_fraction):
-        assert train_fraction == 1.0
-        return Told(self.data_dir, composers)
-
-
 @PEFT
-def test_a_net_is_judged_on_every_composer(splits, tmp_path, monkeypatch, capsys):
-    for name in ("ann", "bob", "scarce"):
-        (tmp_path / f"{name}.json").write_text("{}")
-
-    def of(settings):
-        [name] = settings.composers
-        if name == "scarce":
-            raise ValueError("It has too few pieces.")
-        return splits[name]
-
-    monkeypatch.setattr("qnnkit.data.of", of)
-    task, model = Music(settings=Told(tmp_path, ("bob",))), adapted("ann")
+def test_a_net_is_judged_on_every_composer(tmp_path, capsys):
+    for name, first, n in (("ann", 40, 6), ("bob", 70, 6), ("scarce", 50, 2)):
+        pieces = {f"{i}": [[first + (i + j) % 5] for j in range(30 + 7 * i)] for i in range(n)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(pieces))
+    given = {"data_dir": str(tmp_path), "composers": ["bob"], "sequence_length": 64}
+    task, model = Music(settings=recipes.settings("music_llama", **given)), adapted("ann")
     found = task.judge(model, {"loss": 1.0})
     assert list(found) == ["perplexity", "loss_on_bob", "base_on_bob", "loss_on_ann", "base_on_ann"]
-    for name, part in splits.items():
-        assert found[f"loss_on_{name}"] == pytest.approx(mean_nats(model, part, "test"))
-        assert found[f"base_on_{name}"] == pytest.approx(mean_nats(llama(), part, "test"), rel=1e-6)
-    assert "scarce is left out of the losses by composer. It has too few" in capsys.readouterr().out
+    for name in ("ann", "bob"):
+        alone = music(tmp_path / f"{name}.json", sequence_length=64)
+        assert found[f"loss_on_{name}"] == pytest.approx(mean_nats(model, alone, "test"))
+        assert found[f"base_on_{name}"] == pytest.approx(mean_nats(llama(), alone, "test"), rel=1e-6)
+    told = capsys.readouterr().out
+    assert "scarce is left out of the losses by composer. Argument `data_dir` must hold enough" in told
     assert list(Music().judge(model, {"loss": 1.0})) == ["perplexity"]
 
 
