@@ -171,7 +171,7 @@ def test_evaluation_is_the_loop_s(splits):
 
 def test_the_documents_of_the_largest_loss_come_first(splits):
     """Over tokens of a document, whatever blocks they stand in; all of them together are the split's loss."""
-    table, whole = by_source(small(), splits, "train"), fewer(splits, "train", 64)
+    table, whole = by_source(small(), splits, "train"), fewer(splits, "train", 8192 // 24)
     assert set(table.index) == set(whole.train.sources) and table["tokens"].sum() == whole.train.n_predicted
     weighted = (table["nats per token"] * table["tokens"]).sum() / table["tokens"].sum()
     assert weighted == pytest.approx(tasks.evaluate(small(), whole, "train")["loss"], abs=1e-6)

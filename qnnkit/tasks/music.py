@@ -68,12 +68,18 @@ class Music(Language):
     def judge(self, net: Any, means: Mapping[str, float]) -> dict[str, float]:
         """The perplexity; `loss_on_NAME` for each composer, of an adapter's base also `base_on_NAME`."""
         found = {"perplexity": perplexity(means["loss"])}
+        size = getattr(self.settings, "batch_size", 8)
+        size = size if isinstance(size, int) else 8
+
+        def loss(splits: TokenSplits) -> float:
+            return evaluate(net, splits, "test", batch_size=size)["loss"]
+
         for name, splits in self.composers.items():
-            found[f"loss_on_{name}"] = evaluate(net, splits, "test")["loss"]
+            found[f"loss_on_{name}"] = loss(splits)
             if adapted(net):
                 if name not in self._of_base:
                     with net.disable_adapter():
-                        self._of_base[name] = evaluate(net, splits, "test")["loss"]
+                        self._of_base[name] = loss(splits)
                 found[f"base_on_{name}"] = self._of_base[name]
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.stats import LOSS, Score
+from qnnkit.tasks.language import perplexity
 from qnnkit.tasks.own import OfData
 from qnnkit.tasks.step import Step
 
@@ -42,3 +44,7 @@ class OwnLoss(OfData):
         loss = model(**batch, **asked).loss
         total = count * loss.detach()
         return Step(loss, {"loss": total, "minus_loss": -total}, count)
+
+    def judge(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The perplexity of a split from its mean loss, where that is one of tokens."""
+        return {} if self.together else {"perplexity": perplexity(means["loss"])}
