@@ -2,13 +2,14 @@
 
 Each run of a batch, and each notebook of a run, has a process of its own, so that nothing of one reaches the
 next; this way they do not each spend seconds on importing torch and PennyLane. Only on Linux, where a fork is
-safe, and where `begin` was called in time: elsewhere every process begins by itself.
+safe, and once `begin` was called: elsewhere every process begins by itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import os
 import runpy
@@ -17,11 +18,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MODULES = (
     *("qnnkit.report", "torch._dynamo", "accelerate", "pandas", "tqdm", "papermill", "threadpoolctl"),
@@ -34,42 +35,47 @@ LOOK = 0.05  # seconds between two looks at whether a process has ended
 
 _LOCK = threading.Lock()
 _nursery: Connection | None = None
-_fresh = False  # whether this process was forked, and has not computed
+_fresh = False  # whether this process was forked here, and has not computed
 
 
 def begin() -> None:
-    """Starts the process that others are forked from, and that ends with this one; it imports meanwhile.
-
-    Nothing happens where this one may have computed: threads, locks and an open GPU do not survive a fork.
-    """
+    """Starts the process that others are forked from, once; it imports meanwhile, and ends with this one."""
     global _nursery, _fresh
-    if sys.platform != "linux" or ("torch" in sys.modules and not _fresh):
+    if sys.platform != "linux" or _nursery is not None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
     _nursery, theirs = Pipe()
-    _fresh = False
-    if pid := os.fork():
-        theirs.close()
-        atexit.register(_end, _nursery, pid)
-        return
-    _nursery.close()
-    _nursery = None
-    try:
+    if not _fresh:
+        code = f"from qnnkit import warm; warm.serve({theirs.fileno()}, {MODULES})"
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], **options)
+        ends = process.kill, process.wait
+    elif pid := os.fork():
+        ends = functools.partial(os.kill, pid, signal.SIGKILL), functools.partial(os.waitpid, pid, 0)
+    else:  # what has been imported here serves there
         os.setsid()  # Ctrl-C is for the other one
-        for name in MODULES:
-            importlib.import_module(name)
-        with contextlib.suppress(EOFError, OSError):
-            _serve(theirs)
-    finally:
-        os._exit(0)
+        serve(theirs)
+    _fresh = False
+    theirs.close()
+    atexit.register(_end, *ends)
 
 
-def _end(channel: Connection, pid: int) -> None:
-    channel.close()
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)  # it may still be importing
-        os.waitpid(pid, 0)
+def _end(kill: Callable[[], Any], wait: Callable[[], Any]) -> None:
+    if _nursery is not None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            kill()  # it may still be importing
+            wait()
+
+
+def _forget() -> None:
+    """In a forked process: what was begun is its parent's."""
+    global _nursery
+    _nursery = None
+
+
+if sys.platform == "linux":
+    os.register_at_fork(after_in_child=_forget)
 
 
 def ready(command: Sequence[str]) -> bool:
@@ -146,8 +152,19 @@ def _ask(*request: Any) -> Any:
 # --- in the process that is forked --------------------------------------------------------------------------
 
 
+def serve(channel: int | Connection, modules: Sequence[str] = ()) -> NoReturn:
+    """Imports, then forks and tells who has ended, until the other end is closed."""
+    try:
+        for name in modules:
+            importlib.import_module(name)
+        with contextlib.suppress(EOFError, OSError):
+            _serve(Connection(channel) if isinstance(channel, int) else channel)
+    finally:
+        os._exit(0)
+
+
 def _serve(channel: Connection) -> None:
-    """Forks, and tells who has ended, until the other end is closed."""
+    parent = os.getpid()
     while True:
         what, *about = channel.recv()
         if what == "poll":
@@ -159,14 +176,16 @@ def _serve(channel: Connection) -> None:
             channel.send(pid)
         else:
             channel.close()
-            _become(*about)
+            _become(parent, *about)
 
 
-def _become(words: list[str], env: dict[str, str], folder: str, log: Path | None) -> None:
-    """Does what `python -m WORDS` does in `folder`, and ends."""
+def _become(parent: int, words: list[str], env: dict[str, str], folder: str, log: Path | None) -> None:
+    """Does what `python -m WORDS` does in `folder`, and ends; at once if `parent` was killed meanwhile."""
     global _fresh
     status, _fresh = 1, True
     try:
+        if os.getppid() != parent:
+            return
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -174,7 +193,7 @@ def _become(words: list[str], env: dict[str, str], folder: str, log: Path | None
             file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             os.dup2(file, 1)
             os.dup2(file, 2)
-        env |= {name: str(os.getppid()) for name in PARENTS if name in env}
+        env |= {name: str(parent) for name in PARENTS if name in env}
         os.chdir(folder)
         _take(env, words)
         if not sys.flags.safe_path:

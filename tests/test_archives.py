@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from qnnkit import data, recipes, workspace
-from qnnkit.data import cache, fetch, load, places
+from qnnkit.data import cache, load, places
 from qnnkit.recipes import RecipeError
 from qnnkit.runs.folder import Run
 
@@ -245,8 +246,8 @@ def test_images_are_read_once_and_kept_as_one_file(tmp_path, monkeypatch):
     without = load("class_folder", root=root)
     assert not list(tmp_path.rglob("*.safetensors"))  # a plain script leaves nothing behind
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
-    calls, read = [], places.Folder.read
-    monkeypatch.setattr(places.Folder, "read", lambda self, name: calls.append(name) or read(self, name))
+    calls, read = [], places.Place.read
+    monkeypatch.setattr(places.Place, "read", lambda self, name: calls.append(name) or read(self, name))
 
     def kept(**options) -> int:
         """How many files are read; what comes must be the same."""
@@ -345,8 +346,8 @@ def test_an_archive_on_drive_is_copied_to_local_disk_once(tmp_path, monkeypatch,
     assert not store.exists()
     monkeypatch.setenv("QNNKIT_HOME", str(home))
     monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "local"))
-    copies, copy = [], fetch._copy
-    monkeypatch.setattr(fetch, "_copy", lambda *given: copies.append(given) or copy(*given))
+    copies, copy = [], LocalFileSystem.get_file
+    monkeypatch.setattr(LocalFileSystem, "get_file", lambda *given: copies.append(given) or copy(*given))
     for expected in (1, 1):
         assert load("class_folder", root=home / "all.zip").fingerprint() == direct
         assert len(copies) == expected

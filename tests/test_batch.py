@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from qnnkit import batch, recipes, report, workspace
+from qnnkit import batch, recipes, report, warm, workspace
 from qnnkit.batch import cluster, plan, state, table, task
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import Status, reading
@@ -89,12 +89,17 @@ def stand_in(words):
 
 if sys.orig_argv[1:4] == ["-m", "qnnkit", "run"]:
     stand_in(sys.orig_argv[4:])
-elif sys.orig_argv[1:4] == ["-m", "qnnkit", "batch"]:  # its runs may be forked
+elif "warm.serve" in sys.orig_argv[-1]:  # its runs are forked from here
     import runpy
     usual = runpy.run_module
     runpy.run_module = lambda name, **options: (
         stand_in(sys.argv[2:]) if sys.argv[:2] == ["qnnkit", "run"] else usual(name, **options)
     )
+elif sys.orig_argv[1:4] == ["-m", "qnnkit", "batch"]:
+    import os
+    if "STAND_IN_FORKS" not in os.environ:  # what it imports in a second, nobody need import for it
+        from qnnkit import warm
+        warm.begin = lambda: None
 """
 
 
@@ -117,12 +122,20 @@ def stand_in(home, tmp_path, monkeypatch):
     (tmp_path / "stand-in").mkdir()
     (tmp_path / "stand-in" / "sitecustomize.py").write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand-in"), prepend=os.pathsep)
+    monkeypatch.setattr(warm, "_nursery", None)  # which an earlier test may have begun
 
     def content(**keys):
         keys["settings"] = {"epochs": 3, **keys.get("settings", {})}
         return {**BASE, "workers": 2, **keys}
 
     return content
+
+
+@pytest.fixture(params=["forked", pytest.param("by itself", marks=pytest.mark.slow)])
+def forked(request, monkeypatch):
+    """Runs of `qnnkit batch` are forked, as on Linux, or each begins by itself, as elsewhere."""
+    if request.param == "forked":
+        monkeypatch.setenv("STAND_IN_FORKS", "1")
 
 
 def processes(home):
@@ -716,6 +729,7 @@ def test_a_killed_worker_loses_nothing(stand_in, home):
     assert max(len(calls(each.folder)) for each in written(home)) == 2
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_run_is_a_failure_and_goes_on_when_tried_again(stand_in, home):
     with command(home, stand_in(**SLOW, retries=1)) as process:
         until(lambda: two_epochs(home))
@@ -726,6 +740,7 @@ def test_a_killed_run_is_a_failure_and_goes_on_when_tried_again(stand_in, home):
     assert sorted(len(calls(each.folder)) for each in written(home)) == [1, 1, 2]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_batch_goes_on(stand_in, home):
     with command(home, stand_in(**SLOW)) as process:
         until(lambda: two_epochs(home))
@@ -749,6 +764,7 @@ def test_a_killed_batch_is_taken_over_at_once(stand_in, home):
     undisturbed(quietly(stand_in(**SLOW))[0])
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "term"]
 )
@@ -822,6 +838,7 @@ def test_workers_of_a_scheduler(stand_in, home):
     assert told[1].startswith(f"Scheduler: {address}")
 
 
+@pytest.mark.slow
 def test_a_scheduler_with_tls_as_dask_is_configured(stand_in, home, tmp_path, monkeypatch):
     """Who has no certificate of it is refused."""
     if shutil.which("openssl") is None:
@@ -844,6 +861,7 @@ def test_a_scheduler_with_tls_as_dask_is_configured(stand_in, home, tmp_path, mo
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_dies(stand_in, home):
     with (
         scheduler(home) as (address, started),

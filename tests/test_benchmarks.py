@@ -25,6 +25,7 @@ def bench(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_checked_numbers_a_table_and_a_plot(tmp_path):
     done = bench(tmp_path, "--only", "W1,W3", "--rounds", "2", "--peers", "batched,default.qubit")
     assert done.returncode == 0, done.stderr

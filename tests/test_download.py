@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
+import re
 import socket
 import struct
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from qnnkit import workspace
 from qnnkit.data import download, load, places, public
+from qnnkit.data.text_files import documents
 
 
 @dataclass
@@ -41,15 +43,18 @@ def server():
                 self.send_error(404)
                 return
             content, start = served.files[name], 0
+            etag = hashlib.md5(content).hexdigest()
             if wanted and served.ranges:
                 start = int(wanted.removeprefix("bytes=").partition("-")[0])
                 if start >= len(content):
                     self.send_error(416)
                     return
                 self.send_response(206)
+                self.send_header("ETag", etag)
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             else:
                 self.send_response(200)
+                self.send_header("ETag", etag)
             self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
             cut = served.cuts.pop(0) if served.cuts else len(content)
@@ -148,7 +153,7 @@ def test_the_next_address_is_tried_and_every_reason_told(server, tmp_path, monke
         "Connection refused",
         "HTTP 404 Not Found",
         "the checksum is wrong",
-        "not an address of the web",
+        "No connection adapters were found for 'ftp://example.org/x.bin",
     ):
         assert reason in text
     assert list(tmp_path.glob("*x.bin*")) == []
@@ -211,14 +216,27 @@ def test_an_archive_at_an_address(server, tmp_path, store):
     server.files["data/all.zip"] = (tmp_path / "all.zip").read_bytes()
     first = load("mnist", root=f"{server.url}data/all.zip")
     assert load("mnist", root=f"{server.url}data/all.zip").fingerprint() == first.fingerprint()
-    assert server.asked == [("data/all.zip", None)]
-    with pytest.raises(OSError, match="Argument `root` must find the file at one of its addresses"):
+    assert server.asked == [("data/all.zip", None)] * 3  # what is said of it, twice; all of it, once
+    with pytest.raises(OSError, match=r"Argument `root` must be within reach.*\(HTTP 404 Not Found\)"):
         load("mnist", root=f"{server.url}data/none.zip")
+
+
+def test_a_file_that_changed_at_its_address_is_copied_again(server):
+    texts = [f"{word} " * 400 for word in ("first", "other")]  # of one length
+    for content in texts:
+        server.files["a.txt"] = content.encode()
+        for _ in range(2):
+            server.asked.clear()
+            assert documents(f"{server.url}a.txt")[0][0].text == content
+        assert len(server.asked) == 1
+    del server.files["a.txt"]
+    with pytest.warns(UserWarning, match=r"\(HTTP 404 Not Found\); the copy from before is used"):
+        assert documents(f"{server.url}a.txt")[0][0].text == texts[1]
 
 
 def test_checksums_are_of_the_length_of_their_kind():
     for entry in public.PUBLIC.values():
-        assert entry.mirrors and all(mirror.endswith("/") for mirror in entry.mirrors)
+        assert entry.mirrors and all(re.fullmatch("https://.*/", mirror) for mirror in entry.mirrors)
         for checksum in entry.files.values():
             kind, _, told = checksum.partition(":")
             assert len(bytes.fromhex(told)) == hashlib.new(kind).digest_size

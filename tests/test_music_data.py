@@ -155,7 +155,7 @@ def test_a_piece_in_two_splits_is_told(tmp_path):
 
 def test_a_file_of_another_kind(tmp_path):
     (tmp_path / "song.txt").write_text("la la la")
-    assert "must be a file of music (.mid" in refused("root", tmp_path / "song.txt")
+    assert "or a file (.mid, .midi, .json, .json.gz)" in refused("root", tmp_path / "song.txt")
 
 
 def test_first_pieces_take_turns(folder):
@@ -348,6 +348,9 @@ def test_other_refusals(folder, tmp_path):
     refused("test_fraction", folder, test_fraction=0.0)
     refused("test_fraction", folder, test_fraction=0.6, validation_fraction=0.4)
     refused("transpose", folder, transpose=13)
+    assert "cannot be the base" in refused("tokenizer", folder, tokenizer="natsu/remi-transformer")
+    TOKENIZER.save_pretrained(tmp_path / "base")
+    assert len(music(folder, tokenizer=tmp_path / "base").train) == len(music(folder).train)
     refused("root", folder, test_fraction=0.5, validation_fraction=0.49)
     written(tmp_path / "two", "ann", [30, 30])
     assert "three at least" in refused("root", tmp_path / "two")

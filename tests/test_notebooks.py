@@ -101,7 +101,8 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
     words = ("--recipe", "digits_quanv", "--run-dir", "runs/first", "--epochs", "1", "--set", "n_seeds=1")
     command = (installed / "bin" / "qnnkit", "run", *words, "--set", 'controls=["classical"]')
     done = outside(home, *command, "--set", "stride=2")
-    assert done.stderr == ""
+    slow = "IOStream.flush timed out"  # what ipykernel prints where a machine stood still for 10 s
+    assert [line for line in done.stderr.splitlines() if line != slow] == []
     for index, name in enumerate(runs.NOTEBOOKS, start=1):
         assert f"[{index}/5] {name} from {installed / 'share/qnnkit/notebooks'} ..." in done.stdout
         assert f"[{index}/5] {name}: done" in done.stdout

@@ -156,11 +156,14 @@ def test_what_was_changed_is_put_back():
     held |= {kind.__name__: kind(a=1, b=2) for kind in kinds[1:4]}
     held |= {"array": np.ones(3), "tensor": torch.ones(3), "object": types.SimpleNamespace(scale=1.0)}
     held["operator"] = qp.s_prod(0.5, qp.Z(0))
+    held["collides"] = set(
+        (7, 15)
+    )  # added one by one in the order that it is read in, it would be read in another
     before = watch(wrapped(lambda: held))
     parts = dict(held)
     for name in ("array", "tensor"):
         held[name] *= 2
-    for name in ("deque", "set", "list", "dict", "OrderedDict", "Counter"):
+    for name in ("deque", "set", "collides", "list", "dict", "OrderedDict", "Counter"):
         held[name].clear()
     held["object"].other, held["operator"].scalar = 2.0, 3.0
     held["operator"].pauli_rep.clear()

@@ -16,8 +16,9 @@ import torch
 
 from qnnkit import cli, runs, workspace
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import lock, status, watching
-from qnnkit.runs.status import Reporter, Status, read
+from qnnkit.runs import journal, lock, status, watching
+from qnnkit.runs.journal import Journal
+from qnnkit.runs.status import Status, read
 from qnnkit.train import Moment
 from tests.toys import each_epoch
 
@@ -90,7 +91,8 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         fake = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 1e9 + self.now)
-        monkeypatch.setattr(status, "time", fake)
+        for module in (journal, status):
+            monkeypatch.setattr(module, "time", fake)
 
 
 def moment(updates, steps=10, epochs=4, loss=None):
@@ -101,16 +103,19 @@ def moment(updates, steps=10, epochs=4, loss=None):
     )  # fmt: skip
 
 
-def reported(tmp_path, net="hybrid", seed=0, counted="samples"):
-    """A reporter of a run of two nets and two seeds."""
+def reported(tmp_path, net="hybrid", seed=0):
+    """The journal of a training, of a run of two nets and two seeds."""
     workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 2})
     workspace.write_json(tmp_path / "provenance.json", {"nets": ["hybrid", "classical"]})
     (tmp_path / ".train.lock").touch()
     path = tmp_path / "metrics.jsonl"
     run = SimpleNamespace(
-        log=lambda kind, row: workspace.append_line(path, row), rows=lambda kind: workspace.read_lines(path)
+        log=lambda kind, row: workspace.append_line(path, row),
+        rows=lambda kind: workspace.read_lines(path),
+        config=SimpleNamespace(gradient_checkpointing=False),
+        splits=None,
     )
-    return Reporter(run, net, seed, CPU, counted)
+    return Journal(run, net, seed, CPU)
 
 
 def rows(folder):
@@ -125,9 +130,9 @@ def trained_before(folder, net, seed, **facts):
 def test_time_left_and_speed(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     trained_before(tmp_path, "classical", 0)
-    reporter = reported(tmp_path)
+    told = reported(tmp_path)
     for updates in range(1, 12):
-        reporter.update(moment(updates))
+        told.update(moment(updates))
         clock.now += 0.5
     found = read(tmp_path)
     assert (found.epoch, found.step, rows(tmp_path)[-1]["learning_rate"]) == (2, 1, 0.1)
@@ -142,29 +147,29 @@ def test_a_net_that_stopped_early_took_the_epochs_that_it_had(tmp_path, monkeypa
     clock = Clock(monkeypatch)
     for net in ("hybrid", "classical"):
         trained_before(tmp_path, net, 0, epochs_trained=2)
-    reporter = reported(tmp_path, seed=1)
+    told = reported(tmp_path, seed=1)
     for updates in range(1, 12):
-        reporter.update(moment(updates))
+        told.update(moment(updates))
         clock.now += 0.5
     found = read(tmp_path)
     assert found.seconds_left_run - found.seconds_left_net == pytest.approx(2 * 3.0)
 
 
 def test_a_row_every_few_seconds(tmp_path, monkeypatch):
-    clock, reporter = Clock(monkeypatch), reported(tmp_path)
+    clock, told = Clock(monkeypatch), reported(tmp_path)
     for updates in range(1, 10001):
         clock.now += 0.01
-        reporter.update(moment(updates, steps=10000))
+        told.update(moment(updates, steps=10000))
     times = [row["time"] for row in rows(tmp_path) if row["event"] == "step"]
     assert len(times) == 20 and all(b - a == pytest.approx(5, abs=0.02) for a, b in itertools.pairwise(times))
 
 
 def test_a_disk_that_fails_stops_nothing(tmp_path):
-    reporter = reported(tmp_path)
+    told = reported(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
-    reporter.update(moment(1))
-    reporter.warn("machine", "Steps take long.")
+    told.update(moment(1))
+    told.machine("Steps take long.")
     assert (tmp_path / "metrics.jsonl").is_dir()
 
 
@@ -188,9 +193,9 @@ def test_it_tells_at_once_that_a_training_goes_on(tmp_path):
 def test_several_processes_are_as_fast_as_all_of_them(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    reporter = reported(tmp_path)
+    told = reported(tmp_path)
     for updates in range(1, 12):
-        reporter.update(moment(updates))
+        told.update(moment(updates))
         clock.now += 0.5
     assert read(tmp_path).per_second == 128
 

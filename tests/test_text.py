@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from qnnkit.data import tokenizer as tokenizers
-from qnnkit.data.text import counts, text
-from qnnkit.data.text_chat import encoded
+from qnnkit.data.text import counts, encoded, text
 from qnnkit.data.text_files import Document, documents
 from qnnkit.data.tokens import IGNORED
 
@@ -83,7 +82,7 @@ def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path)
     found, notes = documents(folder)
     assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
     assert notes == [
-        "Files left out, no text (.txt, .md, .jsonl, .ndjson): 1.",
+        "Files left out, no text (.txt, .md, .jsonl, .ndjson): 1 (cover.png).",
         "Empty documents left out: 1.",
     ]
     with zipfile.ZipFile(tmp_path / "books.zip", "w") as archive:
@@ -340,7 +339,7 @@ def test_text_that_is_too_short_for_a_block(tmp_path):
     told = refusal(ValueError, tmp_path / "a.txt", sequence_length=4000)
     assert "hold a block of 4000 tokens for every split" in told and "tokens in validation" in told
     (tmp_path / "b.txt").write_text("One.\n\nTwo.")
-    assert "enough documents" in refusal(ValueError, tmp_path / "b.txt")
+    assert "hold enough documents for train" in refusal(ValueError, tmp_path / "b.txt")
     (tmp_path / "c.txt").write_text("\n")
     assert "hold text" in refusal(ValueError, tmp_path / "c.txt")
 
@@ -358,7 +357,7 @@ def test_text_that_is_not_utf_8(tmp_path):
         ('{"body": "x", "title": "y"}', "Its keys are 'body', 'title'"),
         ('{"text": 3}', "hold a text under 'text'"),
         ('{"prompt": "x", "completion": null}', "hold a text under 'completion'"),
-        ('{"messages": [{"role": "user"}]}', '"role" and "content"'),
+        ('{"messages": [{"role": "user"}]}', "hold a text under 'content'"),
     ],
 )
 def test_lines_that_are_no_record(tmp_path, line, said):
@@ -374,9 +373,9 @@ def test_a_part_that_nobody_speaks(shakespeare):
 
 
 def test_places_that_hold_no_text(tmp_path):
-    assert "be a text file (.txt, .md, .jsonl" in refusal(FileNotFoundError, tmp_path / "none.txt")
+    assert "or a file (.txt, .md, .jsonl" in refusal(FileNotFoundError, tmp_path / "none.txt")
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
-    assert "be a text file" in refusal(ValueError, tmp_path / "a.pdf")
+    assert "or a file (.txt, .md" in refusal(ValueError, tmp_path / "a.pdf")
     assert "hold text" in refusal(ValueError, tmp_path)
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests import torture
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed(tmp_path):
     found = torture.torture_training(tmp_path, 3, random.Random(1))
     assert found["kills"] >= 3

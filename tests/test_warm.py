@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 
 import nbformat
 import psutil
@@ -55,7 +56,7 @@ if sys.argv[1] == "warm":
 """
 
 
-@pytest.fixture(scope="module", params=["warm", "cold"])
+@pytest.fixture(scope="module", params=["warm", pytest.param("cold", marks=pytest.mark.slow)])
 def chain(request, tmp_path_factory):
     """Four notebooks one after the other, forked or each by itself: (folder, what was told, way)."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -98,13 +99,10 @@ def test_without_the_process_that_is_forked_a_notebook_runs_by_itself(chain):
         assert not json.loads(told.text)["imported"]
 
 
-def python(code, tmp_path):
+def python(code, tmp_path, begins=True):
     """What `code` prints, in a process that has called `warm.begin()`."""
-    words = [
-        sys.executable,
-        "-c",
-        "import sys; from qnnkit import warm\nwarm.begin()\n" + textwrap.dedent(code),
-    ]
+    first = "import sys; from qnnkit import warm\n" + "warm.begin()\n" * begins
+    words = [sys.executable, "-c", first + textwrap.dedent(code)]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -150,16 +148,49 @@ def test_it_ends_with_who_began_it(tmp_path):
     assert not psutil.pid_exists(int(pid))
 
 
-def test_a_process_that_may_have_computed_forks_nothing(tmp_path):
+def test_a_process_does_not_begin_once_its_parent_was_killed(tmp_path):
+    """It would have nobody to end with, and wait for ever."""
+    slow = "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(2))"
+    (tmp_path / "slow.py").write_text(slow)
+    (tmp_path / "says.py").write_text("open('said', 'w')")
     code = """
-    import sys, torch
+    import os, signal, sys
+    from pathlib import Path
     from qnnkit import warm
+    sys.path.insert(0, "")
+    warm.MODULES = ("slow",)
     warm.begin()
-    print(warm.ready([sys.executable, "-m"]))
+    env = dict(os.environ) | {"JPY_PARENT_PID": "1"}
+    print(warm.start([sys.executable, "-m", "says"], env, Path("log")).pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
     """
     words = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout == "False\n", done.stderr
+    end = time.monotonic() + 60
+    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(int(done.stdout)) and not (tmp_path / "said").exists()
+
+
+def test_a_process_that_has_computed_begins_it_too(tmp_path):
+    """What it has done reaches nobody; and what is forked of it has nothing to do with what it began."""
+    (tmp_path / "says.py").write_text("import torch; print(torch.initial_seed() == 5)")
+    code = """
+    import os, sys, torch
+    from pathlib import Path
+    torch.manual_seed(5)
+    torch.ones(2000, 2000) @ torch.ones(2000, 2000)
+    warm.begin()
+    if not os.fork():
+        assert not warm.ready([sys.executable, "-m"])
+        sys.exit()
+    os.wait()
+    process = warm.start([sys.executable, "-m", "says"], os.environ, Path("log"))
+    assert isinstance(process, warm.Forked)
+    print(process.wait(60))
+    """
+    assert python(code, tmp_path, begins=False) == "0\n"
+    assert (tmp_path / "log").read_text() == "False\n"
 
 
 def test_where_an_import_has_opened_a_gpu_a_process_begins_anew(tmp_path):

@@ -10,20 +10,26 @@ from qnnkit import layers, recipes, runs
 from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
 
 CELLS = """
+import os
+import pennylane, qnnkit, torch
 from IPython.core.interactiveshell import InteractiveShell
 
-shell = InteractiveShell.instance()
-for cell in {cells!r}:
-    shell.run_cell(cell).raise_error()
+for cells in {notebooks!r}:
+    if not os.fork():
+        shell = InteractiveShell.instance()
+        for cell in cells:
+            shell.run_cell(cell).raise_error()
+        raise SystemExit
+    assert os.wait()[1] == 0
 """
 
 
-def in_notebook(*cells):
-    """Cells as a kernel runs them; what they print."""
-    script = CELLS.format(cells=cells)
+def in_notebooks(*notebooks):
+    """Cells of each as a kernel of its own runs them; the last word that each prints."""
+    script = CELLS.format(notebooks=[list(cells) for cells in notebooks])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return [line.split()[-1] for line in done.stdout.splitlines()]
 
 
 FIRST = """
@@ -77,22 +83,26 @@ def test_all_that_a_cell_makes_of_a_recipe_counts(home):  # noqa: F811
     (home / "helper.py").write_text("K = 1\n\ndef task():\n    return None\n")
     usual = {"angle": "inputs", "made": "Mine()"}
 
-    def digest(**changed):
-        return in_notebook(FIRST.format(**(usual | changed)))[-1]
+    def digests(*changes):
+        return in_notebooks(*[[FIRST.format(**(usual | changed))] for changed in changes])
 
-    first = digest()
-    assert digest() == first, "another kernel, the same recipe"
-    assert digest(angle="2 * inputs") != first, "a QNode of another cell"
-    assert digest(made="Mine(1)") != first, "the state of an instance"
-    assert digest(made="type('Mine', (Mine,), {'n': 3})()") != first, "what a subclass changes"
+    [first] = digests({})
+    changed = {
+        "nothing, in another kernel": {},
+        "a QNode of another cell": {"angle": "2 * inputs"},
+        "the state of an instance": {"made": "Mine(1)"},
+        "what a subclass changes": {"made": "type('Mine', (Mine,), {'n': 3})()"},
+    }
+    found = dict(zip(changed, digests(*changed.values()), strict=True))
+    assert [name for name, digest in found.items() if digest == first] == ["nothing, in another kernel"]
     (home / "helper.py").write_text("K = 2\n\ndef task():\n    return None\n")
-    assert digest() != first, "a file beside the notebook"
+    assert digests({}) != [first], "a file beside the notebook"
 
 
 def test_the_settings_of_two_classes_in_cells_are_told_apart(home):  # noqa: F811
     (home / "helper.py").write_text("def task():\n    return None\n")
     cell = FIRST.format(angle="inputs", made="Mine()")
-    told = in_notebook(cell, "print('depth: int = 9' in recipes.find(Mine()).source)")
+    told = in_notebooks([cell, "print('depth: int = 9' in recipes.find(Mine()).source)"])
     assert told[-1] == "False"
 
 

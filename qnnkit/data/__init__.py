@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from qnnkit.data.assemble import split_stack
 from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.fetch import download
 from qnnkit.data.folders import class_folder, flat_folder
+from qnnkit.data.hub_images import hub_images
 from qnnkit.data.idx import emnist, fashion_mnist, kmnist, mnist
 from qnnkit.data.kinds import Captions, Images, Music, Text, of, uncached
 from qnnkit.data.music import music
@@ -37,6 +39,9 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "music": music,
 }
 
+HUB = "hub:"
+"""Before the name of a dataset on the Hugging Face Hub."""
+
 _KINDS = {"captions": "captions", "digit_captions": "captions", "text": "tokens", "music": "tokens"}
 """Of those that hold no labelled images."""
 
@@ -45,7 +50,7 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     """The dataset called `name` in `DATASETS`, with that function's own options.
 
     Args:
-        name: Which dataset.
+        name: Which dataset; "hub:NAME" takes labelled images from the Hugging Face Hub.
         train_fraction: Share of the training images that is kept, class by class, chosen by `split_seed`: a
             smaller share lies inside a larger one. Validation, test and notes are those of the whole.
         options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and what
@@ -60,7 +65,7 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         >>> len(splits.test), len(load("digits", test_fraction=0.1, train_fraction=0.1).train)
         (180, 126)
     """
-    loader = DATASETS[checks.choice("dataset", name, DATASETS)]
+    loader = _loader(name)
     for option, value in options.items():
         if option not in _options(loader):
             raise ValueError(not_taken(name, option, value))
@@ -78,7 +83,9 @@ def kind(name: str) -> str:
         >>> kind("digits")
         'images'
     """
-    return _KINDS.get(checks.choice("dataset", name, DATASETS), "images")
+    return (
+        "images" if name.startswith(HUB) else _KINDS.get(checks.choice("dataset", name, DATASETS), "images")
+    )
 
 
 def takes(name: str, option: str) -> bool:
@@ -88,7 +95,7 @@ def takes(name: str, option: str) -> bool:
         >>> takes("flat_folder", "label_pattern"), takes("digits", "label_pattern")
         (True, False)
     """
-    return option in _options(DATASETS[name])
+    return option in _options(_loader(name))
 
 
 def not_taken(name: str, option: str, value: object) -> str:
@@ -104,6 +111,12 @@ def not_taken(name: str, option: str, value: object) -> str:
         )
     step = f"Leave it out; it is for {', '.join(others)}."
     return checks.message(option, f"be left out for {name!r}", value, step)
+
+
+def _loader(name: str) -> Callable[..., Splits]:
+    if name.startswith(HUB):
+        return functools.partial(hub_images, name.removeprefix(HUB))
+    return DATASETS[checks.choice("dataset", name, DATASETS)]
 
 
 def _options(loader: Callable[..., Splits]) -> set[str]:

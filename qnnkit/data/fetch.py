@@ -1,21 +1,18 @@
-"""Bringing files to local disk: public datasets over HTTP, your own from any filesystem that fsspec knows."""
+"""Bringing files to local disk: public ones with their checksums, your own from any address fsspec knows."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import json
 import os
-import re
 import shutil
-import urllib.error
 import urllib.parse
 import urllib.request
-import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from qnnkit import checks, workspace
 from qnnkit.data import places
@@ -25,6 +22,12 @@ TIMEOUT = 30.0
 CHUNK = 2**18
 FROM_WEB = (*places.ARCHIVES, ".txt", ".md", ".jsonl", ".ndjson")
 """What an address of a dataset may end in, beside .npz: one file each."""
+PLAIN = {"User-Agent": "qnnkit", "Accept-Encoding": "identity"}
+VOLATILE = ("name", "time", "atime", "ino", "nlink", "mode", "uid", "gid")
+"""What filesystems say of a file that may change while it does not; `time` is SFTP's last reading."""
+
+Listing = dict[str, dict[str, Any]]
+"""A file's path in the copy -> what its address says of it."""
 
 
 def store() -> Path:
@@ -42,66 +45,95 @@ def store() -> Path:
 def local(root: str | Path) -> Path:
     """Where `root` can be read on local disk.
 
-    A URL (`gs://`, `memory://`, `https://`, ...) is copied to `store()` once, and anew when names, sizes or
-    times there have changed; so is a single file on a mounted Drive. Any other path is read where it is.
+    A URL (`gs://`, `memory://`, `https://`, ...) is copied to `store()` once, and anew when what is said of
+    its files there has changed: names, sizes, times, etags. So is a single file on a mounted Drive. Where the
+    URL cannot be reached, the copy from before is read, with a warning. Other paths are read where they are.
 
     Raises:
-        ValueError: What the URL needs is not installed.
+        ValueError: What the URL needs is not installed, or it is of the web and of no single file.
         OSError: It cannot be reached, or nothing is there.
     """
-    told = str(root)
-    if workspace.is_url(told):
-        protocol = told.partition("://")[0].lower()
-        if protocol == "file":
-            return Path(urllib.request.url2pathname(urllib.parse.urlsplit(told).path))
-        return _from_web(told) if protocol in ("http", "https") else _from_cloud(told, protocol)
-    path = Path(root).expanduser()
-    if not (workspace.is_remote(path) and path.is_file()):
-        return path
-    status = path.stat()
-    listing = {path.name: [status.st_size, status.st_mtime_ns]}
-    with _telling(told):
-        return _kept(told, listing, lambda folder: _copy(path, folder / path.name)) / path.name
+    told, path = str(root), Path(root).expanduser()
+    address = urllib.parse.urlsplit(told) if workspace.is_url(told) else None
+    scheme = address.scheme.lower() if address else "file"
+    if address and scheme != "file":
+        base = urllib.parse.unquote(address.path.rstrip("/").rpartition("/")[2]) or "files"
+    else:
+        path = Path(urllib.request.url2pathname(address.path)) if address else path
+        if not (workspace.is_remote(path) and path.is_file()):
+            return path
+        told, base = str(path), path.name
+    folder = store() / "copies" / hashlib.sha256(told.encode()).hexdigest()[:16]
+    kept, part = folder / "origin.json", folder.with_name(f"{folder.name}.part")
+    try:
+        files, copy = (_on_web if scheme in ("http", "https") else _on_filesystem)(told, base)
+    except Exception as error:  # each filesystem has errors of its own
+        if str(error).startswith("Argument `"):
+            raise
+        if not kept.exists():
+            raise _unreachable(told, error) from None
+        why = f"`{told}` cannot be reached ({_reason(error)})"
+        warnings.warn(f"{why}; the copy from before is used.", stacklevel=3)
+        return folder / base
+    origin = json.dumps({"from": told, "files": files}, sort_keys=True)
+    try:
+        with _alone(folder):
+            if not (kept.exists() and kept.read_text(encoding="utf-8") == origin):
+                shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+                part.mkdir()
+                copy(part)
+                if scheme == "file" and (part / base).stat().st_size != path.stat().st_size:
+                    raise OSError("it was written meanwhile")
+                (part / "origin.json").write_text(origin, encoding="utf-8")
+                shutil.rmtree(folder, ignore_errors=True)  # an older copy
+                part.rename(folder)
+    except Exception as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise _unreachable(told, error) from None
+    return folder / base
 
 
-def _copy(path: Path, target: Path) -> None:
-    shutil.copy2(path, target)
-    if target.stat().st_size != path.stat().st_size:
-        raise OSError("it was written meanwhile")
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Inside, no other process makes what lies at `path`."""
+    from filelock import FileLock
+
+    workspace.make_folder(path.parent)
+    locks = workspace.make_folder(store() / "locks")  # left there: one that is gone keeps nobody out
+    with FileLock(locks / hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]):
+        yield
 
 
-def _from_web(url: str) -> Path:
-    name = urllib.parse.unquote(urllib.parse.urlsplit(url).path).rpartition("/")[2]
-    if not name.lower().endswith((*FROM_WEB, ".npz")):
+def _on_web(url: str, base: str) -> tuple[Listing, Callable[[Path], None]]:
+    """What a server says of a file, and how it is copied into a folder."""
+    import requests
+
+    if not base.lower().endswith((*FROM_WEB, ".npz")):
         rule = f"end in {', '.join(FROM_WEB)} or .npz"
         raise ValueError(checks.message("root", rule, url, "Pass the address of a single such file."))
-    folder = store() / "copies" / _digest(url)
-    return download((url,), folder / name, argument="root")
+    with requests.get(url, headers=PLAIN, stream=True, timeout=TIMEOUT) as reply:
+        reply.raise_for_status()
+        said = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified", "Content-Length")}
+    return {base: said}, lambda folder: _bring(url, folder / base, folder / f"{base}.part")
 
 
-def _from_cloud(url: str, protocol: str) -> Path:
+def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], None]]:
+    """What a filesystem of fsspec says of all that lies at an address, and how it is copied into a folder."""
     import fsspec
 
     try:
-        filesystem, path = fsspec.core.url_to_fs(url)
+        filesystem, path = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:  # not installed; no such protocol
-        clouds = protocol in ("gs", "gcs")
-        step = "Run: pip install 'qnnkit[cloud]'." if clouds else f"{str(error).rstrip('.')}."
+        is_google = url.lower().startswith(("gs://", "gcs://"))
+        step = "Run: pip install 'qnnkit[cloud]'." if is_google else f"{str(error).rstrip('.')}."
         rule = "be an address whose filesystem is installed"
         raise ValueError(checks.message("root", rule, url, step)) from None
-    base = path.rstrip("/").rpartition("/")[2] or "files"
-    folder = store() / "copies" / _digest(url)
-    try:
-        if filesystem.isfile(path):
-            found, inside = {path: filesystem.info(path)}, {path: base}
-        else:
-            found = filesystem.find(path, detail=True)
-            inside = {name: f"{base}/{name.removeprefix(path).lstrip('/')}" for name in found}
-    except Exception as error:  # each filesystem has errors of its own
-        if (folder / "origin.json").exists():
-            warnings.warn(f"`{url}` cannot be reached ({error}); the copy from before is used.", stacklevel=3)
-            return folder / base
-        raise _unreachable(url, error) from None
+    filesystem.invalidate_cache()  # what was listed before in this process may have changed
+    if filesystem.isfile(path):
+        found, inside = {path: filesystem.info(path)}, {path: base}
+    else:
+        found = filesystem.find(path, detail=True)
+        inside = {name: f"{base}/{name.removeprefix(path).lstrip('/')}" for name in found}
     if not found:
         step = "Check the address, and that you may read there."
         raise FileNotFoundError(checks.message("root", "be an existing folder or file", url, step))
@@ -109,7 +141,6 @@ def _from_cloud(url: str, protocol: str) -> Path:
         raise ValueError(
             checks.message("root", "hold only names that stay inside it", wrong[0], "Rename it.")
         )
-    listing = {inside[name]: [info.get("size"), _stamp(info)] for name, info in found.items()}
 
     def copy(folder: Path) -> None:
         for name in found:
@@ -117,161 +148,104 @@ def _from_cloud(url: str, protocol: str) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             filesystem.get_file(name, str(target))
 
-    with _telling(url):
-        return _kept(url, listing, copy) / base
-
-
-def _stamp(info: Mapping[str, object]) -> str:
-    """What a filesystem says that changes when a file does."""
-    return str(
-        next((info[key] for key in ("etag", "md5Hash", "mtime", "updated", "created") if key in info), "")
-    )
-
-
-def _kept(key: str, listing: Mapping[str, object], copy: Callable[[Path], None]) -> Path:
-    """The folder of a copy that is whole and has this listing; made, in one step, where it is not there."""
-    folder = store() / "copies" / _digest(key)
-    origin = {"from": key, "files": dict(listing)}
-    with contextlib.suppress(ValueError, OSError):
-        if json.loads((folder / "origin.json").read_text(encoding="utf-8")) == origin:
-            return folder
-    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
-    try:
-        part.mkdir(parents=True)
-        copy(part)
-        (part / "origin.json").write_text(json.dumps(origin), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # an older copy
-        with contextlib.suppress(FileExistsError):  # another process has just made the same
-            part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return folder
-
-
-@contextlib.contextmanager
-def _telling(url: str):
-    """Turns the errors of a copy into a sentence about `root`."""
-    try:
-        yield
-    except Exception as error:  # each filesystem has errors of its own
-        raise _unreachable(url, error) from None
+    return {
+        inside[name]: {key: str(info[key]) for key in sorted(info) if key not in VOLATILE}
+        for name, info in found.items()
+    }, copy
 
 
 def _unreachable(url: str, error: Exception) -> OSError:
-    told = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    step = f"Copying failed ({told}): check the connection, your rights and the space on disk."
+    step = f"Copying failed ({_reason(error)}): check the connection, your rights and the space on disk."
     return OSError(checks.message("root", "be within reach", url, step))
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _reason(error: Exception) -> str:
+    """What went wrong, in a few words: requests wraps what the system says."""
+    reply = getattr(error, "response", None)
+    if reply is not None:
+        return f"HTTP {reply.status_code} {reply.reason}"
+    told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return told.partition("\n")[0].rpartition("] ")[2].rstrip("'\")")
 
 
-def download(
-    urls: Sequence[str], path: Path, *, checksum: str | None = None, argument: str = "download"
-) -> Path:
+def download(urls: Sequence[str], path: Path, *, checksum: str | None = None) -> Path:
     """Fetches one file over HTTP, from the first address that has it; whole and checked, or not at all.
 
-    What has come stays in `<path>.part` when the connection breaks, and the next call goes on there. A
-    progress bar shows how far it is.
+    pooch checks it and puts it in its place. What has come stays in `<path>.part` when the connection breaks,
+    and the next call goes on there. A progress bar shows how far it is.
 
     Args:
         urls: Addresses of the same file, tried in order.
         path: Where it goes; what is there and has the checksum is not fetched again.
         checksum: "md5:..." or "sha256:..." in hex. Without one, a file that is there counts as right.
-        argument: Whose fault a failure is, for the message.
 
     Raises:
         OSError: No address has it, each with its reason; or the disk is full.
     """
-    from filelock import FileLock
+    import pooch
+    from requests import RequestException
 
-    if path.exists() and _fits(path, checksum):
+    if path.exists() and pooch.hashes.hash_matches(str(path), checksum):
         return path
-    workspace.make_folder(path.parent)
-    part, lock = path.with_name(f"{path.name}.part"), path.with_name(f".{path.name}.lock")
+    pooch.get_logger().setLevel("WARNING")  # the bar tells what comes
+    part = path.with_name(f"{path.name}.part")
     reasons: dict[str, str] = {}
-    with FileLock(lock):
+    bring: Any = lambda url, to, _: _bring(url, to, part)  # noqa: E731  what pooch calls
+    with _alone(path):
         if checksum is None:  # nothing would tell whether both halves are of one file
             part.unlink(missing_ok=True)
-        for url in () if path.exists() and _fits(path, checksum) else urls:
-            reason = _fetch(url, part, checksum)
-            if reason is None:
-                part.replace(path)
-                break
-            reasons[url] = reason
-    lock.unlink(missing_ok=True)
-    if path.exists() and _fits(path, checksum):
-        return path
+        for url in urls:
+            for _ in range(1 + part.exists()):  # what was there may be the beginning of another file
+                try:
+                    return Path(pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring))
+                except RequestException as error:
+                    reasons[url] = _reason(error)
+                except ValueError as error:
+                    reasons[url] = "the checksum is wrong" if "hash" in str(error) else str(error)
     kept = f" {part.stat().st_size:,} bytes have come and are kept." if part.exists() else ""
     step = f"Check the connection and try again, or put the file at {path} yourself.{kept}"
-    raise OSError(checks.message(argument, "find the file at one of its addresses", reasons, step))
+    raise OSError(checks.message("download", "find the file at one of its addresses", reasons, step))
 
 
-def _fetch(url: str, part: Path, checksum: str | None) -> str | None:
-    """Fetches into `part`, from where it ends; None once it is whole, else why not."""
-    most = -1
-    while True:
-        have = part.stat().st_size if part.exists() else 0
-        if have <= most:  # no further than before
-            return "the connection broke again and again"
-        most = have
-        try:
-            whole = _receive(url, part, have)
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 416 or not have:
-                return f"HTTP {error.code} {error.reason}"
-            whole = True  # nothing lies beyond what is there
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            if part.exists() and part.stat().st_size > have:
-                continue
-            reason = getattr(error, "reason", None) or error
-            return f"not reached: {getattr(reason, 'strerror', None) or reason}"
-        except ValueError as error:
-            return str(error)
-        if not whole:
-            continue
-        if _fits(part, checksum):
-            return None
-        part.unlink()
-        if not have:
-            return "the checksum is wrong"
-        most = -1  # what was there before may have been another file's beginning
+def _bring(url: str, path: str | Path, part: Path) -> None:
+    """Fetches a file into `part`, from where that ends, as long as more comes; then moves it to `path`.
 
-
-def _receive(url: str, part: Path, have: int) -> bool:
-    """Appends what an address still has; whether that was all of it."""
+    Raises:
+        ValueError: It is larger than 4 GiB.
+        requests.RequestException: It cannot be had.
+        OSError: The disk is full.
+    """
+    import requests
     from tqdm.auto import tqdm
+    from urllib3.exceptions import HTTPError
 
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("not an address of the web")
-    headers = {"User-Agent": "qnnkit", **({"Range": f"bytes={have}-"} if have else {})}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as reply:
-        resumed = reply.status == 206 and re.match(rf"bytes {have}-", reply.headers.get("Content-Range", ""))
-        start = have if resumed else 0
-        length = reply.headers.get("Content-Length")
-        total = None if length is None else start + int(length)
-        if (total or 0) > places.MAX_BYTES:
-            raise ValueError(f"larger than 4 GiB ({total:,} bytes)")
-        got, name = start, part.name.removesuffix(".part")
-        bar = tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=name)
-        with bar, part.open("ab" if resumed else "wb") as file:
-            while chunk := reply.read(CHUNK):
-                got += len(chunk)
-                if got > places.MAX_BYTES:
-                    raise ValueError("larger than 4 GiB")
-                try:
-                    file.write(chunk)
-                except OSError as error:
-                    raise workspace.cannot_write(part, error) from None
-                bar.update(len(chunk))
-    return total is None or got >= total
-
-
-def _fits(path: Path, checksum: str | None) -> bool:
-    if checksum is None:
-        return True
-    kind, _, told = checksum.partition(":")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest() == told
+    whole = False
+    while not whole:
+        have = part.stat().st_size if part.exists() else 0
+        headers = PLAIN | ({"Range": f"bytes={have}-"} if have else {})
+        try:
+            with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as reply:
+                if reply.status_code == 416 and have:  # nothing lies beyond what is there
+                    break
+                reply.raise_for_status()
+                resumed = reply.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+                got, length = have if resumed else 0, reply.headers.get("Content-Length")
+                total = None if length is None else got + int(length)
+                bar = tqdm(total=total, initial=got, unit="B", unit_scale=True, desc=part.stem)
+                with bar, part.open("ab" if resumed else "wb") as file:
+                    while chunk := reply.raw.read(CHUNK, decode_content=False):
+                        got += len(chunk)
+                        if max(got, total or 0) > places.MAX_BYTES:
+                            raise ValueError(f"larger than 4 GiB ({max(got, total or 0):,} bytes)")
+                        try:
+                            file.write(chunk)
+                        except OSError as error:
+                            raise workspace.cannot_write(part, error) from None
+                        bar.update(len(chunk))
+                whole = total is None or got >= total
+        except HTTPError:  # midway
+            if part.stat().st_size <= have:
+                raise requests.ConnectionError("the connection broke again and again") from None
+        except (requests.ConnectionError, requests.Timeout) as error:
+            raise requests.ConnectionError(f"not reached: {_reason(error)}") from None
+    part.replace(path)

@@ -11,11 +11,11 @@ import torch
 from qnnkit import checks
 from qnnkit.data import duplicates
 from qnnkit.data.duplicates import Content
-from qnnkit.data.music_events import DURATION, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
+from qnnkit.data.music_events import DURATION, FILE, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.music_sources import Collection, collect
 from qnnkit.data.sample import seeded
 from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
 
 SHORTEST = 32
 """Tokens of a block, at least: a step with all its notes has room in it."""
@@ -63,6 +63,7 @@ def music(
     validation_fraction: float = 0.1,
     test_fraction: float = 0.1,
     transpose: int = 5,
+    tokenizer: str | Path | None = None,
 ) -> TokenSplits:
     """Pieces as blocks of events, each block of one piece, in splits by piece.
 
@@ -83,14 +84,21 @@ def music(
         validation_fraction: Share of each composer's pieces; one at least.
         test_fraction: Likewise.
         transpose: Semitones by which training blocks are shifted at most, anew in every epoch; 0 leaves them.
+        tokenizer: Folder of the model that an adapter goes on; it must read this kit's events.
 
     Raises:
         FileNotFoundError: Nothing is there.
         ValueError: A setting is out of range, or there is no music, or too little; see `collect`.
     """
     overlap = sequence_length // 4 if overlap is None else overlap
-    _require(sequence_length, overlap, validation_fraction, test_fraction, transpose)
-    tokenizer, collections = MusicTokenizer(), collect(root, composers)
+    _require(sequence_length, overlap, transpose)
+    require_fractions(validation_fraction, test_fraction)
+    if tokenizer is not None and not Path(tokenizer).expanduser().joinpath(FILE).is_file():
+        step = "One with another vocabulary, such as REMI, cannot be the base: train one by music_llama."
+        rule = f"be the folder of a model of music that this kit saved, with {FILE}"
+        raise ValueError(checks.message("tokenizer", rule, str(tokenizer), step))
+    events = MusicTokenizer() if tokenizer is None else MusicTokenizer.from_pretrained(tokenizer)
+    collections = collect(root, composers)
     notes = [note for each in collections for note in each.notes]
     blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
     same: dict[str, list[Content]] = {name: [] for name in SPLITS}
@@ -98,15 +106,13 @@ def music(
     for collection in collections:
         sides = _sides(collection, split_seed, validation_fraction, test_fraction)
         for piece, side in zip(collection.pieces, sides, strict=True):
-            ids = tokenizer.encode(piece)
+            ids = events.encode(piece)
             n_pieces, n_short = n_pieces + 1, n_short + (len(ids) < sequence_length)
             source = f"{collection.composer}/{piece.name}"
             same[side].append(Content(str(ids).encode(), source))
-            cuts = _cuts(ids, sequence_length, overlap if side == "train" else 0)
-            blocks[side] += [
-                _Block(source, ids[start:stop], known if side != "train" else 1)
-                for start, stop, known in cuts
-            ]
+            learns = side == "train"
+            for start, stop, known in _cuts(ids, sequence_length, overlap if learns else 0):
+                blocks[side].append((source, ids[start:stop], 1 if learns else known))
     if n_short:
         notes.append(
             f"{n_short:,} of {n_pieces:,} pieces are shorter than a block of {sequence_length} tokens: the "
@@ -116,7 +122,7 @@ def music(
         notes.append(repeated)
     sets = {name: _stack(rows, sequence_length) for name, rows in blocks.items()}
     augment = Transposition(transpose, split_seed) if transpose else None
-    return TokenSplits("music", **sets, tokenizer=tokenizer, notes=tuple(notes), augment=augment)
+    return TokenSplits("music", **sets, tokenizer=events, notes=tuple(notes), augment=augment)
 
 
 def by_composer(splits: TokenSplits) -> dict[str, TokenSplits]:
@@ -160,12 +166,8 @@ def first_pieces(splits: TokenSplits, split: str, n: int) -> list[Piece]:
     return pieces
 
 
-@dataclass(frozen=True)
-class _Block:
-    source: str
-    ids: list[int]
-    known: int
-    """Tokens at its beginning that are not predicted."""
+_Block = tuple[str, list[int], int]
+"""Where it comes from, its tokens, and how many at its beginning are not predicted."""
 
 
 def _cuts(ids: Sequence[int], length: int, overlap: int) -> Iterable[tuple[int, int, int]]:
@@ -177,18 +179,16 @@ def _cuts(ids: Sequence[int], length: int, overlap: int) -> Iterable[tuple[int, 
         if stop == len(ids):
             return
         covered, latest = stop, stop - max(overlap, 1)
-        border = next((i for i in range(latest, start, -1) if TIME <= ids[i] < DURATION), latest)
-        start = border
+        start = next((i for i in range(latest, start, -1) if TIME <= ids[i] < DURATION), latest)
 
 
 def _stack(blocks: Sequence[_Block], length: int) -> TokenSet:
     input_ids = torch.full((len(blocks), length), PAD)
     labels = torch.full((len(blocks), length), IGNORED)
-    for row, block in enumerate(blocks):
-        ids = torch.tensor(block.ids)
-        input_ids[row, : len(ids)] = ids
-        labels[row, block.known : len(ids)] = ids[block.known :]
-    return TokenSet(input_ids, labels, tuple(block.source for block in blocks))
+    for row, (_, ids, known) in enumerate(blocks):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        labels[row, known : len(ids)] = torch.tensor(ids[known:])
+    return TokenSet(input_ids, labels, tuple(source for source, _, _ in blocks))
 
 
 def _sides(collection: Collection, split_seed: int, validation: float, test: float) -> list[str]:
@@ -196,36 +196,25 @@ def _sides(collection: Collection, split_seed: int, validation: float, test: flo
     sides = list(collection.sides)
     free = [row for row, side in enumerate(sides) if not side]
     if free:
-        n_validation, n_test = (max(1, round(part * len(free))) for part in (validation, test))
-        if n_validation + n_test >= len(free):
-            rule = "hold enough pieces of each composer for all three splits"
-            step = "Add pieces (three at least), or lower validation_fraction and test_fraction."
-            found = {collection.composer: len(free)}
-            raise ValueError(checks.message("root", rule, found, step))
-        order = torch.randperm(len(free), generator=seeded("music", split_seed)).tolist()
-        for place, row in enumerate(order):
-            drawn = "test" if place < n_test else "validation" if place < n_test + n_validation else "train"
-            sides[free[row]] = drawn
+        told = {collection.composer: len(free)}
+        step = "Add pieces (three at least), or lower validation_fraction and test_fraction."
+        generator = seeded("music", split_seed)
+        new = drawn(len(free), generator, validation, test, what="pieces", whole=told, step=step)
+        for row, side in zip(free, new, strict=True):
+            sides[row] = side
     if missing := [name for name in SPLITS if name not in sides]:
         step = f"The split {missing[0]} has no piece with a note: add some."
         raise ValueError(checks.message("root", "hold pieces in all three splits", collection.composer, step))
     return sides
 
 
-def _require(length: int, overlap: int, validation: float, test: float, transpose: int) -> None:
+def _require(length: int, overlap: int, transpose: int) -> None:
     if length < SHORTEST:
         step = "Use 512 to 1,024: a bar is 10 to 25 tokens."
         raise ValueError(checks.message("sequence_length", f"be {SHORTEST} or more", length, step))
     if not 0 <= overlap <= length // 2:
-        rule, step = (
-            f"lie in 0..{length // 2}, half a block of {length}",
-            "Leave it out for a quarter of a block.",
-        )
-        raise ValueError(checks.message("overlap", rule, overlap, step))
-    if not (min(validation, test) > 0 and validation + test < 1):
-        rule = "be above 0, as validation_fraction must, and leave pieces for training"
-        step = f"With validation_fraction={validation} that is not so: use 0.1 for both."
-        raise ValueError(checks.message("test_fraction", rule, test, step))
+        rule = f"lie in 0..{length // 2}, half a block of {length}"
+        raise ValueError(checks.message("overlap", rule, overlap, "Leave it out for a quarter of a block."))
     if not 0 <= transpose <= 12:
         step = "Use 5 for all keys near by, or 0 for none."
         raise ValueError(checks.message("transpose", "lie in 0..12 semitones", transpose, step))

@@ -85,26 +85,16 @@ class Piece:
             step = "MIDI pitches are needed: 60 is the middle C, 12 an octave."
             raise ValueError(checks.message("steps", "hold pitches of 0..127", wrong[0], step))
         again = tuple(map(_tidy, self.again)) if any(self.again) else ()
-        if again:
-            before = ((), *steps)
-            fits = len(again) == len(steps) and all(
-                set(struck) <= set(now) & set(last)
-                for struck, now, last in zip(again, steps, before, strict=False)
-            )
-            if not fits:
-                rule = "tell, step by step, which pitches of the step before are struck again"
-                raise ValueError(checks.message("again", rule, self.name, "Leave it out to hold them all."))
+        both = (set(now) & set(last) for now, last in zip(steps, ((), *steps), strict=False))
+        if again and not (len(again) == len(steps) and all(map(set.issuperset, both, again))):
+            rule = "tell, step by step, which pitches of the step before are struck again"
+            raise ValueError(checks.message("again", rule, self.name, "Leave it out to hold them all."))
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "again", again)
 
     def __len__(self) -> int:
         """Its length in steps."""
         return len(self.steps)
-
-    @property
-    def n_bars(self) -> float:
-        """Its length in bars of four quarters."""
-        return len(self.steps) / (4 * STEPS_PER_QUARTER)
 
     def notes(self) -> tuple[Note, ...]:
         """Every note, in order of beginning, from high to low."""
@@ -238,7 +228,7 @@ class MusicTokenizer:
                 summing = False
             elif token not in (PAD, START):
                 rule = "be events of music, with a duration before the pitches of a step"
-                step = "Use `qnnkit.music.continue_piece`, which writes no others."
+                step = "Use `qnnkit.tasks.continue_piece`, which writes no others."
                 raise ValueError(checks.message("ids", rule, token, step))
         return Piece.of_notes(name, notes, now, composer)
 

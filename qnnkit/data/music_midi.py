@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,28 +60,23 @@ def parse_midi(data: bytes, name: str, composer: str = "") -> tuple[Piece, int]:
     mido = _mido()
     try:
         file = mido.MidiFile(file=io.BytesIO(data))
-        if file.ticks_per_beat <= 0:
-            raise Unreadable("its time is told in seconds (SMPTE), not in quarters")
-        if file.type == 2 and len(file.tracks) > 1:
-            raise Unreadable("its tracks are pieces of their own (type 2)")
         found, n_drums, end = _notes(file)
-    except Unreadable:
-        raise
     except Exception as error:  # mido has another error for each kind of damage
-        told = str(error).partition("\n")[0] or "cut short"
-        raise Unreadable(f"damaged: {told}") from None
-    if end > MAX_STEPS * _ticks(file):
-        raise Unreadable(f"damaged: {end / _ticks(file):,.0f} steps long")
+        raise Unreadable(f"damaged: {str(error).partition(chr(10))[0] or 'cut short'}") from None
+    ticks = file.ticks_per_beat / STEPS_PER_QUARTER
+    if ticks <= 0:
+        raise Unreadable("its time is told in seconds (SMPTE), not in quarters")
+    if file.type == 2 and len(file.tracks) > 1:
+        raise Unreadable("its tracks are pieces of their own (type 2)")
+    if end > MAX_STEPS * ticks:
+        raise Unreadable(f"damaged: {end / ticks:,.0f} steps long")
     if not found:
         raise Unreadable("no notes but percussion" if n_drums else "no notes")
-
-    def step(tick: int) -> int:
-        return round(tick / _ticks(file))
-
-    notes = [
-        Note(step(start), pitch, max(1, step(stop) - step(start))) for start, pitch, stop in sorted(found)
-    ]
-    n_steps = max(step(end), *(note.start + note.duration for note in notes))
+    notes = []
+    for tick, pitch, stop in sorted(found):
+        start = round(tick / ticks)
+        notes.append(Note(start, pitch, max(1, round(stop / ticks) - start)))
+    n_steps = max(round(end / ticks), *(note.start + note.duration for note in notes))
     return Piece.of_notes(name, notes, n_steps, composer), n_drums
 
 
@@ -106,10 +100,9 @@ def write_midi(piece: Piece, path: str | Path, *, bpm: float = 100.0) -> Path:
     for note in piece.notes():
         events += [(note.start * ticks, True, note.pitch)]
         events += [((note.start + note.duration) * ticks, False, note.pitch)]
+    name = piece.name.encode("latin-1", "replace").decode("latin-1")
     track = mido.MidiTrack()
-    track.append(
-        mido.MetaMessage("track_name", name=piece.name.encode("latin-1", "replace").decode("latin-1"))
-    )
+    track.append(mido.MetaMessage("track_name", name=name))
     track.append(mido.MetaMessage("set_tempo", tempo=round(60e6 / bpm)))
     track.append(mido.Message("program_change", program=0))
     now = 0
@@ -126,35 +119,26 @@ def write_midi(piece: Piece, path: str | Path, *, bpm: float = 100.0) -> Path:
     return path
 
 
-def _ticks(file: Any) -> float:
-    """Of a step."""
-    return file.ticks_per_beat / STEPS_PER_QUARTER
-
-
 def _notes(file: Any) -> tuple[list[tuple[int, int, int]], int, int]:
-    """(Start, pitch, end) of each note in ticks; how many of percussion there are; where the file ends."""
+    """(Start, pitch, end) of each note in ticks; how many of percussion there are; where the file ends.
+
+    Notes that nothing ends last as long as their track.
+    """
     found, n_drums, end = [], 0, 0
     for track in file.tracks:
-        now, open_notes = 0, defaultdict(list)  # (channel, pitch) -> when those that still sound began
+        now, sounding = 0, defaultdict(list)  # (channel, pitch) -> when those that still sound began
         for message in track:
             now += message.time
-            if message.type == "note_on" and message.velocity:
-                if message.channel == DRUMS:
-                    n_drums += 1
-                else:
-                    open_notes[message.channel, message.note].append(now)
-            elif message.type in ("note_on", "note_off") and open_notes[message.channel, message.note]:
-                found.append((open_notes[message.channel, message.note].pop(0), message.note, now))
-        found += _unended(open_notes, now)
+            begins = message.type == "note_on" and message.velocity
+            if begins and message.channel == DRUMS:
+                n_drums += 1
+            elif begins:
+                sounding[message.channel, message.note].append(now)
+            elif message.type in ("note_on", "note_off") and sounding[message.channel, message.note]:
+                found.append((sounding[message.channel, message.note].pop(0), message.note, now))
+        found += [(start, pitch, now) for (_, pitch), starts in sounding.items() for start in starts]
         end = max(end, now)
     return found, n_drums, end
-
-
-def _unended(open_notes: dict[tuple[int, int], list[int]], now: int) -> Iterable[tuple[int, int, int]]:
-    """Notes that nothing ends last as long as their track."""
-    for (_, pitch), starts in open_notes.items():
-        for start in starts:
-            yield start, pitch, now
 
 
 def _mido() -> ModuleType:

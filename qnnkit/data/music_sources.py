@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,9 @@ SIDES = {"train": "train", "valid": "validation", "validation": "validation", "t
 CORPUS = "music21:"
 SILENT = (None, -1)
 """What the step form has for a voice that rests."""
+
+File = tuple[places.Place | None, str]
+"""Where a file of music lies, and its name there; for music21's corpus None, and the composer's name."""
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Collection:
 def collect(
     root: str | Path | Sequence[str | Path], composers: Sequence[str] | Mapping[str, str] | None = None
 ) -> list[Collection]:
-    """The pieces of each composer.
+    """The pieces of each composer; what is no music is told in the notes of the first, if all are read.
 
     A composer is a folder of MIDI files (in a folder or zip, the folder next to the file counts; where there
     is none, the zip's or root's own name), or a JSON file, by its name without the suffix.
@@ -59,23 +60,21 @@ def collect(
         ValueError: No music is there, or none of a composer; a JSON is not of the step form; all MIDI files
             of a composer are damaged or without notes; what reads them is not installed.
     """
-    roots = [root] if isinstance(root, str | Path) else list(root)
-    found: dict[str, list[_File]] = {}
-    for each in roots:
-        for name, files in _listed(each).items():
-            found.setdefault(name, []).extend(files)
-    if not found:
-        step = "Add MIDI files in a folder for each composer, or a JSON of steps."
-        raise ValueError(checks.message("root", "hold MIDI files or JSON of steps", str(root), step))
+    with contextlib.ExitStack() as stack:
+        found, notes = _listed([root] if isinstance(root, str | Path) else root, stack)
+        if not found:
+            step = "Add MIDI files in a folder for each composer, or a JSON of steps."
+            raise ValueError(checks.message("root", "hold MIDI files or JSON of steps", str(root), step))
+        names = list(found if composers is None else composers)
+        chosen = dict(composers) if isinstance(composers, Mapping) else dict(zip(names, names, strict=True))
+        for there in chosen.values():
+            checks.choice("composers", there, found)
+        if not chosen:
+            raise ValueError(checks.message("composers", "name one at least", composers, "None takes all."))
+        collections = [_read(composer, found[there]) for composer, there in chosen.items()]
     if composers is None:
-        chosen = {name: name for name in found}
-    else:
-        chosen = dict(composers) if isinstance(composers, Mapping) else {name: name for name in composers}
-    for there in chosen.values():
-        checks.choice("composers", there, found)
-    if not chosen:
-        raise ValueError(checks.message("composers", "name one at least", composers, "None takes them all."))
-    return [_read(composer, found[there]) for composer, there in chosen.items()]
+        collections[0].notes[:0] = notes
+    return collections
 
 
 def composers_in(root: str | Path) -> tuple[str, ...]:
@@ -84,84 +83,72 @@ def composers_in(root: str | Path) -> tuple[str, ...]:
     Raises:
         FileNotFoundError: Nothing is there.
     """
-    return tuple(_listed(root))
+    with contextlib.ExitStack() as stack:
+        return tuple(_listed([root], stack)[0])
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file that holds music, not read yet."""
-
-    place: Path
-    """The folder or archive it is in."""
-    name: str
-    """Its name there; for music21's corpus, the composer."""
-    is_corpus: bool = False
-
-
-def _listed(root: str | Path) -> dict[str, list[_File]]:
-    """Composer -> files, without reading them."""
-    if str(root).startswith(CORPUS):
-        name = str(root).removeprefix(CORPUS)
-        return {name: [_File(Path(), name, is_corpus=True)]}
-    path = fetch.local(root)
-    if path.is_file() and path.name.lower().endswith(JSON):
-        return {_stem(path.name): [_File(path.parent, path.name)]}
-    if path.is_file() and path.name.lower().endswith(MIDI):
-        return {path.absolute().parent.name: [_File(path.parent, path.name)]}
-    if path.is_file() and not path.name.lower().endswith(places.ARCHIVES):
-        rule = f"be a file of music ({', '.join((*MIDI, *JSON))}), or a folder or archive of such"
-        raise ValueError(checks.message("root", rule, str(path), "Save it as MIDI, or as JSON of steps."))
-    found: dict[str, list[_File]] = {}
-    with places.open_place(path) as place:
+def _listed(
+    roots: Sequence[str | Path], stack: contextlib.ExitStack
+) -> tuple[dict[str, list[File]], list[str]]:
+    """Where each composer's files lie, and sentences on what is no music; nothing is read."""
+    found: dict[str, list[File]] = {}
+    notes: list[str] = []
+    queue = list(roots)
+    for root in queue:
+        if str(root).startswith(CORPUS):
+            name = str(root).removeprefix(CORPUS)
+            found.setdefault(name, []).append((None, name))
+            continue
+        path = fetch.local(root)
+        place = stack.enter_context(places.open_place(path, single=(*MIDI, *JSON)))
+        zips = (".zip",) if path.is_dir() else ()
+        notes += place.notes((*MIDI, *JSON, *zips), "music")
         for member in place.members:
             lower = member.base.lower()
-            if lower.endswith(JSON):
-                found.setdefault(_stem(member.base), []).append(_File(path, member.name))
-            elif lower.endswith(MIDI):
-                above = member.name.rpartition("/")[0].rpartition("/")[2]
-                found.setdefault(above or _stem(path.absolute().name), []).append(_File(path, member.name))
-            elif lower.endswith(".zip") and isinstance(place, places.Folder):
-                for name, files in _listed(path / member.name).items():
-                    found.setdefault(name, []).extend(files)
-    return found
+            if lower.endswith((*MIDI, *JSON)):
+                above = member.name.rpartition("/")[0].rpartition("/")[2] or _stem(place.path.absolute().name)
+                composer = _stem(member.base) if lower.endswith(JSON) else above
+                found.setdefault(composer, []).append((place, member.name))
+        queue += [
+            path / member.name for member in place.members if zips and member.name.lower().endswith(zips)
+        ]
+    return found, notes
 
 
 def _stem(name: str) -> str:
-    for suffix in (*JSON, ".zip"):
-        if name.lower().endswith(suffix):
-            return name[: -len(suffix)]
-    return name
+    suffix = next((each for each in (*JSON, *places.ARCHIVES) if name.lower().endswith(each)), "")
+    return name[: len(name) - len(suffix)]
 
 
-def _read(composer: str, files: Sequence[_File]) -> Collection:
+def _read(composer: str, files: Sequence[File]) -> Collection:
     """All pieces of a composer; files of MIDI that are of no use are left out, and told."""
     collection = Collection(composer)
     n_midi, left_out, n_drums = 0, [], 0
-    with contextlib.ExitStack() as stack:
-        archives: dict[Path, places.Place] = {}
-        for file in files:
-            if file.is_corpus:
-                _read_corpus(file.name, collection)
-                continue
-            if file.place.is_file() and file.place not in archives:
-                archives[file.place] = stack.enter_context(places.open_place(file.place))
-            archive = archives.get(file.place)
-            if file.name.lower().endswith(JSON):
-                _read_json(file, archive, collection)
-                continue
-            n_midi += 1
-            base = file.name.rpartition("/")[2]
-            try:
-                piece, drums = parse_midi(_bytes(file, archive), base.rpartition(".")[0], composer)
-            except (Unreadable, OSError) as error:
-                left_out.append(f"{base} ({error})")
-                continue
-            n_drums += bool(drums)
-            collection.add(piece)
+    for place, name in files:
+        if place is None:
+            _read_corpus(name, collection)
+            continue
+        if name.lower().endswith(JSON):
+            _read_json(place, name, collection)
+            continue
+        n_midi += 1
+        base = name.rpartition("/")[2]
+        try:
+            piece, drums = parse_midi(place.read(name), base.rpartition(".")[0], composer)
+        except (Unreadable, OSError) as error:
+            left_out.append(f"{base} ({error})")
+            continue
+        except ValueError as error:
+            if str(error).startswith("Argument"):  # mido is missing
+                raise
+            left_out.append(f"{base} (damaged: {error})")
+            continue
+        n_drums += bool(drums)
+        collection.add(piece)
     if not collection.pieces:
-        rule = f"hold a readable MIDI file of {composer}"
+        where = ", ".join(dict.fromkeys(str(place and place.path) for place, _ in files))
         step = f"None of {n_midi} can be used: {places.first(left_out, 3)}. Export them anew."
-        raise ValueError(checks.message("root", rule, str(files[0].place), step))
+        raise ValueError(checks.message("root", f"hold a readable MIDI file of {composer}", where, step))
     if left_out:
         told = f"Left out {len(left_out):,} of {n_midi:,} MIDI files of {composer}"
         collection.notes.append(f"{told}: {places.first(left_out, 3)}.")
@@ -170,73 +157,61 @@ def _read(composer: str, files: Sequence[_File]) -> Collection:
     return collection
 
 
-def _bytes(file: _File, archive: places.Place | None) -> bytes:
-    if archive is None:
-        path = file.place / file.name
-        if not path.is_file():  # a pipe would wait for ever
-            raise Unreadable("not a regular file")
-        return path.read_bytes()
-    try:
-        return archive.read(file.name)
-    except ValueError as error:
-        raise Unreadable(f"damaged: {error}") from None
-
-
-def _read_json(file: _File, archive: places.Place | None, collection: Collection) -> None:
+def _read_json(place: places.Place, name: str, collection: Collection) -> None:
     """Adds the pieces of a JSON: {split: [piece, ...]} or {name: piece}, a piece being a list of steps."""
-
-    def refused(why: str) -> ValueError:
+    try:
+        content = place.read(name)
+        rows = list(_rows(json.loads(places.unpacked(content) if name.lower().endswith(".gz") else content)))
+        pieces = [(_piece(title, steps, collection.composer), side) for title, steps, side in rows]
+        full = [(piece, side) for piece, side in pieces if any(piece.steps)]
+        if not full:
+            raise ValueError("no piece has a note")
+    except (OSError, ValueError, RecursionError) as error:
         rule = (
             "hold JSON of steps: {split: [piece, ...]} or {name: piece}, a piece a list of lists of pitches"
         )
-        step = f"There, {why}. Mend it, or leave it out by `composers`."
-        return ValueError(checks.message("root", rule, str(file.place / file.name), step))
+        step = (
+            f"There, {str(error).partition(chr(10))[0].rstrip('.')}. Mend it, or leave it out by `composers`."
+        )
+        raise ValueError(checks.message("root", rule, str(place.path / name), step)) from None
+    for piece, side in full:
+        collection.add(piece, side)
+    if len(full) < len(pieces):
+        n_empty = len(pieces) - len(full)
+        collection.notes.append(f"Left out {n_empty:,} pieces of {collection.composer} without a note.")
 
-    try:
-        data = _bytes(file, archive)
-        content = json.loads(gzip.decompress(data) if file.name.lower().endswith(".gz") else data)
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise refused(f"nothing can be read ({str(error).partition(chr(10))[0] or 'cut short'})") from None
+
+def _rows(content: Any) -> Iterator[tuple[str, Any, str]]:
+    """(Title, piece, split or "") of all that a JSON holds; raises ValueError with the reason alone."""
     if not (isinstance(content, dict) and content):
-        raise refused(f"all is {'an empty' if content == {} else 'one'} {type(content).__name__}")
-    if own := set(content) & set(SIDES):
-        sides = {SIDES[key] for key in own}
-        if others := sorted(set(content) - set(SIDES)):
-            raise refused(f"{places.first(others, 3)} stands beside splits")
-        if missing := {"train", "validation", "test"} - sides:
-            raise refused(f"the split {sorted(missing)[0]} is missing")
-        if wrong := [key for key in content if not isinstance(content[key], list)]:
-            raise refused(f"{wrong[0]} is no list of pieces")
-        rows = [
-            (f"{SIDES[key]}-{number:03d}", piece, SIDES[key])
-            for key in sorted(content)
-            for number, piece in enumerate(content[key])
-        ]
-    else:
-        rows = [(key, content[key], "") for key in sorted(content, key=places.natural)]
-    for title, piece, side in rows:
-        try:
-            collection.add(_piece(title, piece, collection.composer), side)
-        except (TypeError, ValueError):
-            raise refused(f"{title} is no list of steps with pitches of 0..127") from None
-    empty = [i for i, piece in enumerate(collection.pieces) if not any(piece.steps)]
-    for i in reversed(empty):
-        del collection.pieces[i], collection.sides[i]
-    if empty:
-        collection.notes.append(f"Left out {len(empty):,} pieces of {collection.composer} without a note.")
-    if not collection.pieces:
-        raise refused("no piece has a note")
+        raise ValueError(f"all is {'an empty' if content == {} else 'one'} {type(content).__name__}")
+    own = {SIDES[key] for key in content if key in SIDES}
+    if not own:
+        yield from ((key, content[key], "") for key in sorted(content, key=places.natural))
+        return
+    if others := sorted(set(content) - set(SIDES)):
+        raise ValueError(f"{places.first(others, 3)} stands beside splits")
+    if missing := {"train", "validation", "test"} - own:
+        raise ValueError(f"the split {sorted(missing)[0]} is missing")
+    for key in sorted(content):
+        if not isinstance(content[key], list):
+            raise ValueError(f"{key} is no list of pieces")
+        for number, piece in enumerate(content[key]):
+            yield f"{SIDES[key]}-{number:03d}", piece, SIDES[key]
 
 
 def _piece(title: str, steps: Any, composer: str) -> Piece:
-    if not (isinstance(steps, list) and all(isinstance(step, list) for step in steps)):
-        raise TypeError("not a list of lists")
-    kept = (tuple(_pitch(each) for each in step if each not in SILENT) for step in steps)
-    return Piece(title, tuple(kept), composer)
+    """A piece from lists of pitches; JSB's own file has some as 62.0."""
+    try:
+        kept = [[_pitch(each) for each in step if each not in SILENT] for step in steps]
+        if isinstance(steps, list) and all(isinstance(step, list) for step in steps):
+            return Piece(title, tuple(map(tuple, kept)), composer)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"{title} is no list of steps with pitches of 0..127")
 
 
 def _pitch(number: Any) -> Any:
-    """JSB's own file has some pitches as 62.0."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -252,9 +227,8 @@ def _read_corpus(name: str, collection: Collection) -> None:
         step = "`music21.corpus.getCorePaths()` lists what there is; a name is such as bach."
         raise ValueError(checks.message("root", "name a composer of music21's corpus", CORPUS + name, step))
     for path in paths:
-        score = corpus.parse(path).stripTies()
         notes = []
-        for element in score.flatten().notes:
+        for element in corpus.parse(path).stripTies().flatten().notes:
             if element.duration.isGrace or "ChordSymbol" in element.classes:
                 continue
             start = round(float(element.offset) * STEPS_PER_QUARTER)

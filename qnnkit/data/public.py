@@ -1,11 +1,14 @@
-"""Public datasets: where they can be had, how it is known that they are right, and what is in them."""
+"""Public datasets: where they can be had and how it is known that they are right, as `public.yaml` tells."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+
+import yaml
 
 from qnnkit import checks
 from qnnkit.data import fetch
@@ -17,7 +20,7 @@ class Public:
 
     page: str
     """For people: what it is, its terms, and its files."""
-    mirrors: tuple[str, ...]
+    mirrors: Sequence[str]
     """Addresses to which a file's name is added, tried in order."""
     files: Mapping[str, str]
     """Name of each file -> its checksum."""
@@ -25,91 +28,12 @@ class Public:
     """What a folder with it holds, for the message."""
 
 
-# The MD5 sums of the four families are those that torchvision (datasets/mnist.py) publishes; they are checked
-# against it, not against the files, but for MNIST and AHCD, whose SHA-256 are of the files themselves.
-FOUR = tuple(
-    f"{side}-{kind}-ubyte.gz" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-)
-_NEEDS = f"{', '.join(FOUR)} (or unpacked)"
-PUBLIC = {
-    "mnist": Public(
-        "https://en.wikipedia.org/wiki/MNIST_database",
-        (
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
-        dict(
-            zip(
-                FOUR,
-                (
-                    "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                    "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                    "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                    "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                ),
-                strict=True,
-            )
-        ),
-        _NEEDS,
-    ),
-    "fashion_mnist": Public(
-        "https://github.com/zalandoresearch/fashion-mnist",
-        (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        ),
-        dict(
-            zip(
-                FOUR,
-                (
-                    "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                    "md5:25c81989df183df01b3e8a0aad5dffbe",
-                    "md5:bef4ecab320f06d8554ea6380940ec79",
-                    "md5:bb300cfdad3c16e7a12a480ee83cd310",
-                ),
-                strict=True,
-            )
-        ),
-        _NEEDS,
-    ),
-    "kmnist": Public(
-        "https://github.com/rois-codh/kmnist",
-        ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
-        dict(
-            zip(
-                FOUR,
-                (
-                    "md5:bdb82020997e1d708af4cf47b453dcf7",
-                    "md5:e144d726b3acfaa3e44228e80efcd344",
-                    "md5:5c965bf0a639b31b8f53240b1b52f4d7",
-                    "md5:7320c461ea6c1c855c0b718fb2a4b134",
-                ),
-                strict=True,
-            )
-        ),
-        _NEEDS,
-    ),
-    "emnist": Public(
-        "https://www.nist.gov/itl/products-and-services/emnist-dataset",
-        (
-            "https://biometrics.nist.gov/cs_links/EMNIST/",
-            "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/",
-        ),
-        {"gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"},
-        "emnist-<variant>-train-images-idx3-ubyte and the other three (or gzip.zip with all of them)",
-    ),
-    "ahcd": Public(
-        "https://github.com/mloey/Arabic-Handwritten-Characters-Dataset",
-        ("https://raw.githubusercontent.com/mloey/Arabic-Handwritten-Characters-Dataset/master/",),
-        {
-            "Arabic%20Handwritten%20Characters%20Dataset%20CSV.zip": (
-                "sha256:3dcf2ed8f57a5914078929a53a6302aeb1b065ffec5f0dd92b3b463a121d0161"
-            )
-        },
-        "csvTrainImages 13440x1024.csv, csvTrainLabel 13440x1.csv, csvTestImages 3360x1024.csv and "
-        "csvTestLabel 3360x1.csv",
-    ),
-}
+def _table() -> dict[str, Public]:
+    content = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
+    return {name: Public(**entry) for name, entry in yaml.safe_load(content).items()}
+
+
+PUBLIC = _table()
 
 
 def obtain(name: str, root: str | Path | None, download: bool) -> Path:

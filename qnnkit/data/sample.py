@@ -141,10 +141,10 @@ def sample_files(
     from qnnkit.data import fetch, layout, places
 
     with places.open_place(fetch.local(source)) as place:
-        if isinstance(place, places.Folder):
+        if place.path.is_dir():
             _require_outside(place.path, folder)
         sides, left_out = layout.of(place, pattern)
-        if link and not isinstance(place, places.Folder):
+        if link and not place.path.is_dir():
             step = "Leave it out to copy."
             raise ValueError(checks.message("link", "be left out for an archive", link, step))
         chosen = {

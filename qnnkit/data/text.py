@@ -15,9 +15,8 @@ from qnnkit.data import tokenizer as tokenizers
 from qnnkit.data.duplicates import Content
 from qnnkit.data.sample import seeded
 from qnnkit.data.splits import SPLITS
-from qnnkit.data.text_chat import encoded
 from qnnkit.data.text_files import CHARACTERS, Document
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
 
 
 def text(
@@ -62,15 +61,19 @@ def text(
             `part` keeps nothing, or the tokenizer cannot be read or takes no sequences of this length.
         OSError: Nothing is there.
     """
-    _require_fractions(validation_fraction, test_fraction)
+    require_fractions(validation_fraction, test_fraction)
     if sequence_length < 2:
         step = "Use 128 or 256."
         raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
     documents, notes = text_files.documents(root, part)
-    rows = _split(len(documents), split_seed, validation_fraction, test_fraction, root)
-    kept = {
-        name: [document for row in rows[name] if (document := documents[row]) is not None] for name in SPLITS
-    }
+    n, generator = len(documents), seeded("text", split_seed)
+    step = f"Add some to {root}: of a single text file, about {CHARACTERS:,} characters are a document."
+    shares = validation_fraction, test_fraction
+    sides = drawn(n, generator, *shares, what="documents", whole=n, step=step)
+    kept: dict[str, list[Document]] = {name: [] for name in SPLITS}
+    for document, side in zip(documents, sides, strict=True):
+        if document is not None:
+            kept[side].append(document)
     chats = any(document.messages for part in kept.values() for document in part)
     if tokenizer is None:
         made = tokenizers.trained((document.text for document in kept["train"]), vocabulary)
@@ -110,30 +113,6 @@ def text(
     return TokenSplits("text", **packed, tokenizer=made, notes=tuple(notes))
 
 
-def _require_fractions(validation: float, test: float) -> None:
-    if not (min(validation, test) > 0 and validation + test < 1):
-        rule = "be above 0, as validation_fraction must, and leave documents for training"
-        step = f"With validation_fraction={validation} that is not so: use 0.1 for both."
-        raise ValueError(checks.message("test_fraction", rule, test, step))
-
-
-def _split(
-    n: int, split_seed: int, validation_fraction: float, test_fraction: float, root: str | Path
-) -> dict[str, list[int]]:
-    """Sorted rows of each split: these shares of the documents, one at least."""
-    n_validation, n_test = (max(1, round(share * n)) for share in (validation_fraction, test_fraction))
-    if n_validation + n_test >= n:
-        rule = "hold enough documents for train, validation and test"
-        step = f"Add some to {root}: of a single text file, about {CHARACTERS:,} characters are a document."
-        raise ValueError(checks.message("root", rule, n, step))
-    order = torch.randperm(n, generator=seeded("text", split_seed)).tolist()
-    return {
-        "train": sorted(order[n_validation + n_test :]),
-        "validation": sorted(order[n_test : n_validation + n_test]),
-        "test": sorted(order[:n_test]),
-    }
-
-
 def _packed(
     documents: Sequence[tuple[Document, tuple[Tensor, Tensor]]], length: int
 ) -> tuple[TokenSet, int, int]:
@@ -147,6 +126,67 @@ def _packed(
     kept = (labels[:, 1:] != IGNORED).any(dim=1)
     sources = tuple(documents[row][0].name for row, keep in zip(first, kept.tolist(), strict=True) if keep)
     return TokenSet(tokens[kept].clone(), labels[kept].clone(), sources), left, int((~kept).sum())
+
+
+def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor] | None:
+    """Tokens of a document and their labels, both int64 of shape (n,); None for a chat without an answer.
+
+    Plain text is predicted everywhere, of a chat the answers of the assistant alone, each with what the
+    tokenizer's template writes after it. A question and its answer are encoded apart, as they are when a
+    model is asked. Either ends in the tokenizer's end of text.
+    """
+    if document.messages:
+        pieces = answers(document, tokenizer)
+        if pieces is None:
+            return None
+        tokens = [
+            (tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], predicted)
+            for text, predicted in pieces
+        ]
+    else:
+        tokens = [(tokenizer(document.text, verbose=False)["input_ids"], True)]
+    last = tokens[-1][0] if document.messages else tokens[-1][0][-1:]
+    if tokenizer.eos_token_id not in last:  # templates may write a line's end after it
+        tokens.append(([tokenizer.eos_token_id], True))
+    input_ids = torch.tensor([token for ids, _ in tokens for token in ids], dtype=torch.int64)
+    shown = torch.tensor([predicted for ids, predicted in tokens for _ in ids])
+    return input_ids, input_ids.where(shown, torch.tensor(IGNORED))
+
+
+def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]] | None:
+    """What the tokenizer's template makes of a chat, in pieces, and which of them are answers.
+
+    Messages after the last answer are left out.
+
+    Raises:
+        ValueError: The template refuses the chat, or writes earlier messages otherwise once later ones come.
+    """
+    messages, done = list(document.messages), ""
+    pieces: list[tuple[str, bool]] = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        asked = _written(document, messages[:index], tokenizer, True)
+        whole = _written(document, messages[: index + 1], tokenizer, False)
+        if not (asked.startswith(done) and whole.startswith(asked)):
+            rule = "have a chat template that only adds to what it wrote before"
+            step = "Use another tokenizer, or cut chats after their first answer."
+            raise ValueError(checks.message("tokenizer", rule, document.name, step))
+        pieces += [(asked[len(done) :], False), (whole[len(asked) :], True)]
+        done = whole
+    return pieces or None
+
+
+def _written(document: Document, messages: list[dict[str, str]], tokenizer: Any, asks: bool) -> str:
+    if not messages:  # an answer stands first
+        return ""
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
+    except Exception as error:  # templates refuse by errors of their own
+        told = str(error).strip().split("\n")[0].rstrip(".")
+        rule = "hold chats that the tokenizer's template takes"
+        step = f"The template says: {told}."
+        raise ValueError(checks.message("root", rule, document.name, step)) from None
 
 
 def counts(splits: TokenSplits) -> dict[str, dict[str, Any]]:

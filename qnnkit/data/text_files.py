@@ -62,27 +62,17 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document 
         OSError: Nothing is there.
     """
     keeps = _chosen_by(part)
-    files, left_out = _contents(fetch.local(root))
-    texts = [name for name, _ in files if _is(name, TEXT)]
-    cut = len(texts) == 1 == len(files)
-    found: list[Document] = []
-    n_empty = 0
-    for name, content in files:
-        offered: Iterable[Document]
-        if _is(name, RECORDS):
-            offered = _records(name, content)
-        elif cut:
-            offered = _speeches(name, _decoded(name, content))
-        else:
-            offered = [Document(name, name, _decoded(name, content).strip())]
-        for document in offered:
-            if not document.text.strip():
-                n_empty += 1
-                continue
-            found.append(document)
-    notes = [f"Files left out, no text ({', '.join(SUFFIXES)}): {left_out:,}."] if left_out else []
-    if n_empty:
-        notes.append(f"Empty documents left out: {n_empty:,}.")
+    with places.open_place(fetch.local(root), single=SUFFIXES) as place:
+        files = [member for member in place.members if member.base.lower().endswith(SUFFIXES)]
+        if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
+            step = "Pass a part of it."
+            raise ValueError(checks.message("root", "hold 4 GiB of text at most", f"{n_bytes:,} bytes", step))
+        cut = len(files) == 1 and files[0].base.lower().endswith(TEXT)
+        read = [document for member in files for document in _of_file(place, member.name, cut)]
+        notes = place.notes(SUFFIXES, "text")
+    found = [document for document in read if document.text.strip()]
+    if len(found) < len(read):
+        notes.append(f"Empty documents left out: {len(read) - len(found):,}.")
     if not found:
         step = f"Put {', '.join(SUFFIXES)} files there."
         raise ValueError(checks.message("root", "hold text", str(root), step))
@@ -97,42 +87,25 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document 
     return [_joined([each for each in group if keeps(each.heading)]) for group in groups], notes
 
 
-def _contents(path: Path) -> tuple[list[tuple[str, bytes]], int]:
-    """Name and content of each text file, and how many other files there are."""
-    if path.is_file() and _is(path.name, SUFFIXES):
-        if path.stat().st_size > places.MAX_BYTES:
-            step = "Cut it into several."
-            raise ValueError(checks.message("root", "hold files of 4 GiB at most", str(path), step))
-        return [(path.name, path.read_bytes())], 0
-    if not path.is_dir() and not _is(path.name, places.ARCHIVES):
-        error = ValueError if path.exists() else FileNotFoundError
-        rule = f"be a text file ({', '.join(SUFFIXES)}), a folder or an archive of such"
-        step = "Check the path; on Colab, mount Drive first."
-        raise error(checks.message("root", rule, str(path), step))
-    with places.open_place(path) as place:
-        members = [member for member in place.members if _is(member.base, SUFFIXES)]
-        return [(member.name, _read(place, member.name)) for member in members], (
-            len(place.members) - len(members)
-        )
-
-
-def _read(place: places.Place, name: str) -> bytes:
+def _of_file(place: places.Place, name: str, cut: bool) -> Iterable[Document]:
+    """The documents of a file: its records, its speeches if it is to be cut, or else all of it."""
     try:
-        return place.read(name)
+        content = place.read(name)
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        told = f"{name}, line {error.object[: error.start].count(10) + 1}"
+        raise _refused("text in UTF-8", told, "Save it as UTF-8.") from None
     except (ValueError, OSError) as error:
         told = (error.strerror if isinstance(error, OSError) else None) or str(error)
         step = f"{told[:1].upper()}{told[1:]}: copy or download it anew, or take it away."
-        raise ValueError(checks.message("root", "hold files that can be read", name, step)) from None
+        raise _refused("files that can be read", name, step) from None
+    if name.lower().endswith(RECORDS):
+        return _records(name, text)
+    return _speeches(name, text) if cut else [Document(name, name, text.strip())]
 
 
-def _decoded(name: str, content: bytes) -> str:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        rule = "hold text in UTF-8"
-        raise ValueError(checks.message("root", rule, f"{name}, line {line}", "Save it as UTF-8.")) from None
-    return text.replace("\r\n", "\n")
+def _refused(rule: str, where: str, step: str) -> ValueError:
+    return ValueError(checks.message("root", f"hold {rule}", where, step))
 
 
 def _speeches(name: str, text: str) -> Iterator[Document]:
@@ -179,68 +152,56 @@ def _joined(group: list[Document]) -> Document | None:
     return Document(group[0].name, group[0].heading, "\n\n".join(speech.text for speech in group))
 
 
-def _records(name: str, content: bytes) -> Iterator[Document]:
-    for number, line in enumerate(_decoded(name, content).split("\n"), start=1):
-        if not line.strip():
-            continue
+def _records(name: str, text: str) -> Iterator[Document]:
+    for number, line in enumerate(text.split("\n"), start=1):
         where = f"{name}, line {number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            told = getattr(error, "msg", None) or str(error)
-            step = f"Write one record a line ({told})."
-            raise ValueError(checks.message("root", "hold JSON in every line", where, step)) from None
-        yield _record(where, record)
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                told = getattr(error, "msg", None) or str(error)
+                raise _refused("JSON in every line", where, f"Write one record a line ({told}).") from None
+            yield as_document(where, record)
 
 
-def _record(where: str, record: Any) -> Document:
-    """A record as a document: plain text, a chat, or an instruction, which is a chat of two messages."""
+def as_document(where: str, record: Any) -> Document:
+    """A record as a document: plain text, a chat, or an instruction, which is a chat of two messages.
+
+    Raises:
+        ValueError: It is of no known form; `where` tells which it is.
+    """
+
+    def words(holder: Any, key: str) -> str:
+        if isinstance(holder, dict) and isinstance(holder.get(key), str):
+            return holder[key]
+        told = holder.get(key) if isinstance(holder, dict) else holder
+        raise _refused(f"a text under {key!r}", where, f"There is {told!r}: write a text.")
+
     if not isinstance(record, dict):
-        rule = "hold an object with keys in every line"
-        raise ValueError(checks.message("root", rule, where, f"Known keys are {KNOWN}."))
+        raise _refused("an object with keys in every line", where, f"Known keys are {KNOWN}.")
     messages: tuple[Message, ...] = ()
     asked = next((key for key in ASKED if key in record), None)
     answered = next((key for key in ANSWERED if key in record), None)
     if isinstance(record.get("messages"), list):
-        messages = tuple(_message(where, each) for each in record["messages"])
-        text = _as_text(messages)
+        messages = tuple(
+            {key: words(each, key) for key in ("role", "content")} for each in record["messages"]
+        )
     elif asked and answered:
-        given = _words(where, record, "input") if record.get("input") else ""
-        question = "\n\n".join(filter(None, [_words(where, record, asked), given]))
-        answer = {"role": "assistant", "content": _words(where, record, answered)}
-        messages = ({"role": "user", "content": question}, answer)
-        text = _as_text(messages)
-    elif "text" in record:
-        text = _words(where, record, "text")
-    else:
+        question = [words(record, key) for key in (asked, "input") if record.get(key) or key == asked]
+        answer = {"role": "assistant", "content": words(record, answered)}
+        messages = ({"role": "user", "content": "\n\n".join(filter(None, question))}, answer)
+    elif "text" not in record:
         found = ", ".join(map(repr, list(record)[:8])) or "none"
-        rule = f"hold records with known keys ({KNOWN})"
-        raise ValueError(checks.message("root", rule, where, f"Its keys are {found}: rename them."))
+        rule = f"records with known keys ({KNOWN})"
+        raise _refused(rule, where, f"Its keys are {found}: rename them.")
+    text = _as_text(messages) if messages or "text" not in record else words(record, "text")
     source = record.get("source")
     heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
     return Document(where, heading, text, messages)
 
 
-def _words(where: str, record: dict[str, Any], key: str) -> str:
-    if isinstance(record[key], str):
-        return record[key]
-    rule = f"hold a text under {key!r}"
-    raise ValueError(checks.message("root", rule, where, f"There is {record[key]!r}: write a text."))
-
-
-def _message(where: str, message: Any) -> Message:
-    if isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")):
-        return {"role": message["role"], "content": message["content"]}
-    rule = 'hold messages with the texts "role" and "content"'
-    raise ValueError(checks.message("root", rule, where, "Write them so, or leave the record out."))
-
-
 def _as_text(messages: tuple[Message, ...]) -> str:
     return "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
-
-
-def _is(name: str, suffixes: tuple[str, ...]) -> bool:
-    return name.lower().endswith(suffixes)
 
 
 def _chosen_by(part: str | None) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks
+from qnnkit import checks, warm
 from qnnkit.runs.folder import Run, now, placement_for_kernels
 from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
@@ -98,6 +98,8 @@ def run_notebooks(
         BlockingIOError: Another process runs the notebooks of this run.
     """
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
+        if len(names) > 1:
+            warm.begin()
         _run_notebooks(run, echo, parameters or {}, names)
         if run.result is None and NOTEBOOKS[-1] not in names and "03_train" in names and finish is not None:
             finish(run)

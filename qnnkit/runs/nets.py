@@ -30,13 +30,12 @@ from qnnkit.models.causal_lm import bare as without_weights
 from qnnkit.models.causal_lm import in_four_bits
 from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run
+from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored
-from qnnkit.runs.status import Reporter
 from qnnkit.runs.trackers import tracked
 from qnnkit.settings import MAIN_NETS, Settings
 from qnnkit.train import memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
-from qnnkit.train.vitals import Vitals
 
 
 def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
@@ -171,8 +170,6 @@ def train_all(
         track = work.enter_context(tracked(config.trackers, *about))
 
         def note(row: dict[str, Any]) -> None:
-            if row["event"] != "step":  # which the reporter has logged
-                run.log("metrics", row)
             track(row, row["updates"], f"{row['net']}/seed{row['seed']}")
             if on_row:
                 on_row(row)
@@ -219,14 +216,13 @@ def _train(
     net: str,
     seed: int,
     placed: Placement,
-    note: Callable[[dict[str, Any]], None],
+    on_row: Callable[[dict[str, Any]], None],
     on_warning: Callable[[str], None] | None,
 ) -> dict[str, Any]:
-    config, place = run.config, device.choose(placed.device)
+    config, place, task = run.config, device.choose(placed.device), run.task
     measure.reset_peak(place)
-    counted = getattr(run.task, "counted", "samples")
-    reporter = Reporter(run, net, seed, place, counted) if is_main() else None
-    model, task = build(run, net, seed), run.task
+    journal = Journal(run, net, seed, place, on_row, on_warning)
+    model = build(run, net, seed)
     folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is damaged is told by `fit`
@@ -234,56 +230,19 @@ def _train(
     built = _built(run, net, seed, model, begun is not None)
     if begun is not None:
         weights.load(folder, model, begun["model"])  # frozen weights count from here on
-
-    def log(row: dict[str, Any]) -> None:
-        note({"event": "epoch", "net": net, "seed": seed, **row, **_speed(run, row["seconds"])})
-
-    def log_validation(row: dict[str, Any]) -> None:
-        if is_main():
-            note({"event": "validation", "net": net, "seed": seed, **row})
-
-    warned: set[str] = set()
-
-    def log_gradients(row: dict[str, Any]) -> None:
-        run.log("gradients", {"event": "epoch", "net": net, "seed": seed, **row})
-        for sentence in row["warnings"]:
-            fault = sentence.split(":")[0]
-            if fault not in warned:
-                warned.add(fault)
-                if reporter:
-                    reporter.warn("gradients", sentence)
-                if on_warning:
-                    on_warning(f"{net}, seed {seed}, epoch {row['epoch']}: {sentence}")
-
-    def tell(sentence: str) -> None:
-        if reporter:
-            reporter.warn("machine", sentence)
-            if on_warning:
-                on_warning(f"{net}, seed {seed}: {sentence}")
-
-    vitals = Vitals(tell, _remedy(config))
-
-    def on_update(moment: train.Moment) -> None:
-        if reporter:
-            vitals.update(moment)
-            if row := reporter.update(moment):
-                note(row)
-
     with measure.threads(placed.threads):
         splits = seen_by(run, model, place)
         loaders = {
             split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in ("train", "validation", "test")
         }
-        groups = parameter_groups(model, config)
-        watch = None
+        groups, watch = parameter_groups(model, config), None
         if config.gradient_samples:
             whose = {"event": "epoch", "net": net, "seed": seed}
             rows = run.rows("gradients") if begun is not None else []
             earlier = [row for row in rows if whose.items() <= row.items()]
-            watch = gradients.Watch(
-                model, groups, per_epoch=config.gradient_samples, log=log_gradients, earlier=earlier
-            )
+            n = config.gradient_samples
+            watch = gradients.Watch(model, groups, per_epoch=n, log=journal.gradients, earlier=earlier)
         progress = train.fit(
             model,
             task,
@@ -294,27 +253,15 @@ def _train(
             seed=seed,
             folder=folder,
             identity=identity,
-            log=log,
+            log=journal.epoch,
             watch=watch,
-            on_update=on_update,
-            on_validation=log_validation,
-            tell=tell,
+            on_update=journal.update,
+            on_validation=journal.validation,
+            tell=journal.machine,
             built=built,
         )
         test = _test(model, task, loaders["test"], splits, place, progress.micro_batch or config.micro_batch)
-    peaks = {
-        "peak_memory": max(reporter.peak if reporter else 0, measure.peak_on(place)),
-        "peak_ram": measure.peak(),
-    }
-    final = {"event": "test", "net": net, "seed": seed, **_final(run, model, progress, test), **peaks}
-    if is_main():
-        there = {row["epoch"] for row in run.rows("metrics") if _is_epoch_of(row, net, seed)}
-        for row in progress.rows:  # a row that the file has lost is still in the checkpoint
-            if row["epoch"] not in there:
-                speed = _speed(run, row["seconds"])
-                run.log("metrics", {"event": "epoch", "net": net, "seed": seed, **row, **speed})
-        run.log("metrics", final)
-    return final
+    return journal.end(progress.rows, _final(run, model, progress, test))
 
 
 def _built(run: Run, net: str, seed: int, model: nn.Module, begun: bool) -> weights.Built | None:
@@ -337,24 +284,9 @@ def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str,
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
         "seconds_per_epoch": progress.seconds_per_epoch,
-        **_speed(run, progress.seconds_per_epoch),
+        **speed(run, progress.seconds_per_epoch),
     }
     return found | ({"micro_batch": progress.micro_batch} if progress.micro_batch else {})
-
-
-def _speed(run: Run, seconds: float) -> dict[str, float]:
-    """Tokens of an epoch that are learnt from per second, where steps count tokens."""
-    if getattr(run.task, "counted", "samples") != "tokens":
-        return {}
-    return {"tokens_per_second": run.splits.train.n_predicted / seconds}
-
-
-def _remedy(config: Settings) -> str:
-    """What may be done about memory that is nearly gone."""
-    told = "Close other programs, or stop"
-    if config.gradient_checkpointing:
-        return f"{told} and begin another run_dir with a smaller batch_size."
-    return f"{told} (Ctrl-C) and run the same command with --set gradient_checkpointing=true."
 
 
 def _test(
@@ -377,7 +309,3 @@ def _test(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     offered = {"outputs": torch.cat(seen)} if seen else {}
     return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means
-
-
-def _is_epoch_of(row: dict[str, Any], net: str, seed: int) -> bool:
-    return row["event"] == "epoch" and (row["net"], row["seed"]) == (net, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,13 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError):
         return workspace.parse_lines(content(folder, "metrics.jsonl") or b"")[0]
     return []
+
+
+def number(row: Mapping[str, Any], name: str) -> Any:
+    """A finite number of a row; None where it has none."""
+    value: Any = row.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None
 
 
 def trainings(rows: Iterable[Mapping[str, Any]], event: str, epochs: int | None) -> list[dict[str, Any]]:

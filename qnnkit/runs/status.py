@@ -1,101 +1,26 @@
-"""How a training stands: rows of metrics.jsonl, written every few seconds, and read from anywhere."""
+"""How a training stands: its rows of metrics.jsonl, read from anywhere."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from qnnkit import checks, measure, workspace
-from qnnkit.runs.folder import Run
+from qnnkit import checks, workspace
 from qnnkit.runs.lock import held
-from qnnkit.runs.reading import content, rows, trainings
-from qnnkit.train import Moment
-from qnnkit.train.processes import n_processes
+from qnnkit.runs.reading import content, number, rows, trainings
 
-EVERY = 5.0
-"""Seconds between two rows of a training, at least."""
 STALE = 300.0
 """Seconds without a row after which a training on another machine counts as stopped: Drive is slow."""
-
-
-class Reporter:
-    """Adds rows of how a net's training stands to metrics.jsonl; a disk that fails them stops nothing.
-
-    Rows are `{"event": "begin"}`, `{"event": "step"}` every few seconds, and `{"event": "warning"}`.
-
-    Args:
-        run: The run.
-        net: Whose training begins, or goes on.
-        seed: Its seed.
-        place: Where it computes.
-        counted: What its updates count: "samples" or "tokens".
-    """
-
-    def __init__(self, run: Run, net: str, seed: int, place: torch.device, counted: str = "samples"):
-        self.run, self.place = run, place
-        self.whose = {"net": net, "seed": seed}
-        earlier = [row for row in run.rows("metrics") if self.whose.items() <= row.items()]
-        same = [row for row in earlier if row.get("device") == str(place)]
-        self.peak = max((_number(row, "peak_memory") or 0 for row in same), default=0)
-        self.samples, self.since = 0, -math.inf
-        self._log("begin", counted=counted)  # at once: the first update may be a minute away
-
-    def update(self, moment: Moment) -> dict[str, Any] | None:
-        """Called after every update; gives the row that it adds, which most calls do not."""
-        self.samples += moment.samples
-        now = time.monotonic()
-        if now - self.since < EVERY:
-            return None
-        per_second = n_processes() * self.samples / (now - self.since)  # 0 at first
-        row = self._log(
-            "step",
-            epoch=moment.epoch,
-            epochs=moment.epochs,
-            step=moment.step,
-            steps=moment.steps,
-            updates=moment.updates,
-            loss=moment.loss if math.isfinite(moment.loss) else None,
-            learning_rate=moment.learning_rate,
-            per_second=per_second or None,
-            micro_batch=moment.micro_batch,
-        )
-        self.samples, self.since = 0, now
-        return row
-
-    def warn(self, of: str, sentence: str) -> None:
-        """Says what a training has found out, of its "machine" or of its "gradients"."""
-        self._log("warning", of=of, sentence=sentence)
-
-    def _log(self, event: str, **facts: Any) -> dict[str, Any]:
-        self.peak = max(self.peak, measure.peak_on(self.place))
-        row = {"event": event, **self.whose, "time": time.time(), "device": str(self.place), **facts}
-        row |= {"memory": measure.resident(), "peak_memory": self.peak}
-        if self.place.type != "cpu":
-            row["device_memory"] = _on_device(self.place)
-        with contextlib.suppress(OSError):
-            self.run.log("metrics", row)
-        return row
 
 
 def seconds_of(row: Mapping[str, Any]) -> float:
     """Seconds that a net's training took, of its final row; 0 where it does not tell."""
     return float(row.get("seconds_per_epoch") or 0.0) * int(row.get("epochs_trained") or 0)
-
-
-def _on_device(place: torch.device) -> int:
-    cuda = place.type == "cuda"
-    return torch.cuda.memory_reserved(place) if cuda else torch.mps.driver_allocated_memory()
-
-
-# --- reading -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -171,7 +96,7 @@ def of_rows(
         epochs: Of the run: a net that was tested after fewer, before it was extended, is trained again.
     """
     timed = ("begin", "step", "warning")
-    rows = [row for row in rows if row.get("event") not in timed or _number(row, "time") is not None]
+    rows = [row for row in rows if row.get("event") not in timed or number(row, "time") is not None]
     tested = {(row.get("net"), row.get("seed")): row for row in trainings(rows, "test", epochs)}
     state = "finished" if order and set(order) <= set(tested) else "stopped" if rows else "not begun"
     begun = [i for i, row in enumerate(rows) if row.get("event") == "begin"]
@@ -181,7 +106,7 @@ def of_rows(
     begin, steps = lately[0], [row for row in lately if row.get("event") == "step"]
     last = steps[-1] if steps else begin
     ended = [row for row in lately if row.get("event") == "epoch"]
-    if ended and (_number(ended[-1], "epoch") or 0) >= (_number(last, "epoch") or 0):
+    if ended and (number(ended[-1], "epoch") or 0) >= (number(last, "epoch") or 0):
         last = {**last, "epoch": ended[-1].get("epoch"), "step": last.get("steps")}
         last["loss"] = ended[-1].get("train_loss", last.get("loss"))
     pair = begin.get("net"), begin.get("seed")
@@ -189,7 +114,7 @@ def of_rows(
     words = {"net": str, "seed": int, "device": str}
     facts: dict[str, Any] = {name: _is(begin.get(name), kind) for name, kind in words.items()}
     numbers = ("epoch", "epochs", "step", "steps", "loss", "per_second", "micro_batch")
-    facts |= {name: _number(last, name) for name in (*numbers, "memory", "device_memory")}
+    facts |= {name: number(last, name) for name in (*numbers, "memory", "device_memory")}
     return Status(
         folder,
         state,
@@ -199,7 +124,7 @@ def of_rows(
         counted=_is(begin.get("counted"), str),
         seconds_left_net=left_net,
         seconds_left_run=left_run,
-        peak_memory=max((_number(row, "peak_memory") or 0 for row in lately), default=0) or None,
+        peak_memory=max((number(row, "peak_memory") or 0 for row in lately), default=0) or None,
         warnings=tuple(str(row.get("sentence")) for row in lately if row.get("event") == "warning"),
         **facts,
     )
@@ -215,7 +140,7 @@ def _left(
     names = ("time", "updates", "epoch", "epochs", "step", "steps")
     known: list[Any] = []
     for row in steps:
-        if all(_number(row, name) is not None for name in names):
+        if all(number(row, name) is not None for name in names):
             resumed = known and row["updates"] < known[-1]["updates"]  # from its last checkpoint
             known = [row] if resumed else [*known, row]
     if not known or (done := known[-1]["updates"] - known[0]["updates"]) <= 0:
@@ -242,9 +167,3 @@ def _asked(config: bytes, provenance: bytes) -> tuple[list[tuple[str, int]], int
 
 def _is(value: Any, kind: type) -> Any:
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
-
-
-def _number(row: Mapping[str, Any], name: str) -> Any:
-    value: Any = row.get(name)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if number and math.isfinite(value) else None

@@ -301,7 +301,8 @@ class Walk:
         if not isinstance(value, (tuple, frozenset)):
             self.items(value)
         if isinstance(value, trusted.CHANGEABLE):
-            self.copies.append((value, dict(value) if isinstance(value, dict) else list(parts)))
+            same = dict if isinstance(value, dict) else set if isinstance(value, set) else list
+            self.copies.append((value, same(value)))  # a set made of a list may have another order
         if isinstance(value, trusted.MAPPINGS):
             parts += value.values()
         if is_users_class(type(value)):

@@ -1,0 +1,236 @@
+"""What people put in place of data: huge, damaged, hostile, deep, replaced. Right, or one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+
+from qnnkit.data import fetch, load, places
+from qnnkit.data.music_sources import collect
+from qnnkit.data.text_files import documents
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("QNNKIT_HOME", "QNNKIT_LOCAL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- refusals: (what to make, how it is read, words of the sentence)
+
+
+def tar_claiming(kind: bytes, size: int) -> Callable[[Path], Path]:
+    """A tar whose first header says that a name or record of so many bytes follows; a sparse file."""
+
+    def make(folder: Path) -> Path:
+        info = tarfile.TarInfo("././@LongLink")
+        info.type, info.size = kind, size
+        path = folder / "claims.tar"
+        path.write_bytes(info.tobuf(format=tarfile.GNU_FORMAT))
+        os.truncate(path, 512 + size + 1024)
+        return path
+
+    return make
+
+
+def zipped(**contents: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in contents.items():
+                archive.writestr(name.replace("__", "."), content)
+        return folder / "a.zip"
+
+    return make
+
+
+def tarred(name: str, *, kind: bytes = tarfile.REGTYPE, n: int = 1) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        with tarfile.open(folder / "a.tgz", "w:gz") as archive:
+            for i in range(n):
+                info = tarfile.TarInfo(f"{name}{i or ''}")
+                info.type, info.linkname = kind, "/etc/passwd"
+                archive.addfile(info, io.BytesIO())
+        return folder / "a.tgz"
+
+    return make
+
+
+def file(name: str, content: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+SIX = 6 * 2**30
+STEPS = json.dumps({"a": [[60]] * 400_000}).encode()  # 2.4 MB
+REFUSED = {
+    "tar, long name of 6 GiB": (tar_claiming(b"L", SIX), documents, "claims.tar with one of 6,442,450,944"),
+    "tar, long link of 6 GiB": (tar_claiming(b"K", SIX), documents, "hold names of 128 KiB at most"),
+    "tar, PAX header of 6 GiB": (tar_claiming(b"x", SIX), documents, "hold names of 128 KiB at most"),
+    "tar, global PAX header of 6 GiB": (tar_claiming(b"g", SIX), documents, "hold names of 128 KiB at most"),
+    "tar, PAX header of Solaris": (tar_claiming(b"X", SIX), documents, "hold names of 128 KiB at most"),
+    "tar, a file of 6 GiB": (tar_claiming(b"0", SIX), documents, "4 GiB at most, but is 'claims.tar with"),
+    "tar, links alone": (tarred("a.txt", kind=tarfile.SYMTYPE), documents, "The archive is empty"),
+    "tar, too many files": (tarred("a", n=300), documents, "hold 200 files"),
+    "tar, climbing": (tarred("../a.txt"), documents, "stay inside it"),
+    "zip, a file of more than allowed": (zipped(a__txt=bytes(3_000_000)), documents, "3,000,000 bytes"),
+    "zip, all of more than allowed": (
+        zipped(**{f"a{i}": bytes(1_900_000) for i in range(20)}), documents, "38,000,000 bytes"
+    ),
+    "zip, cut": (file("a.zip", b"PK\x03\x04"), documents, "a whole archive"),
+    "text of more than allowed": (file("a.txt", b"a" * 2_100_000), documents, "4 GiB"),
+    "several texts of more than allowed": (
+        zipped(**{f"a{i}__txt": b"a" * 1_200_000 for i in range(2)}), documents, "4 GiB"
+    ),
+    "gzip of more than allowed": (file("a.json.gz", gzip.compress(STEPS)), collect, "larger than 4 GiB"),
+    "gzip, cut": (file("a.json.gz", gzip.compress(b'{"a": [[60]]}')[:-9]), collect, "JSON of steps"),
+    "gzip, none": (file("a.json.gz", b'{"a": [[60]]}'), collect, "JSON of steps"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_at_once_cheaply_and_in_one_sentence(case, cache, monkeypatch):
+    make, read, words = REFUSED[case]
+    path = make(cache)
+    if path.stat().st_size < SIX:
+        monkeypatch.setattr(places, "MAX_BYTES", 2_000_000)
+        monkeypatch.setattr(places, "MAX_FILES", 200)
+    tracemalloc.start()
+    start = time.process_time()
+    try:
+        with pytest.raises(ValueError) as caught:
+            read(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    told = str(caught.value)
+    assert told.startswith("Argument `root` must ") and told.endswith(".") and "\n" not in told, told
+    assert words in told, told
+    assert time.process_time() - start < 5 and peak < 40_000_000
+
+
+# --- what lies deep, or is no file
+
+
+def pages(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"This is {name}. " * 9)
+    return folder
+
+
+DEEP = ("a.txt", "1/b.txt", "1/2/3/4/5/6/7/c.txt", "names with blanks/ü ☃ 'quoted' \"twice\"/d.md")
+
+
+def test_files_of_every_depth_and_name_are_read(cache):
+    folder = pages(cache / "books", *DEEP)
+    with tarfile.open(cache / "books.tgz", "w:gz") as archive:
+        archive.add(folder, "books")
+    for root, above in ((folder, ""), (cache / "books.tgz", "books/")):
+        found, notes = documents(root)
+        assert sorted(each.name for each in found if each) == sorted(above + name for name in DEEP)
+        assert notes == []
+
+
+def test_links_are_followed_but_not_in_circles(cache):
+    folder = pages(cache / "books", "one/a.txt")
+    pages(cache / "elsewhere", "b.txt")
+    (folder / "two").symlink_to(cache / "elsewhere")
+    (folder / "one" / "back").symlink_to(folder)
+    (cache / "elsewhere" / "on").symlink_to(folder / "one")
+    found, notes = documents(folder)
+    assert sorted(each.name for each in found if each) == ["one/a.txt", "two/b.txt", "two/on/a.txt"]
+    assert notes == ["Left out, no files but links or devices: 2 (one/back, two/on/back)."]
+
+
+def test_what_is_left_out_is_told_by_number_and_reason(cache):
+    folder = pages(cache / "books", "a.txt", "b.md", "cover.pdf", "deep/notes.docx", ".hidden", "c")
+    with tarfile.open(cache / "books.tar", "w") as archive:
+        archive.add(folder, ".")
+        for kind in (tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
+            info = tarfile.TarInfo(f"odd{kind.decode()}.txt")
+            info.type, info.linkname = kind, "a.txt"
+            archive.addfile(info)
+    suffixes = "Files left out, no text (.txt, .md, .jsonl, .ndjson): 3 (c, cover.pdf, deep/notes.docx)."
+    assert documents(folder)[1] == [suffixes]
+    odd = "Left out, no files but links or devices: 3 (odd2.txt, odd3.txt, odd6.txt)."
+    assert documents(cache / "books.tar")[1] == [suffixes, odd]
+    for i in range(3):
+        (cache / "music" / "ann").mkdir(parents=True, exist_ok=True)
+        (cache / "music" / "ann" / f"{i}.json").write_text('{"a": [[60]], "b": [[62]], "c": [[64]]}')
+    (cache / "music" / "LICENSE.md").write_text("free")
+    (cache / "music" / "ann" / "score.xml").write_text("<score/>")
+    (told,) = collect(cache / "music")[0].notes
+    assert (
+        told
+        == "Files left out, no music (.mid, .midi, .json, .json.gz, .zip): 2 (LICENSE.md, ann/score.xml)."
+    )
+
+
+# --- what was replaced at its address
+
+
+class Bucket(fsspec.AbstractFileSystem):
+    """As s3fs tells of its objects: with an ETag, and as they were when first listed."""
+
+    protocol = "bucket"
+    listed: ClassVar[dict[str, dict]] = {}
+    objects: ClassVar[dict[str, bytes]] = {}
+
+    def info(self, path, **options):
+        path = self._strip_protocol(path)
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        content = self.objects[path]
+        said = {"name": path, "size": len(content), "type": "file", "ETag": f'"{hash(content)}"'}
+        return self.listed.setdefault(path, said)
+
+    def invalidate_cache(self, path=None):
+        self.listed.clear()
+
+    def find(self, path, maxdepth=None, withdirs=False, detail=False, **options):
+        return {name: self.info(name) for name in self.objects if name.startswith(f"{path}/")}
+
+    def isfile(self, path):
+        return self._strip_protocol(path) in self.objects
+
+    def get_file(self, rpath, lpath, **options):
+        Path(lpath).write_bytes(self.objects[self._strip_protocol(rpath)])
+
+
+def test_an_object_replaced_at_equal_size_is_copied_again(monkeypatch):
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    monkeypatch.setattr(Bucket, "objects", {f"b/texts/{i}.txt": b"one" for i in range(3)})
+    for url in ("bucket://b/texts", "bucket://b/texts/0.txt"):
+        Bucket.objects["b/texts/0.txt"] = b"one"
+        for _ in range(2):
+            assert documents(url)[0][0].text == "one"
+        Bucket.objects["b/texts/0.txt"] = b"two"
+        assert documents(url)[0][0].text == "two"
+    copied = fetch.local("bucket://b/texts")
+    before = (copied / "1.txt").stat().st_ino
+    assert (fetch.local("bucket://b/texts") / "1.txt").stat().st_ino == before
+
+
+def test_a_folder_of_images_on_a_bucket(monkeypatch):
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    monkeypatch.setattr(Bucket, "objects", {})
+    with pytest.raises(FileNotFoundError, match="existing folder or file"):
+        load("class_folder", root="bucket://b/nothing")
