@@ -22,7 +22,6 @@ from torch import nn
 from qnnkit import layers, recipes, stats, train
 from qnnkit.data.captions import CaptionSplits, captions, digit_captions
 from qnnkit.models import Clip
-from qnnkit.retrieval import embed
 from qnnkit.runs.nets import made, parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive
@@ -62,7 +61,7 @@ def run(
         "last_loss": round(progress.rows[-1]["train_loss"], 3),
     }
     for split in judged:
-        scores = task.judge(embed(model, data, split))  # type: ignore[arg-type]
+        scores = task.judge(model, data, split)
         found |= {f"{split}_{key}": round(value, 4) for key, value in scores.items()}
     print(json.dumps(found), flush=True)
     return found

@@ -4,7 +4,8 @@
 
 The base is the recipe music_llama on Bach's chorales (JSB) and Nottingham's tunes; the adapters are the
 recipe music_adapter on Bach and on Mozart, each with controls of as many weights, from 3 seeds. Only data
-and threads are set here. Losses are over test pieces; settings were chosen on validation pieces.
+and threads are set here. Losses are over test pieces, at most 128 blocks of each composer; settings were
+chosen on validation pieces.
 
 Runs lie in the results' folder: what is finished is not trained again, and a killed run goes on. With the
 base there, two processes may train at once (--only bach, --only mozart). Printed, and written to
@@ -22,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qnnkit import music, report, runs
+from qnnkit import plots, report, runs
 from qnnkit.device import machine
 
 FILES = {
@@ -30,8 +31,6 @@ FILES = {
     "nottingham": "nottingham-16th.json.gz",
     "mozart": "mozart-16th.json",
 }
-BLOCKS = 128
-"""Of each composer's test pieces, spread evenly: all of Mozart's, two of three of Bach's."""
 OF_BASE, OF_ADAPTERS = ("bach", "nottingham"), ("bach", "mozart")
 
 
@@ -55,8 +54,7 @@ def train(folder: Path, recipe: str, **settings: Any) -> runs.Run:
     for final in runs.train_all(run):
         told = f"{final['net']}, seed {final['seed']}, {final['seconds_per_epoch']:.0f} s an epoch"
         print(f"{folder.name}: {told}, validation {final['validation_loss']:.4f}", flush=True)
-    rows = report.losses_by_composer(run, BLOCKS) if hasattr(run.config, "adapter") else []
-    report.finish(run, (), rows)
+    report.finish(run)
     run.note_provenance(benchmark_seconds=time.perf_counter() - start)
     return run
 
@@ -91,19 +89,20 @@ def main(words: list[str] | None = None) -> None:
     ]
     if given.only:
         return
-    matrices = music.matrix_of_runs([run.folder for run in found])
+    frame = runs.frame([run.folder for run in found]).explode("composers")
+    means, halves = report.by_group(frame, ("net", "composers"))
     weights = {row["net"]: row["quantum"] + row["classical"] for row in found[0].result["nets"]}
-    for kind, matrix in matrices.items():
-        print(
-            f"\n{kind}, {weights.get(kind, weights['hybrid']):,} weights\n{matrix.table()}\n{matrix.sentence}"
-        )
-    (given.out / "composers.png").write_bytes(report.matrices_picture(matrices).png())
+    print(f"\nNats per token, mean over {given.seeds} seeds\n{means.round(4)}")
+    print(f"\nHalf the width of 95 % intervals\n{halves.round(4)}\n\nWeights: {weights}")
+    figure = plots.loss_matrices(
+        {"": means.to_numpy()}, list(means.index), list(means), half_widths={"": halves.to_numpy()}
+    )
+    (given.out / "composers.png").write_bytes(figure.png())
     written = {
         "machine": {"processor": machine.processor(), "system": platform.system(), "threads": 1},
         "weights": weights,
         "seconds": {run.folder.name: run.provenance.get("benchmark_seconds") for run in (base, *found)},
-        "sentences": [matrix.sentence for matrix in matrices.values()],
-        "rows": {run.folder.name: run.result["composers"] for run in found},
+        "rows": json.loads(frame.to_json(orient="records")),
     }
     (given.out / "composers.json").write_text(json.dumps(written, indent=1))
 

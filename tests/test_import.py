@@ -18,8 +18,8 @@ LINES = 500  # DESIGN.md, section 3
 # From the bottom of DESIGN.md's map to its top: a part may import those that stand before it.
 ORDER = (
     "checks", "warm", "settings", "stats", "plots", "device", "workspace", "circuits", "simulator",
-    "expressivity", "data", "checkpoint", "measure", "layers", "models", "retrieval", "tasks", "adapters",
-    "language", "music", "gradients", "hardware", "train", "placement",
+    "expressivity", "data", "checkpoint", "measure", "layers", "models", "adapters", "tasks",
+    "gradients", "hardware", "train", "placement",
     "recipes", "runs", "breakdown", "survey", "plan", "batch", "inspector", "report",
     "cli_output", "cli_settings", "cli",
 )  # fmt: skip

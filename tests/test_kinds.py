@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from qnnkit import cli, language, layers, plan, report, runs
+from qnnkit import cli, layers, plan, report, runs, tasks
 from qnnkit.adapters import circuit
 from qnnkit.runs import nets, placing, status
 from qnnkit.workspace import read_lines
@@ -97,8 +97,8 @@ def test_captions_are_as_long_as_is_asked(tmp_path):
 
 
 def test_clip_is_drawn(clip):
-    report.keep_samples(clip)
-    assert report.keep_counts(clip).loc["train", "images"] == 108
+    _, counts = report.keep_preview(clip)
+    assert counts.loc["train", "images"] == 108
     report.keep_mistakes(clip, 3)
     names = {path.stem for path in (clip.folder / "figures").iterdir()}
     assert names >= {"01_captions", "05_images_found", "05_captions_found", "06_similarities"}
@@ -123,16 +123,17 @@ def test_a_language_model_learns_and_is_compared_by_its_loss(base, home):
     [row] = report.summary(base)
     assert row["score"] < 0.95 * first, "better than a guess among all tokens"
     assert row["perplexity"] == pytest.approx(float(torch.tensor(row["score"]).exp()), rel=1e-4)
-    [table] = report.keep_mistakes(base, 2)
+    table, worst = report.keep_mistakes(base, 2)
+    assert len(worst) == 2 and set(worst.index) <= set(base.splits.test.sources)
     assert list(table) == ["given", "the net writes"] and len(table) == 2
     [final], predicted = base.finals().to_dict("records"), base.splits.train.n_predicted
     assert final["tokens_per_second"] == pytest.approx(predicted / final["seconds_per_epoch"])
     epoch = base.epochs().iloc[0].to_dict()
     assert f", {predicted / epoch['seconds']:,.0f} tokens/s" in runs.epoch_line(base, epoch)
     assert status.read(base.folder).counted == "tokens"
-    begun = report.keep_samples(base)
-    assert begun["from"].str.contains("ann|bob").all()
-    assert report.keep_counts(base).loc["train", "tokens"] == len(base.splits.train) * 16
+    begun, counts = report.keep_preview(base)
+    assert begun["from"].str.contains("ann|bob").all() and begun["tokens"].between(1, 15).all()
+    assert counts.loc["train", "tokens"] == len(base.splits.train) * 16
 
 
 def test_adapters_stand_beside_controls_of_as_many_weights(adapted):
@@ -146,7 +147,7 @@ def test_adapters_stand_beside_controls_of_as_many_weights(adapted):
     assert trains["lora"] in (2048, 4096), "a rank of 1 or 2: none is nearer"
     assert finals["quantum"]["hybrid"] > 0 == finals["quantum"]["lora"]
     assert len(report.verdicts(report.summary(adapted), adapted.score)) == 4
-    [table] = report.keep_mistakes(adapted, 1)
+    table, _ = report.keep_mistakes(adapted, 1)
     assert list(table) == ["given", "the base writes", "the net writes"]
 
 
@@ -202,7 +203,7 @@ def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted,
     found = adapted.result["adapter"]
     test = adapted.finals().set_index("net").loc["hybrid", "test_loss"]
     whole = runs.trained(base).eval()
-    expected = language.evaluate(whole, adapted.splits, "test")["loss"]
+    expected = tasks.evaluate(whole, adapted.splits, "test")["loss"]
     assert found["loss"] == {"before": pytest.approx(expected, abs=1e-5), "after": test}
     assert min(found["tokens_per_second"].values()) > 0
     page = adapted.report.read_text()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qnnkit import adapters, language, recipes, train, workspace
+from qnnkit import adapters, recipes, tasks, train, workspace
 from qnnkit.adapters import adapt
 from qnnkit.data import tokenizer as tokenizers
 from qnnkit.data.text import text
@@ -21,6 +21,7 @@ from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import causal_lm
 from qnnkit.settings import Settings
 from qnnkit.tasks import Language
+from qnnkit.tasks.language import by_source, fewer
 
 TEXT = "\n\n".join(
     f"SPEAKER {i % 3}:\nThe quick brown fox number {i} jumps. " + "It is a dog. " * 8 for i in range(150)
@@ -98,9 +99,8 @@ def test_greedy_text_is_the_most_likely_token_each_time(splits):
     model = without_end(small(), splits.tokenizer)
     prompt = splits.tokenizer.encode("The quick")
     expected = greedy(model, prompt, 10, 32)[len(prompt) :]
-    found = language.generate(model, splits.tokenizer, "The quick", 10, temperature=0)
-    assert found.text == splits.tokenizer.decode(expected)
-    assert found.tokens == 10 and found.tokens_per_second == pytest.approx(10 / found.seconds)
+    found = tasks.generate(model, splits.tokenizer, "The quick", 10, temperature=0)
+    assert found == splits.tokenizer.decode(expected)
 
 
 def test_where_the_context_is_full_its_last_half_goes_on(splits):
@@ -110,17 +110,17 @@ def test_where_the_context_is_full_its_last_half_goes_on(splits):
     expected = greedy(model, prompt, 32 - len(prompt), 32)
     expected += greedy(model, expected[-16:], 16, 32)[16:]
     expected += greedy(model, expected[-16:], 4, 32)[16:]
-    found = language.generate(model, splits.tokenizer, "The", len(expected) - len(prompt), temperature=0)
-    assert found.text == splits.tokenizer.decode(expected[len(prompt) :])
+    found = tasks.generate(model, splits.tokenizer, "The", len(expected) - len(prompt), temperature=0)
+    assert found == splits.tokenizer.decode(expected[len(prompt) :])
     long = "The quick brown fox " * 20  # longer than the context by itself
-    assert language.generate(model, splits.tokenizer, long, 5).tokens == 5
+    assert tasks.generate(model, splits.tokenizer, long, 5)
 
 
 def test_draws_follow_from_the_seed_alone(splits):
     model = without_end(small().train(), splits.tokenizer)
 
     def draw(seed, **options):
-        return language.generate(model, splits.tokenizer, "It", 12, 1.0, seed=seed, **options).text
+        return tasks.generate(model, splits.tokenizer, "It", 12, 1.0, seed=seed, **options)
 
     before = torch.get_rng_state()
     one = draw(0)
@@ -129,32 +129,30 @@ def test_draws_follow_from_the_seed_alone(splits):
     with torch.random.fork_rng():
         torch.manual_seed(99)
         assert draw(0) == one != draw(1)
-    assert draw(3, top_k=1) == language.generate(model, splits.tokenizer, "It", 12, 0).text
+    assert draw(3, top_k=1) == tasks.generate(model, splits.tokenizer, "It", 12, 0)
 
 
 def test_a_text_ends_where_the_model_ends_it(splits):
     model = small()
     with torch.no_grad():
         model.lm_head.weight.zero_()  # every token as likely as the other: the first, which ends a text
-    found = language.generate(model, splits.tokenizer, "It", 12, temperature=0)
-    assert splits.tokenizer.eos_token_id == 0 and (found.tokens, found.text) == (1, "")
-    assert language.generate(without_end(model, splits.tokenizer), splits.tokenizer, "", 3).tokens == 3
+    found = tasks.generate(model, splits.tokenizer, "It", 12, temperature=0)
+    assert splits.tokenizer.eos_token_id == 0 and found == ""
+    assert tasks.generate(without_end(model, splits.tokenizer), splits.tokenizer, "", 3)
 
 
 def test_a_chat_is_asked_as_its_template_writes_it(splits):
     tokenizer = tokenizers.trained([TEXT], 300)
     messages = [{"role": "user", "content": "Who?"}]
-    assert "template" in refusal(ValueError, language.generate, small(), tokenizer, messages)
+    assert "template" in refusal(ValueError, tasks.generate, small(), tokenizer, messages)
     tokenizer.chat_template = tokenizers.PLAIN_CHAT
-    asked = language.generate(small(), tokenizer, messages, 5, temperature=0)
-    assert (
-        asked.text == language.generate(small(), tokenizer, "User: Who?\nAssistant:", 5, temperature=0).text
-    )
+    asked = tasks.generate(small(), tokenizer, messages, 5, temperature=0)
+    assert asked == tasks.generate(small(), tokenizer, "User: Who?\nAssistant:", 5, temperature=0)
 
 
 def test_numbers_that_make_no_text(splits):
     for name, value in (("max_new_tokens", 0), ("temperature", -1.0), ("top_k", 0)):
-        told = refusal(ValueError, language.generate, small(), splits.tokenizer, "It", **{name: value})
+        told = refusal(ValueError, tasks.generate, small(), splits.tokenizer, "It", **{name: value})
         assert f"`{name}`" in told
 
 
@@ -163,7 +161,7 @@ def test_numbers_that_make_no_text(splits):
 
 def test_evaluation_is_the_loop_s(splits):
     model = small().train()
-    found = language.evaluate(model, splits, "test", batch_size=3)
+    found = tasks.evaluate(model, splits, "test", batch_size=3)
     assert model.training and all(module.training for module in model.modules())
     loop = train.evaluate(model, Language(), splits.batches("test", 7, shuffle=False))
     assert found["loss"] == pytest.approx(loop["loss"], abs=1e-6)
@@ -171,18 +169,42 @@ def test_evaluation_is_the_loop_s(splits):
     assert found["tokens"] == splits.test.n_predicted and found["tokens_per_second"] > 0
 
 
+def test_the_documents_of_the_largest_loss_come_first(splits):
+    """Over tokens of a document, whatever blocks they stand in; all of them together are the split's loss."""
+    table, whole = by_source(small(), splits, "train"), fewer(splits, "train", 8192 // 24)
+    assert set(table.index) == set(whole.train.sources) and table["tokens"].sum() == whole.train.n_predicted
+    weighted = (table["nats per token"] * table["tokens"]).sum() / table["tokens"].sum()
+    assert weighted == pytest.approx(tasks.evaluate(small(), whole, "train")["loss"], abs=1e-6)
+    assert table["nats per token"].is_monotonic_decreasing and table["nats per token"].nunique() > 1
+
+
+def test_speed_is_measured_merged_and_not(splits):
+    found = Language().beside_base(shaken(adapt(small())), splits, after=2.0)
+    assert min(found["tokens_per_second"].values()) > 0 and found["perplexity"]["after"] == math.exp(2.0)
+    prompted = Language().beside_base(adapt(small(), "prompt_tuning", num_virtual_tokens=2), splits, 2.0)
+    assert prompted["tokens_per_second"]["merged"] is None
+    assert Language().beside_base(small(), splits, 2.0) is None
+
+
+def test_a_learnt_prompt_stands_before_a_text_once(splits):
+    model = shaken(adapt(without_end(small(), splits.tokenizer), "prompt_tuning", num_virtual_tokens=2))
+    prompt = splits.tokenizer.encode("The quick")
+    expected = greedy(model, prompt, 10, 32)[len(prompt) :]
+    assert tasks.generate(model, splits.tokenizer, "The quick", 10, 0) == splits.tokenizer.decode(expected)
+
+
 def test_evaluation_without_the_adapter_is_that_of_the_base(splits):
     model = shaken(adapt(small()))
-    after = language.evaluate(model, splits)["loss"]
-    with language.without_adapter(model):
-        before = language.evaluate(model, splits)["loss"]
-    assert before == language.evaluate(small(), splits)["loss"] != after
-    assert language.evaluate(model, splits)["loss"] == after
+    after = tasks.evaluate(model, splits)["loss"]
+    with model.disable_adapter():
+        before = tasks.evaluate(model, splits)["loss"]
+    assert before == tasks.evaluate(small(), splits)["loss"] != after
+    assert tasks.evaluate(model, splits)["loss"] == after
 
 
 def test_text_with_more_tokens_than_the_model_knows(splits):
     model = causal_lm("tiny", vocabulary=299)
-    assert "have at most 299 tokens" in refusal(ValueError, language.evaluate, model, splits)
+    assert "have at most 299 tokens" in refusal(ValueError, tasks.evaluate, model, splits)
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -205,14 +227,14 @@ READ = """
 @pytest.mark.parametrize("method", ["lora", "vera"])
 def test_a_fresh_process_reads_adapter_and_merged_model_without_the_kit(splits, tmp_path, method):
     base, prompt = small(), "The quick brown fox"
-    language.save_model(base, splits.tokenizer, tmp_path / "base")
+    tasks.save(base, splits.tokenizer, tmp_path / "base")
     model = adapt(causal_lm(tmp_path / "base"), method, r=4)
     config = Settings(epochs=1, batch_size=8, learning_rate=0.01)
     loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
     train.fit(model, Language(), loaders, config)
     shaken(model)
-    language.save_adapter(model, splits.tokenizer, tmp_path / "adapter", config)
-    language.save_model(language.merge(model), splits.tokenizer, tmp_path / "merged", config)
+    tasks.save(model, splits.tokenizer, tmp_path / "adapter", config)
+    tasks.save(tasks.merge(model), splits.tokenizer, tmp_path / "merged", config)
     ids = torch.tensor([splits.tokenizer.encode(prompt)])
     expected = logits(model, ids)
     assert (expected - logits(base, ids)).abs().max() > 0.1
@@ -233,28 +255,28 @@ def test_a_fresh_process_reads_adapter_and_merged_model_without_the_kit(splits, 
 def test_what_lies_in_the_folders(splits, tmp_path):
     model = adapt(small())
     config = Settings(epochs=7)
-    folder = language.save_adapter(model, splits.tokenizer, tmp_path / "adapter", config)
+    folder = tasks.save(model, splits.tokenizer, tmp_path / "adapter", config)
     names = {path.name for path in folder.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
     assert json.loads((folder / "training_config.json").read_text())["epochs"] == 7
     assert (folder / "adapter_model.safetensors").stat().st_size < 20_000, "the base is not in it"
     assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
-    base = language.save_model(small(), splits.tokenizer, tmp_path / "base", {"mine": 1})
+    base = tasks.save(small(), splits.tokenizer, tmp_path / "base", {"mine": 1})
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in base.iterdir()}
     assert json.loads((base / "training_config.json").read_text()) == {"mine": 1}
 
 
 def test_an_adapter_says_which_base_it_belongs_to(splits, tmp_path):
     base = small()
-    folder = language.save_model(base, splits.tokenizer, tmp_path / "base")
-    adapter = language.save_adapter(adapt(base), splits.tokenizer, tmp_path / "adapter")
+    folder = tasks.save(base, splits.tokenizer, tmp_path / "base")
+    adapter = tasks.save(adapt(base), splits.tokenizer, tmp_path / "adapter")
     told = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert told == str(folder)
 
 
 def test_a_save_is_whole_or_leaves_the_old_one(splits, tmp_path, monkeypatch):
     model = adapt(small())
-    folder = language.save_adapter(model, splits.tokenizer, tmp_path / "adapter", {"first": True})
+    folder = tasks.save(model, splits.tokenizer, tmp_path / "adapter", {"first": True})
     weights = (folder / "adapter_model.safetensors").read_bytes()
 
     def full(path, content):
@@ -262,11 +284,11 @@ def test_a_save_is_whole_or_leaves_the_old_one(splits, tmp_path, monkeypatch):
 
     monkeypatch.setattr(workspace, "write_json", full)
     with pytest.raises(OSError, match="Free some space"):
-        language.save_adapter(shaken(model), splits.tokenizer, folder, {"second": True})
+        tasks.save(shaken(model), splits.tokenizer, folder, {"second": True})
     monkeypatch.undo()
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
-    language.save_adapter(model, splits.tokenizer, folder, {"second": True})
+    tasks.save(model, splits.tokenizer, folder, {"second": True})
     assert (folder / "adapter_model.safetensors").read_bytes() != weights
     assert json.loads((folder / "training_config.json").read_text()) == {"second": True}
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
@@ -275,12 +297,10 @@ def test_a_save_is_whole_or_leaves_the_old_one(splits, tmp_path, monkeypatch):
 def test_nothing_but_an_earlier_save_is_replaced(splits, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("words")
-    told = refusal(
-        FileExistsError, language.save_adapter, adapt(small()), splits.tokenizer, tmp_path / "mine"
-    )
+    told = refusal(FileExistsError, tasks.save, adapt(small()), splits.tokenizer, tmp_path / "mine")
     assert "It holds thesis.tex too" in told and (tmp_path / "mine" / "thesis.tex").read_text() == "words"
     (tmp_path / "file").write_text("words")
-    told = refusal(FileExistsError, language.save_model, small(), splits.tokenizer, tmp_path / "file")
+    told = refusal(FileExistsError, tasks.save, small(), splits.tokenizer, tmp_path / "file")
     assert "It is a file" in told and (tmp_path / "file").read_text() == "words"
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "file"}
 
@@ -291,7 +311,7 @@ def test_adapters_are_switched_by_name(splits, tmp_path):
     for seed, name in enumerate(("bach", "mozart")):
         model = shaken(adapt(small(), seed=seed), seed)
         expected[name] = logits(model, ids)
-        language.save_adapter(model, splits.tokenizer, tmp_path / name)
+        tasks.save(model, splits.tokenizer, tmp_path / name)
     model = adapters.load(small(), tmp_path / "bach", "bach")
     model = adapters.load(model, tmp_path / "mozart", "mozart")
     assert not any(weight.requires_grad for weight in model.parameters())
@@ -309,27 +329,17 @@ def test_adapters_are_switched_by_name(splits, tmp_path):
 def test_adapters_of_other_methods_are_read_again(splits, tmp_path, method, options):
     ids = torch.tensor([splits.tokenizer.encode("The quick")])
     model = shaken(adapt(small(), method, **options))
-    language.save_adapter(model, splits.tokenizer, tmp_path / "adapter")
+    tasks.save(model, splits.tokenizer, tmp_path / "adapter")
     again = adapters.load(small(), tmp_path / "adapter")
     assert torch.equal(logits(again, ids), logits(model, ids))
     assert (logits(again, ids)[:, -1] - logits(small(), ids)[:, -1]).abs().max() > 1e-3
-
-
-def test_folders_without_an_adapter(splits, tmp_path):
-    assert "have an adapter" in refusal(
-        ValueError, language.save_adapter, small(), splits.tokenizer, tmp_path / "a"
-    )
-    assert "have no adapter" in refusal(
-        ValueError, language.save_model, adapt(small()), splits.tokenizer, tmp_path / "a"
-    )
-    assert not (tmp_path / "a").exists()
 
 
 def test_merging_leaves_the_model_as_it_was(splits):
     model = shaken(adapt(small()))
     ids = torch.tensor([splits.tokenizer.encode("The quick")])
     before = logits(model, ids)
-    merged = language.merge(model)
+    merged = tasks.merge(model)
     assert torch.equal(logits(model, ids), before) and hasattr(model, "disable_adapter")
     torch.testing.assert_close(logits(merged, ids), before, atol=LOGITS, rtol=0)
     assert type(merged) is type(small()) and merged.state_dict().keys() == small().state_dict().keys()
@@ -338,16 +348,16 @@ def test_merging_leaves_the_model_as_it_was(splits):
 def test_the_architecture_of_llama_3_2_goes_the_same_way(splits, tmp_path):
     """Fewer key-value heads than heads, and one matrix for tokens in and out, in 16 bits."""
     config = {"num_key_value_heads": 1, "tie_word_embeddings": True}
-    language.save_model(small(**config), splits.tokenizer, tmp_path / "base")
+    tasks.save(small(**config), splits.tokenizer, tmp_path / "base")
     model = adapt(causal_lm(tmp_path / "base", dtype="bfloat16"), "lora", r=4)
     loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
     changed = {"epochs": 1, "learning_rate": 0.01, "gradient_checkpointing": True}
     rows: list[dict] = []
-    before = language.evaluate(model, splits)["loss"]
+    before = tasks.evaluate(model, splits)["loss"]
     train.fit(model, Language(), loaders, recipes.settings("llama_a100", **changed), log=rows.append)
     assert rows[-1]["validation_loss"] < before
-    assert language.evaluate(model, splits)["loss"] == pytest.approx(rows[-1]["validation_loss"], abs=0.02)
-    folder = language.save_model(language.merge(model), splits.tokenizer, tmp_path / "merged")
+    assert tasks.evaluate(model, splits)["loss"] == pytest.approx(rows[-1]["validation_loss"], abs=0.02)
+    folder = tasks.save(tasks.merge(model), splits.tokenizer, tmp_path / "merged")
     ids = torch.tensor([splits.tokenizer.encode("The quick")])
     merged = causal_lm(folder, dtype="bfloat16")
     assert merged.get_input_embeddings().weight is merged.get_output_embeddings().weight
@@ -358,8 +368,8 @@ def test_the_architecture_of_llama_3_2_goes_the_same_way(splits, tmp_path):
 
 def test_what_cannot_be_merged(splits):
     model = adapt(small(), "prompt_tuning", num_virtual_tokens=2)
-    assert "but is 'prompt_tuning'" in refusal(NotImplementedError, language.merge, model)
-    assert "have an adapter" in refusal(ValueError, language.merge, small())
+    assert "but is 'prompt_tuning'" in refusal(NotImplementedError, tasks.merge, model)
+    assert "have an adapter" in refusal(ValueError, tasks.merge, small())
 
 
 # --- the real thing ----------------------------------------------------------------------------------------
@@ -378,18 +388,18 @@ def test_shakespeare_without_one_speaker_and_lora_on_him(tmp_path):
     rows: list[dict] = []
     train.fit(base, Language(), loaders, config, log=rows.append)
     assert rows[-1]["validation_loss"] < 5.0 < math.log(1024)
-    language.save_model(base, data.tokenizer, tmp_path / "base")
+    tasks.save(base, data.tokenizer, tmp_path / "base")
     own = text(root, sequence_length=128, part=speakers, tokenizer=tmp_path / "base")
     model = adapt(base, "lora", r=8)
-    before = language.evaluate(model, own)["loss"]
+    before = tasks.evaluate(model, own)["loss"]
     loaders = {name: own.batches(name, 16, shuffle=name == "train") for name in ("train", "validation")}
     train.fit(model, Language(), loaders, config.model_copy(update={"epochs": 3}))
-    after = language.evaluate(model, own)["loss"]
+    after = tasks.evaluate(model, own)["loss"]
     assert after < before - 0.01
 
 
 def test_heavy_packages_come_late():
-    code = "import sys, qnnkit.language, qnnkit.data.text\nprint([x for x in sys.modules if x in %r])"
+    code = "import sys, qnnkit.tasks, qnnkit.data.text\nprint([x for x in sys.modules if x in %r])"
     code %= (("transformers", "peft", "tokenizers"),)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Generation through windows and adapters, the matrix of losses, and sound."""
+"""Music that a net writes through windows and adapters, losses by composer, and sound."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from qnnkit import recipes
 from qnnkit.data.music import by_composer, music
 from qnnkit.data.music_events import DURATION, END, PAD, PITCH, SIZE, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.tokens import IGNORED
 from qnnkit.models.blocks import seeded
-from qnnkit.music import (
-    LossMatrix,
-    adapter_names,
-    continue_piece,
-    for_each_adapter,
-    loss_matrix,
-    mean_nats,
-    synthesise,
-    using_adapter,
-)
-from qnnkit.music.generation import _draw
+from qnnkit.tasks import Music, continue_piece, evaluate, synthesise
+from qnnkit.tasks.sampling import _draw
 
 TOKENIZER = MusicTokenizer()
 PROMPT = Piece("prompt", ((48, 60, 64), (48, 60, 64), (48, 62), (48, 62)) * 3, "ann")
@@ -81,30 +73,31 @@ class Script(nn.Module):
 
 def test_a_continuation():
     model = llama().train()
-    played = continue_piece(model, TOKENIZER, PROMPT, 50, seed=3)
-    assert played.piece.steps[:12] == PROMPT.steps and len(played.piece) == 62 and played.n_given == 12
-    assert played.piece.composer == "ann" and model.training and played.tokens_per_second > 0
-    again = continue_piece(model, TOKENIZER, PROMPT, 50, seed=3)
-    assert again.piece == played.piece and again.n_tokens == played.n_tokens
-    assert continue_piece(model, TOKENIZER, PROMPT, 50, seed=4).piece != played.piece
-    parts = played.parts
-    assert sorted([*parts["given"], *parts["generated"]]) == sorted(played.piece.notes())
-    assert {(n.pitch, n.start) for n in parts["given"]} == {(n.pitch, n.start) for n in PROMPT.notes()}
-    assert parts["generated"] and min(note.start for note in parts["generated"]) >= 12
+    played = continue_piece(model, PROMPT, 50, seed=3)
+    assert played.steps[:12] == PROMPT.steps and len(played) == 62
+    assert played.composer == "ann" and model.training
+    assert continue_piece(model, PROMPT, 50, seed=3) == played != continue_piece(model, PROMPT, 50, seed=4)
+    assert any(note.start >= 12 for note in played.notes())
+
+
+def test_the_caller_s_generators_are_left_alone():
+    before = torch.get_rng_state()
+    continue_piece(llama(), PROMPT, 4)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_from_nothing():
-    played = continue_piece(llama(), TOKENIZER, Piece("new", ()), 20)
-    assert len(played.piece) == 20 and played.n_given == 0 and played.piece.notes()
+    played = continue_piece(llama(), Piece("new", ()), 20)
+    assert len(played) == 20 and played.notes()
 
 
 @pytest.mark.parametrize("window", [32, 48, 64])
 def test_the_cache_changes_nothing_and_the_window_slides(window):
     model = llama()
-    cached = continue_piece(model, TOKENIZER, PROMPT, 200, seed=1, window=window)
+    cached = continue_piece(model, PROMPT, 200, seed=1, window=window)
     plain = Plain(model)
-    slow = continue_piece(plain, TOKENIZER, PROMPT, 200, seed=1, window=window)
-    assert cached.piece == slow.piece and cached.n_tokens == slow.n_tokens == len(plain.asked)
+    slow = continue_piece(plain, PROMPT, 200, seed=1, window=window)
+    assert cached == slow
     ids, slides = plain.asked[0], 0
     assert ids == [START, *TOKENIZER.encode(PROMPT, marks=False)][: len(ids)]
     for before, now in zip(plain.asked, plain.asked[1:], strict=False):
@@ -127,8 +120,8 @@ def test_whatever_the_model_wants_to_play_is_played_through_all_windows():
     again = [(), *((36,) if i % 40 == 0 else () for i in range(1, 150))]
     piece = Piece("prompt", tuple(steps), again=tuple(again))
     script = Script(TOKENIZER.encode(piece, marks=False))
-    played = continue_piece(script, TOKENIZER, Piece("prompt", ()), 150, window=32, seed=5)
-    assert played.piece == piece and max(map(len, script.asked)) == 31
+    played = continue_piece(script, Piece("prompt", ()), 150, window=32, seed=5)
+    assert played == piece and max(map(len, script.asked)) == 31
 
 
 def test_only_music_is_drawn():
@@ -141,14 +134,14 @@ def test_only_music_is_drawn():
             logits[..., PITCH:] = 20.0
             return SimpleNamespace(logits=logits)
 
-    played = continue_piece(Stubborn(), TOKENIZER, PROMPT, 6)
-    assert len(played.piece) == 18 and played.piece.notes()
+    played = continue_piece(Stubborn(), PROMPT, 6)
+    assert len(played) == 18 and played.notes()
 
 
 def test_the_likeliest():
-    greedy = continue_piece(llama(), TOKENIZER, PROMPT, 30, temperature=0)
+    greedy = continue_piece(llama(), PROMPT, 30, temperature=0)
     for settings in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-6}):
-        assert continue_piece(llama(), TOKENIZER, PROMPT, 30, seed=9, **settings).piece == greedy.piece
+        assert continue_piece(llama(), PROMPT, 30, seed=9, **settings) == greedy
 
 
 @pytest.mark.parametrize(
@@ -182,7 +175,6 @@ REFUSED = {
     "top_p": {"top_p": 0.0},
     "top_k": {"top_k": 0},
     "window": {"window": 31},
-    "adapter": {"adapter": "bach"},
 }
 
 
@@ -190,23 +182,23 @@ REFUSED = {
 def test_refusals(name):
     settings = {"n_steps": 4} | REFUSED[name]
     with pytest.raises(ValueError, match=f"Argument `{name}` must") as caught:
-        continue_piece(llama(), TOKENIZER, PROMPT, **settings)
+        continue_piece(llama(), PROMPT, **settings)
     assert "\n" not in str(caught.value)
 
 
 def test_nets_that_do_not_fit():
     with pytest.raises(ValueError, match=r"Argument `window` must lie in 32\.\.64"):
-        continue_piece(llama(), TOKENIZER, PROMPT, 4, window=65)
+        continue_piece(llama(), PROMPT, 4, window=65)
     small = Script([3])
     small.forward = lambda input_ids: SimpleNamespace(logits=torch.zeros(1, 1, 10))
-    with pytest.raises(ValueError, match="Argument `model` must give logits of the tokenizer's 163 events"):
-        continue_piece(small, TOKENIZER, PROMPT, 4)
+    with pytest.raises(ValueError, match="Argument `model` must give logits of the tokenizer's 163 tokens"):
+        continue_piece(small, PROMPT, 4)
     small.forward = lambda input_ids: SimpleNamespace(logits=torch.full((1, 1, SIZE), torch.nan))
     with pytest.raises(FloatingPointError, match="not finite"):
-        continue_piece(small, TOKENIZER, PROMPT, 4)
+        continue_piece(small, PROMPT, 4)
     large = Script([3])
     large.forward = lambda input_ids: SimpleNamespace(logits=torch.arange(200.0)[None, None])
-    assert continue_piece(large, TOKENIZER, PROMPT, 4).piece.notes()  # a padded vocabulary
+    assert continue_piece(large, PROMPT, 4).notes()  # a padded vocabulary
 
 
 # --- adapters
@@ -232,42 +224,15 @@ def adapted(*names: str) -> nn.Module:
 
 
 @PEFT
-def test_each_adapter_plays_and_nothing_else_changes():
-    model = adapted("bach", "mozart")
-    model.set_adapter("mozart")
-    trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    assert adapter_names(model) == ("bach", "mozart") and adapter_names(llama()) == ()
-    played = for_each_adapter(model, TOKENIZER, PROMPT, 40, seed=2, window=64)
-    assert list(played) == ["base", "bach", "mozart"]
-    assert len({each.piece.steps for each in played.values()}) == 3
-    assert played["bach"].piece.name == "prompt (bach)"
-    plain = continue_piece(llama(), TOKENIZER, PROMPT, 40, seed=2)
-    assert played["base"].piece.steps == plain.piece.steps
-    assert played["mozart"].piece.steps == continue_piece(model, TOKENIZER, PROMPT, 40, seed=2).piece.steps
-    alone = continue_piece(adapted("bach", "mozart"), TOKENIZER, PROMPT, 40, seed=2)  # the first is active
-    assert played["bach"].piece.steps == alone.piece.steps
-    assert model.active_adapter == "mozart"
-    assert [name for name, weight in model.named_parameters() if weight.requires_grad] == trainable
-    assert list(for_each_adapter(model, TOKENIZER, PROMPT, 4, adapters=["bach"])) == ["bach"]
-
-
-@PEFT
-def test_an_adapter_is_put_back_after_an_error():
-    model = adapted("bach", "mozart")
-    for name in ("mozart", "base"):
-        with pytest.raises(KeyError), using_adapter(model, name):
-            raise KeyError
-        assert model.active_adapter == "bach"
-        trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        assert trained and all(".bach." in name for name in trained)
-    for weight in model.parameters():
-        weight.requires_grad_(False)  # as loaded to be used only
-    for name in ("bach", "mozart", "base"):
-        with using_adapter(model, name):
-            pass
-        assert not any(weight.requires_grad for weight in model.parameters())
-    with pytest.raises(ValueError, match=r"Argument `adapter` must be a known name.*bach, mozart, base"):
-        continue_piece(model, TOKENIZER, PROMPT, 4, adapter="mozar")
+def test_each_adapter_plays():
+    model, played = adapted("bach", "mozart"), {}
+    for name in ("bach", "mozart"):
+        model.set_adapter(name)
+        played[name] = continue_piece(model, PROMPT, 40, seed=2)
+    with model.disable_adapter():
+        assert continue_piece(model, PROMPT, 40, seed=2) == continue_piece(llama(), PROMPT, 40, seed=2)
+    assert played["mozart"] == continue_piece(model, PROMPT, 40, seed=2) != played["bach"]
+    assert played["bach"] == continue_piece(adapted("bach", "mozart"), PROMPT, 40, seed=2)
 
 
 # --- losses
@@ -290,13 +255,17 @@ class Unigram(nn.Module):
         super().__init__()
         self.logits = nn.Parameter((counts.double() + 0.5).log())
 
-    def forward(self, input_ids):
+    def forward(self, input_ids, use_cache=False):
         return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, SIZE))
 
 
 def unigram(part) -> Unigram:
     labels = part.train.labels[:, 1:]
     return Unigram(torch.bincount(labels[labels != IGNORED], minlength=SIZE))
+
+
+def mean_nats(model, splits, split="validation", **options):
+    return evaluate(model, splits, split, **options)["loss"]
 
 
 def test_mean_nats(splits):
@@ -326,57 +295,22 @@ def test_mean_nats_is_the_loss_of_transformers(splits):
     assert mean_nats(model, splits["bob"]) == pytest.approx(total / n, rel=1e-5)
 
 
-def test_the_matrix_of_nets(splits):
-    nets = {
-        "bob": unigram(splits["bob"]),
-        "none": Unigram(torch.zeros(SIZE)),
-        "ann": lambda: unigram(splits["ann"]),
-    }
-    matrix = loss_matrix(nets, splits)
-    assert matrix.adapters == ("bob", "none", "ann") and matrix.composers == ("ann", "bob")
-    assert matrix.is_diagonal and matrix.own == ("bob", "ann")
-    assert matrix.nats[2][0] == pytest.approx(mean_nats(unigram(splits["ann"]), splits["ann"]))
-    assert matrix.n_tokens == tuple(each.validation.n_predicted for each in splits.values())
-    assert matrix.rows()[1] == {
-        "adapter": "bob", "composer": "bob", "split": "validation", "nats_per_token": matrix.nats[0][1],
-        "tokens": matrix.n_tokens[1],
-    }  # fmt: skip
-    swapped = loss_matrix({"ann": nets["bob"], "bob": nets["ann"]}, splits, split="test")
-    assert not swapped.is_diagonal and swapped.split == "test"
-    assert loss_matrix(nets, splits, adapters=["none"]).adapters == ("none",)
-
-
 @PEFT
-def test_the_matrix_of_adapters(splits):
-    model = adapted("ann", "bob")
-    matrix = loss_matrix(model, splits)
-    assert matrix.adapters == ("base", "ann", "bob") and model.active_adapter == "ann"
-    assert matrix.nats[0] == pytest.approx([mean_nats(llama(), each) for each in splits.values()], rel=1e-6)
-    model.set_adapter("bob")
-    assert matrix.nats[2][0] == pytest.approx(mean_nats(model, splits["ann"]), rel=1e-6)
-    assert len({value for row in matrix.nats for value in row}) == 6
-    with pytest.raises(ValueError, match="Argument `adapters` must be a known name"):
-        loss_matrix(model, splits, adapters=["cat"])
-    with pytest.raises(ValueError, match="Argument `splits` must hold a composer's music"):
-        loss_matrix(model, {})
-
-
-def test_what_the_matrix_says():
-    names, composers = ("base", "bach", "mozart"), ("bach", "mozart")
-    good = LossMatrix(names, composers, ((0.9, 1.0), (0.7, 1.2), (0.8, 0.95)), (1, 1))
-    assert good.is_diagonal
-    assert good.sentence == (
-        "On validation, each adapter is the best on its own composer: bach 0.7000 (next: mozart 0.8000), "
-        "mozart 0.9500 (next: base 1.0000)."
-    )
-    bad = LossMatrix(names, composers, ((0.9, 0.9), (0.7, 1.2), (0.8, 0.95)), (1, 1), "test")
-    assert not bad.is_diagonal
-    assert bad.sentence == (
-        "On test, not every adapter specialised: mozart has 0.9500 on its own composer, base 0.9000. "
-        "Best on its own composer: bach 0.7000 (next: mozart 0.8000)."
-    )
-    none = LossMatrix(("base",), composers, ((0.9, 0.9),), (1, 1))
-    assert not none.is_diagonal and "none has music of its own" in none.sentence
+def test_a_net_is_judged_on_every_composer(tmp_path, capsys):
+    for name, first, n in (("ann", 40, 6), ("bob", 70, 6), ("scarce", 50, 2)):
+        pieces = {f"{i}": [[first + (i + j) % 5] for j in range(30 + 7 * i)] for i in range(n)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(pieces))
+    given = {"data_dir": str(tmp_path), "composers": ["bob"], "sequence_length": 64}
+    task, model = Music(settings=recipes.settings("music_llama", **given)), adapted("ann")
+    found = task.judge(model, {"loss": 1.0})
+    assert list(found) == ["perplexity", "loss_on_bob", "base_on_bob", "loss_on_ann", "base_on_ann"]
+    for name in ("ann", "bob"):
+        alone = music(tmp_path / f"{name}.json", sequence_length=64)
+        assert found[f"loss_on_{name}"] == pytest.approx(mean_nats(model, alone, "test"))
+        assert found[f"base_on_{name}"] == pytest.approx(mean_nats(llama(), alone, "test"), rel=1e-6)
+    told = capsys.readouterr().out
+    assert "scarce is left out of the losses by composer. Argument `data_dir` must hold enough" in told
+    assert list(Music().judge(model, {"loss": 1.0})) == ["perplexity"]
 
 
 # --- sound

@@ -26,7 +26,7 @@ from qnnkit.data.music_events import (
 )
 from qnnkit.data.music_midi import parse_midi, read_midi, write_midi
 from qnnkit.data.music_sources import collect
-from qnnkit.music import Grammar
+from qnnkit.tasks.music import Grammar
 
 TOKENIZER = MusicTokenizer()
 

@@ -382,6 +382,63 @@ def test_other_data_go_through_every_notebook(prelude: str, kept: set, told: str
     assert json.loads((folder / "result.json").read_text())["score"] in ("recall_1", "loss")
 
 
+OWN = """
+import numpy as np
+import qnnkit
+from matplotlib.figure import Figure
+from qnnkit import data, tasks
+from torch import nn
+
+
+class Settings(qnnkit.Settings):
+    epochs: int = 1
+    n_seeds: int = 1
+    threads: int = 1
+
+
+def load(settings):
+    t = np.linspace(-1, 1, 60)
+    return data.arrays(settings, t[:, None], np.sin(3 * t))
+
+
+def build(settings, splits, seed):
+    return nn.Linear(1, 1)
+
+
+class Heights:
+    def __call__(self, net, batch):
+        return tasks.Step((net(batch[0])[:, 0] - batch[1]).square().mean(), {}, len(batch[1]))
+
+    def preview(self, splits):
+        print("shown of", len(splits.train), "heights")
+        return [Figure(), {"heights": len(splits.train)}]
+
+    def mistakes(self, net, splits, n):
+        print("the", n, "worst of", len(splits.test), "by", type(net).__name__)
+        return tasks.Shown(Figure(), "05_heights", "Heights that are wrong")
+
+
+def task(settings):
+    return Heights()
+"""
+
+
+def test_what_an_own_task_shows_stands_in_01_in_04_and_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    folder = tmp_path / "run"
+    names = ("01_sample_data", "03_train", "04_analyze")
+    paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in names]
+    given = {"recipe": str(tmp_path / "own.py"), "run_dir": str(folder), "n_worst": 3}
+    done = run_cells(*paths, prelude="", **given)
+    assert done.returncode == 0, done.stderr
+    assert "shown of 36 heights" in done.stdout and "{'heights': 36}" in done.stdout
+    assert "the 3 worst of 12 by Linear" in done.stdout
+    kept = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert {"01_preview", "05_heights"} <= kept and not any("confusion" in name for name in kept)
+    page = (folder / "report.html").read_text()
+    assert "Some of the data" in page and "Heights that are wrong" in page
+
+
 def of_another_machine() -> dict:
     """What a survey finds, without a net."""
     found = survey.platform.measured(0.0, quick=True)

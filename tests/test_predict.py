@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from qnnkit import cli, music, runs, tasks
+from qnnkit import cli, runs, tasks
 from qnnkit.data.music_events import Piece
-from qnnkit.data.music_midi import read_midi
-from qnnkit.runs import using
+from qnnkit.data.music_midi import read_midi, write_midi
 from qnnkit.runs.export import export
+from qnnkit.tasks import pictures
 
 TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}
 
@@ -144,7 +144,7 @@ def test_a_piece_is_gone_on_with(home):
         for i in range(8):
             steps = tuple((first + (step + i) % 7,) for step in range(64))
             (home / "pieces" / composer).mkdir(parents=True, exist_ok=True)
-            music.write_midi(Piece(f"{composer}{i}", steps), home / "pieces" / composer / f"{i}.mid")
+            write_midi(Piece(f"{composer}{i}", steps), home / "pieces" / composer / f"{i}.mid")
     trained("music_llama", data_dir="pieces", sequence_length=32)
     begun = (home / "pieces" / "ann" / "0.mid").rename(home / "begun.mid")
     shutil.rmtree(home / "pieces")
@@ -192,4 +192,4 @@ def test_a_missing_array_is_told_in_a_sentence(tmp_path):
     for name in ("none.npy", "text.npy"):
         (tmp_path / "text.npy").write_text("no array")
         with pytest.raises(ValueError, match=r"`inputs` must be \.npy files, but is .*numpy\.save"):
-            using._array(tmp_path / name)
+            pictures.array(tmp_path / name, None)

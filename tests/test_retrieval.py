@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qnnkit import retrieval
 from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
-from qnnkit.retrieval import embed, nearest, recall, scores, zero_shot
+from qnnkit.tasks import Contrastive, contrastive
+from qnnkit.tasks.contrastive import Embeddings, embed, recall, scores
 
 
 def directions(n: int, seed: int, size: int = 6) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_what_cannot_be_compared_is_never_found():
 
 @pytest.mark.parametrize("rows", [3, 512])
 def test_recall_with_several_captions(rows, monkeypatch):
-    monkeypatch.setattr(retrieval, "ROWS", rows)
+    monkeypatch.setattr(contrastive, "ROWS", rows)
     images, texts = directions(10, 0), directions(25, 1)
     pairs = [(i % 10, i) for i in range(25)] + [(3, 0), (7, 0)]  # a caption of three images
     pairs = torch.tensor(pairs)[torch.randperm(27, generator=torch.Generator().manual_seed(2))]
@@ -64,38 +64,13 @@ def test_chance():
     assert found["image_to_text_recall_1"] < 0.02 and abs(found["text_to_image_recall_100"] - 0.25) < 0.1
 
 
-EYE = torch.eye(3)
-
-
-@pytest.mark.parametrize(
-    ("images", "texts", "pairs", "argument"),
-    [
-        (EYE[0], EYE, [[0, 0]], "images"),
-        (EYE, EYE[:, :2], [[0, 0]], "texts"),
-        (EYE, EYE, [[0, 0, 0]], "pairs"),
-        (EYE, EYE, [[0, 0], [1, 1]], "pairs"),
-        (EYE, EYE, [[0, 0], [1, 1], [2, 1]], "pairs"),
-        (EYE, EYE, [[0, 0], [1, 1], [3, 2]], "pairs"),
-        (EYE, EYE, [[0, 0], [1, 1], [2, -1]], "pairs"),
-    ],
-)
-def test_what_does_not_fit(images, texts, pairs, argument):
-    with pytest.raises(ValueError, match=rf"^Argument `{argument}` must "):
-        recall(images, texts, torch.tensor(pairs))
-
-
-def test_zero_shot_and_nearest():
+def test_zero_shot():
     images, classes = directions(50, 0), directions(4, 1)
-    labels = (images @ classes.T).argmax(1)
-    assert zero_shot(images, classes, labels) == 1 and zero_shot(images, classes, (labels + 1) % 4) == 0
-    rows, cosines = nearest(images, classes, n=9)
-    assert rows.shape == cosines.shape == (50, 4) and torch.equal(rows[:, 0], labels)
-    torch.testing.assert_close(cosines, (images @ classes.T).sort(1, descending=True).values)
-    for wrong in (lambda: zero_shot(images, classes, labels[:3]), lambda: nearest(images, classes[:, :2])):
-        with pytest.raises(ValueError, match=r"^Argument `"):
-            wrong()
-    with pytest.raises(ValueError, match=r"^Argument `n` must "):
-        nearest(images, classes, n=0)
+    labels, pairs = (images @ classes.T).argmax(1), torch.arange(50)[:, None].expand(50, 2)
+    for shift, expected in ((0, 1), (1, 0)):
+        given = Embeddings(images, images, pairs, ("",) * 50, (labels + shift) % 4, classes)
+        assert scores(given)["zero_shot"] == expected
+    assert "zero_shot" not in scores(Embeddings(images, images, pairs, ("",) * 50))
 
 
 def test_a_split_in_the_space_of_a_model():
@@ -122,3 +97,6 @@ def test_a_split_in_the_space_of_a_model():
     torch.testing.assert_close(found.classes[4], mean / mean.norm(), atol=1e-5, rtol=0)
     told = scores(found)
     assert len(told) == 7 and all(0 <= value <= 1 for value in told.values())
+    judged = Contrastive().judge(clip, splits, "validation")
+    both = judged["image_to_text_recall_1"] + judged["text_to_image_recall_1"]
+    assert judged == told | {"recall_1": both / 2}

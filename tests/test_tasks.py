@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from qnnkit import tasks, train
 from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.stats import ACCURACY, LOSS, Score
-from qnnkit.tasks import Classification, Own, Step, calibration_error, complete, macro_f1
+from qnnkit.tasks import Classification, Own, Step, asked, calibration_error, complete
 
 LABELS = torch.tensor([0, 2, 1, 2])
 
@@ -75,21 +76,17 @@ def test_only_the_loss_holds_a_graph():
 # --- what the test images say ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "n_classes"), [(1, 2), (5, 10), (40, 3), (500, 28)])
-def test_macro_f1_is_that_of_scikit_learn(n, n_classes):
-    from sklearn.metrics import f1_score
-
-    generator = torch.Generator().manual_seed(n)
-    labels = torch.randint(n_classes, (n,), generator=generator)
-    wrong = torch.rand(n, generator=generator) < 0.3
-    predicted = torch.where(wrong, torch.randint(n_classes, (n,), generator=generator), labels)
-    expected = f1_score(labels, predicted, average="macro", zero_division=0)
-    assert macro_f1(predicted, labels) == pytest.approx(expected, abs=1e-12)
+def splits_of(labels):
+    """Just enough of splits to judge by."""
+    part = SimpleNamespace(labels=labels)
+    return SimpleNamespace(split=lambda name: {"test": part}[name])
 
 
 def test_macro_f1_counts_rare_classes_as_much_as_others():
     labels = torch.tensor([0] * 9 + [1])
-    assert macro_f1(torch.zeros(10, dtype=torch.int64), labels) == pytest.approx((18 / 19 + 0) / 2)
+    outputs = torch.tensor([[1.0, 0.0]]).expand(10, 2)
+    found = Classification().judge(outputs, splits_of(labels))
+    assert found["macro_f1"] == pytest.approx((18 / 19 + 0) / 2)
 
 
 def test_calibration_error_by_hand():
@@ -119,15 +116,11 @@ def test_the_upper_end_belongs_to_a_bin():
     assert error == pytest.approx((abs(1 - 1.15) + abs(1 - 0.65)) / 3, abs=1e-12)
 
 
-def test_judge_agrees_with_the_loss_that_is_trained():
-    task, logits = Classification(label_smoothing=0.3), logits_of()
-    found = task.judge(logits, LABELS)
-    step = task(nn.Identity().eval(), (logits, LABELS))
-    assert found["loss"] == pytest.approx(float(step.loss), abs=1e-12), "smoothed"
-    assert found["accuracy"] == pytest.approx(int(step.sums["accuracy"]) / 4)
-    assert found["macro_f1"] == macro_f1(logits.argmax(1), LABELS)
-    assert found["ece"] == pytest.approx(calibration_error(logits.softmax(1), LABELS), abs=1e-12)
-    assert found.keys() == {"accuracy", "loss", "macro_f1", "ece"}
+def test_judge_tells_what_needs_all_outputs():
+    found = Classification(label_smoothing=0.3).judge(logits_of(), splits_of(LABELS))
+    assert found["ece"] == pytest.approx(calibration_error(logits_of().softmax(1), LABELS), abs=1e-12)
+    right = logits_of().argmax(1) == LABELS
+    assert found.keys() == {"macro_f1", "ece"} and 0 < found["macro_f1"] < 1 and 0 < int(right.sum()) < 4
 
 
 # --- a task of one's own -----------------------------------------------------------------------------------
@@ -174,7 +167,8 @@ def fitted(task, **settings):
 
 
 def test_the_kits_own_tasks_stay_as_they_are():
-    for task in (Classification(), tasks.Contrastive(), tasks.Language(), tasks.OwnLoss(), Own(Regression())):
+    kit = Classification(), tasks.Contrastive(), tasks.Language(), tasks.Music(), tasks.OwnLoss()
+    for task in (*kit, Own(Regression())):
         assert complete(task) is task
 
 
@@ -236,9 +230,9 @@ def test_a_score_of_ones_own():
 
 def test_what_a_task_has_beside_is_found_through_it():
     task = Regression()
-    task.preview = "mine"
+    task.notes = "mine"
     own = complete(task)
-    assert own.preview == "mine" and not hasattr(own, "nothing")
+    assert own.notes == "mine" and not hasattr(own, "nothing")
     assert copy.deepcopy(own).monitor == pickle.loads(pickle.dumps(own)).monitor == own.monitor
 
 
@@ -267,3 +261,29 @@ def test_a_task_that_gives_something_else(task, told):
 def test_what_cannot_be_called_is_no_task():
     with pytest.raises(ValueError, match=r"`task` must be callable: \(model, batch\) -> tasks\.Step"):
         complete("accuracy")
+
+
+# --- what a task shows -------------------------------------------------------------------------------------
+
+
+def test_a_task_that_shows_nothing_shows_what_its_data_allow():
+    from qnnkit import data
+
+    given = data.arrays(Settings(), POINTS.expand(24, 2), VALUES)
+    task = complete(Regression())
+    first, counts = task.preview(given)
+    assert list(first.content) == ["inputs", "target"] and counts.content["samples"].sum() == 24
+    with torch.random.fork_rng(devices=[]):
+        net = nn.Linear(2, 1)
+    [worst] = asked(task.mistakes, net, given, n=3, seed=0)
+    losses = [task(net, batch).loss.item() for batch in given.batches("test", 1, shuffle=False)]
+    assert worst.content["loss"].tolist() == sorted(losses, reverse=True)[:3]
+    digits = data.load("digits", train_fraction=0.1)
+    assert [each.name for each in tasks.OwnLoss().preview(digits)] == ["01_classes", "01_balance"]
+
+
+def test_only_what_is_named_is_given():
+    task = SimpleNamespace(mistakes=lambda net, splits, n: (net, splits, n), monitor="loss")
+    own = Own(SimpleNamespace(**vars(task)))
+    assert asked(own.mistakes, "net", "splits", n=4, seed=1, folder=None) == ("net", "splits", 4)
+    assert asked(lambda net: net, "net", n=4) == "net"

@@ -223,6 +223,9 @@ class Shown(Regression):
         figure.subplots().plot(splits.train.targets.sort().values)
         return figure
 
+    def judge(self, outputs, splits):
+        return {"most": (outputs[:, 0] - splits.test.targets).abs().max().item()}
+
     def mistakes(self, net, splits):
         inputs, targets = splits.test.inputs, splits.test.targets
         return (net(inputs)[:, 0] - targets).abs().max().item()
@@ -237,11 +240,12 @@ def test_what_its_task_shows_is_shown(home: Path) -> None:
     (home / "mine.py").write_text(RECIPE + SHOWN)
     run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
     list(runs.train_all(run))
-    figure = report.keep_samples(run)
+    [figure] = report.keep_preview(run)
     assert figure.get_axes() and (run.folder / "figures" / "01_preview.png").read_bytes()[:4] == b"\x89PNG"
     net, test = runs.trained(run), run.splits.test
     [worst] = report.keep_mistakes(run, 4)
     assert worst == (net(test.inputs)[:, 0] - test.targets).abs().max().item()
+    assert run.finals()["test_most"].tolist() == [pytest.approx(worst)]
 
 
 def test_run_log_keeps_what_the_terminal_showed(home: Path) -> None:

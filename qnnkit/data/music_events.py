@@ -228,7 +228,7 @@ class MusicTokenizer:
                 summing = False
             elif token not in (PAD, START):
                 rule = "be events of music, with a duration before the pitches of a step"
-                step = "Use `qnnkit.music.continue_piece`, which writes no others."
+                step = "Use `qnnkit.tasks.continue_piece`, which writes no others."
                 raise ValueError(checks.message("ids", rule, token, step))
         return Piece.of_notes(name, notes, now, composer)
 

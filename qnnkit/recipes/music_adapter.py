@@ -34,4 +34,4 @@ def load(settings):
 
 
 def task(settings):
-    return tasks.Language()
+    return tasks.Music(settings=settings)

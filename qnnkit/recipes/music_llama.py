@@ -27,4 +27,4 @@ def build(settings, splits, seed):
 
 
 def task(settings):
-    return tasks.Language()
+    return tasks.Music(settings=settings)

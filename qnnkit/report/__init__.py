@@ -2,8 +2,8 @@
 
 from qnnkit.report.batch import write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
-from qnnkit.report.composers import keep_composers, losses_by_composer, matrices_picture
 from qnnkit.report.criteria import judge
+from qnnkit.report.groups import by_group, keep_groups
 from qnnkit.report.inspection import keep_inspection, look_inside
 from qnnkit.report.learning import (
     gradient_table,
@@ -13,9 +13,7 @@ from qnnkit.report.learning import (
     keep_plateau,
     keep_sizes,
 )
-from qnnkit.report.mistakes import keep_mistakes
 from qnnkit.report.run import (
-    Predictions,
     beside_lightning,
     curves,
     finish,
@@ -26,13 +24,12 @@ from qnnkit.report.run import (
     table,
     verdicts,
 )
-from qnnkit.report.samples import keep_counts, keep_sample, keep_samples
+from qnnkit.report.shown import keep_mistakes, keep_preview, keep_sample
 from qnnkit.report.study import Study, comparisons, conclusions, figures, means, read_study, write_study
 from qnnkit.report.tables import told_comparisons, told_means
 from qnnkit.report.verify import verify as verify_run
 
 __all__ = [
-    "Predictions",
     "Study",
     "beside_lightning",
     "comparisons",
@@ -44,10 +41,6 @@ __all__ = [
     "judge",
     "means",
     "keep_circuit",
-    "keep_composers",
-    "losses_by_composer",
-    "matrices_picture",
-    "keep_counts",
     "keep_errors",
     "keep_expressivity",
     "keep_gates",
@@ -58,8 +51,10 @@ __all__ = [
     "keep_maps",
     "keep_mistakes",
     "keep_robustness",
+    "by_group",
+    "keep_groups",
+    "keep_preview",
     "keep_sample",
-    "keep_samples",
     "keep_sizes",
     "predict",
     "read_study",

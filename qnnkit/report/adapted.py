@@ -4,49 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from qnnkit import device, language
-from qnnkit.data.tokens import TokenSplits
+from qnnkit import device
 from qnnkit.runs import Run, trained
-from qnnkit.tasks import perplexity
-
-READ = 16
-"""Tokens of a test block that are gone on with."""
 
 
 def beside_base(run: Run) -> dict[str, Any] | None:
-    """The run's own adapter, first seed: loss on the test split before and after, and speed of writing.
+    """The run's own adapter, first seed, as its task sets it beside the base, with a `sentence`.
 
-    Computed where the run was trained, if that can compute here; no second copy of the model is made.
+    Computed where the run was trained, if that can compute here.
 
     Returns:
-        `loss` and `perplexity`, `before` and `after`; tokens per second, `adapted` and `merged` (None of an
-        adapter that cannot be merged); and a `sentence`. None for a run without an adapter.
+        See `tasks.Language.beside_base`; None for a run without an adapter.
     """
-    splits, final = run.splits, run.tested().get((run.nets[0], run.config.seed))
-    if not getattr(run.config, "adapter", None) or not isinstance(splits, TokenSplits) or final is None:
+    final = run.tested().get((run.nets[0], run.config.seed))
+    compare = getattr(run.task, "beside_base", None)
+    if not getattr(run.config, "adapter", None) or compare is None or final is None:
         return None
     try:
         place = device.choose(str(run.provenance.get("device", "cpu")))
     except ValueError:  # trained on another machine
         place = device.choose("cpu")
-    model: Any = trained(run).to(place)
-    with language.without_adapter(model):
-        before = language.evaluate(model, splits, "test")["loss"]
-    after, ids = final["test_loss"], splits.test.input_ids[:1, :READ]
-    speeds = {"adapted": language.speed(model, ids), "merged": None}
-    try:
-        speeds["merged"] = language.speed(language.merge(model, in_place=True), ids)
-        also = f"{speeds['merged']:,.0f} once merged"
-    except NotImplementedError:
-        also = "cannot be merged"
-    base, both = (
-        f"{each:.3f} nats per token (perplexity {perplexity(each):.1f})" for each in (before, after)
+    found = compare(trained(run).to(place), run.splits, final["test_loss"])
+    loss, perplexity, speeds = found["loss"], found["perplexity"], found["tokens_per_second"]
+    before, after = (
+        f"{loss[when]:.3f} nats per token (perplexity {perplexity[when]:.1f})" for when in ("before", "after")
     )
-    return {
-        "loss": {"before": before, "after": after},
-        "perplexity": {"before": perplexity(before), "after": perplexity(after)},
-        "tokens_per_second": speeds,
-        "sentence": f"On the test split the base alone has a loss of {base}, with the {run.nets[0]} adapter, "
-        f"first seed, {both}. It writes {speeds['adapted']:,.0f} tokens/s with the adapter beside, {also} "
-        f"({place}, one text at a time).",
+    also = f"{speeds['merged']:,.0f} once merged" if speeds["merged"] else "cannot be merged"
+    return found | {
+        "sentence": f"On the test split the base alone has a loss of {before}, with the {run.nets[0]} "
+        f"adapter, first seed, {after}. It writes {speeds['adapted']:,.0f} tokens/s with the adapter beside, "
+        f"{also} ({place}, one text at a time)."
     }

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from qnnkit import checks, workspace
 from qnnkit.batch import state
-from qnnkit.report.composers import batch_composers
+from qnnkit.report.groups import batch_groups
 from qnnkit.runs import reading
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
@@ -72,7 +72,7 @@ def write_batch_page(folder: str | Path) -> Path:
     content = read_batch(folder)
     rows = [_row(folder, planned, content["score"]) for planned in content["runs"]]
     page = folder / "report.html"
-    content["composers"] = batch_composers(folder, content["runs"])
+    content["groups"] = batch_groups(folder, content["runs"])
     workspace.write_bytes(page, _render(content, rows, _study(folder)).encode())
     return page
 
@@ -321,7 +321,7 @@ def _render(content: dict[str, Any], rows: list[Row], study: dict[str, Any] | No
         best=best(rows, score),
         data_notes=noted(Counter(note for row in rows for note in row.data_notes), len(rows)),
         study=study,
-        composers=content["composers"],
+        groups=content["groups"],
         choices=_choices(rows, settings),
         data={
             row.id: {"label": row.varied, "validation": row.validation, "curves": row.curves} for row in rows

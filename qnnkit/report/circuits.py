@@ -17,10 +17,18 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 NONE = "This net has no circuit:"
-OF_IMAGES = "The run has no labelled images:"
 MOST_MAPS = 8
 MOST_CIRCUITS, FEWEST_IMAGES = 4096, 8
 """What hardware would make of a net is asked of so many circuits, but of no fewer images."""
+
+
+def labelled(run: Run, without: str = "") -> ImageSplits | None:
+    """The run's labelled images; of other data None, and a printed sentence on what goes `without` them."""
+    if isinstance(run.splits, ImageSplits):
+        return run.splits
+    if without:
+        print(f"The run has no labelled images: {without}.")
+    return None
 
 
 def keep_circuit(
@@ -69,8 +77,8 @@ def keep_maps(run: Run, model: nn.Module, n_images: int) -> Picture | None:
     from qnnkit import plots
 
     maps = None
-    if isinstance(run.splits, ImageSplits):
-        images = run.splits.test.images[:n_images]
+    if splits := labelled(run):
+        images = splits.test.images[:n_images]
         maps = layers.feature_maps_of(model, images)
     if maps is None:
         print("This net has no quanvolution: there are no feature maps to show.")
@@ -96,10 +104,10 @@ def robustness(run: Run, model: nn.Module, n_images: int) -> list[dict[str, Any]
         model: A trained net of the run.
         n_images: How many, at most.
     """
-    if not isinstance(run.splits, ImageSplits):
-        print(OF_IMAGES, "what hardware would make of the net is left out.")
+    splits = labelled(run, "what hardware would make of the net is left out")
+    if splits is None:
         return []
-    test = run.splits.test
+    test = splits.test
     if n_images < 1:
         print("hardware_images is 0: what hardware would make of the net is left out.")
         return []

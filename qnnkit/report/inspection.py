@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from qnnkit.data import ImageSplits
 from qnnkit.inspector import Inspector
-from qnnkit.report.circuits import OF_IMAGES
+from qnnkit.report.circuits import labelled
 from qnnkit.runs import Run
 
 if TYPE_CHECKING:
@@ -21,10 +20,7 @@ QUARTER_TURN = math.pi / 2
 
 def look_inside(run: Run) -> Inspector | None:
     """The inspector of a run of labelled images; of others a printed sentence."""
-    if isinstance(run.splits, ImageSplits):
-        return Inspector(run)
-    print(OF_IMAGES, "the inspector presses images, and is left out.")
-    return None
+    return Inspector(run) if labelled(run, "the inspector presses images, and is left out") else None
 
 
 def keep_inspection(run: Run) -> list[Picture]:
@@ -37,7 +33,7 @@ def keep_inspection(run: Run) -> list[Picture]:
     from qnnkit import plots
     from qnnkit.inspector import views
 
-    if not isinstance(run.splits, ImageSplits):
+    if not labelled(run):
         return []
     inspector = Inspector(run)
     source, choice, kept = inspector.source, inspector.choice, []

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from qnnkit import circuits, expressivity, gradients, layers
-from qnnkit.data import ImageSplits
 from qnnkit.gradients import plateau
 from qnnkit.inspector.source import Source
 from qnnkit.layers import QuantumLayer
-from qnnkit.report.circuits import NONE, OF_IMAGES
+from qnnkit.report.circuits import NONE, labelled
 from qnnkit.runs import Run
 from qnnkit.simulator import NotFusable
 
@@ -235,12 +234,12 @@ def keep_landscape(run: Run) -> list[Picture]:
     """
     from qnnkit import plots
 
-    if not isinstance(run.splits, ImageSplits):
-        print(OF_IMAGES, "the loss around the weights is left out.")
+    splits = labelled(run, "the loss around the weights is left out")
+    if splits is None:
         return []
     source = Source(run)
     net = source.net(run.nets[0], run.config.seed)
-    validation = run.splits.validation
+    validation = splits.validation
     n_circuits = layers.circuits_per_image(net.model, validation.images[:1])
     n = max(FEWEST_IMAGES, min(MOST_IMAGES, MOST_CIRCUITS // max(1, n_circuits)))
     batch = validation.images[:n], validation.labels[:n]

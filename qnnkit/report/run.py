@@ -7,62 +7,31 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from qnnkit import breakdown, gradients, stats, survey, workspace
-from qnnkit.data import ImageSplits
 from qnnkit.device import machine
 from qnnkit.report.adapted import beside_base
+from qnnkit.report.circuits import labelled
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
 from qnnkit.runs import Run, build, export, seen_by, sums, trained
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import MAIN_NETS
+from qnnkit.tasks import Predictions
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """What a net says of the test images."""
-
-    labels: np.ndarray
-    """True classes, of shape (n,)."""
-    class_probs: np.ndarray
-    """Of shape (n, n_classes)."""
-
-    @property
-    def predicted(self) -> np.ndarray:
-        return self.class_probs.argmax(axis=1)
-
-    def confusion(self) -> np.ndarray:
-        """Counts by (true class, predicted class)."""
-        n_classes = self.class_probs.shape[1]
-        counts = np.zeros((n_classes, n_classes), dtype=int)
-        np.add.at(counts, (self.labels, self.predicted), 1)
-        return counts
-
-    def worst(self, n: int) -> np.ndarray:
-        """Indices of the images whose true class was thought least likely, worst first."""
-        true_probs = self.class_probs[np.arange(len(self.labels)), self.labels]
-        wrong = np.flatnonzero(self.predicted != self.labels)
-        return wrong[np.argsort(true_probs[wrong], kind="stable")][:n]
-
-
 def predict(run: Run, net: str | None = None) -> Predictions:
-    """The test split through a trained net of the run's first seed, on the CPU."""
+    """The test split through a trained net of the run's first seed, on the CPU; of labelled samples."""
     model = trained(run, net)
-    test = seen_by(run, model).test
-    with torch.no_grad():
-        logits = torch.cat([model(images) for images in test.images.split(256)])
-    return Predictions(test.labels.numpy(), logits.float().softmax(dim=1).numpy())
+    return Predictions.of(model, seen_by(run, model).test)
 
 
 def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
@@ -101,8 +70,8 @@ def summary(run: Run) -> list[dict[str, Any]]:
         raise FileNotFoundError(
             f"Run `{run.folder}` must have trained a net, but has not: run 03_train first."
         )
-    # Only of labelled images the loss is a likelihood of each.
-    left_out = (run.score.name,) if isinstance(run.splits, ImageSplits) else (run.score.name, "loss")
+    # Only of a classifier the loss is a likelihood of each sample.
+    left_out = (run.score.name,) if "test_ece" in finals else (run.score.name, "loss")
     for net in run.nets:
         of_net = finals[finals["net"] == net].set_index("seed").sort_index()
         if not len(of_net):
@@ -225,9 +194,10 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
         `seconds` per epoch (None where there is no lightning.qubit, or no circuit), what they follow from,
         and a `sentence`.
     """
-    if not isinstance(run.splits, ImageSplits):
+    splits = labelled(run)
+    if splits is None:
         return {"seconds": None, "sentence": "lightning.qubit is timed beside nets of images only."}
-    model, train = build(run, run.nets[0], run.config.seed), run.splits.train
+    model, train = build(run, run.nets[0], run.config.seed), splits.train
     try:
         alone = breakdown.one_by_one(model, train.images[:1])
     except ValueError as error:
@@ -251,15 +221,12 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
     return found
 
 
-def finish(
-    run: Run, robustness: Sequence[dict[str, Any]] = (), composers: Sequence[dict[str, Any]] = ()
-) -> dict[str, Any]:
+def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Writes report.html and, last, result.json; returns the result.
 
     Args:
         run: Whose nets are all trained.
         robustness: Rows of `robustness`, kept in the result; without any, those of an earlier result stay.
-        composers: Rows of `losses_by_composer`, likewise.
 
     Raises:
         FileNotFoundError: A net of the run is not trained yet.
@@ -272,10 +239,10 @@ def finish(
             "Run 03_train on it."
         )
     with mirrored(run.folder):
-        return _finish(run, rows, {"robustness": list(robustness), "composers": list(composers)})
+        return _finish(run, rows, list(robustness))
 
 
-def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]) -> dict[str, Any]:
     before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
     if not before:
         run.note_provenance(**_spent(run))
@@ -289,7 +256,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], found: dict[str, list[dict[str
         "score": run.score.name,
         "verdicts": verdicts(rows, run.score),
         "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
-        **{name: told or before.get(name, []) for name, told in found.items()},
+        "robustness": hardened or before.get("robustness", []),
         "planned": before.get("planned") or beside_plan(run),
         "adapter": before.get("adapter") or beside_base(run),
         "criteria": judge(run),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks
-from qnnkit.data.tokens import TokenSplits
+from qnnkit import adapters, checks, tasks
 from qnnkit.models.causal_lm import causal_lm
 from qnnkit.runs.folder import Run
 from qnnkit.runs.nets import trained
@@ -27,18 +26,16 @@ def merge(run: Run, folder: str | Path) -> Path:
         NotImplementedError: Its adapter cannot be merged.
         OSError: It is not trained yet, or the folder cannot be written.
     """
-    from qnnkit import adapters, language
-
     config: Any = run.config
-    if not getattr(config, "adapter", None) or not isinstance(run.splits, TokenSplits):
+    splits: Any = run.splits
+    if not getattr(config, "adapter", None):
         step = "A language model without one is whole already: model/ of its folder."
         raise ValueError(checks.message("run_dir", "hold a run with an adapter", str(run.folder), step))
     if config.four_bit:
         model = adapters.load(causal_lm(str(config.pretrained)), run.folder / "adapter")
     else:
         model = trained(run)
-    whole = language.merge(model, in_place=True)
-    return language.save_model(whole, run.splits.tokenizer, folder, run.config)
+    return tasks.save(tasks.merge(model, in_place=True), splits.tokenizer, folder, run.config)
 
 
 def export(run: Run) -> Path:
@@ -47,11 +44,9 @@ def export(run: Run) -> Path:
     Language models go with their tokenizer: what lies there loads with plain transformers and PEFT. Beside an
     adapter lie the circuits that gave its weights. Other nets are read by `runs.load_model`.
     """
-    from qnnkit import language
-
-    if not isinstance(run.splits, TokenSplits):
-        return write_model(run, trained(run))
-    model, tokenizer, training = trained(run), run.splits.tokenizer, run.config
-    if getattr(run.config, "adapter", None):
-        return language.save_adapter(model, tokenizer, run.folder / "adapter", training)
-    return language.save_model(model, tokenizer, run.folder / "model", training)
+    net: Any = trained(run)
+    splits: Any = run.splits
+    if not (hasattr(splits, "tokenizer") and hasattr(net, "save_pretrained")):
+        return write_model(run, net)
+    name = "adapter" if getattr(run.config, "adapter", None) else "model"
+    return tasks.save(net, splits.tokenizer, run.folder / name, run.config)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from qnnkit import measure
-from qnnkit.data.tokens import TokenSplits
 from qnnkit.runs.folder import Run
 from qnnkit.runs.reading import number
 from qnnkit.settings import Settings
@@ -55,7 +54,7 @@ class Journal:
         same = [row for row in rows if self.whose.items() <= row.items() and row.get("device") == str(place)]
         self.peak = max((number(row, "peak_memory") or 0 for row in same), default=0)
         self.samples, self.since = 0, -math.inf
-        counted = "tokens" if isinstance(run.splits, TokenSplits) else "samples"
+        counted = getattr(run.task, "counted", "samples")
         self._feel("begin", counted=counted)  # at once: the first update may be a minute away
 
     def update(self, moment: Moment) -> None:
@@ -144,7 +143,7 @@ class Journal:
 
 def speed(run: Run, seconds: float) -> dict[str, float]:
     """Tokens of an epoch that are learnt from per second, where the data are tokens."""
-    if not isinstance(run.splits, TokenSplits):
+    if getattr(run.task, "counted", "samples") != "tokens":
         return {}
     return {"tokens_per_second": run.splits.train.n_predicted / seconds}
 

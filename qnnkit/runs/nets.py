@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +19,6 @@ from qnnkit import (
     layers,
     measure,
     recipes,
-    retrieval,
     tasks,
     train,
     workspace,
@@ -34,7 +34,6 @@ from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.trackers import tracked
 from qnnkit.settings import MAIN_NETS, Settings
-from qnnkit.stats import LOSS
 from qnnkit.train import memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
@@ -298,15 +297,15 @@ def _test(
     place: torch.device,
     micro_batch: int | None,
 ) -> dict[str, float]:
-    """The task's numbers on the test split; what needs all outputs at once is judged after the same pass."""
-    if isinstance(task, tasks.Classification):
-        seen: list[Tensor] = []
-        with model.register_forward_hook(lambda module, images, logits: seen.append(logits.detach().cpu())):
-            means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
-        return task.judge(torch.cat(seen), splits.test.labels) | means
-    means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
-    if isinstance(task, tasks.Contrastive):
-        found = task.judge(retrieval.embed(model, splits, "test", device=place))  # type: ignore[arg-type]
-        both = found["image_to_text_recall_1"], found["text_to_image_recall_1"]
-        return means | found | {"recall_1": sum(both) / 2}
-    return means | ({"perplexity": tasks.perplexity(means["loss"])} if task.score == LOSS else {})
+    """The task's numbers on the test split; `judge` is given what the same pass gave."""
+    judge, seen = getattr(task, "judge", lambda: {}), []
+    with contextlib.ExitStack() as stack:
+        if "outputs" in inspect.signature(judge).parameters:
+
+            def note(module: nn.Module, given: Any, outputs: Tensor) -> None:
+                seen.append(outputs.detach().cpu())
+
+            stack.enter_context(model.register_forward_hook(note))
+        means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
+    offered = {"outputs": torch.cat(seen)} if seen else {}
+    return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means

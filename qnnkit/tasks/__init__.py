@@ -1,23 +1,17 @@
-"""What a net is trained for: its loss and the numbers it is judged by, per kind of work."""
+"""What a net is trained for, a file per kind of work: its loss, the numbers it is judged by, and its use."""
 
-from qnnkit.tasks.classification import Classification, calibration_error, macro_f1
+from qnnkit.tasks.classification import Classification, Predictions, calibration_error
 from qnnkit.tasks.contrastive import Contrastive
-from qnnkit.tasks.language import Language, perplexity
-from qnnkit.tasks.own import Own, Refused, complete
+from qnnkit.tasks.language import Language, evaluate, perplexity
+from qnnkit.tasks.music import Music, continue_piece, synthesise
+from qnnkit.tasks.own import Own, Refused, complete, usual
 from qnnkit.tasks.own_loss import OwnLoss
-from qnnkit.tasks.step import Step, Task
+from qnnkit.tasks.sampling import generate, sample, speed
+from qnnkit.tasks.saving import merge, save
+from qnnkit.tasks.step import Shown, Step, Task, asked
 
 __all__ = [
-    "Classification",
-    "Contrastive",
-    "Language",
-    "Own",
-    "OwnLoss",
-    "Refused",
-    "Step",
-    "Task",
-    "calibration_error",
-    "complete",
-    "macro_f1",
-    "perplexity",
-]
+    "Classification", "Contrastive", "Language", "Music", "Own", "OwnLoss", "Predictions", "Refused", "Shown",
+    "Step", "Task", "asked", "calibration_error", "complete", "continue_piece", "evaluate", "generate",
+    "merge", "perplexity", "sample", "save", "speed", "synthesise", "usual",
+]  # fmt: skip

@@ -1,24 +1,29 @@
-"""Images into classes: cross-entropy, and the numbers that a classifier is judged by."""
+"""Images, or other samples, into classes: cross-entropy, and the numbers that a classifier is judged by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from qnnkit.data import augment
+from qnnkit.data.splits import SPLITS
+from qnnkit.layers import evaluating
 from qnnkit.stats import ACCURACY, Score
-from qnnkit.tasks.step import Step
+from qnnkit.tasks import pictures
+from qnnkit.tasks.own import first_samples
+from qnnkit.tasks.step import Shown, Step
 
 
 @dataclass(frozen=True)
 class Classification:
     """Cross-entropy of logits against labels; reports `loss` and `accuracy`.
 
-    A batch is (images, labels); the model gives logits of shape (batch, n_classes).
+    A batch is (inputs, labels); the model gives logits of shape (batch, n_classes).
     """
 
     label_smoothing: float = 0.0
@@ -45,39 +50,121 @@ class Classification:
         correct = (logits.argmax(-1) == labels).sum()
         return Step(loss, {"loss": loss.detach() * len(labels), "accuracy": correct}, len(labels))
 
-    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """What all logits, of shape (n, n_classes), are worth beside the labels, of shape (n,).
+    def judge(self, outputs: Tensor, splits: Any, split: str = "test") -> dict[str, float]:
+        """What the logits of a split, of shape (n, n_classes), are worth.
 
         Returns:
-            `accuracy`, `loss` (negative log-likelihood, without smoothing), `macro_f1` and `ece`.
+            `macro_f1`, so that rare classes count as much as others, and `ece`.
         """
-        logits = logits.double()
-        return {
-            "accuracy": float((logits.argmax(-1) == labels).double().mean()),
-            "loss": float(nn.functional.cross_entropy(logits, labels)),
-            "macro_f1": macro_f1(logits.argmax(-1), labels),
-            "ece": calibration_error(logits.softmax(-1), labels),
-        }
+        from sklearn.metrics import f1_score
+
+        labels, predicted = splits.split(split).labels, outputs.argmax(-1)
+        f1 = f1_score(labels.numpy(), predicted.numpy(), average="macro", zero_division=0)  # pyright: ignore
+        return {"macro_f1": float(f1), "ece": calibration_error(outputs.double().softmax(-1), labels)}
+
+    def preview(self, splits: Any) -> list[Shown]:
+        """Some training samples of each class, and how many each split has."""
+        from qnnkit import plots
+
+        train, names = splits.train, splits.classes
+        if not hasattr(train, "images"):
+            return first_samples(splits)
+        figure = plots.class_samples(train.images.numpy(), train.labels.numpy(), names)
+        counts = {name: splits.split(name).labels.bincount(minlength=len(names)).tolist() for name in SPLITS}
+        balance = plots.class_balance(counts, names)
+        told = "Images of each class in each split; in brackets, all of it."
+        return [
+            Shown(figure, "01_classes", "Images of each class", "One class a row, from the training split."),
+            Shown(balance, "01_balance", "Class balance", told),
+        ]
+
+    def mistakes(self, net: nn.Module, splits: Any, n: int = 12, seen: Any = None) -> list[Shown]:
+        """The confusion matrix of the test split, and the samples whose true class seemed least likely."""
+        import pandas as pd
+
+        from qnnkit import plots
+
+        test, found = splits.test, Predictions.of(net, (seen or splits).test)
+        names = splits.classes or tuple(map(str, range(found.class_probs.shape[1])))
+        told = "Test samples, first seed; rows are the truth, and off the diagonal is wrong."
+        shown = [Shown(plots.confusion(found.confusion(), names), "05_confusion", "Confusion matrix", told)]
+        worst = found.worst(n)
+        rows = [
+            (test.sources[i], names[found.labels[i]], names[found.predicted[i]], found.class_probs[i].max())
+            for i in worst
+        ]
+        if not hasattr(test, "images"):
+            table = pd.DataFrame(rows, columns=["sample", "class", "the net says", "probability"])
+            return [*shown, Shown(table, "06_worst", "Most wrong")]
+        titles = [
+            f"{truth}, not {said}\n({100 * sure:.0f} % sure)\n{source}" for source, truth, said, sure in rows
+        ]
+        figure = plots.labelled_images(test.images.numpy()[worst], titles)
+        told = "The truth, what the net says and how sure it is, and the file."
+        return [*shown, Shown(figure, "06_worst", "Most wrong", told)]
+
+    def predict(self, net: nn.Module, inputs: Sequence[Any], about: Any) -> list[dict[str, Any]]:
+        """Class and probabilities of images or arrays; of a net without classes its outputs.
+
+        Args:
+            net: A trained one.
+            inputs: Files of images, pixels, .npy files or arrays, of one sample or several.
+            about: What the run keeps of its data.
+        """
+        rows = []
+        for given in inputs:
+            row: dict[str, Any] = {"input": pictures.named(given)}
+            if "image_size" in about.sizes:
+                values, notes = pictures.pixels(given, about)
+                single, more = True, {"notes": notes}
+            else:
+                (values, single), more = pictures.array(given, about), {}
+            outputs = net(values)
+            known = about.classes and outputs.shape[1:] == (len(about.classes),)
+            each = [_of_logits(one, about.classes) if known else {"output": one.tolist()} for one in outputs]
+            told = each[0] if single else {"output": [one.get("output", one) for one in each]}
+            rows.append({**row, **told, **more})
+        return rows
 
 
-def macro_f1(predicted: Tensor, labels: Tensor) -> float:
-    """Mean over classes of F1 = 2 TP / (2 TP + FP + FN), so that rare classes count as much as others.
+def _of_logits(logits: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+    """Class and probabilities of one sample."""
+    probabilities = dict(zip(classes, logits.double().softmax(0).tolist(), strict=True))
+    return {"class": max(probabilities, key=lambda name: probabilities[name]), "probabilities": probabilities}
 
-    Classes are those that occur among the labels or the predictions, as in scikit-learn's `f1_score`.
 
-    Args:
-        predicted: Classes of shape (n,).
-        labels: True classes of shape (n,).
+@dataclass(frozen=True)
+class Predictions:
+    """What a net says of labelled samples."""
 
-    Example:
-        >>> macro_f1(torch.tensor([0, 1]), torch.tensor([0, 0]))  # 2/3 for the first class, 0 for the other
-        0.3333333333333333
-    """
-    n_classes = int(torch.maximum(predicted.max(), labels.max())) + 1
-    right = torch.bincount(labels[predicted == labels], minlength=n_classes).double()
-    both = torch.bincount(predicted, minlength=n_classes) + torch.bincount(labels, minlength=n_classes)
-    occurs = both > 0
-    return float((2 * right[occurs] / both[occurs]).mean())
+    labels: np.ndarray
+    """True classes, of shape (n,)."""
+    class_probs: np.ndarray
+    """Of shape (n, n_classes)."""
+
+    @classmethod
+    def of(cls, net: nn.Module, part: Any) -> Predictions:
+        """Of a net on a split, as (images or inputs, labels)."""
+        inputs = part.images if hasattr(part, "images") else part.inputs
+        with evaluating(net):
+            logits = torch.cat([net(some) for some in inputs.split(256)])
+        return cls(part.labels.numpy(), logits.float().softmax(dim=1).numpy())
+
+    @property
+    def predicted(self) -> np.ndarray:
+        return self.class_probs.argmax(axis=1)
+
+    def confusion(self) -> np.ndarray:
+        """Counts by (true class, predicted class)."""
+        from sklearn.metrics import confusion_matrix
+
+        return confusion_matrix(self.labels, self.predicted, labels=range(self.class_probs.shape[1]))
+
+    def worst(self, n: int) -> np.ndarray:
+        """Rows of the samples whose true class was thought least likely, worst first."""
+        true_probs = self.class_probs[np.arange(len(self.labels)), self.labels]
+        wrong = np.flatnonzero(self.predicted != self.labels)
+        return wrong[np.argsort(true_probs[wrong], kind="stable")][:n]
 
 
 def calibration_error(class_probs: Tensor, labels: Tensor, n_bins: int = 15) -> float:

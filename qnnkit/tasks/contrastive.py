@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from qnnkit import checks, retrieval
+from qnnkit import checks
+from qnnkit.checkpoint import own_generators, random_state, set_random_state
+from qnnkit.data.captions import CaptionSplits
+from qnnkit.data.splits import SPLITS
+from qnnkit.layers import evaluating
 from qnnkit.stats import RECALL, Score
-from qnnkit.tasks import cached
-from qnnkit.tasks.step import Step
+from qnnkit.tasks import pictures
+from qnnkit.tasks.step import Shown, Step
 
-if TYPE_CHECKING:
-    from qnnkit.retrieval import Embeddings
+IMAGES, QUERIES, FOUND, PAIRS = 12, 4, 5, 12
+"""Images of a preview; of a gallery queries and what is found for each; the side of a matrix of cosines."""
+RANKS = (1, 5, 10)
+ROWS = 512
+"""Queries that are compared with everything at once."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+"""Of the inputs that are files of images; other words are texts."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,7 @@ class Contrastive:
     score: ClassVar[Score] = RECALL
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor], micro_batch: int | None = None) -> Step:
-        """What a batch gives; of `micro_batch` samples alone a graph is kept (`tasks.cached`)."""
+        """What a batch gives; of `micro_batch` samples alone a graph is kept (`in_chunks`)."""
         ids, n = batch["input_ids"], len(batch["input_ids"])
         if isinstance(model, nn.parallel.DistributedDataParallel):
             step = "Use one process, with micro_batch=64 where a large batch does not fit."
@@ -52,7 +65,7 @@ class Contrastive:
         if micro_batch is None or n <= micro_batch:
             images, texts = model(**batch)
         else:
-            images, texts = cached.outputs(model, batch, micro_batch)
+            images, texts = in_chunks(model, batch, micro_batch)
         # bfloat16 would round a logit of 100 to halves.
         with torch.autocast(images.device.type, enabled=False):
             logits = scale * images @ texts.T  # (images, texts)
@@ -71,11 +84,249 @@ class Contrastive:
         accuracy = (hits["image_to_text"] + hits["text_to_image"]) / 2
         return Step(loss, {"loss": total, "minus_loss": -total, "accuracy": accuracy, **hits}, n)
 
-    def judge(self, embeddings: Embeddings, truth: None = None, /) -> dict[str, float]:
-        """What the embeddings of a whole split are worth, as `retrieval.embed` gives them.
+    def judge(self, net: Any, splits: CaptionSplits, split: str = "test") -> dict[str, float]:
+        """What the embeddings of a whole split are worth.
 
         Returns:
-            `image_to_text_recall_1`, `_5`, `_10`, the same for `text_to_image`, and `zero_shot` where there
-            are classes.
+            `image_to_text_recall_1`, `_5`, `_10`, the same for `text_to_image`, `zero_shot` where there are
+            classes, and `recall_1`, the mean of both ways.
         """
-        return retrieval.scores(embeddings)
+        found = scores(embed(net, splits, split))
+        both = found["image_to_text_recall_1"], found["text_to_image_recall_1"]
+        return found | {"recall_1": sum(both) / 2}
+
+    def preview(self, splits: CaptionSplits) -> list[Shown]:
+        """Some training images with their first captions, and how many of both there are."""
+        import pandas as pd
+
+        from qnnkit import plots
+
+        train, parts = splits.train, {name: splits.split(name) for name in SPLITS}
+        titles = [captions[0] for captions in train.captions[:IMAGES]]
+        figure = plots.labelled_images(train.images[:IMAGES].numpy(), titles)
+        counts = [
+            {"split": name, "images": len(part), "captions": sum(map(len, part.captions))}
+            for name, part in parts.items()
+        ]
+        told = "The first of what is said of each, from the training split."
+        return [
+            Shown(figure, "01_captions", "Images and captions", told),
+            Shown(pd.DataFrame(counts).set_index("split"), "01_counts", "Images and captions of each split"),
+        ]
+
+    def mistakes(self, net: Any, splits: CaptionSplits) -> list[Shown]:
+        """What is found for some captions and images of the test split, and the cosines of some pairs."""
+        from qnnkit import plots
+
+        found = embed(net, splits, "test")
+        images, texts = splits.test.images.numpy(), found.captions
+        right = torch.zeros(len(images), len(texts), dtype=torch.bool)
+        right[found.pairs[:, 0], found.pairs[:, 1]] = True
+        order = torch.linspace(0, len(texts) - 1, min(QUERIES, len(texts))).long()
+        cosines, rows = (found.texts[order] @ found.images.T).topk(min(FOUND, len(images)))
+        of_captions = plots.images_found(
+            [texts[row] for row in order],
+            images[rows.numpy()],
+            cosines.numpy(),
+            right.T[order].gather(1, rows).numpy(),
+        )
+        order = torch.linspace(0, len(images) - 1, min(QUERIES, len(images))).long()
+        cosines, rows = (found.images[order] @ found.texts.T).topk(min(FOUND, len(texts)))
+        of_images = plots.captions_found(
+            images[order.numpy()],
+            [[texts[column] for column in each] for each in rows.tolist()],
+            cosines.numpy(),
+            right[order].gather(1, rows).numpy(),
+        )
+        order = torch.linspace(0, len(images) - 1, min(PAIRS, len(images))).long()
+        firsts = {int(row): int(text) for row, text in reversed(found.pairs.tolist())}
+        columns = torch.tensor([firsts[int(row)] for row in order])
+        similar = plots.similarities(
+            (found.images[order] @ found.texts[columns].T).numpy(),
+            [splits.test.sources[row] for row in order],
+            [texts[column] for column in columns],
+            right[order][:, columns].numpy(),
+        )
+        told = "Cosine of test images with their first captions; the marked ones belong together."
+        return [
+            Shown(
+                of_captions,
+                "05_images_found",
+                "What is found for a caption",
+                "Test images; right ones framed.",
+            ),
+            Shown(
+                of_images,
+                "05_captions_found",
+                "What is found for an image",
+                "Captions of the test split; right ones bold.",
+            ),
+            Shown(similar, "06_similarities", "Similarities", told),
+        ]
+
+    def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> list[dict[str, Any]]:
+        """Of each image, how well each text fits it: softmax over the texts, at the net's own scale.
+
+        Args:
+            net: A trained one.
+            inputs: Images, and texts to hold them against; without texts those of the training.
+            about: What the run keeps of its data.
+        """
+        are_texts = [isinstance(each, str) and Path(each).suffix.lower() not in SUFFIXES for each in inputs]
+        images = [each for each, is_text in zip(inputs, are_texts, strict=True) if not is_text]
+        texts = [each for each, is_text in zip(inputs, are_texts, strict=True) if is_text] or about.captions
+        if not images:
+            step = "Give images, and texts to hold them against."
+            raise ValueError(checks.message("inputs", "hold an image file", list(inputs), step))
+        embedded, rows = net.embed_texts(*about.tokenizer.encode(list(texts))), []
+        for each in images:
+            pixels, notes = pictures.pixels(each, about)
+            shares = (net.scale() * net.embed_images(pixels) @ embedded.T)[0].double().softmax(0).tolist()
+            found = dict(zip(texts, shares, strict=True))
+            told = {"text": max(found, key=lambda text: found[text]), "probabilities": found, "notes": notes}
+            rows.append({"input": pictures.named(each), **told})
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """A split in the space of a model; every vector of length 1, on the CPU."""
+
+    images: Tensor  # (n_images, n_dimensions)
+    texts: Tensor  # every caption once, (n_texts, n_dimensions)
+    pairs: Tensor  # which image has which caption, int64, (n_pairs, 2)
+    captions: tuple[str, ...]  # the texts
+    labels: Tensor | None = None  # of the images, int64, (n_images,)
+    classes: Tensor | None = None  # (n_classes, n_dimensions)
+
+
+def embed(
+    model: Any,
+    splits: CaptionSplits,
+    split: str = "test",
+    *,
+    batch_size: int = 256,
+) -> Embeddings:
+    """All images and all captions of a split in the space of a model, and its classes where there are any.
+
+    A class lies where the mean of its prompts points to; Radford et al. 2021, section 3.1.4.
+
+    Args:
+        model: Left as it was; it computes where it is.
+        splits: The data.
+        split: "train", "validation" or "test".
+        batch_size: Images or texts at once.
+    """
+    part = splits.split(split)
+    texts, pairs = part.texts()
+    device = next(model.parameters()).device
+    with evaluating(model):
+        images = [model.embed_images(some.to(device)).cpu() for some in part.images.split(batch_size)]
+
+        def of_texts(texts: Sequence[str]) -> Tensor:
+            encoded = zip(*(each.split(batch_size) for each in splits.tokenizer.encode(texts)), strict=True)
+            return torch.cat([model.embed_texts(ids.to(device), m.to(device)).cpu() for ids, m in encoded])
+
+        classes = [of_texts(prompts).mean(0) for prompts in splits.prompts]
+        return Embeddings(
+            torch.cat(images),
+            of_texts(texts),
+            pairs,
+            texts,
+            part.labels,
+            nn.functional.normalize(torch.stack(classes), dim=-1) if classes else None,
+        )
+
+
+def scores(found: Embeddings) -> dict[str, float]:
+    """Recall both ways, and where there are classes the share of images whose nearest class is their own."""
+    told = recall(found.images, found.texts, found.pairs)
+    if found.classes is not None and found.labels is not None:
+        told["zero_shot"] = float(
+            ((found.images @ found.classes.T).argmax(1) == found.labels).double().mean()
+        )
+    return told
+
+
+def recall(images: Tensor, texts: Tensor, pairs: Tensor, ranks: Sequence[int] = RANKS) -> dict[str, float]:
+    """Share of queries with a right answer among the k nearest, by cosine, for each k of `ranks`.
+
+    An image has found its captions once one of them is found, and a caption one of its images. A wrong answer
+    that lies as near as the best right one comes before it: a model that holds all alike finds nothing.
+
+    Args:
+        images: Embeddings of length 1, (n_images, n_dimensions).
+        texts: Embeddings of length 1, (n_texts, n_dimensions).
+        pairs: Which image has which text, int64, (n_pairs, 2); every image and every text is in one.
+        ranks: How many are looked at.
+
+    Returns:
+        `image_to_text_recall_<k>` and `text_to_image_recall_<k>`.
+
+    Example:
+        >>> images, texts = torch.eye(3), torch.eye(3)[[0, 2, 1]]
+        >>> recall(images, texts, torch.tensor([[0, 0], [1, 1], [2, 2]]), ranks=(1,))
+        {'image_to_text_recall_1': 0.3333333333333333, 'text_to_image_recall_1': 0.3333333333333333}
+    """
+    both = {
+        "image_to_text": _ranks(images, texts, pairs),
+        "text_to_image": _ranks(texts, images, pairs.flip(1)),
+    }
+    return {
+        f"{name}_recall_{k}": float((found <= k).double().mean())
+        for name, found in both.items()
+        for k in ranks
+    }
+
+
+def _ranks(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Tensor:
+    """At which place, from 1, each query has its first right answer; int64, (n_queries,).
+
+    Who stands level with it counts as before it, and so does who cannot be compared (NaN).
+    """
+    found = []
+    for first in range(0, len(queries), ROWS):
+        cosines = queries[first : first + ROWS] @ candidates.T  # (rows, n_candidates)
+        here = pairs[(pairs[:, 0] >= first) & (pairs[:, 0] < first + ROWS)]
+        right = torch.zeros_like(cosines, dtype=torch.bool)
+        right[here[:, 0] - first, here[:, 1]] = True
+        best = cosines.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
+        found.append(1 + (~(cosines < best) & ~right).sum(1))
+    return torch.cat(found)
+
+
+def in_chunks(model: nn.Module, batch: dict[str, Tensor], micro_batch: int) -> tuple[Tensor, ...]:
+    """What `model(**batch)` gives, a tuple of tensors, each computed in chunks of the batch.
+
+    The loss of a large batch takes the memory of a small one: the backward pass computes each chunk again,
+    with the same random numbers and under the same autocast, for about one forward pass more. The model must
+    treat samples apart from each other (no batch normalisation).
+
+    Reference:
+        Gao et al. 2021, arXiv:2101.06983, section 3.
+    """
+    checks.positive("micro_batch", micro_batch, "Use 64, or None for the whole batch at once.")
+    names = list(batch)
+
+    def run(*part: Tensor) -> Any:
+        return model(**dict(zip(names, part, strict=True)))
+
+    parts = zip(*(values.split(micro_batch) for values in batch.values()), strict=True)
+    given: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    found = [checkpoint(run, *part, context_fn=lambda: (nullcontext(), _Drawn()), **given) for part in parts]
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))
+
+
+class _Drawn:
+    """A context in which generators are as they were when it was made; torch would leave out that of MPS."""
+
+    def __init__(self) -> None:
+        self.state = random_state()
+
+    def __enter__(self) -> None:
+        self.own = own_generators()
+        self.own.__enter__()
+        set_random_state(self.state)
+
+    def __exit__(self, *error: Any) -> None:
+        self.own.__exit__(*error)

@@ -1,17 +1,37 @@
-"""The next token: the loss of causal language models, per token that is predicted."""
+"""The next token: the loss of causal language models, per token that is predicted, and their text."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from qnnkit.data.tokens import IGNORED
+from qnnkit import checks
+from qnnkit.data.splits import SPLITS
+from qnnkit.data.tokens import IGNORED, TokenSplits
+from qnnkit.layers import evaluating
 from qnnkit.stats import LOSS, Score
-from qnnkit.tasks.step import Step
+from qnnkit.tasks.sampling import generate, speed
+from qnnkit.tasks.saving import adapted, merge
+from qnnkit.tasks.step import Shown, Step
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN, CHARACTERS = 5, 300
+"""Blocks whose beginnings a preview shows, and how much of each."""
+WORDS, READ = 60, 16
+"""Tokens that are read and then written of a text that is shown, and read of one that is timed."""
+NEW_TOKENS = 80
+"""Written behind a prompt."""
+MOST_TOKENS = 8192
+"""Of the test split, read for the losses of single documents: a large model takes minutes for more."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +48,155 @@ class Language:
 
     monitor: str = "minus_loss"
     score: ClassVar[Score] = LOSS
+    counted: ClassVar[str] = "tokens"
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         targets = shifted(batch["labels"])
         count = int((targets != IGNORED).sum())  # asked first, while the device has nothing to do
-        logits = model(**inputs, use_cache=False).logits
-        total = summed_loss(logits, targets)
+        total = cross_entropy(model(**inputs, use_cache=False).logits, targets, "sum")
         return Step(total / max(1, count), {"loss": total.detach(), "minus_loss": -total.detach()}, count)
 
-    def judge(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """What logits, of shape (n, length, vocabulary), are worth beside the labels, of shape (n, length).
+    def judge(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The perplexity of a split from its mean loss."""
+        return {"perplexity": perplexity(means["loss"])}
+
+    def preview(self, splits: TokenSplits) -> list[Shown]:
+        """The beginnings of some training blocks, with where they are from, and how many tokens there are."""
+        import pandas as pd
+
+        train, decode = splits.train, splits.tokenizer.decode
+        predicted = (shifted(train.labels) != IGNORED).sum(1).tolist()
+        rows = [
+            (train.sources[i], predicted[i], decode(train.input_ids[i].tolist())[:CHARACTERS])
+            for i in _spread(len(train), SHOWN)
+        ]
+        table = pd.DataFrame(rows, columns=["from", "tokens", "begins"])
+        return [Shown(table, "01_beginnings", "Beginnings of some blocks"), counts(splits)]
+
+    def mistakes(self, net: Any, splits: TokenSplits, n: int = 3, seed: int = 0) -> list[Shown]:
+        """What the net writes behind beginnings of test blocks, and the documents of the largest loss."""
+        import pandas as pd
+
+        tokenizer, rows = splits.tokenizer, []
+        for i in _spread(len(splits.test), min(n, 3)):
+            prompt = tokenizer.decode(splits.test.input_ids[i, :WORDS].tolist())
+            told = {"given": prompt}
+            if adapted(net):
+                with net.disable_adapter():
+                    told["the base writes"] = generate(net, tokenizer, prompt, WORDS, seed=seed)
+            rows.append({**told, "the net writes": generate(net, tokenizer, prompt, WORDS, seed=seed)})
+        return [
+            Shown(pd.DataFrame(rows), "05_written", "What the net writes"),
+            Shown(by_source(net, splits)[:n], "05_losses", "Test documents of the largest loss"),
+        ]
+
+    def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> Iterator[dict[str, Any]]:
+        """Yields the text that the net writes behind each prompt."""
+        for each in inputs:
+            yield {"input": str(each), "text": generate(net, about.tokenizer, str(each), NEW_TOKENS)}
+
+    def beside_base(self, net: Any, splits: TokenSplits, after: float) -> dict[str, Any] | None:
+        """An adapter beside its base: loss on the test split before and `after`, and speed of writing.
+
+        Uses the model up: no second copy of it is made.
 
         Returns:
-            `loss` (nats per token), `perplexity` (its exponential) and `tokens`, the number predicted.
+            `loss` and `perplexity`, `before` and `after`; tokens per second, `adapted` and `merged` (None of
+            an adapter that cannot be merged). None of a model without an adapter.
         """
-        targets = shifted(labels)
-        tokens = int((targets != IGNORED).sum())
-        loss = summed_loss(logits.double(), targets).item() / max(1, tokens)
-        return {"loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
+        if not adapted(net):
+            return None
+        with net.disable_adapter():
+            before = evaluate(net, splits, "test")["loss"]
+        ids = splits.test.input_ids[0, :READ].tolist()
+        speeds = {"adapted": speed(net, ids), "merged": None}
+        with contextlib.suppress(NotImplementedError):
+            speeds["merged"] = speed(merge(net, in_place=True), ids)
+        return {
+            "loss": {"before": before, "after": after},
+            "perplexity": {"before": perplexity(before), "after": perplexity(after)},
+            "tokens_per_second": speeds,
+        }
+
+
+def counts(splits: TokenSplits) -> Shown:
+    """A table of the blocks and tokens of each split."""
+    import pandas as pd
+
+    parts = {name: splits.split(name) for name in SPLITS}
+    rows = [
+        {"split": name, "blocks": len(part), "tokens": part.input_ids.numel(), "predicted": part.n_predicted}
+        for name, part in parts.items()
+    ]
+    return Shown(pd.DataFrame(rows).set_index("split"), "01_counts", "Blocks and tokens of each split")
+
+
+def evaluate(
+    model: Any, splits: TokenSplits, split: str = "validation", *, batch_size: int = 8
+) -> dict[str, float]:
+    """Loss and perplexity on a split, without gradients and without dropout, where the model is.
+
+    Args:
+        model: A causal language model, with an adapter or without.
+        splits: The text, or music.
+        split: "train", "validation" or "test".
+        batch_size: Blocks at once.
+
+    Returns:
+        `loss` in nats per token (each token counts once, however its block is padded), `perplexity`,
+        `tokens` (predicted ones) and `tokens_per_second`.
+
+    Raises:
+        ValueError: The split is unknown, or its tokens are more than the model knows.
+    """
+    start = time.perf_counter()
+    totals, n_tokens = block_losses(model, splits, split, batch_size)
+    tokens, seconds = int(n_tokens.sum()), time.perf_counter() - start
+    loss = float(totals.sum()) / tokens
+    found = {"loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
+    return found | {"tokens_per_second": tokens / seconds}
+
+
+def block_losses(
+    model: Any, splits: TokenSplits, split: str = "test", batch_size: int = 8
+) -> tuple[Tensor, Tensor]:
+    """Summed loss, in nats, and predicted tokens of each block of a split; both of shape (n,)."""
+    known = getattr(getattr(model, "config", None), "vocab_size", splits.vocabulary)
+    if splits.vocabulary > known:
+        rule = f"have at most {known:,} tokens, as the model has"
+        step = "Make the data with the tokenizer of the model's folder."
+        raise ValueError(checks.message("tokenizer", rule, splits.vocabulary, step))
+    place, totals, n_tokens = next(model.parameters()).device, [], []
+    with evaluating(model):
+        for batch in splits.batches(split, batch_size, shuffle=False):
+            targets = shifted(batch["labels"]).to(place)
+            logits = model(input_ids=batch["input_ids"].to(place), use_cache=False).logits
+            each = cross_entropy(logits, targets, "none").view_as(targets)
+            totals.append(each.sum(1).cpu().double())
+            n_tokens.append((targets != IGNORED).sum(1).cpu())
+    return torch.cat(totals), torch.cat(n_tokens)
+
+
+def by_source(model: Any, splits: TokenSplits, split: str = "test") -> pd.DataFrame:
+    """The loss of each document or piece, the largest first; of MOST_TOKENS tokens, spread over the split."""
+    import pandas as pd
+
+    some = fewer(splits, split, max(4, MOST_TOKENS // splits.length))
+    totals, n_tokens = (each.numpy() for each in block_losses(model, some, split, batch_size=1))
+    rows = {"document": some.split(split).sources, "tokens": n_tokens, "nats per token": totals}
+    table: Any = pd.DataFrame(rows).groupby("document", sort=False).sum()
+    table["nats per token"] /= table["tokens"]
+    return table.sort_values("nats per token", ascending=False, kind="stable")
+
+
+def fewer(splits: TokenSplits, split: str, n: int) -> TokenSplits:
+    """The same with at most `n` blocks of a split, spread evenly over it."""
+    part = splits.split(split)
+    if len(part) <= n:
+        return splits
+    rows = torch.linspace(0, len(part) - 1, n).long().tolist()
+    return replace(splits, **{split: part.at(rows)})
 
 
 def shifted(labels: Tensor) -> Tensor:
@@ -54,18 +204,18 @@ def shifted(labels: Tensor) -> Tensor:
     return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in float32, or better, summed over the positions whose target is not IGNORED.
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """In float32, or better: summed over the positions, or of each of them; 0 where a target is IGNORED.
 
     Args:
         logits: Of shape (batch, length, vocabulary). Positions before the targets', as a prompt that is
             learnt has them, are passed over.
         targets: Tokens of shape (batch, length).
+        reduction: "sum", or "none" for a tensor of shape (batch * length,).
     """
     logits = logits[:, -targets.shape[1] :].to(torch.promote_types(logits.dtype, torch.float32))
-    return nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+    flat = logits.flatten(0, 1), targets.flatten()
+    return nn.functional.cross_entropy(*flat, ignore_index=IGNORED, reduction=reduction)
 
 
 def perplexity(loss: float) -> float:
@@ -79,3 +229,8 @@ def perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
+
+
+def _spread(n: int, most: int) -> range:
+    """At most so many of n rows, evenly spread."""
+    return range(0, n, max(1, n // max(1, most)))[:most]

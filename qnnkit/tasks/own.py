@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qnnkit import checks
+from qnnkit.data.music_events import MusicTokenizer
+from qnnkit.data.splits import SPLITS
+from qnnkit.layers import evaluating
 from qnnkit.stats import SCORES, Score
-from qnnkit.tasks.step import Step
+from qnnkit.tasks.step import Shown, Step, asked
+
+ROWS, VALUES, JUDGED = 6, 6, 1000
+"""Samples and numbers of each that a table shows; test samples that are judged one by one."""
 
 FALLING = frozenset(("loss", "error", "mse", "mae", "rmse", "nll", "ece", "perplexity"))
 """Last words of the names of numbers of which smaller is better."""
@@ -20,7 +27,20 @@ class Refused(ValueError):
     """What a user's task gives is not what a task gives."""
 
 
-class Own:
+class OfData:
+    """What the kit's task of some data shows and predicts, for tasks that say nothing of it."""
+
+    def preview(self, splits: Any) -> Any:
+        return usual(splits).preview(splits)
+
+    def mistakes(self, net: nn.Module, splits: Any, **offered: Any) -> Any:
+        return asked(usual(splits).mistakes, net, splits, **offered)
+
+    def predict(self, net: nn.Module, inputs: Sequence[Any], about: Any) -> Any:
+        return usual(about).predict(net, inputs, about)
+
+
+class Own(OfData):
     """Any callable (model, batch) -> Step, with `monitor`, as a task.
 
     Args:
@@ -67,6 +87,35 @@ class Own:
             sums[self.monitor] = -sums[self.reported]
         return replace(step, sums=sums)
 
+    def preview(self, splits: Any) -> Any:
+        """As the task shows the data; without it as the kit's task of these data does."""
+        own = getattr(self.task, "preview", None)
+        return own(splits) if own else super().preview(splits)
+
+    def mistakes(self, net: nn.Module, splits: Any, **offered: Any) -> Any:
+        """As the task shows them; without it the test samples of the largest loss."""
+        own = getattr(self.task, "mistakes", None)
+        if own:
+            return asked(own, net, splits, **offered)
+        return largest_losses(self, net, splits, offered.get("n", ROWS))
+
+    def predict(self, net: nn.Module, inputs: Sequence[Any], about: Any) -> Any:
+        """As the task does; without it classes and probabilities, or outputs, of images and arrays."""
+        own = getattr(self.task, "predict", None)
+        return asked(own, net, inputs, about=about) if own else super().predict(net, inputs, about)
+
+
+def usual(data: Any) -> Any:
+    """The kit's task of some data: of splits, or of what a run keeps of them."""
+    from qnnkit import tasks
+
+    tokenizer = getattr(data, "tokenizer", None)
+    if isinstance(tokenizer, MusicTokenizer):
+        return tasks.Music()
+    if "vocabulary" in data.sizes:
+        return tasks.Language()
+    return tasks.Contrastive() if tokenizer is not None else tasks.Classification()
+
 
 def complete(task: Any) -> Any:
     """A task as it is, where it is one of the kit's; a user's with what is asked of tasks beside."""
@@ -83,3 +132,43 @@ def _score(name: str) -> Score:
     smaller = name.lower().split("_")[-1] in FALLING
     word = name.replace("_", " ")
     return Score(name, word, per="", factor=1.0, unit="", digits=4, larger=not smaller, criterion="")
+
+
+def first_samples(splits: Any) -> list[Shown]:
+    """Tables of the first training samples, as numbers, and of how many each split has."""
+    import pandas as pd
+
+    rows, inputs = splits.train, splits.example(ROWS)
+    table = [
+        {"sample": rows.sources[i], "inputs": _told(inputs[i]), "target": _told(rows.targets[i])}
+        for i in range(len(inputs))
+    ]
+    counts = [{"split": name, "samples": len(splits.split(name))} for name in SPLITS]
+    return [
+        Shown(pd.DataFrame(table).set_index("sample"), "01_samples", "The first training samples"),
+        Shown(pd.DataFrame(counts).set_index("split"), "01_counts", "Samples of each split"),
+    ]
+
+
+def largest_losses(task: Any, net: nn.Module, splits: Any, n: int) -> list[Shown]:
+    """A table of the test samples of the largest loss, with what the net gives for them."""
+    import pandas as pd
+
+    rows = []
+    with evaluating(net):
+        batches = splits.batches("test", 1, shuffle=False)
+        for source, batch in zip(splits.test.sources[:JUDGED], batches, strict=False):
+            row = {"sample": source, "loss": float(task(net, batch).loss)}
+            if isinstance(batch, list | tuple):
+                row |= {"target": _told(batch[1][0]), "output": _told(net(batch[0])[0])}
+            rows.append(row)
+    worst = pd.DataFrame(rows).sort_values("loss", ascending=False, kind="stable")[:n].reset_index(drop=True)
+    return [Shown(worst, "05_losses", "Test samples of the largest loss")]
+
+
+def _told(values: Any) -> str:
+    if not isinstance(values, Tensor):
+        return str(values)[:80]
+    flat = values.flatten()
+    more = f" ... ({tuple(values.shape)})" if len(flat) > VALUES else ""
+    return ", ".join(f"{number:.4g}" for number in flat[:VALUES].tolist()) + more

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.stats import LOSS, Score
+from qnnkit.tasks.language import perplexity
+from qnnkit.tasks.own import OfData
 from qnnkit.tasks.step import Step
 
 
 @dataclass(frozen=True)
-class OwnLoss:
+class OwnLoss(OfData):
     """The loss that a transformers model computes itself; reports `loss` and `minus_loss`.
 
     A batch is a dictionary of the model's arguments, `labels` among them where it wants them.
@@ -42,6 +45,6 @@ class OwnLoss:
         total = count * loss.detach()
         return Step(loss, {"loss": total, "minus_loss": -total}, count)
 
-    def judge(self, outputs: Any, part: Any) -> dict[str, float]:
-        """Nothing: what all outputs together are worth, the kind of work says."""
-        return {}
+    def judge(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The perplexity of a split from its mean loss, where that is one of tokens."""
+        return {} if self.together else {"perplexity": perplexity(means["loss"])}

@@ -1,7 +1,9 @@
-"""What the training loop asks of a task, and what a task gives for a batch."""
+"""What the training loop and the reports ask of a task, and what a task gives for a batch."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,8 +24,35 @@ class Step:
     """What the loss is a mean over, and the batch weighs by in updates and means: samples, or tokens."""
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A figure or a table of `preview` or `mistakes`; a figure is kept for the report, under these words."""
+
+    content: Any
+    """A figure of matplotlib, a table of pandas, or whatever a notebook shows."""
+    name: str
+    """Of the figure's file; the report orders figures by it."""
+    title: str
+    description: str = ""
+    """How to read it."""
+
+
 class Task(Protocol):
-    """What the training loop asks of a task."""
+    """What the training loop asks of a task.
+
+    Beside these a task may have, and what it has is used:
+
+    - `counted`: "tokens" where steps count tokens and not samples;
+    - `judge(outputs, splits, net, means)`: {name: number} of the whole test split, after the pass that gave
+      `means`; it names those arguments that it needs. `outputs` are all outputs of the net, on the CPU;
+    - `preview(splits)`: what the data look like, and how much there is;
+    - `mistakes(net, splits)`: where a trained net errs; it may also ask for `n` (how many to show), `seed`,
+      `folder` (of the run) and `seen` (splits of which a frozen part of the net is computed already);
+    - `predict(net, inputs)`: a list of rows, one for each new input; it may also ask for `about`, what a run
+      keeps of its data.
+
+    `preview` and `mistakes` give a figure, a table, a `Shown`, or a list of them.
+    """
 
     @property
     def monitor(self) -> str:
@@ -43,6 +72,14 @@ class Task(Protocol):
         """
         ...
 
-    def judge(self, outputs: Any, truth: Any, /) -> dict[str, float]:
-        """Numbers that need all of a split at once: what the model gives for it, beside what is right."""
-        ...
+
+def asked(function: Callable[..., Any], *given: Any, **offered: Any) -> Any:
+    """Calls a function with `given`, and with those of `offered` that it names.
+
+    Example:
+        >>> asked(lambda net, n=1: net * n, "net", n=2, seed=0)
+        'netnet'
+    """
+    taken = inspect.signature(function).parameters
+    every = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    return function(*given, **{name: value for name, value in offered.items() if every or name in taken})

@@ -1,0 +1,121 @@
+"""Losses on groups of the test split, such as the pieces of each composer, where a task judges them apart."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qnnkit import stats
+from qnnkit.runs import Run, frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from qnnkit.plots import Picture
+
+OF_NET, OF_BASE = "test_loss_on_", "test_base_on_"
+"""How the columns begin that tell the loss on a group, of a net and of the base of its adapter."""
+BASE = "base"
+SAME = 1e-4
+"""Losses of one base that two runs computed differ by less, relative to themselves."""
+MOST_ROWS = 60
+"""Of a picture."""
+
+
+def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Mean losses over seeds, and half the width of their 95 % intervals (NaN for a single seed).
+
+    Args:
+        rows: Of `runs.frame`, or `finals` of a run.
+        named: Columns that tell the nets apart: each combination is a row.
+
+    Returns:
+        Two tables of nets, and of the base that adapters stand on, by group; empty where none is judged.
+
+    Example:
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"net": ["lora", "lora"], "test_loss_on_bach": [0.75, 0.25]})
+        >>> float(by_group(rows)[0].loc["lora", "bach"])
+        0.5
+    """
+    import pandas as pd
+
+    rows = rows.reset_index(drop=True)
+
+    def of(begin: str) -> Any:
+        return rows.filter(regex=f"^{begin}").rename(columns=lambda name: str(name).removeprefix(begin))
+
+    if not of(OF_NET).shape[1]:
+        return pd.DataFrame(), pd.DataFrame()
+    grouped = of(OF_NET).groupby(rows[list(named)].astype(str).agg(", ".join, axis=1), sort=False)
+    means, halves, base = grouped.mean(), grouped.agg(_half_width), of(OF_BASE)
+    if base.shape[1] and (base.max() - base.min() <= SAME * base.min()).all():  # nets on one base
+        means = pd.concat([base.mean().rename(BASE).to_frame().T, means])
+        halves = halves.reindex(means.index)
+    return means, halves
+
+
+def keep_groups(run: Run) -> list[pd.DataFrame | Picture]:
+    """A table and a kept picture of `by_group` of a run; nothing where its task judges no groups."""
+    means, halves = by_group(run.finals())
+    if means.empty:
+        return []
+    told = "Mean over seeds; framed: what the nets were trained on. Compare within a column."
+    own: set[str] = set(getattr(run.config, "composers", None) or ())
+    figure = _picture(means, halves, [set() if name == BASE else own for name in means.index])
+    table = means.map("{:.4f}".format) + halves.map(lambda h: "" if math.isnan(h) else f" ± {h:.4f}")
+    return [table, run.keep(figure, "05_groups", "Loss on each group of the test split", told)]
+
+
+def batch_groups(folder: Path, planned: Sequence[dict[str, Any]]) -> str | None:
+    """A picture of the losses on groups over the finished runs of a batch, for its page; None without any.
+
+    Args:
+        folder: The batch's.
+        planned: The runs of its batch.json, each with `folder` and `settings`.
+    """
+    import pandas as pd
+
+    tables = []
+    for run in planned:
+        place, settings = Path(os.path.normpath(folder / str(run["folder"]))), run.get("settings")
+        rows = frame(place) if (place / "result.json").is_file() else pd.DataFrame()
+        if rows.filter(regex=f"^{OF_NET}").empty:
+            continue
+        known = settings if isinstance(settings, dict) else {}
+        varied = [f"{name} {value}" for name, value in known.items() if name not in ("seed", "composers")]
+        own = known.get("composers") or []
+        tables.append(rows.assign(varied=", ".join(varied), own=" + ".join(map(str, own)) or "all"))
+    if len(tables) < 2:
+        return None
+    rows = pd.concat(tables)
+    named = ["net", "own"] + (["varied"] if len(set(rows["varied"])) > 1 else [])
+    means, halves = (table.head(MOST_ROWS) for table in by_group(rows, named))
+    parts = [str(name).split(", ") for name in means.index]
+    own = [set(part[1].split(" + ")) if len(part) > 1 else set() for part in parts]
+    return f"data:image/png;base64,{base64.b64encode(_picture(means, halves, own).png()).decode()}"
+
+
+def _picture(means: pd.DataFrame, halves: pd.DataFrame, own: Sequence[set[str]]) -> Picture:
+    from qnnkit import plots
+
+    columns = [str(name) for name in means]
+    framed = [(row, columns.index(name)) for row, names in enumerate(own) for name in names & set(columns)]
+    return plots.loss_matrices(
+        {"": means.to_numpy()},
+        [str(name) for name in means.index],
+        columns,
+        half_widths={"": halves.to_numpy()},
+        framed=framed,
+        rows="net",
+    )
+
+
+def _half_width(values: pd.Series) -> float:
+    known = values.dropna().tolist()
+    half = stats.mean_interval(known).half_width if known else math.nan
+    return half if math.isfinite(half) else math.nan

@@ -1,0 +1,113 @@
+"""New images and arrays as a trained net takes them, and how they differ from those of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qnnkit import checks, workspace
+from qnnkit.data.images import fit, read
+
+FAR = 4.0
+"""Standard deviations of the training images beyond which an image is said to be unlike them."""
+
+
+def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
+    """An image as the net takes it, uint8 (1, channels, height, width), and what is unusual in it.
+
+    Args:
+        given: A file, or pixels: uint8, (height, width) or (height, width, 3).
+        about: What the run keeps of its data.
+
+    Raises:
+        ValueError: It is no image.
+    """
+    size, grey, notes = tuple(about.image_size), about.channels == 1, []
+    if isinstance(given, str | Path):
+        try:
+            found = read(place(given).read_bytes(), 0, str(given), None).pixels
+        except OSError as error:
+            rule, step = "be an image that can be read", str(error.strerror or error)
+            raise ValueError(checks.message("inputs", rule, str(given), step)) from None
+    else:
+        found = np.asarray(given)
+        if found.dtype != np.uint8 or found.ndim not in (2, 3):
+            rule = "be uint8 of shape (height, width) or (height, width, 3)"
+            told = f"{found.dtype} of shape {found.shape}"
+            raise ValueError(checks.message("inputs", rule, told, "Give pixels of 0 to 255."))
+    height, width = found.shape[:2]
+    if grey and found.ndim == 3:
+        notes.append("It is in colour, and the training images are grey: its colours are left out.")
+    if not grey and found.ndim == 2:
+        notes.append("It is grey, and the training images are in colour.")
+    if abs(np.log((width / height) / (size[1] / size[0]))) > np.log(1.2):
+        notes.append(f"It is {width}x{height}, and is squeezed to the training images' {size[1]}x{size[0]}.")
+    if height < size[0] or width < size[1]:
+        notes.append(f"It is {width}x{height}, smaller than the training images' {size[1]}x{size[0]}.")
+    tensor = torch.from_numpy(fit(found, size, "L" if grey else "RGB").copy())
+    tensor = (tensor[None] if grey else tensor.permute(2, 0, 1)).unsqueeze(0).contiguous()
+    return tensor, notes + _unlike(tensor, about.like)
+
+
+def array(given: Any, about: Any) -> tuple[Tensor, bool]:
+    """A .npy file or an array as the net takes it, and whether it is one sample without a batch.
+
+    Raises:
+        ValueError: There is no such file, or its shape is another.
+    """
+    if isinstance(given, str | Path):
+        try:
+            given = np.load(place(given), allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            step = "Write one by numpy.save, with shape (n, ...) or of one sample."
+            raise ValueError(checks.message("inputs", "be .npy files", str(given), step)) from None
+    dtype, *shape = about.shapes[""]
+    values = torch.as_tensor(np.asarray(given)).to(getattr(torch, dtype))
+    if list(values.shape) == shape:
+        return values.unsqueeze(0), True
+    if list(values.shape[1:]) == shape:
+        return values, False
+    rule, step = f"have shape {tuple(shape)}, or (n, ...) of it", "That is what the net was trained on."
+    raise ValueError(checks.message("inputs", rule, tuple(values.shape), step))
+
+
+def named(given: Any) -> str:
+    """An input in a word."""
+    return str(given) if isinstance(given, str | Path) else f"array of shape {np.asarray(given).shape}"
+
+
+def place(given: str | Path) -> Path:
+    """A file as it is named, or in the workspace."""
+    return Path(given) if Path(given).exists() else workspace.place(given)
+
+
+def brightness(images: Tensor) -> dict[str, Tensor]:
+    """Of each image, and of its edge, 0 to 255."""
+    values = images.float()
+    edge = torch.cat([values[..., 0, :], values[..., -1, :], values[..., 0], values[..., -1]], -1)
+    return {"brightness": values.flatten(1).mean(1), "edge": edge.flatten(1).mean(1)}
+
+
+def _unlike(image: Tensor, like: Mapping[str, Sequence[float]] | None) -> list[str]:
+    """What is to be said of an image beside the mean and spread of the training images' brightness."""
+    if like is None:
+        return []
+
+    def far(tensor: Tensor) -> float:
+        found = brightness(tensor)
+        return max(
+            abs(float(found[name][0]) - mean) / (spread + 2.0) for name, (mean, spread) in like.items()
+        )
+
+    here, inverted = far(image), far(255 - image)
+    if inverted < here / 2 and here > FAR / 2:
+        return ["It is dark where the training images are light: invert it, if it is of their kind."]
+    if here > FAR:
+        word = "brighter" if float(image.float().mean()) > like["brightness"][0] else "darker"
+        return [f"It is much {word} than the training images: what the net says of it may mean little."]
+    return []
