@@ -194,6 +194,8 @@ def _become(parent: int, words: list[str], env: dict[str, str], folder: str, log
             os.dup2(file, 1)
             os.dup2(file, 2)
         env |= {name: str(parent) for name in PARENTS if name in env}
+        if "JPY_PARENT_PID" in env:  # ipykernel has read it as it was imported
+            words = [*words, f"--IPKernelApp.parent_handle={parent}"]
         os.chdir(folder)
         _take(env, words)
         if not sys.flags.safe_path:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import RECIPES, cli, device, report, runs
+from qnnkit import RECIPES, cli, device, report, runs, warm
 from qnnkit.runs import chain
 
 NOBODY = 65534
@@ -320,6 +320,7 @@ def test_what_is_wrong_with_the_files_is_said_before_the_notebooks(qnnkit, pictu
     """A text file named .png is counted, other sizes and modes are told once; then a notebook stops."""
     (pictures / "a" / "text.png").write_text("no image")
     Image.new("RGB", (9, 9)).save(pictures / "b" / "odd.png")
+    monkeypatch.setattr(warm, "_nursery", None)  # begun before pandas was broken
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "pandas.py").write_text("raise ImportError('pandas is broken here.')")
@@ -327,7 +328,7 @@ def test_what_is_wrong_with_the_files_is_said_before_the_notebooks(qnnkit, pictu
         "run", "--recipe", "folder_quanv", "--run-dir", "run", "--set", "data_dir=pictures"
     )
     notes = [line for line in out.splitlines() if line.startswith("Note: ")]
-    for told in ("1 of 14 files that cannot be read: a/text.png (", "13 of 13 images to 16x16", "RGB"):
+    for told in ("1 of 14 images that cannot be read: a/text.png (", "13 of 13 images to 16x16", "RGB"):
         assert len([note for note in notes if told in note]) == 1
     refused(
         (status, "", err), "Notebook 00_setup.ipynb stopped: pandas is broken here.", "00_setup.failed.ipynb"

@@ -345,6 +345,7 @@ def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, 
     assert any(f"{linear:,} frozen weights are counted in 4 bits" in note for note in four.notes)
 
 
+@pytest.mark.slow
 def test_three_billion_weights_are_begun_counted_and_planned_without_them(home, base, tmp_path):
     folder = tmp_path / "3b"  # a model whose weights are not there
     shutil.copytree(base.folder / "model", folder, ignore=shutil.ignore_patterns("*.safetensors"))

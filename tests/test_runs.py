@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import gradients, runs, workspace
+from qnnkit import gradients, runs, warm, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain
@@ -611,8 +611,9 @@ def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(tiny, tmp_path):
     source = tiny(epochs=2)
     list(runs.train_all(source))
     before = files(source.folder)
-    run = runs.fork(source.folder, tmp_path / "fork", epochs=3, learning_rate=0.001)
-    assert run.config == source.config.override(epochs=3, learning_rate=0.001)
+    given = {"epochs": 3, "learning_rate": 0.001, "quantum_learning_rate": 0.001}
+    run = runs.fork(source.folder, tmp_path / "fork", **given)
+    assert run.config == source.config.override(**given)
     epochs = []
     list(runs.train_all(run, on_row=each_epoch(epochs.append)))
     assert [row["epoch"] for row in epochs] == [3, 3] and epochs[0]["learning_rate"] < 0.001
@@ -621,7 +622,7 @@ def test_a_fork_goes_on_elsewhere_and_leaves_its_source_alone(tiny, tmp_path):
     assert {
         name: content for name, content in files(source.folder).items() if not name.startswith(".")
     } == before
-    again = runs.fork(source.folder, tmp_path / "fork", epochs=3, learning_rate=0.001)
+    again = runs.fork(source.folder, tmp_path / "fork", **given)
     assert again.config == run.config and len(again.finals()) == 2  # the same command opens it again
 
 
@@ -976,6 +977,7 @@ def test_a_full_disk_before_a_notebook_starts(notebook, tmp_path):
 
 def test_a_full_disk_inside_a_notebook(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warm, "_nursery", None)  # begun before the disk was full
     (tmp_path / "data.bin").write_bytes(b"old")
     source = notebook("""
         from pathlib import Path

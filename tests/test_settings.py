@@ -71,7 +71,7 @@ def test_every_setting_is_described_in_one_line(recipe):
 
 def test_what_a_setting_says_is_all_it_takes():
     described = RECIPES["digits_quanv"].Settings.describe
-    assert "training part" in described("validation_fraction")
+    assert "of train/ where there is a test part" in described("validation_fraction")
     assert "archive or address" in described("data_dir")
 
 

@@ -113,6 +113,7 @@ def reported(tmp_path, net="hybrid", seed=0):
         log=lambda kind, row: workspace.append_line(path, row),
         rows=lambda kind: workspace.read_lines(path),
         config=SimpleNamespace(gradient_checkpointing=False),
+        task=SimpleNamespace(counted="samples"),
         splits=None,
     )
     return Journal(run, net, seed, CPU)

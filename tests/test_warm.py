@@ -1,6 +1,7 @@
 """qnnkit.warm: forked processes begin with what is imported, and with nothing else of one another."""
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -170,6 +171,31 @@ def test_a_process_does_not_begin_once_its_parent_was_killed(tmp_path):
     while psutil.pid_exists(int(done.stdout)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not psutil.pid_exists(int(done.stdout)) and not (tmp_path / "said").exists()
+
+
+def test_a_kernel_ends_once_its_parent_was_killed(tmp_path):
+    code = """
+    import os, signal, sys, time
+    from pathlib import Path
+    from qnnkit import warm
+    warm.begin()
+    connection = Path("connection.json").absolute()
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", str(connection)]
+    process = warm.start(command, dict(os.environ) | {"JPY_PARENT_PID": str(os.getpid())}, Path("log"))
+    print(process.pid, flush=True)
+    while not connection.exists() and process.poll() is None:
+        time.sleep(0.1)
+    time.sleep(1)
+    if process.poll() is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, (tmp_path / "log").read_text()
+    end = time.monotonic() + 60
+    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(int(done.stdout))
 
 
 def test_a_process_that_has_computed_begins_it_too(tmp_path):

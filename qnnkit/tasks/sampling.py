@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.adapters import once
-from qnnkit.data.sample import seeded
+from qnnkit.data.batches import seeded
 from qnnkit.layers import evaluating
 
 SHORTEST, LONGEST = 32, 2048
