@@ -33,7 +33,7 @@ PARENTS = ("JPY_PARENT_PID", "QNNKIT_STOP_WITH_PARENT")
 """Variables by which a process knows whose end is its own."""
 LOOK = 0.05  # seconds between two looks at whether a process has ended
 
-_LOCK = threading.Lock()
+_lock = threading.Lock()
 _nursery: Connection | None = None
 _fresh = False  # whether this process was forked here, and has not computed
 
@@ -69,9 +69,9 @@ def _end(kill: Callable[[], Any], wait: Callable[[], Any]) -> None:
 
 
 def _forget() -> None:
-    """In a forked process: what was begun is its parent's."""
-    global _nursery
-    _nursery = None
+    """In a forked process: what was begun is its parent's, and a lock that another thread held stays so."""
+    global _lock, _nursery
+    _lock, _nursery = threading.Lock(), None
 
 
 if sys.platform == "linux":
@@ -144,7 +144,7 @@ class Forked:
 
 def _ask(*request: Any) -> Any:
     assert _nursery is not None
-    with _LOCK:
+    with _lock:
         _nursery.send(request)
         return _nursery.recv()
 

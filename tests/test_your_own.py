@@ -151,6 +151,14 @@ def test_a_changed_recipe_is_refused_with_the_lines_that_differ(kind: str, home:
     assert "the recipe has changed" in str(caught.value) and told in str(caught.value)
 
 
+def test_a_task_may_count_tokens_of_data_that_do_not(home: Path) -> None:
+    text = RECIPE.replace('monitor = "r2"', 'monitor = "r2"\n    counted = "tokens"')
+    assert text != RECIPE
+    (home / "mine.py").write_text(text)
+    [final] = runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY))
+    assert "tokens_per_second" not in final and runs.status.read("runs/one").counted == "tokens"
+
+
 def test_a_fork_goes_on_from_nets_of_the_same_shape_alone(home: Path) -> None:
     list(runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY)))
     (home / "mine.py").write_text(RECIPE.replace("0.05", "0.02"))

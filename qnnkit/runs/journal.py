@@ -143,9 +143,8 @@ class Journal:
 
 def speed(run: Run, seconds: float) -> dict[str, float]:
     """Tokens of an epoch that are learnt from per second, where the data are tokens."""
-    if getattr(run.task, "counted", "samples") != "tokens":
-        return {}
-    return {"tokens_per_second": run.splits.train.n_predicted / seconds}
+    tokens = getattr(run.splits.train, "n_predicted", None)
+    return {} if tokens is None else {"tokens_per_second": tokens / seconds}
 
 
 def _remedy(config: Settings) -> str:
