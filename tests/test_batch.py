@@ -1159,6 +1159,7 @@ def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(home, pictures)
     assert (folder / "report.html").exists()
     assert "03_train.ipynb" in report.write_batch_page(home / "batches" / "b").read_text()
     words = [sys.executable, "-m", "qnnkit", "run", "--run-dir", folder, "--notebooks", "04_analyze"]
+    words += ["--set", "hardware_images=0"]
     told = [subprocess.run(words, capture_output=True, text=True).stdout for _ in range(2)]
     assert "[1/1] 04_analyze: done" in told[0], "what is named runs, though there is a result"
     assert "04_analyze" not in told[1].split("Report:")[0], "once"

@@ -100,7 +100,8 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
     home, before = tmp_path_factory.mktemp("chain"), files(installed.parent)
     words = ("--recipe", "digits_quanv", "--run-dir", "runs/first", "--epochs", "1", "--set", "n_seeds=1")
     command = (installed / "bin" / "qnnkit", "run", *words, "--set", 'controls=["classical"]')
-    done = outside(home, *command, "--set", "stride=2")
+    brief = ("plateau_qubits=4", "plateau_starts=20", "hardware_images=8")
+    done = outside(home, *command, "--set", "stride=2", *(word for each in brief for word in ("--set", each)))
     slow = "IOStream.flush timed out"  # what ipykernel prints where a machine stood still for 10 s
     assert [line for line in done.stderr.splitlines() if line != slow] == []
     for index, name in enumerate(runs.NOTEBOOKS, start=1):
@@ -255,7 +256,7 @@ QuantumLayer.forward = forward
 @pytest.mark.parametrize(("prelude", "stops"), [("", False), (WRONG_SIGN, True)])
 def test_a_wrong_gradient_stops_the_run(prelude: str, stops: bool, tmp_path: Path) -> None:
     path = ROOT / "notebooks" / "02_gradient_check.ipynb"
-    done = run_cells(path, prelude=prelude, run_dir=str(tmp_path / "run"))
+    done = run_cells(path, prelude=prelude, run_dir=str(tmp_path / "run"), plateau_qubits=2)
     assert (done.returncode != 0) == stops, done.stderr
     if stops:
         last = done.stderr.strip().splitlines()[-1]
@@ -470,6 +471,7 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     other = tmp_path / "other.json"
     survey.write(other, of_another_machine())
     given = {"recipe": None, "run_dir": str(folder), "budget": 0.5, "compare_with": str(other)}
+    given["plateau_qubits"] = 2
     done = run_cells(*paths, prelude=prelude, **given)
     assert done.returncode == 0, done.stderr
     result = json.loads((folder / "result.json").read_text())
