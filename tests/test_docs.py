@@ -57,7 +57,7 @@ def prose(page: Path) -> str:
 
 def shell_lines(page: Path) -> list[str]:
     """The commands of a page's shell blocks, without their comments."""
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.join(words) for line in lines if (words := shlex.split(line, comments=True))]
 
 
