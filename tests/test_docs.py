@@ -118,7 +118,7 @@ def exists(words: list[str]) -> bool:
     if words[:2] == ["python", "-m"]:
         return importlib.util.find_spec(words[2]) is not None
     if words[0] == "python":
-        return (ROOT / words[1]).exists()
+        return words[1] == "-c" or (ROOT / words[1]).exists()
     if words[0] != "qnnkit":
         return True
     known = typer.main.get_command(cli.app).commands[words[1]]
@@ -218,12 +218,10 @@ def write_words(home: Path, random: np.random.Generator) -> None:
 
 
 def write_recipe(page: Path, home: Path) -> None:
-    """The recipe that a page has, and an array to predict for."""
-    name, width = ("moons.py", 2) if page.stem == "README" else ("mine.py", 3)
+    """The recipe that a page has, under the name that its commands use."""
     for block in blocks(page, "python"):
         if RECIPE in block:
-            (home / name).write_text(block)
-            np.save(home / "new.npy", np.full((2, width), 0.5, dtype=np.float32))
+            (home / ("moons.py" if page.stem == "README" else "mine.py")).write_text(block)
 
 
 def quick(command: str, begun: set[str]) -> list[str]:
