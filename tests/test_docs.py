@@ -289,9 +289,10 @@ def test_every_command_and_program_of_a_page_runs(page: Path, home: Path) -> Non
 def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
     unwanted = shutil.ignore_patterns(".git", ".venv", "_build", "__pycache__", "runs")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=unwanted)
-    for path in ROOT.iterdir():
-        if path.suffix == ".md" or path.name in ("qnnkit", "notebooks", "benchmarks"):
-            (tmp_path / path.name).symlink_to(path)
+    for path in ROOT.glob("*.md"):
+        shutil.copy(path, tmp_path)
+    for name in ("qnnkit", "notebooks", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
     nowhere = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https")}
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "built"]
     offline = os.environ | nowhere | {"PYTHONWARNINGS": "ignore"}
