@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qnnkit import checks
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with a confidence interval; infinite bounds where one value says nothing of the spread."""
+    """A mean with a confidence interval; infinite bounds where nothing is known of the spread."""
 
     mean: float
     low: float
@@ -20,16 +20,27 @@ class Interval:
     n: int
 
     @property
+    def known(self) -> bool:
+        return math.isfinite(self.low)
+
+    @property
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Mean and t-interval of independent values (Student 1908).
+def mean_interval(values: Sequence[float], level: float = 0.95, *, samples: int | None = None) -> Interval:
+    """Mean of independent values, and how far from it the true one may lie: never an interval of width zero.
+
+    Over seeds it is the t-interval; infinite for one seed, and for values that are all the same, which say
+    nothing of the spread. Where the values are shares of `samples` test samples, the interval covers those as
+    well as the seeds: other test samples would give another share. The distances of its ends from the mean
+    are the roots of the summed squares of the t-interval's and of Wilson's, and it stays within 0 and 1.
+    As the seeds share their test samples this is rather too wide than too narrow.
 
     Args:
         values: One number per seed.
         level: Confidence level.
+        samples: In the test split, of which each value is the share that was right; None for other scores.
 
     Raises:
         ValueError: There is no value, one is not finite, or `level` is not between 0 and 1.
@@ -38,6 +49,12 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
         >>> interval = mean_interval([1.0, 2.0, 3.0])
         >>> interval.mean, round(interval.half_width, 3)
         (2.0, 2.484)
+        >>> same = mean_interval([0.9, 0.9, 0.9], samples=100)
+        >>> round(same.low, 3), round(same.high, 3)
+        (0.826, 0.945)
+
+    Reference:
+        Student 1908; Wilson 1927; Zou and Donner 2008, doi:10.1002/sim.3095 (intervals of a sum).
     """
     checks.positive("the number of values", len(values), "Give at least one value.")
     if not all(map(math.isfinite, values)):
@@ -47,14 +64,21 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     mean, n = statistics.fmean(values), len(values)
     if n == 1:
         return Interval(mean, -math.inf, math.inf, n)
-    from scipy.stats import t
+    from scipy.stats import norm, t
 
-    half = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
+    spread = statistics.stdev(values)
+    half = float(t.ppf((1 + level) / 2, n - 1)) * spread / math.sqrt(n)
+    if samples is not None:
+        low, high = wilson(mean * samples, samples, float(norm.ppf((1 + level) / 2)))
+        below, above = math.hypot(half, mean - low), math.hypot(half, high - mean)
+        return Interval(mean, max(0.0, mean - below), min(1.0, mean + above), n)
+    if spread <= 1e-12 * max(map(abs, values)):  # nothing but rounding
+        half = math.inf
     return Interval(mean, mean - half, mean + half, n)
 
 
-def wilson(right: int, n: int) -> tuple[float, float]:
-    """Ends of the 95 % interval of a share, when `right` of `n` were.
+def wilson(right: float, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Ends of the interval of a share, when `right` of `n` were; of 95 % without another `z`.
 
     Example:
         >>> low, high = wilson(9, 10)
@@ -64,7 +88,6 @@ def wilson(right: int, n: int) -> tuple[float, float]:
     Reference:
         Wilson 1927, Journal of the American Statistical Association 22(158), 209-212.
     """
-    z = 1.959963984540054  # the normal distribution's 97.5 % point
     middle = (right + z * z / 2) / (n + z * z)
     half = z / (n + z * z) * math.sqrt(right * (n - right) / n + z * z / 4)
     return max(0.0, middle - half), min(1.0, middle + half)
@@ -100,8 +123,9 @@ def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
 
     The effect size is g_z = J d_z, with d_z = mean / standard deviation of the differences and
     J = Gamma(m/2) / (sqrt(m/2) Gamma((m-1)/2)), m = n - 1 (Hedges 1981): d_z is too large for few seeds.
-    It is NaN for fewer than three. Where all differences are the same number but zero, as happens with a
-    handful of test images, nothing is known of how seeds differ: interval infinite, effect and p NaN.
+    It is NaN for fewer than three. Where all differences are the same number, as happens with a handful of
+    test images, nothing is known of how seeds differ: interval infinite, effect and p NaN (0 and 1 where that
+    number is zero).
 
     Args:
         values: One number per seed.
@@ -130,9 +154,8 @@ def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
         return Comparison(gap.mean, -math.inf, math.inf, math.nan, math.nan, 1)
     spread = statistics.stdev(differences)
     if spread <= 1e-12 * max(map(abs, [*values, *others])):  # nothing but rounding
-        if abs(gap.mean) <= spread or not any(differences):
-            return Comparison(gap.mean, gap.low, gap.high, 0.0, 1.0, gap.n)
-        return Comparison(gap.mean, -math.inf, math.inf, math.nan, math.nan, gap.n)
+        effect, p = (0.0, 1.0) if abs(gap.mean) <= spread else (math.nan, math.nan)
+        return Comparison(gap.mean, -math.inf, math.inf, effect, p, gap.n)
     from scipy.stats import t
 
     d_z, m = gap.mean / spread, gap.n - 1
@@ -195,14 +218,42 @@ class Score:
         """
         return f"{self.factor * value:.{self.digits}f}"
 
-    def with_unit(self, value: float) -> str:
-        """A value as it stands in a sentence.
+    def with_unit(self, value: float, beside: float | None = None) -> str:
+        """A value as it stands in a sentence; with as many digits as tell it from another one `beside` it.
 
         Example:
-            >>> LOSS.with_unit(3.2146)
-            '3.215 nats / token'
+            >>> LOSS.with_unit(3.2146), ACCURACY.with_unit(0.89996, beside=0.9)
+            ('3.215 nats / token', '89.996 %')
         """
-        return f"{self.tell(value)} {self.per}".rstrip()
+        digits = self.digits
+        while beside is not None and value != beside and digits < 12:
+            if f"{self.factor * value:.{digits}f}" != f"{self.factor * beside:.{digits}f}":
+                break
+            digits += 1
+        return f"{self.factor * value:.{digits}f} {self.per}".rstrip()
+
+    def interval(self, values: Sequence[float], n_test: Iterable[float | None]) -> Interval:
+        """The 95 % interval of values over seeds; of shares of test samples also over those.
+
+        Args:
+            values: One number per seed.
+            n_test: Samples of the test split, by seed; None or NaN where a run did not record them.
+        """
+        sizes = [int(n) for n in n_test if n is not None and n > 0]  # NaN is not
+        if self.per != "%" or not all(0 <= value <= 1 for value in values):
+            return mean_interval(values)
+        found = mean_interval(values, samples=min(sizes) if len(sizes) == len(values) else None)
+        return replace(found, low=max(0.0, found.low), high=min(1.0, found.high)) if found.known else found
+
+    def with_interval(self, mean: float, low: float, high: float) -> str:
+        """A mean with the ends of its interval, without its unit.
+
+        Example:
+            >>> ACCURACY.with_interval(0.989, 0.962, 0.997), LOSS.with_interval(0.5, 0.5, 0.5000001)
+            ('98.9 (96.2 to 99.7)', '0.500 (0.5000000 to 0.5000001)')
+        """
+        ends = (self.with_unit(end, beside=other) for end, other in ((low, high), (high, low)))
+        return f"{self.tell(mean)} ({' to '.join(end.removesuffix(self.per).rstrip() for end in ends)})"
 
     def best(self, values: Iterable[float]) -> float:
         """The best of some values, at least one.
@@ -281,6 +332,11 @@ def verdict(
         return (
             f"{name} and {other} differ by {gap:+.{digits}f}{unit} on one seed, which shows nothing "
             "about which is better; train more seeds."
+        )
+    if n > 1 and found.p == 1 and not math.isfinite(found.low):
+        return (
+            f"No difference is shown between {name} and {other}: they score the same on each of {n} seeds, "
+            "which says nothing of how seeds differ."
         )
     if math.isnan(found.p):
         return (

@@ -13,6 +13,14 @@ from PIL import Image
 
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
+LONGEST = ("batch", "notebooks", "your_own", "runs", "warm", "browser", "plan", "report_learning", "study")
+"""Files of tests that take longest, begun first: two workers that share files then end at the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
 
 def _globals() -> dict[str, Any]:
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002

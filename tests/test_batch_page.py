@@ -144,8 +144,9 @@ def test_the_table_says_what_the_runs_say(four):
     rows = page.rows()
     good = rows["digits-good"]
     assert (good["n_layers"], good["learning_rate"], good["state"]) == ("2", "0.01", "finished")
-    assert good["hybrid, test accuracy (%)"] == "94.0 ± 12.7"  # t of two values: 12.706 * 1 point
-    assert good["classical, test accuracy (%)"] == "89.0 ± 12.7"
+    # t of two values: 12.706 * 1 point; no interval goes beyond 100 %
+    assert good["hybrid, test accuracy (%)"] == "94.0 (81.3 to 100.0)"
+    assert good["classical, test accuracy (%)"] == "89.0 (76.3 to 100.0)"
     assert (good["validation accuracy (%)"], good["weights"], good["s / epoch"]) == (
         "96.0",
         "24 + 12,658",
@@ -227,7 +228,7 @@ def test_of_a_loss_the_least_is_best(space):
     told = "Best validation loss of 2 finished runs: 2.500 nats / token, with learning_rate 0.025. It is the "
     assert told + "smallest of 2 numbers" in page.text and "Its test loss was not used to choose" in page.text
     row = page.rows()["text-best"]
-    assert row["hybrid, test loss (nats / token)"] == "2.250 ± 0.250"
+    assert row["hybrid, test loss (nats / token)"] == "2.250 (2.000 to 2.500)"
     assert row["validation loss (nats / token)"] == "2.500" and "loss (less is better): mean" in page.text
     assert embedded(html)["text-best"]["curves"]["hybrid"]["validation"] == [3.0, 2.5], "no percentages"
     other = page.rows()["image"]

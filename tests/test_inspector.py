@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained):
     assert changed(inspector, lambda: setattr(panel.shift, "value", 1.0)) == {"what_if"}
     assert "+1.00 rad" in panel.moved.value
     assert changed(inspector, panel.images[3].click) == {"image", "what_if"}
-    assert panel.shift.value == 0, "another image begins with the weight as it is"
+    assert panel.shift.value == 1.0 and "+1.00 rad" in panel.moved.value, "another image, the same move"
     choice = inspector.choice
     assert (choice.epoch, choice.step, choice.weight, choice.image) == (1, 2, weight, 3)
     assert panel.weight.label == gradients.weight_names(trained_circuit(inspector))[weight]
@@ -98,7 +99,7 @@ def test_a_classical_layer_and_a_control_hide_what_they_have_not(trained):
     assert panel.moving.layout.display == panel.circuit.layout.display == "none"
     assert panel.weight.disabled and panel.weight.options == (("none", 0),)
     assert set(inspector.figures()) == {"gradients", "image"}
-    assert panel.pictures() == [panel.gradients.value, panel.image.value]
+    assert panel.pictures() == [panel.image.value, panel.gradients.value]
     panel.net.value = "classical"
     assert "Net classical has no circuit" in panel.told.value
     assert inspector.choice.layer == "quanv.filters.0" and panel.circuit.layout.display == "none"
@@ -111,7 +112,7 @@ def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(trained):
     inspector = Inspector(trained)
     bundle = inspector._repr_mimebundle_()
     whole = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
-    parts = [Image.open(io.BytesIO(png)).convert("RGB") for png in shown(inspector).values()]
+    parts = [Image.open(io.BytesIO(png)).convert("RGB") for png in inspector.panel.pictures()]
     assert whole.height == sum(part.height for part in parts) and whole.width >= 900
     assert np.array_equal(np.asarray(whole)[: parts[0].height, : parts[0].width], np.asarray(parts[0]))
     view = bundle["application/vnd.jupyter.widget-view+json"]
@@ -119,6 +120,43 @@ def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(trained):
     assert "quanv.filters.0" in bundle["text/plain"]
     state = sum(map(len, shown(inspector).values())) + len(inspector.panel.style.value)
     assert state < 500_000, "a saved notebook would be heavy"
+
+
+def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
+    """As JupyterLab sends them: on threads of their own, while the pictures of the one before are drawn."""
+    inspector = Inspector(trained)
+    panel, source = inspector.panel, inspector.source
+    before = [weight.clone() for weight in source.net("hybrid", 0).model.parameters()]
+    random, errors = np.random.default_rng(0), []
+    acts = [("shift", float(value)) for value in random.random(12)]
+    acts += [("images", int(place)) for place in random.integers(0, 10, 8)]
+    acts += [("weight", int(place)) for place in random.integers(0, 24, 8)]
+    acts += [("epoch", value) for value in (1, 2, 1, 2)]
+
+    def act(name, value):
+        try:
+            panel.images[value].click() if name == "images" else setattr(getattr(panel, name), "value", value)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=act, args=acts[i]) for i in random.permutation(len(acts))]
+    for thread in threads:
+        thread.start()
+        thread.join(0.01)
+    for thread in threads:
+        thread.join()
+    assert errors == [] and "could not be drawn" not in panel.told.value
+    model = source.net("hybrid", 0).model
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    chosen = inspector.choice
+    assert (panel.weight.value, panel.epoch.value) == (chosen.weight, chosen.epoch)
+    assert f"moved by {panel.shift.value:+.2f} rad" in panel.moved.value
+    assert [button.description[0] for button in panel.images].index("✓") == chosen.image
+    fresh = Inspector(trained)
+    for name, value in (("weight", chosen.weight), ("epoch", chosen.epoch), ("shift", panel.shift.value)):
+        getattr(fresh.panel, name).value = value
+    fresh.panel.images[chosen.image].click()
+    assert shown(fresh) == shown(inspector), "the pictures are of what is chosen"
 
 
 # --- what is drawn ----------------------------------------------------------------------------------

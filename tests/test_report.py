@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import breakdown, plots, report, runs, tasks
+from qnnkit import breakdown, plots, report, runs, stats, tasks
 from qnnkit.device import machine
 from qnnkit.layers import QuantumLayer
 from qnnkit.tasks import Predictions
@@ -39,13 +39,14 @@ def log_epochs(run, net, seed, losses, accuracies):
         run.log("metrics", row | {"validation_loss": loss, "validation_accuracy": accuracy})
 
 
-def log_final(run, net, seed, accuracy, seconds=0.5):
+def log_final(run, net, seed, accuracy, seconds=0.5, **more):
     counts = {"quantum": 24, "classical": 100, "frozen": 0}
     if net == "classical":
         counts = {"quantum": 0, "classical": 124, "frozen": 0}
     row = {"event": "test", "net": net, "seed": seed, "best_epoch": 2, "validation_accuracy": 0.5}
     run.log(
-        "metrics", row | {"test_accuracy": accuracy, "test_loss": 1.0, "seconds_per_epoch": seconds, **counts}
+        "metrics",
+        row | {"test_accuracy": accuracy, "test_loss": 1.0, "seconds_per_epoch": seconds, **counts, **more},
     )
 
 
@@ -117,9 +118,19 @@ def test_summary_of_what_is_there_so_far(open_run):
 def test_table_of_three_seeds(three):
     table = report.table(report.summary(three))
     assert table.index.tolist() == ["hybrid", "classical"]
-    assert table["test accuracy (%)"].tolist() == ["92.0 ± 5.0", "96.7 ± 5.2"]
+    assert table["test accuracy (%)"].tolist() == ["92.0 (87.0 to 97.0)", "96.7 (91.5 to 100.0)"]
     assert table["s / epoch"].tolist() == ["0.50", "0.50"]
     assert table["quantum"].tolist() == [24, 0]
+
+
+def test_seeds_with_equal_scores_have_an_interval_over_test_images(open_run):
+    run = open_run(n_seeds=3)
+    for seed in range(3):
+        log_final(run, "hybrid", seed, 0.989, n_test=360)
+        log_final(run, "classical", seed, 0.989)
+    low, high = stats.wilson(0.989 * 360, 360)
+    told = [f"98.9 ({100 * low:.1f} to {100 * high:.1f})", "98.9 (the same on all seeds)"]
+    assert report.table(report.summary(run))["test accuracy (%)"].tolist() == told
 
 
 def test_table_of_one_seed(one):
@@ -270,7 +281,8 @@ def test_finish_writes_what_it_returns(three, quickly):
     assert result["nets"] == report.summary(three) and result["verdicts"] == report.verdicts(result["nets"])
     assert result["test_images"] == 359
     page = Page(three.report.read_text())
-    for told in ("92.0 ± 5.0", "96.7 ± 5.2", *result["verdicts"], "359 test images", "data_reuploading"):
+    intervals = ("92.0 (87.0 to 97.0)", "96.7 (91.5 to 100.0)")
+    for told in (*intervals, *result["verdicts"], "359 test images", "data_reuploading"):
         assert told in page.text
 
 

@@ -431,6 +431,28 @@ def test_every_net_is_trained_once(tiny):
     assert told["data"] == run.splits.fingerprint() and told["device"] == "cpu"
 
 
+def test_a_notebook_that_is_stopped_shows_one_sentence_and_goes_on(tiny, capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    straight = [final["test_loss"] for final in runs.train_all(tiny("straight", epochs=3))]
+
+    def stop(row):
+        if (row["event"], row["net"], row["epoch"]) == ("epoch", "hybrid", 2):
+            raise KeyboardInterrupt  # as SIGINT does wherever Python is
+
+    shell = InteractiveShell()
+    shell.user_ns |= {"runs": runs, "run": tiny(epochs=3), "stop": stop}
+    done = shell.run_cell("finals = list(runs.train_all(run, on_row=stop))")
+    assert isinstance(done.error_in_exec, KeyboardInterrupt)
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).strip() == (
+        "Stopped in net hybrid, seed 0, after 2 of 3 epochs. "
+        "Run this again to go on from here: nothing is trained twice."
+    )
+    shell.run_cell("finals = list(runs.train_all(run))").raise_error()
+    assert [final["test_loss"] for final in shell.user_ns["finals"]] == straight
+
+
 def test_what_is_trained_is_what_is_kept(tiny):
     run = tiny()
     with pytest.raises(FileNotFoundError, match="Net hybrid of seed 0 must be trained first: run 03_train"):

@@ -7,13 +7,14 @@ import contextlib
 import functools
 import html
 import io
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qnnkit import checks, gradients
+from qnnkit import checks
 from qnnkit.inspector import views
 from qnnkit.inspector.source import Source, weight_names
 from qnnkit.inspector.views import Choice
@@ -66,27 +67,34 @@ class Inspector:
             raise ValueError(checks.message("seed", "be one of the run's", seed, step))
         self.run, self.source = run, Source(run)
         self.choice = views.first_choice(self.source, net, seed, layer)
+        self.lock = threading.Lock()
         self._tree: Any = None
 
     def figures(self) -> dict[str, Picture]:
         """Of what is chosen, as far as it has them: "gradients", "circuit", "image", "what_if"."""
-        return views.figures(self.source, self.choice)
+        with self.alone():
+            return views.figures(self.source, self.choice)
 
     def sentences(self) -> list[str]:
         """What is missing, what training warned of in the chosen epoch, which weights cannot learn."""
-        net, seed, layer = self.choice.net, self.choice.seed, self.choice.layer
-        training, found = self.source.training(net, seed), self.source.missing(net, seed)
-        if layer not in training.layers:
-            found.append(f"Layer {layer} is not trained: it has no gradient.")
-        found += [told for epoch, told in training.warnings if epoch == self.choice.epoch]
-        return [*found, *gradients.told(self.source.dead(net, seed, layer))]
+        with self.alone():
+            return views.sentences(self.source, self.choice)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """One thread at a time: JupyterLab calls widgets back on several, beside the one that runs cells."""
+        with self.lock:
+            yield
+        if self._tree is not None:
+            self._tree.work()
 
     @property
     def widget(self) -> Any:
         """The ipywidgets tree, made when first asked for."""
-        if self._tree is None:
-            self._tree = Panel(self)
-        return self._tree.whole
+        with self.lock:
+            if self._tree is None:
+                self._tree = Panel(self)
+            return self._tree.whole
 
     @property
     def panel(self) -> Panel:
@@ -97,35 +105,20 @@ class Inspector:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         from qnnkit import plots
 
-        chosen = self.choice
+        panel, chosen = self.panel, self.choice
         told = f"Inspector of {self.run.folder.name}: net {chosen.net}, seed {chosen.seed}, {chosen.layer}"
         bundle: dict[str, Any] = {"text/plain": "\n".join([told, *self.sentences()])}
-        bundle["image/png"] = base64.b64encode(plots.stacked(self.panel.pictures())).decode()
+        with self.alone():
+            bundle["image/png"] = base64.b64encode(plots.stacked(panel.pictures())).decode()
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return bundle | {"application/vnd.jupyter.widget-view+json": view}
 
 
-def _telling(act: Callable[..., None]) -> Callable[..., None]:
-    """A failure is told above the pictures: what a widget's callback raises, only the kernel's log shows.
-
-    What a panel sets by itself is nothing that a person does.
-    """
-
-    @functools.wraps(act)
-    def tried(panel: Panel, given: Any) -> None:
-        before = panel.inspector.choice
-        if panel.setting:
-            return
-        try:
-            act(panel, given)
-        except Exception as error:  # whatever becomes of a folder while someone looks at it
-            panel._undo(before, error)
-
-    return tried
-
-
 class Panel:
     """The widgets of an inspector; what they show comes from `views`, what is chosen stands in its `choice`.
+
+    Whichever thread a widget calls back on only notes what was asked; of each widget the newest counts. One
+    thread at a time does what is noted, in that order, and draws.
 
     Args:
         inspector: Whose choice they change.
@@ -134,7 +127,10 @@ class Panel:
     def __init__(self, inspector: Inspector):
         import ipywidgets as widgets
 
-        self.inspector, self.setting = inspector, False
+        self.inspector, self.own = inspector, threading.local()  # own.sets: this thread sets widgets itself
+        self.asked: dict[Any, Callable[[], None]] = {}
+        self.sent: dict[Any, Any] = {}  # when a front end sent the newest of each kind
+        self.guard = threading.Lock()  # of both
         run, wide = inspector.run, widgets.Layout(width="98%", max_width="640px")
         style = {"description_width": "100px"}
         plain: dict[str, Any] = {"style": style, "layout": widgets.Layout(width="300px")}
@@ -153,50 +149,46 @@ class Panel:
             description="Refresh", tooltip="Read the run's folder again", icon="refresh"
         )
         self.told, self.moved = widgets.HTML(), widgets.HTML()
-        self.gradients, self.circuit, self.image, self.what_if = (_picture(widgets) for _ in range(4))
+        self.gradients, self.image, self.what_if = (_picture(widgets, min_width="620px") for _ in range(3))
+        # So that a weight, its gate and its move are on one screen of 900 pixels.
+        self.circuit = _picture(widgets, max_height="420px", width="auto")
         self.headings = widgets.HTML(), widgets.HTML()
         self.images = self._buttons(widgets)
         wrap = widgets.Layout(flex_flow="row wrap", width="98%")
         gap = widgets.Layout(flex_flow="row wrap", width="98%", grid_gap="8px", padding="4px")
-        self.moving = widgets.VBox(
-            [
-                self.headings[1],
-                self.shift,
-                self.moved,
-                self.what_if,
-            ]
-        )
+        self.moving = widgets.VBox([self.headings[1], self.shift, self.moved, self.what_if])
         self.whole = widgets.VBox(
             [
                 widgets.HBox([self.net, self.seed, self.layer, self.refresh], layout=wrap),
                 self.told,
-                widgets.HTML(HEADING.format("Gradients of the chosen layer")),
-                self.epoch,
-                self.step,
                 self.weight,
-                self.gradients,
                 self.circuit,
+                self.moving,
                 self.headings[0],
                 self.style,
                 widgets.HBox(self.images, layout=gap),
                 self.image,
-                self.moving,
+                widgets.HTML(HEADING.format("Gradients of the chosen layer")),
+                self.epoch,
+                self.step,
+                self.gradients,
             ],
             layout=widgets.Layout(overflow="auto"),
         )
-        self._offer()
         self._draw(*PARTS)
-        for one, changed in (
-            (self.net, self._on_net),
-            (self.seed, self._on_net),
-            (self.layer, self._on_layer),
-            (self.weight, self._on_weight),
-            (self.epoch, self._on_epoch),
-            (self.step, self._on_step),
-            (self.shift, self._on_shift),
-        ):
-            one.observe(changed, names="value")
-        self.refresh.on_click(self._on_refresh)
+        self._offer()
+        acts = {
+            self.net: self._on_net,
+            self.seed: self._on_seed,
+            self.layer: self._on_layer,
+            self.weight: self._on_weight,
+            self.epoch: self._on_epoch,
+            self.step: self._on_step,
+            self.shift: self._on_shift,
+        }
+        for one, act in acts.items():
+            one.observe(functools.partial(self._ask, act), names="value")
+        self.refresh.on_click(functools.partial(self._ask, self._on_refresh))
 
     def _buttons(self, widgets: Any) -> list[Any]:
         """A button per image, its picture in a style sheet: reached by Tab, pressed by Enter or Space."""
@@ -216,13 +208,13 @@ class Panel:
             button = widgets.Button(description=told, tooltip=f"Image {i} of class {told}")
             button.add_class(name)
             button.add_class(f"{name}-{i}")
-            button.on_click(lambda _, place=i: self._on_image(place))
+            button.on_click(lambda _, place=i: self._ask(self._on_image, {"new": place}))
             found.append(button)
         return found
 
     def pictures(self) -> list[bytes]:
         """PNGs of what is shown, from top to bottom."""
-        images = (self.gradients, self.circuit, self.image, self.what_if)
+        images = (self.circuit, self.what_if, self.image, self.gradients)
         return [image.value for image in images if image.layout.display != "none"]
 
     # --- what may be chosen -----------------------------------------------------------------------
@@ -232,8 +224,7 @@ class Panel:
         source, choice = self.inspector.source, self.inspector.choice
         net, training = source.net(choice.net, choice.seed), source.training(choice.net, choice.seed)
         names, steps = weight_names(net, choice.layer), training.steps(choice.epoch)
-        self.setting = True
-        try:
+        with self._setting():
             self.layer.options = list(net.layers)
             self.net.value, self.seed.value, self.layer.value = choice.net, choice.seed, choice.layer
             offered = (
@@ -249,7 +240,7 @@ class Panel:
                 if list(slider.options) != options:
                     slider.options = options
                 slider.value, slider.disabled = value, len(options) < 2
-            self.shift.value = 0.0
+            self.shift.value = choice.shift
             self.headings[0].value = HEADING.format(f"An image through the net {net.told}: press one")
             heading = f"What if the chosen weight were another, in the net {net.told}?"
             self.headings[1].value = HEADING.format(heading)
@@ -258,13 +249,11 @@ class Panel:
                 chosen = i == choice.image
                 (button.add_class if chosen else button.remove_class)(self.chosen_class)
                 button.description = f"✓ {self.told_classes[i]}" if chosen else self.told_classes[i]
-        finally:
-            self.setting = False
 
     def _choose(self, choice: Choice, *parts: str) -> None:
         self.inspector.choice = choice
-        self._offer()
         self._draw(*parts)
+        self._offer()
 
     def _draw(self, *parts: str) -> None:
         """Draws some of `PARTS` anew."""
@@ -272,10 +261,10 @@ class Panel:
         draw = {"gradients": views.of_layer, "circuit": views.of_circuit, "image": views.of_image}
         drawn = {part: draw[part](source, choice) for part in parts if part in draw}
         pngs = {part: figure and figure.png() for part, figure in drawn.items()}
-        sentences = self.inspector.sentences()
+        sentences = views.sentences(source, choice)
         if "what_if" in parts:
             self.moves = views.what_if(source, choice)
-            self._move(0.0)
+            self._move()
         for part, png in pngs.items():  # all that may fail has gone well
             _show(getattr(self, part), png)
         self._tell(sentences)
@@ -286,19 +275,19 @@ class Panel:
     def _undo(self, choice: Choice, error: Exception) -> None:
         """Back to a former choice, as far as what is left of the run allows; the reason is told."""
         self.inspector.choice = choice
-        self.setting = True
-        self.net.value, self.seed.value = choice.net, choice.seed
-        self.setting = False
+        with self._setting():
+            self.net.value, self.seed.value = choice.net, choice.seed
         with contextlib.suppress(Exception):  # the reason is the same, and is told below
             self._offer()
         why = " ".join(str(error).split()) or type(error).__name__
         self._tell([f"The pictures are as they were, because this could not be drawn: {why}"])
 
-    def _move(self, shift: float) -> None:
+    def _move(self) -> None:
+        """Shows what the chosen shift does."""
         if self.moves is None:
             _show(self.what_if, None)
             return
-        moves, figure = self.moves
+        (moves, figure), shift = self.moves, self.inspector.choice.shift
         there = moves.at(shift) if shift else moves.before
         figure.move(shift, there.values, there.class_probs, there.loss)
         _show(self.what_if, figure.png())
@@ -307,49 +296,104 @@ class Panel:
             f"and <b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
         )
 
+    # --- whose turn it is --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _setting(self) -> Iterator[None]:
+        """What this thread sets inside is nothing that a person does."""
+        self.own.sets = True
+        try:
+            yield
+        finally:
+            self.own.sets = False
+
+    def _ask(self, act: Callable[[Any], None], event: Any) -> None:
+        """Notes what a person does, and does it unless another thread is at work, which then will."""
+        if getattr(self.own, "sets", False):
+            return
+        value, sent = event["new"] if isinstance(event, dict) else None, _sent()
+        with self.guard:
+            if sent is not None:
+                if sent < self.sent.get(act, sent):
+                    return  # threads overtake one another
+                self.sent[act] = sent
+            self.asked.pop(act, None)  # the newest counts, and comes last
+            self.asked[act] = functools.partial(act, value)
+        self.work()
+
+    def work(self) -> None:
+        """Does what is asked, until nothing is."""
+        lock = self.inspector.lock
+        while self.asked and lock.acquire(blocking=False):
+            try:
+                while (act := self._next()) is not None:
+                    before = self.inspector.choice
+                    try:
+                        act()
+                    except Exception as error:  # whatever becomes of a folder while someone looks at it
+                        self._undo(before, error)
+            finally:
+                lock.release()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self.guard:
+            return self.asked.pop(next(iter(self.asked))) if self.asked else None
+
     # --- what a person does -----------------------------------------------------------------------
 
-    @_telling
-    def _on_net(self, change: Any) -> None:
-        net, seed = str(self.net.value), int(self.seed.value or 0)
-        found = views.first_choice(self.inspector.source, net, seed)
-        self._choose(replace(found, image=self.inspector.choice.image), *PARTS)
+    def _on_net(self, net: str) -> None:
+        self._begin(net, self.inspector.choice.seed)
 
-    @_telling
-    def _on_layer(self, change: Any) -> None:
+    def _on_seed(self, seed: int) -> None:
+        self._begin(self.inspector.choice.net, seed)
+
+    def _begin(self, net: str, seed: int) -> None:
+        now, found = self.inspector.choice, views.first_choice(self.inspector.source, net, seed)
+        self._choose(replace(found, image=now.image, shift=now.shift), *PARTS)
+
+    def _on_layer(self, layer: str) -> None:
         now = self.inspector.choice
-        found = views.first_choice(self.inspector.source, now.net, now.seed, self.layer.value)
-        self._choose(replace(found, image=now.image), "gradients", "circuit", "what_if")
+        if layer not in self.inspector.source.net(now.net, now.seed).layers:
+            return  # of the net that was chosen before
+        found = views.first_choice(self.inspector.source, now.net, now.seed, layer)
+        found = replace(found, image=now.image, shift=now.shift)
+        self._choose(found, "gradients", "circuit", "what_if")
 
-    @_telling
-    def _on_weight(self, change: Any) -> None:
-        now = replace(self.inspector.choice, weight=self.weight.value)
-        self._choose(now, "gradients", "circuit", "what_if")
+    def _on_weight(self, weight: int) -> None:
+        if weight in dict(self.weight.options).values():  # not of the layer that was chosen before
+            self._choose(replace(self.inspector.choice, weight=weight), "gradients", "circuit", "what_if")
 
-    @_telling
-    def _on_epoch(self, change: Any) -> None:
-        now = replace(self.inspector.choice, epoch=self.epoch.value, step=0)
-        self._choose(now, "gradients", "circuit")
+    def _on_epoch(self, epoch: int) -> None:
+        if epoch in dict(self.epoch.options).values():
+            self._choose(replace(self.inspector.choice, epoch=epoch, step=0), "gradients", "circuit")
 
-    @_telling
-    def _on_step(self, change: Any) -> None:
-        self._choose(replace(self.inspector.choice, step=self.step.value), "gradients", "circuit")
+    def _on_step(self, step: int) -> None:
+        if step in dict(self.step.options).values():
+            self._choose(replace(self.inspector.choice, step=step), "gradients", "circuit")
 
-    @_telling
     def _on_image(self, place: int) -> None:
         self._choose(replace(self.inspector.choice, image=place), "image", "what_if")
 
-    @_telling
-    def _on_shift(self, change: Any) -> None:
-        self._move(self.shift.value)
+    def _on_shift(self, shift: float) -> None:
+        self.inspector.choice = replace(self.inspector.choice, shift=shift)
+        self._move()
 
-    @_telling
-    def _on_refresh(self, button: Any) -> None:
+    def _on_refresh(self, _: Any) -> None:
         """Reads the run again, and goes to the newest epoch of the same layer."""
         source, now = self.inspector.source, self.inspector.choice
         source.refresh()
         newest = source.training(now.net, now.seed).epochs[-1]
         self._choose(replace(now, epoch=newest, step=0), *PARTS)
+
+
+def _sent() -> Any:
+    """When a front end sent the message that this thread answers; None without one."""
+    from IPython import get_ipython
+
+    try:
+        return get_ipython().kernel.get_parent()["header"]["date"]  # pyright: ignore
+    except (AttributeError, KeyError, TypeError):  # no kernel, or not within a message
+        return None
 
 
 def _show(image: Any, png: bytes | None) -> None:
@@ -359,9 +403,9 @@ def _show(image: Any, png: bytes | None) -> None:
         image.value = png
 
 
-def _picture(widgets: Any) -> Any:
-    # Narrower than that nobody reads it: what has less room scrolls.
-    fit = {"max_width": "98%", "min_width": "620px", "height": "auto", "align_self": "flex-start"}
+def _picture(widgets: Any, **least: str) -> Any:
+    # Narrower than its least width nobody reads it: what has less room scrolls.
+    fit = {"max_width": "98%", "height": "auto", "align_self": "flex-start", **least}
     return widgets.Image(format="png", layout=widgets.Layout(**fit))  # its own: each is hidden by itself
 
 

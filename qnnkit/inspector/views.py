@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from qnnkit import checks, layers
+from qnnkit import checks, gradients, layers
 from qnnkit.inspector.source import Source, weight_names
 from qnnkit.inspector.what_if import WhatIf
 from qnnkit.layers import Quanv2d
@@ -34,6 +34,8 @@ class Choice:
     """Place among the observed updates of the epoch, from 1; 0 takes all of them."""
     image: int = 0
     """Place among `Source.choosable`."""
+    shift: float = 0.0
+    """By which the weight is moved, in radians."""
 
 
 def first_choice(source: Source, net: str, seed: int, layer: str | None = None) -> Choice:
@@ -49,6 +51,16 @@ def first_choice(source: Source, net: str, seed: int, layer: str | None = None) 
     choice = Choice(net, seed, layer, epoch=source.training(net, seed).epochs[-1])
     kept = kept_gradients(source, choice)
     return choice if kept is None else replace(choice, weight=int(np.nan_to_num(_sizes(kept)).argmax()))
+
+
+def sentences(source: Source, choice: Choice) -> list[str]:
+    """What is missing, what training warned of in the chosen epoch, which weights cannot learn."""
+    net, seed, layer = choice.net, choice.seed, choice.layer
+    training, found = source.training(net, seed), source.missing(net, seed)
+    if layer not in training.layers:
+        found.append(f"Layer {layer} is not trained: it has no gradient.")
+    found += [told for epoch, told in training.warnings if epoch == choice.epoch]
+    return [*found, *gradients.told(source.dead(net, seed, layer))]
 
 
 # --- gradients --------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ def _row(name: str, bound: float, finals: Sequence[dict[str, Any]], own: stats.S
     column, judged = _JUDGES[name]
     values = [row.get(column) for row in finals]
     known = [float(value) for value in values if value is not None]
+    if name in _SCORES:
+        judged = partial(judged, n_test=[row.get("n_test") for row in finals])
     found: dict[str, Any] = {"criterion": name, "bound": bound, "measured": None, "met": None}
     if not finals:
         return found | {"sentence": f"not judged: {name} = {bound:g}, but the net is not trained yet."}
@@ -54,20 +56,21 @@ def _epoch(bound: float, values: Sequence[float]) -> dict[str, Any]:
     return _told(seconds, met, f"{seconds:.3g} s for an epoch {how}.")
 
 
-def _score(score: stats.Score, bound: float, values: Sequence[float]) -> dict[str, Any]:
-    interval = stats.mean_interval(list(values))
-    met = score.reaches(interval.mean, bound)
-    known = len(values) > 1
+def _score(
+    score: stats.Score, bound: float, values: Sequence[float], n_test: Sequence[float | None]
+) -> dict[str, Any]:
+    interval = score.interval(values, n_test)
+    met, known = score.reaches(interval.mean, bound), interval.known
     missed, down, up = ("is below", "down", "up") if score.larger else ("is above", "up", "down")
     worst, best = (interval.low, interval.high) if score.larger else (interval.high, interval.low)
-    told = f"test {score.word} of {score.with_unit(interval.mean)} {'reaches' if met else missed} "
-    told += score.with_unit(bound)
-    if not known:
+    reached = score.with_unit(interval.mean, beside=bound)
+    told = f"test {score.word} of {reached} {'reaches' if met else missed} {score.with_unit(bound)}"
+    if len(values) == 1:
         told += ", with one seed"
-    elif met and not score.reaches(worst, bound):
-        told += f", though the interval over seeds reaches {down} to {score.with_unit(worst)}"
-    elif not met and score.reaches(best, bound):
-        told += f", though the interval over seeds reaches {up} to {score.with_unit(best)}"
+    elif known and met and not score.reaches(worst, bound):
+        told += f", though its 95 % interval reaches {down} to {score.with_unit(worst, beside=bound)}"
+    elif known and not met and score.reaches(best, bound):
+        told += f", though its 95 % interval reaches {up} to {score.with_unit(best, beside=bound)}"
     ends = {"low": interval.low, "high": interval.high} if known else {"low": None, "high": None}
     return _told(interval.mean, met, f"{told}.") | ends
 

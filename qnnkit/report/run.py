@@ -60,7 +60,9 @@ def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
 
 
 def summary(run: Run) -> list[dict[str, Any]]:
-    """One row per net: its score over seeds with its 95 % interval, parameters, seconds per epoch and so on.
+    """One row per net: its score with its 95 % interval, parameters, seconds per epoch and so on.
+
+    The interval is over seeds; of accuracy and recall also over the test samples: see `stats.mean_interval`.
 
     Raises:
         FileNotFoundError: Nothing has been trained yet.
@@ -77,16 +79,15 @@ def summary(run: Run) -> list[dict[str, Any]]:
         if not len(of_net):
             continue
         scores = of_net[f"test_{run.score.name}"].tolist()
-        interval = stats.mean_interval(scores)
-        known = math.isfinite(interval.low)
+        interval = run.score.interval(scores, of_net.get("n_test", ()))
         first = of_net.iloc[0]
         rows.append(
             {
                 "net": net,
                 "scores": scores,
                 "score": interval.mean,
-                "low": interval.low if known else None,
-                "high": interval.high if known else None,
+                "low": interval.low if interval.known else None,
+                "high": interval.high if interval.known else None,
                 "quantum": int(first["quantum"]),
                 "classical": int(first["classical"]),
                 "frozen": int(first["frozen"]),
@@ -141,8 +142,9 @@ def table(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -
 
     def told(row: dict[str, Any]) -> str:
         if row["low"] is None:
-            return f"{score.tell(row['score'])} (one seed)"
-        return f"{score.tell(row['score'])} ± {score.tell((row['high'] - row['low']) / 2)}"
+            why = "one seed" if len(row["scores"]) == 1 else "the same on all seeds"
+            return f"{score.tell(row['score'])} ({why})"
+        return score.with_interval(row["score"], row["low"], row["high"])
 
     return pd.DataFrame(
         {
@@ -177,7 +179,7 @@ def _spread(values: Sequence[float], form: str) -> str:
     if not values or not all(map(math.isfinite, values)):
         return ""
     interval = stats.mean_interval(values)
-    half = f" ± {interval.half_width:{form}}" if len(values) > 1 else ""
+    half = f" ± {interval.half_width:{form}}" if interval.known else ""
     return f"{interval.mean:{form}}{half}"
 
 

@@ -111,6 +111,7 @@ def read_study(folder: str | Path) -> Study:
         *COSTS,
         "epochs",
         "best_epoch",
+        "n_test",
         "run",
         "data",
     ]
@@ -156,7 +157,7 @@ def _read_run(
         if number(test.get(f"test_{score.name}")) is None:
             raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
         numbers = {metric.column: test.get(metric.there) for metric in metrics_of(score)}
-        numbers |= {name: test.get(name) for name in (*COSTS, watched, "best_epoch")}
+        numbers |= {name: test.get(name) for name in (*COSTS, watched, "best_epoch", "n_test")}
         known = {name: number(value) for name, value in numbers.items()}
         found = {name: math.nan if value is None else value for name, value in known.items()}
         where = {"run": folder.name, "data": provenance.get("data"), "epochs": epochs}
@@ -215,21 +216,26 @@ def _curves(
 def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
     """One row per model, net and fraction: means over seeds with 95 % intervals, weights and costs.
 
-    Frame and score are a study's. Bounds are NaN for one seed; a metric is NaN where a seed lacks it.
+    Frame and score are a study's; the interval of a share of test samples covers those as well as the seeds,
+    see `stats.mean_interval`. Bounds are NaN where they are not known, as for one seed; a metric is NaN where
+    a seed lacks it.
     """
     import pandas as pd
 
     rows = []
     for key, group in _groups(frame).items():
         row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
-        for name in (metric.column for metric in metrics_of(score)):
+        for name, factor in ((metric.column, metric.factor) for metric in metrics_of(score)):
             row |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
             values = group[name].tolist()
             if all(map(math.isfinite, values)):
-                interval = stats.mean_interval(values)
+                interval = score.interval(values, group["n_test"] if name == score.name else ())
                 row[name] = interval.mean
-                if interval.n > 1:
-                    row |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
+                if interval.known:
+                    ends = interval.low, interval.high
+                    if factor == 100:  # a share
+                        ends = max(0.0, ends[0]), min(1.0, ends[1])
+                    row[f"{name}_low"], row[f"{name}_high"] = ends
         rows.append(row | {name: group[name].median() for name in COSTS})
     return pd.DataFrame(rows)
 

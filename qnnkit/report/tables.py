@@ -82,7 +82,7 @@ def records(table: pd.DataFrame) -> Iterator[Any]:
 
 
 def told_means(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
-    """The means of a study: ± is half the width of the 95 % interval.
+    """The means of a study, each with its 95 % interval in brackets.
 
     A number that no net has, such as zero-shot accuracy where there are no classes, is left out.
     """
@@ -163,8 +163,12 @@ def _number(value: float, form: str) -> str:
 
 
 def _spread(mean: float, low: float, high: float, digits: int) -> str:
-    half = "" if math.isnan(low) or math.isnan(high) else f" ± {(high - low) / 2:.{digits}f}"
-    return _number(mean, f".{digits}f") + half
+    form = f".{digits}f"
+    while low != high and digits < 12 and format(low, form) == format(high, form):
+        digits += 1
+        form = f".{digits}f"
+    told = _ends(low, high, form)
+    return _number(mean, f".{digits}f") + (f" ({told})" if told else "")
 
 
 def _ends(low: float, high: float, form: str) -> str:

@@ -15,6 +15,7 @@ from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, find_notebook, launch
 from qnnkit.runs.nets import (
+    Stopped,
     best,
     build,
     count_parameters,
@@ -35,6 +36,7 @@ __all__ = [
     "NotebookError",
     "Run",
     "Status",
+    "Stopped",
     "best",
     "build",
     "check_finished",

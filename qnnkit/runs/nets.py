@@ -140,6 +140,7 @@ def train_all(
 
     Raises:
         BlockingIOError: Another process is training this run.
+        Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
     """
     from qnnkit.runs.placing import placed
 
@@ -177,8 +178,27 @@ def train_all(
         for seed in run.seeds:
             for net in run.nets:
                 if (net, seed) not in finished:
-                    finished[net, seed] = _told(run, net, seed, place, note, on_warning)
+                    try:
+                        finished[net, seed] = _told(run, net, seed, place, note, on_warning)
+                    except KeyboardInterrupt:
+                        raise Stopped(_where(run, net, seed)) from None
                 yield finished[net, seed]
+
+
+class Stopped(KeyboardInterrupt):
+    """A person has stopped a training: a notebook shows the sentence, and nothing of where it was stopped."""
+
+    def _render_traceback_(self) -> list[str]:  # which IPython asks for
+        return [str(self)]
+
+
+def _where(run: Run, net: str, seed: int) -> str:
+    whose = {"event": "epoch", "net": net, "seed": seed}
+    done = [row["epoch"] for row in run.rows("metrics") if whose.items() <= row.items()]
+    return (
+        f"Stopped in net {net}, seed {seed}, after {max(done, default=0)} of {run.config.epochs} epochs. "
+        "Run this again to go on from here: nothing is trained twice."
+    )
 
 
 def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
@@ -281,6 +301,7 @@ def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str,
         "best_epoch": progress.best_epoch,
         f"validation_{score.on_validation}": sign * progress.best_score[0],
         **{f"test_{name}": value for name, value in test.items()},
+        "n_test": len(run.splits.test),
         **layers.count_parameters(model),
         "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
         "seconds_per_epoch": progress.seconds_per_epoch,
