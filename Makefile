@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 export PYTORCH_ENABLE_MPS_FALLBACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow lint format type lab torture bench address clean
+.PHONY: help run test slow lint format type lab docs torture bench address clean
 
 help:  ## what each target does
 	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
@@ -48,6 +48,9 @@ type: .venv/with-dev  ## types, by pyright
 lab: .venv/with-lab  ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab notebooks
 
+docs: .venv/with-docs  ## the documentation site, in docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
 torture: .venv/with-dev  ## kill trainings (mirrored ones too), notebook chains and batches at random moments, and compare
 	$(BIN)/python -m tests.torture
 
@@ -59,4 +62,4 @@ address:  ## write the repository's address into badges and notebooks: make addr
 	@$(PYTHON) docs/address.py '$(REPO)'
 
 clean:  ## remove the environment and caches, keep runs
-	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache docs/_build docs/api docs/notebooks *.egg-info

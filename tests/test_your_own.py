@@ -18,7 +18,7 @@ from tests.wheels import clean_environment
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your_own.md").read_text()
-RECIPE, CELL, _ = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+RECIPE, CELL, *_ = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 BATCH = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL).group(1)  # type: ignore[union-attr]
 TINY = {"epochs": 2, "n_seeds": 1, "threads": 1}
 

@@ -1,0 +1,301 @@
+"""README and documentation: links, commands and programs are right, and the site builds without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+
+import qnnkit
+from qnnkit import cli, recipes, runs
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("qnnkit", "make", "python", "papermill", "torchrun")
+
+CANNOT = {
+    r"make (run|test|bench)": "makes an environment from PyPI; other tests run what they start",
+    r"make address": "tests/test_colab.py runs it on a copy",
+    r"pip install|\S*pre-commit|\S*nbstripout|git config": "changes the environment",
+    r"\. \.venv": "only names the environment of the shell",
+    r"wsl|sudo apt": "Windows and Ubuntu",
+    r"export": "Google Drive on a Mac",
+    r"accelerate launch": "several GPUs",
+    r"python -m benchmarks\.": "takes minutes; tests/test_benchmarks.py runs the benchmarks at toy size",
+    r".*meta-llama/": "the Hugging Face Hub and a model of 13 GB",
+    r".*download=true": "downloads MNIST",
+}
+"""Commands of shell blocks that no test runs, each with its reason."""
+QUICK = {"epochs": 1, "n_seeds": 1, "threads": 1}
+QUICK |= {"plateau_qubits": 2, "plateau_starts": 4, "hardware_images": 0}  # of notebooks
+"""What a run is begun with here, where its command says nothing else: minutes become seconds."""
+RECIPE = "class Settings(qnnkit.Settings)"
+ELSEWHERE = (RECIPE, "class Waves", "Mine, epochs", "runs/wave/model")
+"""Marks of Python blocks that are recipes, or that test_your_own.py and test_adapters.py run."""
+COLAB = "'!cd' /content/qnnkit '&&' "
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def shell_lines(page: Path) -> list[str]:
+    """The commands of a page's shell blocks, without their comments."""
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.join(words) for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def mentioned(page: Path) -> list[str]:
+    """Commands in the prose, such as `qnnkit watch RUN`."""
+    codes = re.findall(r"`([^`\n]+)`", prose(page))
+    return [code for code in codes if code.split()[0] in PROGRAMS and " " in code]
+
+
+def programs(page: Path) -> str:
+    """The Python blocks of a page, as one program."""
+    return "\n".join(each for each in blocks(page, "python") if not any(mark in each for mark in ELSEWHERE))
+
+
+def reason(command: str) -> str | None:
+    return next((why for pattern, why in CANNOT.items() if re.match(pattern, command)), None)
+
+
+def pages(wanted) -> list:
+    return [pytest.param(page, id=page.stem) for page in PAGES if wanted(page)]
+
+
+# --- texts and links ---------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text()) <= 9000
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
+def test_every_relative_link_and_picture_is_there(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not target.startswith(("https://", "http://", "api/")):  # the site's build writes api/
+            assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
+    listed = re.findall(r"^(\w+)$", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(page.stem for page in PAGES[2:] if page.stem != "index")
+    readme = (ROOT / "README.md").read_text()
+    guides = listed[: listed.index("predicted")]
+    assert [name for name in guides if f"(docs/{name}.md)" not in readme] == []
+
+
+def test_the_map_of_the_house_is_that_of_the_imports() -> None:
+    command = [sys.executable, "-c", "import house, sys; sys.exit(house.PAGE.read_text() != house.page())"]
+    done = subprocess.run(command, cwd=ROOT / "docs", check=False)
+    assert done.returncode == 0, "Write it again: python docs/house.py"
+
+
+# --- commands ----------------------------------------------------------------------------------------------
+
+
+def exists(words: list[str]) -> bool:
+    """Whether a command's target, module, subcommand and options are there."""
+    if words[0] == "make":
+        return bool(re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    if words[:2] == ["python", "-m"]:
+        return importlib.util.find_spec(words[2]) is not None
+    if words[0] == "python":
+        return words[1] == "-c" or (ROOT / words[1]).exists()
+    if words[0] != "qnnkit":
+        return True
+    known = typer.main.get_command(cli.app).commands[words[1]]
+    options = {name for each in known.params for name in (*each.opts, *each.secondary_opts)}
+    names = (
+        recipes.RECIPES[words[words.index("--recipe") + 1]].Settings.model_fields if ships(words) else None
+    )
+    given = [words[i + 1].partition("=")[0] for i, word in enumerate(words) if word == "--set" and names]
+    return {word for word in words if word.startswith("--")} <= options and set(given) <= set(names or ())
+
+
+def ships(words: list[str]) -> bool:
+    return "--recipe" in words and words[words.index("--recipe") + 1] in qnnkit.RECIPES
+
+
+@pytest.mark.parametrize("page", pages(lambda page: mentioned(page) or shell_lines(page)))
+def test_every_command_exists(page: Path) -> None:
+    for command in [*mentioned(page), *shell_lines(page)]:
+        words = shlex.split(command.removeprefix(COLAB))
+        assert words[0] not in PROGRAMS or exists(words), command
+
+
+def test_what_cannot_run_is_still_there() -> None:
+    every = [command for page in PAGES for command in shell_lines(page)]
+    assert [pattern for pattern in CANNOT if not any(re.match(pattern, each) for each in every)] == []
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace, which is the current folder, with small data under the names that the pages use."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("benchmarks", "notebooks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name in ("docs", "data", "my_captions", "my_music"):
+        (tmp_path / name).mkdir()
+    for path in (ROOT / "docs").glob("*.yaml"):  # fewer and shorter runs
+        text = re.sub(r"epochs: \d+", "epochs: 1", path.read_text())
+        text = re.sub(r"n_seeds: 10?\b", "n_seeds: 2", text)
+        text = text.replace("seeds: [0, 1, 2]", "seeds: [0]").replace("n_layers: [1, 2]", "n_layers: [1]")
+        (tmp_path / "docs" / path.name).write_text(text.replace("[0.1, 0.25, 0.5, 1.0]", "[0.5]"))
+    (tmp_path / "colab.yaml").write_text("device: cpu\n")
+    write_images(tmp_path, np.random.default_rng(0))
+    write_words(tmp_path, np.random.default_rng(1))
+    return tmp_path
+
+
+def write_images(home: Path, random: np.random.Generator) -> None:
+    """Class folders, a flat folder, an archive, one more image; AHCD's zip with 40 images of each class."""
+    for i in range(60):
+        for name in (f"my_images/{i % 3}/{i}.png", f"my_characters/{i}_{i % 3:02}.png", "new.png"):
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (32, 32), dtype=np.uint8)).save(home / name)
+    with zipfile.ZipFile(home / "my_images.zip", "w") as archive:
+        for path in (home / "my_images").rglob("*.png"):
+            archive.write(path, path.relative_to(home))
+    with zipfile.ZipFile(home / "ahcd_csv.zip", "w") as archive:
+        for side, n in (("Train", 28 * 40), ("Test", 28 * 10)):
+            pixels = random.integers(0, 256, (n, 1024))
+            rows = "\n".join(",".join(map(str, row)) for row in pixels)
+            archive.writestr(f"csv{side}Images {n}x1024.csv", rows)
+            labels = "\n".join(str(i % 28 + 1) for i in range(n))
+            archive.writestr(f"csv{side}Label {n}x1.csv", labels)
+    shutil.copy(home / "ahcd_csv.zip", home / "data")
+
+
+def write_words(home: Path, random: np.random.Generator) -> None:
+    """Speeches, images with captions, and pieces of two composers."""
+    words = [
+        "love",
+        "night",
+        "sun",
+        "moon",
+        "sword",
+        "kiss",
+        "name",
+        "rose",
+        "day",
+        "grave",
+        "light",
+        "speak",
+    ]
+    speakers = ("ROMEO", "JULIET", "NURSE") * 60
+    speeches = [f"{who}:\n{' '.join(random.choice(words, 12))}.\n" for who in speakers]
+    (home / "shakespeare.txt").write_text("\n".join(speeches))
+    records = [{"image": f"{i}.png", "captions": [f"{a} {words[i % 12]}" for a in "at"]} for i in range(40)]
+    for each in records:
+        picture = Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+        picture.save(home / "my_captions" / each["image"])
+    (home / "my_captions" / "captions.json").write_text(json.dumps(records))
+    for name, third in (("bach", 4), ("mozart", 3)):
+        chord = (0, third, 7, 12)
+        tunes = {f"{name}-{i}": [[60 + i % 5 + tone] for tone in chord * 40] for i in range(20)}
+        (home / "my_music" / f"{name}.json").write_text(json.dumps(tunes))
+
+
+def write_recipe(page: Path, home: Path) -> None:
+    """The recipe that a page has, under the name that its commands use."""
+    for block in blocks(page, "python"):
+        if RECIPE in block:
+            (home / ("moons.py" if page.stem == "README" else "mine.py")).write_text(block)
+
+
+def quick(command: str, begun: set[str]) -> list[str]:
+    """A command's words for this interpreter; a run that begins is small, and measurements are rough."""
+    words = shlex.split(command.removeprefix(COLAB))
+    modules = {"qnnkit": "qnnkit", "papermill": "papermill", "torchrun": "torch.distributed.run"}
+    program, more = words[0], []
+    words[:1] = [sys.executable, "-m", modules[program]] if program in modules else [sys.executable]
+    if program == "papermill":
+        more = ["-p", "n_seeds", "1"]
+    elif program == "qnnkit" and "measure" in words and "--compare" not in words:
+        more = ["--quick"]
+    elif "--run-dir" in words and (folder := words[words.index("--run-dir") + 1]) not in begun:
+        begun.add(folder)
+        said = {word.lstrip("-").partition("=")[0] for word in words}
+        names = list(QUICK)[: 3 if program == "torchrun" else None]  # which runs no notebooks
+        more = [word for name in names if name not in said for word in ("--set", f"{name}={QUICK[name]}")]
+    return [*words, *more]
+
+
+def succeeds(words: list[str]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def test_the_recipe_of_the_readme_trains_with_every_control(home: Path) -> None:
+    write_recipe(ROOT / "README.md", home)
+    assert len([line for line in (home / "moons.py").read_text().splitlines() if line.strip()]) <= 22
+    state = np.random.get_state()  # noqa: NPY002  `qml.device` draws its seed from NumPy's generator
+    run = runs.open_run("runs/moons", "moons.py", epochs=1, threads=1)
+    np.random.set_state(state)  # noqa: NPY002
+    nets = [final["net"] for final in runs.train_all(run)]
+    assert sorted(nets) == ["classical", "frozen_random", "hybrid", "no_entanglement", "no_quantum"]
+
+
+def test_short_programs_and_commands_of_the_pages(home: Path) -> None:
+    both = [programs(ROOT / "docs" / name) for name in ("hardware.md", "your_own.md")]
+    both += ["assert quanvolution(torch.rand(8, 1, 28, 28)).shape == (8, 4, 14, 14)"]
+    succeeds([sys.executable, "-c", "\n".join(both)])
+    succeeds(quick("qnnkit sample my_images few --per-class 20", set()))
+    assert len(list((home / "few").rglob("*.png"))) == 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", pages(lambda page: programs(page) or not all(map(reason, shell_lines(page))))
+)
+def test_every_command_and_program_of_a_page_runs(page: Path, home: Path) -> None:
+    write_recipe(page, home)
+    begun: set[str] = set()
+    for command in shell_lines(page):
+        if not reason(command):
+            succeeds(quick(command, begun))
+        for name in ("mac.json", "colab-t4.json"):  # as if it had been measured on two machines
+            for file in (home / "machines").glob("*.json"):
+                shutil.copy(file, home / name)
+    if program := programs(page):
+        succeeds([sys.executable, "-W", "ignore", "-c", program])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("sphinx") is None, reason="no Sphinx here: make docs installs it"
+)
+def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
+    unwanted = shutil.ignore_patterns(".git", ".venv", "_build", "__pycache__", "runs")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=unwanted)
+    for path in ROOT.glob("*.md"):
+        shutil.copy(path, tmp_path)
+    for name in ("qnnkit", "notebooks", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    nowhere = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https")}
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "built"]
+    offline = os.environ | nowhere | {"PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "qnnkit.layers.QuantumLayer" in (tmp_path / "built" / "api" / "layers.html").read_text()
