@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks import recipe, worker, workloads
-from qnnkit import QuantumLayer, layers, measure, placement, runs, train
+from qnnkit import QuantumLayer, layers, measure, placement, recipes, runs, train
 from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step
@@ -104,7 +104,7 @@ def _epoch(
         "train": Batches(images, labels, training.batch_size, shuffle=True),
         "validation": Batches(images[:2], labels[:2], 2, shuffle=False),
     }
-    groups, task = runs.parameter_groups(model, training), run.task
+    groups, task = recipes.parameter_groups(model, training), run.task
 
     def epoch() -> float:
         done = train.fit(model, task, loaders, training, groups=groups, device=found.device)

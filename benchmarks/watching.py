@@ -23,7 +23,7 @@ from benchmarks import recipe
 from qnnkit import gradients, layers, measure, recipes, train, workspace
 from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.data.batches import Batches
-from qnnkit.runs.nets import parameter_groups
+from qnnkit.recipes import parameter_groups
 from qnnkit.settings import Settings
 
 CASES = {"digits_quanv": (8, 1078, 10), "ahcd_trainable": (32, 3840, 28)}

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from qnnkit import cli, layers, plan, report, runs, tasks
+from qnnkit import cli, layers, plan, recipes, report, runs, tasks
 from qnnkit.adapters import circuit
-from qnnkit.runs import nets, placing, status
+from qnnkit.runs import placing, status
 from qnnkit.workspace import read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -382,13 +382,13 @@ def test_parameters_are_counted_without_weights_as_they_are_with_them(adapted):
 def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypatch):
     monkeypatch.setattr(placing, "SHARE", 0.0)
     monkeypatch.setattr(sys.modules["qnnkit.plan.predict"], "SHARE", 0.0)
-    made = nets.made
+    made = recipes.made
 
     def counted(*given, bare=False):
         assert bare, "built to be tried"
         return made(*given, bare=bare)
 
-    monkeypatch.setattr(nets, "made", counted)
+    monkeypatch.setattr(recipes, "made", counted)
     fresh = runs.Run(tmp_path, adapted.config.override(device="auto", threads="auto", batch_size=1))
     found = plan.plan(plan.of_run(fresh), largest=False)
     assert "a trial would hold" in fresh.placement["sentence"]

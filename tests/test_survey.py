@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 from qnnkit import cli, data, measure, placement, recipes, report, runs, survey, train
-from qnnkit.runs import nets
+from qnnkit.models import features
 from qnnkit.survey import apart, clock, form, operations, printed, samples, whole, words
 
 CPU, PLANTED = torch.device("cpu"), torch.device("cpu:0")  # torch takes the second for a device of its own
@@ -448,12 +448,12 @@ def test_a_frozen_part_is_computed_before_as_in_training(toy):
     frozen = config.override(trainable=False)
     batch = images, splits.train.labels[:3]
     net = models.QuanvNet(frozen, backend="batched", **sizes)
-    assert nets.given(net, batch, frozen, 100)[0].is_floating_point() and net.training
-    assert nets.given(net, batch, frozen, 10**12)[0] is images, "too many to keep"
+    assert features.given(net, batch, frozen, 100)[0].is_floating_point() and net.training
+    assert features.given(net, batch, frozen, 10**12)[0] is images, "too many to keep"
     augmented = frozen.override(augmentation="affine")
-    assert nets.given(net, batch, augmented, 100)[0] is images, "others in every epoch"
+    assert features.given(net, batch, augmented, 100)[0] is images, "others in every epoch"
     trained = models.QuanvNet(config, backend="batched", **sizes)
-    assert nets.given(trained, batch, config, 100)[0] is images
+    assert features.given(trained, batch, config, 100)[0] is images
 
 
 @pytest.fixture(scope="module")

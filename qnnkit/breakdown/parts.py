@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qnnkit import measure, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.layers import QuantumLayer, Quanv2d
-from qnnkit.runs.nets import parameter_groups
+from qnnkit.recipes import parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 

@@ -18,7 +18,7 @@ from qnnkit import measure, recipes, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.data import ImageSplits, Splits
 from qnnkit.layers import Given, QuantumLayer, circuits_by_layer, circuits_per_image
-from qnnkit.runs.nets import made, parameter_groups
+from qnnkit.recipes import made, parameter_groups
 from qnnkit.settings import Settings
 
 BATCHES, LAYERS = (64, 128, 256), (1, 2, 3)

@@ -17,7 +17,7 @@ from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.models import features
 from qnnkit.placement.race import take
-from qnnkit.runs.nets import made, parameter_groups
+from qnnkit.recipes import made, parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.tasks import OwnLoss, Task
 from qnnkit.train import Group, Observer

@@ -98,8 +98,9 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
 
 def _decide(run: Run) -> Placement:
     """Measures, and writes what was found to the run folder."""
-    from qnnkit import device, placement
+    from qnnkit import device, placement, recipes
     from qnnkit.data.splits import SPLITS
+    from qnnkit.models import features
     from qnnkit.models.causal_lm import in_four_bits
     from qnnkit.runs import nets
 
@@ -116,7 +117,7 @@ def _decide(run: Run) -> Placement:
     def samples() -> Any:
         n = placement.LARGEST if unknown else config.batch_size
         batch = next(iter(splits.batches("train", n, shuffle=False)))
-        return nets.given(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
+        return features.given(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
 
     where = config.device
     if getattr(config, "four_bit", False):
@@ -132,7 +133,7 @@ def _decide(run: Run) -> Placement:
         config,
         device=where,
         threads=config.threads,
-        groups=lambda net: nets.parameter_groups(net, config),
+        groups=lambda net: recipes.parameter_groups(net, config),
         n_samples=len(splits.train),
         about={**about, **splits.sizes},
     )
@@ -144,10 +145,10 @@ def _too_large(run: Run) -> str | None:
 
     What is tried is a copy: of some billion weights it would crowd out what it is copied from.
     """
+    from qnnkit import recipes
     from qnnkit.device import machine
-    from qnnkit.runs import nets
 
-    bare = nets.made(run.config, run.splits, "", run.config.seed, bare=True)
+    bare = recipes.made(run.config, run.splits, "", run.config.seed, bare=True)
     if not any(weight.is_meta for weight in bare.parameters()):
         return None
     twice, free = 2 * sum(weight.nbytes for weight in bare.parameters()), machine.memory()[1]

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from qnnkit import data, measure, models, placement, recipes, runs, train
+from qnnkit import data, measure, models, placement, recipes, train
 from qnnkit import device as devices
 from qnnkit.data import Splits
 from qnnkit.device import machine
+from qnnkit.models import features
 from qnnkit.placement.decision import DECIDING
-from qnnkit.runs import nets
 from qnnkit.settings import Settings
 from qnnkit.survey import apart, samples, words
 from qnnkit.survey.clock import Budget, spread, times_of
@@ -183,10 +183,10 @@ def stepping(
         device: Where to compute.
     """
     data_of: Any = sample  # in place of all of them
-    model = nets.made(config, data_of, "", config.seed)
-    batch = nets.given(model, sample.batch, training, sample.n_all, device)
+    model = recipes.made(config, data_of, "", config.seed)
+    batch = features.given(model, sample.batch, training, sample.n_all, device)
     task = recipes.of(config).task(config)
-    return train.Stepper(model, task, training, runs.parameter_groups(model, training), device), batch
+    return train.Stepper(model, task, training, recipes.parameter_groups(model, training), device), batch
 
 
 def _times(stepper: train.Stepper, batch: Any, device: torch.device, seconds: float) -> dict[str, Times]:
