@@ -1,21 +1,23 @@
-"""Time and memory as measured, and remembered."""
+"""Time and memory as measured here. Nothing is remembered: a busy machine's times would stay."""
 
-from qnnkit.measure.busy import load, note
-from qnnkit.measure.memory import peak, peak_on, reset_peak, resident
-from qnnkit.measure.remembered import machine, once
-from qnnkit.measure.timing import Spread, seconds, synchronize, threads
+from qnnkit.measure.clock import (
+    Lap,
+    Spread,
+    Step,
+    load,
+    note,
+    now,
+    race,
+    seconds,
+    spread,
+    synchronize,
+    threads,
+    winner,
+)
+from qnnkit.measure.device_figures import figures
+from qnnkit.measure.held import peak, peak_on, reset_peak, resident
 
 __all__ = [
-    "Spread",
-    "load",
-    "machine",
-    "note",
-    "once",
-    "peak",
-    "peak_on",
-    "reset_peak",
-    "resident",
-    "seconds",
-    "synchronize",
-    "threads",
-]
+    "Lap", "Spread", "Step", "figures", "load", "note", "now", "peak", "peak_on", "race", "reset_peak",
+    "resident", "seconds", "spread", "synchronize", "threads", "winner",
+]  # fmt: skip

@@ -135,34 +135,12 @@ DECIDING = ("batch_size", "optimizer", "micro_batch", "precision", "augmentation
 """Settings of a training that its speed depends on; those of later versions, too."""
 
 
-class _Busy(Exception):
-    """Carries times past what would remember them."""
-
-    def __init__(self, times: dict[str, float], note: str):
-        self.times, self.note = times, note
-
-
 def measured(
     asked: Mapping[str, Any] | None, times: Callable[[], dict[str, float]]
 ) -> tuple[dict[str, float], str | None]:
-    """Times of the candidates, remembered or measured now, and a note where other programs disturbed them.
-
-    Args:
-        asked: The whole question, in plain values; None remembers nothing.
-        times: Measures them.
-    """
-
-    def answer() -> dict[str, float]:
-        note = measure.note(measure.load())
-        taken = times()
-        if note:  # not to be remembered
-            raise _Busy(taken, note)
-        return taken
-
-    try:
-        return (answer() if asked is None else measure.once(asked, answer)), None
-    except _Busy as told:
-        return told.times, told.note
+    """Times of the candidates, and a note where other programs disturbed them."""
+    note = measure.note(measure.load())
+    return times(), note
 
 
 def decide(found: Sequence[Candidate], times: Mapping[str, float]) -> Candidate:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-
 import torch
 
 from qnnkit import device as devices
@@ -13,29 +10,21 @@ from qnnkit.device import machine
 from qnnkit.plan.elsewhere import Figures
 from qnnkit.plan.machines import Table
 from qnnkit.plan.places import HERE, Spot
-from qnnkit.train import PRECISIONS
 
-BYTES, SIZE, OPERATIONS = 2**25, 512, 200
-"""Of the arrays, of the square matrices, and how many small operations: enough to tell machines apart, and
-small enough to take a moment. `qnnkit measure` takes the time to be exact."""
 LEFT_TO_DRIVER, OF_MAC, OF_RAM = 1e9, 2 / 3, 0.9
 """What a training may have: all of a GPU but so many bytes, a share of a Mac's and of any other memory; the
 rest is the driver's, the system's and other programs'. Estimates."""
 
 
 def figures(device: torch.device, precision: str, threads: int | None = None) -> Figures:
-    """Bandwidth, matrix products and overhead of a device here, measured once per machine in about a second.
+    """Bandwidth, matrix products and overhead of a device here, by the code of a survey: about a second.
 
     Args:
         device: Where.
         precision: Of the matrix products, beside float32 and, where it computes, bfloat16.
         threads: CPU threads that train; None leaves torch's choice.
     """
-    with measure.threads(threads):
-        question = {"what": "a plan's figures", "precision": precision, **measure.machine(device)}
-        found = measure.once(question, lambda: _measured(device, precision))
-    flops = {name: 1 / found[name] for name in PRECISIONS if name in found}
-    return Figures(str(device), flops, 1 / found["byte"], found["operation"], measured=True)
+    return Figures.of_survey(measure.figures(device, precision, threads))
 
 
 def spot(device: torch.device, table: Table, price_per_hour: float | None = None) -> Spot:
@@ -90,26 +79,3 @@ def _row(device: torch.device, table: Table) -> str | None:
         return None
     known = torch.cuda.get_device_properties(device)
     return row_of(table, "cuda", known.name, known.total_memory)
-
-
-def _measured(device: torch.device, precision: str) -> dict[str, float]:
-    """Seconds of moving one byte, of one operation of a matrix product, and of launching one operation."""
-    a = torch.ones(BYTES // 4, device=device)
-    b = torch.ones_like(a)
-    small = torch.ones(64, device=device)
-
-    def products(dtype: torch.dtype) -> Callable[[], object]:
-        left = torch.ones(SIZE, SIZE, device=device, dtype=dtype)
-        return lambda: torch.mm(left, left)
-
-    def operations() -> None:
-        for _ in range(OPERATIONS):
-            torch.add(small, small)
-
-    found = {}
-    for name in dict.fromkeys(("float32", precision, "bfloat16")):  # the last one for what it would save
-        with contextlib.nullcontext() if name == precision else contextlib.suppress(RuntimeError, TypeError):
-            found[name] = measure.seconds(products(getattr(torch, name)), device) / (2 * SIZE**3)
-    found["byte"] = measure.seconds(lambda: torch.add(a, b, out=b), device) / (3 * BYTES)
-    found["operation"] = measure.seconds(operations, device) / OPERATIONS
-    return found
