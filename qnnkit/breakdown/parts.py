@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from qnnkit import measure, train
 from qnnkit.checkpoint import own_generators
-from qnnkit.layers import QuantumLayer, Quanv2d
+from qnnkit.measure.memory import nodes_between, quantum_parts
 from qnnkit.recipes import parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.tasks import Task
@@ -175,29 +175,6 @@ class _Clock:
         for node in nodes_between(inputs, outputs):
             node.register_prehook(begin)
             node.register_hook(end)
-
-
-def quantum_parts(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that are circuits and what feeds them."""
-    if isinstance(model, QuantumLayer):
-        return [model]
-    if isinstance(model, Quanv2d) and any(isinstance(part, QuantumLayer) for part in model.modules()):
-        return [model]
-    found = [part for child in model.children() for part in quantum_parts(child)]
-    return list(dict.fromkeys(found))  # a layer used in two places is one
-
-
-def nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
-    """The graph's nodes that lead from the inputs, or from weights, to the outputs."""
-    borders = {part.grad_fn for part in inputs if isinstance(part, Tensor) and part.grad_fn}
-    waiting, found = [outputs.grad_fn], {}
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in borders or node in found or hasattr(node, "variable"):
-            continue  # a leaf's node, which adds to its gradient, is the only one with a variable
-        found[node] = None
-        waiting += [below for below, _ in node.next_functions]
-    return list(found)
 
 
 def _endless(loader: Iterable[Any]) -> Iterator[Any]:

@@ -16,8 +16,11 @@ from qnnkit.measure.clock import (
 )
 from qnnkit.measure.device_figures import figures
 from qnnkit.measure.held import peak, peak_on, reset_peak, resident
+from qnnkit.measure.memory import trace
+from qnnkit.measure.workload import Workload, of_recipe, of_transformer, sizes, take
 
 __all__ = [
-    "Lap", "Spread", "Step", "figures", "load", "note", "now", "peak", "peak_on", "race", "reset_peak",
-    "resident", "seconds", "spread", "synchronize", "threads", "winner",
+    "Lap", "Spread", "Step", "Workload", "figures", "load", "note", "now", "of_recipe", "of_transformer",
+    "peak", "peak_on", "race", "reset_peak", "resident", "seconds", "sizes", "spread", "synchronize", "take",
+    "threads", "trace", "winner",
 ]  # fmt: skip
