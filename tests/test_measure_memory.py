@@ -85,9 +85,8 @@ def test_a_net_of_ones_own_that_counts_in_its_task():
     with own_generators():
         net = nn.Sequential(nn.Linear(100, 2000), nn.ReLU(), nn.Linear(2000, 300))
     settings = Settings(batch_size=32)
-    own = measure.Workload(
-        "own", settings, 500, lambda config, traced: net, lambda config: rows, task, example=rows[0]
-    )
+    about = settings, 500, lambda config, traced: net, lambda config: rows
+    own = measure.Workload("own", *about, task, example=rows[0])
     found = trace(own)
     assert found.n_trained == sum(weight.numel() for weight in net.parameters())
     assert sum(found.memory.values()) == pytest.approx(measured_peak(own), rel=0.02)

@@ -199,7 +199,7 @@ def of_transformer(kind: str, size: str, *, n_samples: int = 1000, **settings: A
     config, is_clip = _configuration(kind, size), kind == "clip"
     text = config.text_config if is_clip else config
     longest = getattr(text, "max_position_embeddings", None)  # some models have no such limit
-    usual = longest if is_clip else min(USUAL_LENGTH, longest or USUAL_LENGTH)
+    usual: Any = longest if is_clip else min(USUAL_LENGTH, longest or USUAL_LENGTH)
     training = ModelSettings.of({"sequence_length": usual, **settings})
     if training.four_bit and not training.lora_rank:
         step = "Add lora_rank=8."
