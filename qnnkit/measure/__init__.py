@@ -16,8 +16,9 @@ from qnnkit.measure.clock import (
 )
 from qnnkit.measure.device_figures import figures
 from qnnkit.measure.held import peak, peak_on, reset_peak, resident
+from qnnkit.measure.placement import Placement, place
 
 __all__ = [
-    "Lap", "Spread", "Step", "figures", "load", "note", "now", "peak", "peak_on", "race", "reset_peak",
-    "resident", "seconds", "spread", "synchronize", "threads", "winner",
+    "Lap", "Placement", "Spread", "Step", "figures", "load", "note", "now", "peak", "peak_on", "place",
+    "race", "reset_peak", "resident", "seconds", "spread", "synchronize", "threads", "winner",
 ]  # fmt: skip
