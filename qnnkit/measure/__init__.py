@@ -16,9 +16,11 @@ from qnnkit.measure.clock import (
 )
 from qnnkit.measure.device_figures import figures
 from qnnkit.measure.held import peak, peak_on, reset_peak, resident
+from qnnkit.measure.parts import one_by_one, operations, step_parts, strategies
 from qnnkit.measure.placement import Placement, place
 
 __all__ = [
-    "Lap", "Placement", "Spread", "Step", "figures", "load", "note", "now", "peak", "peak_on", "place",
-    "race", "reset_peak", "resident", "seconds", "spread", "synchronize", "threads", "winner",
+    "Lap", "Placement", "Spread", "Step", "figures", "load", "note", "now", "one_by_one", "operations",
+    "peak", "peak_on", "place", "race", "reset_peak", "resident", "seconds", "spread", "step_parts",
+    "strategies", "synchronize", "threads", "winner",
 ]  # fmt: skip
