@@ -169,7 +169,8 @@ def main() -> None:
         parser.error(f"--only must name {','.join(KEYS)}, and --rounds be at least 1")
     for variable in THREADS:  # before torch is imported: every number of threads is to be compared
         os.environ.pop(variable, None)
-    from qnnkit import measure, placement
+    from qnnkit import measure
+    from qnnkit.measure import placement
 
     busy = measure.note(measure.load(1.0))
     devices = placement.devices("auto")

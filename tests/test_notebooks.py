@@ -485,6 +485,6 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     assert net == {"device": "cpu", "precision": "float32", "why": "The time was up."}
     assert kept & {"02_circuit", "02_errors", "07_maps", "08_circuit", "09_hardware", "12_gates"} == set()
     rows = [json.loads(line) for line in (folder / "benchmark.jsonl").read_text().splitlines()]
-    assert {row.get("group") for row in rows if row["event"] == "strategy"} == {"batch", "precision"}
+    assert {row.get("group") for row in rows if row["event"] == "strategy"} == {"run", "batch", "precision"}
     quantum = [row["seconds"] for row in rows if row["event"] == "step" and row["kind"] == "quantum"]
     assert quantum == [0, 0]

@@ -155,8 +155,9 @@ def race(
 
     Args:
         steps: By name, in the order in which they are warmed up.
-        seconds: For warming up, about, and as much again for the rounds; the first step is always measured.
-        longest: Seconds of a call; a step that by the best time per sample would take longer is not tried.
+        seconds: For warming up, about, and as much again for the rounds.
+        longest: Seconds of a call; a step that by the best time per sample would take longer is not tried,
+            nor is any but the first once the time for warming up is over.
         rounds: At most.
 
     Raises:
@@ -167,7 +168,7 @@ def race(
     taken: dict[str, list[float]] = {}
     repeats: dict[str, int] = {}
     for name, step in steps.items():
-        late = time.perf_counter() - begin > seconds
+        late = math.isfinite(longest) and time.perf_counter() - begin > seconds
         if taken and (late or best * step.samples > longest):
             laps[name] = Lap(None, why="The time was up." if late else "A step would take too long.")
             continue

@@ -35,7 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from qnnkit import checks, layers, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.checkpoint import weights as kept_weights
-from qnnkit.layers import QuantumLayer, Quanv2d
+from qnnkit.measure.parts import nodes_between, quantum_parts
 from qnnkit.measure.workload import Workload
 
 NEARLY = 1.02
@@ -364,29 +364,6 @@ class Ledger(TorchDispatchMode):
                 hooks.callback(part.register_forward_pre_hook(enter).remove)
                 hooks.callback(part.register_forward_hook(left).remove)
             yield
-
-
-def quantum_parts(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that are circuits and what feeds them."""
-    if isinstance(model, QuantumLayer):
-        return [model]
-    if isinstance(model, Quanv2d) and any(isinstance(part, QuantumLayer) for part in model.modules()):
-        return [model]
-    found = [part for child in model.children() for part in quantum_parts(child)]
-    return list(dict.fromkeys(found))  # a layer used in two places is one
-
-
-def nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
-    """The graph's nodes that lead from the inputs, or from weights, to the outputs."""
-    borders = {part.grad_fn for part in inputs if isinstance(part, Tensor) and part.grad_fn}
-    waiting, found = [outputs.grad_fn], {}
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in borders or node in found or hasattr(node, "variable"):
-            continue  # a leaf's node, which adds to its gradient, is the only one with a variable
-        found[node] = None
-        waiting += [below for below, _ in node.next_functions]
-    return list(found)
 
 
 # --- many equal layers --------------------------------------------------------------------------------------

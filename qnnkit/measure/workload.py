@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from qnnkit import checks, recipes, tasks, train
 from qnnkit.data.batches import DictBatches
 from qnnkit.data.splits import SPLITS
+from qnnkit.measure.placement import take
 from qnnkit.models import features
 from qnnkit.settings import Settings
 
@@ -83,22 +84,6 @@ class Workload:
         size = self.training.batch_size
         rows = self.batch(min(n_batches * size, self.n_samples))
         return DictBatches(lambda epoch: rows, size, shuffle=True)
-
-
-def take(samples: Any, n: int) -> Any:
-    """The first `n` samples of a batch, from the front again where there are fewer.
-
-    Example:
-        >>> take((torch.arange(3), {"label": torch.zeros(3)}), 5)[0].tolist()
-        [0, 1, 2, 0, 1]
-    """
-    if isinstance(samples, Tensor):
-        return samples[torch.arange(n, device=samples.device) % len(samples)]
-    if isinstance(samples, Mapping):
-        return {name: take(part, n) for name, part in samples.items()}
-    if isinstance(samples, list | tuple):
-        return type(samples)(take(part, n) for part in samples)
-    return samples
 
 
 def of_recipe(config: Settings, splits: Any) -> Workload:

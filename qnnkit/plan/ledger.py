@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from qnnkit.measure.memory import nodes_between, quantum_parts
+from qnnkit.measure.parts import nodes_between, quantum_parts
 from qnnkit.plan.prediction import Work
 
 NEARLY = 1.02

@@ -15,8 +15,8 @@ from qnnkit.data import ImageSplits, Splits, TensorSplits
 from qnnkit.data.batches import Batches, DictBatches
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import TokenSplits
+from qnnkit.measure.placement import take
 from qnnkit.models import features
-from qnnkit.placement.race import take
 from qnnkit.recipes import made, parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.tasks import OwnLoss, Task

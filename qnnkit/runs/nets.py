@@ -25,9 +25,9 @@ from qnnkit import (
 )
 from qnnkit.checkpoint import Store, weights
 from qnnkit.data import ImageSplits, Splits
+from qnnkit.measure import Placement
 from qnnkit.models import features
 from qnnkit.models.causal_lm import in_four_bits
-from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run
 from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored

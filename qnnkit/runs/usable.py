@@ -68,7 +68,7 @@ def check_placement(config: Settings) -> None:
 
 def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
-    from qnnkit import placement
+    from qnnkit.measure import placement
     from qnnkit.recipes import made
     from qnnkit.runs.nets import build
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from qnnkit import circuits, placement
+from qnnkit import circuits
 from qnnkit import device as devices
 from qnnkit.device import accelerators, machine, simulators
 from qnnkit.layers import QuantumLayer
+from qnnkit.measure import placement
 from qnnkit.survey import apart, words
 from qnnkit.survey.clock import Budget, scaled, spread
 from qnnkit.survey.form import Cell, Circuits, CircuitThreads

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from qnnkit import data, measure, models, placement, recipes, train
+from qnnkit import data, measure, models, recipes, train
 from qnnkit import device as devices
 from qnnkit.data import Splits
 from qnnkit.device import machine
+from qnnkit.measure import placement
 from qnnkit.models import features
-from qnnkit.placement.decision import DECIDING
 from qnnkit.settings import Settings
 from qnnkit.survey import apart, samples, words
 from qnnkit.survey.clock import Budget, spread, times_of
@@ -27,6 +27,8 @@ from qnnkit.survey.platform import PRECISIONS
 WARMUP, LEAST, MOST = 2, 3, 100
 """Updates that warm up; that are timed, at least and at most."""
 KINDS = (data.Images, data.Captions, data.Text, data.Music)
+DECIDING = ("batch_size", "optimizer", "micro_batch", "precision", "augmentation", "gradient_checkpointing")
+"""Settings of a training that its speed depends on."""
 FAMILIES = {kind: name for name, (_, kind) in models.MODELS.items()}
 FAMILIES |= {models.ClipSettings: "clip", models.LanguageModelSettings: "causal_lm"}
 USUAL = "quanv"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
 from dataclasses import replace
 
@@ -9,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, Quanv2d, breakdown, circuits, data, recipes, runs
-from qnnkit.breakdown import table
+from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
+from qnnkit.measure import clock, parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 
@@ -96,8 +98,8 @@ INPUTS, LABELS = torch.linspace(0, 3, 8).reshape(4, 2), torch.tensor([0, 1, 0, 1
 
 def parts_of(model, loader=None, **settings):
     loader = [(INPUTS, LABELS)] if loader is None else loader
-    found = breakdown.step(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
-    return {part.name: part.seconds for part in found}
+    found = measure.step_parts(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
+    return {row["name"]: row["seconds"] for row in found}
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["on inputs", "inside"])
@@ -113,25 +115,25 @@ def parts_of(model, loader=None, **settings):
 def test_what_is_slow_shows_in_its_own_part(module, way, name, first):
     model = Net(first)
     setattr(getattr(model, module), f"{way}_pause", PAUSE)
-    parts = parts_of(model)
-    assert max(parts, key=lambda part: parts[part]) == name
-    assert parts[name] >= PAUSE and parts[name] > 0.7 * sum(parts.values())
+    found = parts_of(model)
+    assert max(found, key=lambda part: found[part]) == name
+    assert found[name] >= PAUSE and found[name] > 0.7 * sum(found.values())
 
 
 def test_a_layer_that_is_used_twice_counts_twice():
     model = Net(uses=2)
     model.circuit.backward_pause = model.circuit.forward_pause = PAUSE
-    parts = parts_of(model)
-    assert parts["quantum forward"] >= 2 * PAUSE and parts["quantum backward"] >= 2 * PAUSE
+    found = parts_of(model)
+    assert found["quantum forward"] >= 2 * PAUSE and found["quantum backward"] >= 2 * PAUSE
 
 
 def test_a_slow_loader_and_a_slow_transfer_show():
     loader = SlowLoader([(INPUTS, LABELS)])
     loader.pause = PAUSE
-    parts = parts_of(Net(), loader)
-    assert max(parts, key=lambda part: parts[part]) == "loading"
-    parts = parts_of(Net(), [(SlowTensor(INPUTS), LABELS)])
-    assert max(parts, key=lambda part: parts[part]) == "transfer"
+    found = parts_of(Net(), loader)
+    assert max(found, key=lambda part: found[part]) == "loading"
+    found = parts_of(Net(), [(SlowTensor(INPUTS), LABELS)])
+    assert max(found, key=lambda part: found[part]) == "transfer"
 
 
 def test_a_slow_optimizer_shows(monkeypatch):
@@ -142,8 +144,8 @@ def test_a_slow_optimizer_shows(monkeypatch):
         return right(self, *given)
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
-    parts = parts_of(Net())
-    assert max(parts, key=lambda part: parts[part]) == "optimizer"
+    found = parts_of(Net())
+    assert max(found, key=lambda part: found[part]) == "optimizer"
 
 
 def test_parts_add_up_and_the_model_is_left_as_it_was():
@@ -151,13 +153,14 @@ def test_parts_add_up_and_the_model_is_left_as_it_was():
     model.circuit.forward_pause = model.reader.backward_pause = PAUSE
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     start = time.perf_counter()
-    parts = breakdown.step(model.eval(), Classification(), [(INPUTS, LABELS)], steps=3, warmup=0, seconds=0)
+    loader = [(INPUTS, LABELS)]
+    rows = measure.step_parts(model.eval(), Classification(), loader, steps=3, warmup=0, seconds=0)
     elapsed = time.perf_counter() - start
-    assert [part.name for part in parts] == list(breakdown.PARTS)
-    whole = sum(part.seconds for part in parts)
+    assert [row["name"] for row in rows] == list(parts.PARTS)
+    whole = sum(row["seconds"] for row in rows)
     assert 2 * PAUSE <= whole <= elapsed
-    assert abs(parts[-1].seconds) < 0.5 * whole, "the rest is small beside what was made slow"
-    assert all(part.seconds >= 0 for part in parts[:-1])
+    assert abs(rows[-1]["seconds"]) < 0.5 * whole, "the rest is small beside what was made slow"
+    assert all(row["seconds"] >= 0 for row in rows[:-1])
     assert not model.training and not model.circuit._forward_hooks
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
@@ -169,12 +172,12 @@ def test_frozen_filters_and_nets_without_a_circuit(precision):
     images = torch.linspace(0, 3, 64).reshape(4, 1, 4, 4)
     quanv = Quanv2d(1, "data_reuploading", filters=2, trainable=False, n_layers=1)
     frozen = nn.Sequential(quanv, nn.Flatten(), weighted(nn.Linear, 32, 2))
-    parts = parts_of(frozen, [(images, LABELS)], config=config)
-    assert parts["quantum forward"] > 0 == parts["quantum backward"] and parts["classical backward"] > 0
-    parts = parts_of(weighted(nn.Linear, 2, 2), config=config)
-    assert parts["quantum forward"] == parts["quantum backward"] == 0 < parts["classical forward"]
-    parts = parts_of(weighted(nn.Linear, 2, 2).requires_grad_(False), config=config)
-    assert parts["classical forward"] > 0
+    found = parts_of(frozen, [(images, LABELS)], config=config)
+    assert found["quantum forward"] > 0 == found["quantum backward"] and found["classical backward"] > 0
+    found = parts_of(weighted(nn.Linear, 2, 2), config=config)
+    assert found["quantum forward"] == found["quantum backward"] == 0 < found["classical forward"]
+    found = parts_of(weighted(nn.Linear, 2, 2).requires_grad_(False), config=config)
+    assert found["classical forward"] > 0
 
 
 # --- strategies ---------------------------------------------------------------------------------------------
@@ -192,21 +195,25 @@ def recipe(**settings):
 @pytest.fixture(scope="module")
 def measured(splits):
     """All rows, of a training split that is too small for some; each circuit's first step takes a second."""
-    train, n = splits.train, 100
-    few = replace(splits.train, images=train.images[:n], labels=train.labels[:n], sources=train.sources[:n])
+    train, n = splits.train, 30
+    few = replace(splits, train=replace(
+        train, images=train.images[:n], labels=train.labels[:n], sources=train.sources[:n]
+    ))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "BATCHES", (64, 128))
-        patch.setattr(table, "LAYERS", (1,))
-        return breakdown.strategies(recipe(), replace(splits, train=few), seconds=2.0)
+        patch.setattr(parts, "LAYERS", (1,))
+        return measure.strategies(recipe(epochs=3), few, seconds=2.0)
 
 
 def test_every_strategy_is_measured_or_says_why_not(measured):
-    assert [(row.group, row.name) for row in measured] == [
+    assert [(row["group"], row["name"]) for row in measured] == [
+        ("run", "as it is"),
         ("simulator", "lightning.qubit"),
         ("simulator", "default.qubit"),
         ("simulator", "batched"),
-        ("batch", "batch 64"),
-        ("batch", "batch 128"),
+        ("batch", "batch 4"),
+        ("batch", "batch 8"),
+        ("batch", "batch 16"),
+        ("batch", "batch 32"),
         ("layers", "n_layers 1"),
         ("circuit", "frozen"),
         ("circuit", "frozen, cached"),
@@ -214,13 +221,48 @@ def test_every_strategy_is_measured_or_says_why_not(measured):
         ("precision", "bfloat16"),
     ]
     for row in measured:
-        assert row.change.endswith(".")
-        if row.name == "batch 128":
-            assert row.why == "The training split has 100 samples only."
-            assert row.seconds_per_sample is None and row.seconds_per_epoch is None
+        assert row["change"].endswith(".")
+        if row["name"] == "batch 32":
+            assert row["why"] == "The training split has 30 samples only."
+            assert row["seconds_per_sample"] is None is row["seconds_per_epoch"] is row["seconds_in_all"]
         else:
-            assert row.why == "" and row.seconds_per_sample > 0
-            assert row.seconds_per_epoch == pytest.approx(row.seconds_per_sample * 100)
+            assert row["why"] == "" and row["seconds_per_sample"] > 0
+            assert row["seconds_per_epoch"] == pytest.approx(row["seconds_per_sample"] * 30)
+            assert row["seconds_in_all"] == pytest.approx(row["seconds_per_epoch"] * 3)
+
+
+def test_strategies_change_one_thing_and_drop_nothing(splits, monkeypatch):
+    """Augmentation, and the pieces whose gradients are added up, are part of the step that is timed."""
+    changed, pieces = [], []
+    right, backward = tasks.Classification.__call__, train.Stepper.backward
+
+    def called(task, model, batch):
+        changed.append(task.augment is not None)
+        return right(task, model, batch)
+
+    def counted(stepper, loss):
+        pieces.append((stepper.config.precision, stepper.config.micro_batch))
+        return backward(stepper, loss)
+
+    monkeypatch.setattr(tasks.Classification, "__call__", called)
+    monkeypatch.setattr(train.Stepper, "backward", counted)
+    monkeypatch.setattr(parts, "LAYERS", ())
+    config = recipe(augmentation="affine", micro_batch=4)
+    found = {row["name"]: row for row in measure.strategies(config, splits, threads=1, seconds=0.2)}
+    assert changed and all(changed), "no row leaves it out"
+    assert {micro for _, micro in pieces} == {4} and {each for each, _ in pieces} == {"float32", "bfloat16"}
+    told = found["as it is"]["change"]
+    assert told == "Nothing is changed: cpu, float32, batch 8 in pieces of 4, 1 thread, augmentation affine."
+    assert found["frozen, cached"]["why"].startswith("Augmentation makes other images in every epoch")
+
+
+def test_the_cpu_stands_beside_the_accelerator(splits, monkeypatch):
+    monkeypatch.setattr(parts, "devices", lambda *given: ["cpu", "cpu:0"])  # for torch a device of its own
+    monkeypatch.setattr(parts, "LAYERS", ())
+    found = measure.strategies(recipe(), splits, seconds=0.2)
+    of_devices = [row for row in found if row["group"] == "device"]
+    assert [row["name"] for row in of_devices] == ["cpu", "cpu:0"]
+    assert all(row["seconds_in_all"] > row["seconds_per_epoch"] for row in of_devices)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -230,13 +272,13 @@ def test_every_strategy_is_measured_or_says_why_not(measured):
         (
             "digits_clip",
             {"n_qubits": 2, "n_layers": 1, "patch_size": 8},
-            ["lightning.qubit", "default.qubit", "batched", "batch 2", "batch 4", "batch 8", "n_layers 1",
-             "frozen", "frozen, cached", "float32", "bfloat16"],
+            ["as it is", "lightning.qubit", "default.qubit", "batched", "batch 2", "batch 4", "batch 8",
+             "batch 16", "n_layers 1", "frozen", "frozen, cached", "float32", "bfloat16"],
         ),
         (
             "text_adapter",
             {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000},
-            ["batch 2", "batch 4", "batch 8", "float32", "bfloat16"],
+            ["as it is", "batch 2", "batch 4", "batch 8", "batch 16", "float32", "bfloat16"],
         ),
     ],
 )  # fmt: skip
@@ -246,45 +288,38 @@ def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path,
         (tmp_path / f"{number}.txt").write_text(words)
     place = {"data_dir": str(tmp_path)} if name.startswith("text") else {}
     config = recipes.settings(name, batch_size=4, **settings, **place)
-    monkeypatch.setattr(table, "LAYERS", (1,))
+    monkeypatch.setattr(parts, "LAYERS", (1,))
     splits = runs.Run(tmp_path, config).load_data()
-    found = breakdown.strategies(config, splits, seconds=1.0)
-    assert [row.name for row in found] == rows
+    found = measure.strategies(config, splits, seconds=1.0)
+    assert [row["name"] for row in found] == rows
     for row in found:
-        if row.name == "frozen, cached":
-            assert row.why == "This model takes no features in place of its data."
-        elif row.seconds_per_sample is None:
-            assert "its share of the time was" in row.why, row
+        if row["name"] == "frozen, cached":
+            assert row["why"] == "This model takes no features in place of its data."
+        elif row["seconds_per_sample"] is None:
+            assert "samples only" in row["why"], row
         else:
-            assert row.seconds_per_epoch == pytest.approx(row.seconds_per_sample * len(splits.train))
-    assert sum(row.seconds_per_sample is not None for row in found) >= 3
-
-
-def bench(splits, seconds=1.0):
-    tool = table._Bench(recipe(), splits, torch.device("cpu"), seconds)
-    tool.share = seconds
-    return tool
+            expected = row["seconds_per_sample"] * len(splits.train)
+            assert row["seconds_per_epoch"] == pytest.approx(expected)
+    assert sum(row["seconds_per_sample"] is not None for row in found) >= 3
 
 
 def test_what_cannot_be_measured_says_why(splits, monkeypatch):
     def none(*given, **settings):
         raise ValueError("Argument `backend` must be a device that works here, but is 'lightning.qubit'.")
 
-    monkeypatch.setattr(table, "one_by_one", none)
-    tool = bench(splits)
-    monkeypatch.setattr(type(tool), "build", lambda self, **settings: nn.Identity())
-    assert tool.one_by_one(nn.Identity()).row.why.endswith("but is 'lightning.qubit'.")
-    assert tool.cached().row.why == "This model takes no features in place of its data."
-    row = table.Strategy("batch", "batch 64", "64 images a step.", None, None)
-    slow = table._Turn(row, lambda: 2.0, 64)
-    assert not tool.warm_up(slow)
-    assert tool.measured(slow).why == "A step took 2 s, and its share of the time was 1 s."
+    right = parts.training_step
 
-    def full():
-        raise torch.OutOfMemoryError("There is no memory left.\nSome statistics.")
+    def stepping(config, *given, **options):
+        if config.backend == "default.qubit":
+            raise torch.OutOfMemoryError("There is no memory left.\nSome statistics.")
+        return right(config, *given, **options)
 
-    full_turn = table._Turn(row, full, 64)
-    assert not tool.warm_up(full_turn) and tool.measured(full_turn).why == "There is no memory left."
+    monkeypatch.setattr(parts, "one_by_one", none)
+    monkeypatch.setattr(parts, "training_step", stepping)
+    monkeypatch.setattr(parts, "LAYERS", ())
+    found = {row["name"]: row["why"] for row in measure.strategies(recipe(), splits, seconds=0.2)}
+    assert found["lightning.qubit"].endswith("but is 'lightning.qubit'.")
+    assert found["default.qubit"] == "There is no memory left." and found["as it is"] == ""
 
 
 def test_circuits_one_by_one_are_scaled_up(monkeypatch):
@@ -302,13 +337,13 @@ def test_circuits_one_by_one_are_scaled_up(monkeypatch):
             ran.append(len(inputs))
         return right(layer, inputs)
 
-    monkeypatch.setattr(table.measure, "seconds", seconds)
+    monkeypatch.setattr(clock, "seconds", seconds)
     monkeypatch.setattr(QuantumLayer, "forward", forward)
     net = Quanv2d(1, "data_reuploading", filters=2, n_layers=1)
-    found = breakdown.one_by_one(net, torch.ones(1, 1, 6, 6))
+    found = measure.one_by_one(net, torch.ones(1, 1, 6, 6))
     assert (found.circuits_per_image, found.circuits_timed, found.trains) == (18, 5, True)
     assert found.seconds_per_image == pytest.approx(0.1 * 18) and counted == [1, 3]
-    assert not breakdown.one_by_one(net.requires_grad_(False), torch.ones(1, 1, 6, 6)).trains
+    assert not measure.one_by_one(net.requires_grad_(False), torch.ones(1, 1, 6, 6)).trains
 
 
 def test_the_optimizer_is_the_recipes_own(monkeypatch):
@@ -328,3 +363,18 @@ def test_the_optimizer_is_the_recipes_own(monkeypatch):
     seen.clear()
     parts_of(frozen, config=Settings(optimizer="adamw", **settings))
     assert set(seen) == {(0.01, 0.3, 2)}
+
+
+# --- operations ---------------------------------------------------------------------------------------------
+
+
+def test_the_costliest_operations_and_their_trace(splits, tmp_path):
+    config, place = recipe(), torch.device("cpu")
+    batch = next(iter(splits.batches("train", 8, shuffle=False)))
+    stepper, given = parts.training_step(config, splits, batch, len(splits.train), place)
+    trace = tmp_path / "trace.json.gz"
+    text = measure.operations(stepper, given, threads=1, trace=trace)
+    assert "Self CPU %" in text and "aten::" in text and "_RunBackward" in text
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert any(event["name"].startswith("aten::") for event in events)
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json.gz"]

@@ -1,7 +1,8 @@
-"""Where a net is trained: what is measured faster by more than the noise, remembered, and kept by its run."""
+"""Where a net is trained: what is measured faster by more than the noise, and kept by its run alone."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -14,9 +15,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from qnnkit import QuantumLayer, circuits, measure, placement, recipes, runs, train, workspace
+from qnnkit import QuantumLayer, circuits, measure, recipes, runs, train, workspace
 from qnnkit.device import machine
-from qnnkit.placement import Candidate, candidates, decision, race
+from qnnkit.measure import Lap, placement
+from qnnkit.measure import clock as clock_
+from qnnkit.measure.placement import Candidate
 from qnnkit.plan.asked import asked
 from qnnkit.runs import chain, lock
 from qnnkit.settings import Settings
@@ -26,14 +29,14 @@ from tests.toys import each_epoch
 
 TASK = Classification()
 ON_CPU: dict[str, Any] = {"device": "cpu", "seconds": 0.5}
-THREAD_COUNTS = candidates.thread_counts
+THREAD_COUNTS = placement.thread_counts
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Goes on by what nets say that they take, so that no other work on this machine decides a test."""
     found = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    monkeypatch.setattr(clock_, "time", SimpleNamespace(perf_counter=lambda: found.now))
     monkeypatch.setattr(Net, "clock", found)
     return found
 
@@ -41,12 +44,11 @@ def clock(monkeypatch):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
     """Two cores, nothing measured yet, and nobody else at work."""
-    monkeypatch.setattr(measure.remembered, "_FOUND", {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QNNKIT_HOME", raising=False)
-    monkeypatch.setattr(candidates, "thread_counts", lambda: [1, 2])
-    monkeypatch.setattr(measure, "load", lambda: 0.0)
-    monkeypatch.setattr(race, "TURN", 0.002)
+    monkeypatch.setattr(placement, "thread_counts", lambda: [1, 2])
+    monkeypatch.setattr(clock_, "load", lambda: 0.0)
+    monkeypatch.setattr(clock_, "TURN", 0.002)
 
 
 def linear(n_in, n_out):
@@ -88,9 +90,8 @@ def on(threads, size=64, device="cpu"):
 
 
 def decided(found, seconds, errors=()):
-    times = {one.name: took for one, took in zip(found, seconds, strict=True) if took is not None}
-    times |= {f"{one.name} ±": error for one, error in zip(found, errors, strict=False)}
-    return decision.decide(found, times)
+    both = itertools.zip_longest(found, seconds, errors)
+    return placement.decide(found, {one.name: Lap(took, error) for one, took, error in both})
 
 
 THREADS = [on(1), on(2), on(4)]
@@ -122,11 +123,11 @@ def test_the_simplest_that_is_not_clearly_slower(found, seconds, errors, index):
 
 def test_candidates_are_what_the_settings_leave_open(monkeypatch):
     usable = [torch.device(name) for name in ("cpu", "cuda:0", "cuda:1", "mps")]
-    monkeypatch.setattr(candidates.device, "usable_devices", lambda: usable)
+    monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
     fixed = Settings(batch_size=32)
 
     def names(device="auto", threads: Any = "auto", config=fixed, n=None):
-        return [one.name for one in candidates.candidates(device, threads, config, n)]
+        return [one.name for one in placement.candidates(device, threads, config, n)]
 
     assert names() == [
         "cpu on 1 thread, batch 32", "cpu on 2 threads, batch 32", "cuda:0, batch 32", "mps, batch 32",
@@ -143,7 +144,7 @@ def test_candidates_are_what_the_settings_leave_open(monkeypatch):
 
 
 def test_threads_are_of_physical_cores_that_may_be_used(monkeypatch):
-    monkeypatch.setattr(candidates, "torch", SimpleNamespace(get_num_threads=lambda: 12))
+    monkeypatch.setattr(placement, "torch", SimpleNamespace(get_num_threads=lambda: 12))
     monkeypatch.setattr(machine, "cores", lambda: 16)
     for physical, expected in ((8, [1, 4, 8]), (1, [1]), (2, [1, 2]), (None, [1, 6, 12])):
         monkeypatch.setattr(psutil, "cpu_count", lambda logical, found=physical: found)
@@ -168,7 +169,7 @@ def test_a_planted_slow_number_of_threads_is_found(slow, best, clock):
     assert (found.device, found.threads, found.batch_size) == ("cpu", best, 8)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(weight.grad is None for weight in net.parameters())
-    [first, *_] = found.rows()
+    [first, *_] = found.rows
     assert first["candidate"] == f"cpu on {best} thread{'s' * (best > 1)}, batch 8"
 
 
@@ -183,7 +184,8 @@ def test_a_candidate_that_is_far_slower_is_not_tried_further(clock):
     assert steps == [1, 1, 2, 2, 2], (
         "one to warm up, one timed, one more in case that was a hiccup; no rounds"
     )
-    assert "cpu on 2 threads, batch 8 ±" not in found.times and found.threads == 1
+    [_, slow_one] = found.rows
+    assert slow_one["standard_error"] is None and found.threads == 1
 
 
 def test_a_heavy_net_is_raced_on_smaller_batches(clock):
@@ -203,7 +205,7 @@ def test_a_net_with_a_circuit():
     start = {name: torch.full(shape, 0.5) for name, shape in shapes.items()}
     net = nn.Sequential(QuantumLayer(qnode, shapes, start), linear(4, 2))
     found = placement.place(net, TASK, batch(), **ON_CPU)
-    assert found.backend == "auto" and all(math.isfinite(time) for time in found.times.values())
+    assert found.backend == "auto" and all(math.isfinite(row["samples_per_second"]) for row in found.rows)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +254,8 @@ def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, clock):
     """On a CPU nobody would be left to tell of it."""
     held, tried = [0], set()
     monkeypatch.setattr(machine, "memory", lambda: (64 * 10**6, 64 * 10**6))
-    monkeypatch.setattr(measure, "reset_peak", lambda place: held.append(0))
-    monkeypatch.setattr(measure, "peak_on", lambda place: held[-1])
+    monkeypatch.setattr(placement.held, "reset_peak", lambda place: held.append(0))
+    monkeypatch.setattr(placement.held, "peak_on", lambda place: held[-1])
 
     class Wide(Net):
         def forward(self, points):
@@ -290,7 +292,7 @@ def test_what_fails_in_one_place_only_does_not_win(clock):
 
 def test_samples_in_any_form_are_taken_from_the_front_again():
     given = {"points": torch.arange(3), "more": [torch.arange(6).reshape(3, 2), "told"]}
-    taken = race.take(given, 4)
+    taken = placement.take(given, 4)
     assert taken["points"].tolist() == [0, 1, 2, 0]
     assert taken["more"][0].shape == (4, 2) and taken["more"][1] == "told"
 
@@ -300,12 +302,12 @@ def test_samples_in_any_form_are_taken_from_the_front_again():
 
 def sentence(monkeypatch, seconds, weights=10, threads=(1, 2), devices=("cpu",), busy=None, size=8):
     """What is said where these seconds were measured, in the candidates' order."""
-    monkeypatch.setattr(candidates, "thread_counts", lambda: list(threads))
-    monkeypatch.setattr(candidates.device, "usable_devices", lambda: [torch.device(one) for one in devices])
+    monkeypatch.setattr(placement, "thread_counts", lambda: list(threads))
+    monkeypatch.setattr(placement.device, "usable_devices", lambda: [torch.device(one) for one in devices])
     config = Settings(batch_size=size)
-    found = candidates.candidates("auto", "auto", config, None)
-    times = {one.name: took for one, took in zip(found, seconds, strict=True) if took is not None}
-    monkeypatch.setattr(decision, "measured", lambda *given: (times, busy))
+    found = placement.candidates("auto", "auto", config, None)
+    laps = {one.name: Lap(took) for one, took in zip(found, seconds, strict=True)}
+    monkeypatch.setattr(placement, "timed", lambda *given: (laps, None, busy))
     net = linear(weights - 1, 1)
     return placement.place(net, TASK, batch(), config).sentence
 
@@ -331,64 +333,37 @@ def test_the_sentence_word_for_word(monkeypatch):
 
 
 def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
-    monkeypatch.setattr(decision, "race", None)
+    monkeypatch.setattr(clock_, "race", None)
     net = Net()
     assert placement.place(net, TASK, batch(), device="cpu", threads=2).sentence == (
         "cpu on 2 threads: nothing else to choose from, so nothing was measured."
     )
-    monkeypatch.setattr(candidates, "thread_counts", lambda: [1])
-    monkeypatch.setattr(candidates.device, "usable_devices", lambda: [torch.device("cpu")])
+    monkeypatch.setattr(placement, "thread_counts", lambda: [1])
+    monkeypatch.setattr(placement.device, "usable_devices", lambda: [torch.device("cpu")])
     found = placement.place(net, TASK, lambda: None, Settings())
-    assert (found.device, found.threads, found.times, found.rows()) == ("cpu", 1, {}, [])
+    assert (found.device, found.threads, found.rows) == ("cpu", 1, [])
 
 
-# --- remembered -----------------------------------------------------------------------------------
+# --- never remembered -----------------------------------------------------------------------------
 
 
 def counted(monkeypatch):
     """A list that grows with every race."""
-    raced, own = [], decision.race
-    monkeypatch.setattr(decision, "race", lambda *given: raced.append(1) or own(*given))
+    raced, own = [], placement.timed
+    monkeypatch.setattr(placement, "timed", lambda *given: raced.append(1) or own(*given))
     return raced
 
 
-def placed_net(about, **settings):
-    return placement.place(Net(slow_on(2)), TASK, batch(), about=about, **ON_CPU | settings)
-
-
-def test_a_decision_is_remembered_for_this_net_and_machine(monkeypatch, tmp_path):
+def test_what_a_busy_machine_measures_is_said_and_never_kept(monkeypatch, tmp_path):
     raced = counted(monkeypatch)
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    first = placed_net({"model": "a"})
-    assert placed_net({"model": "a"}) == first and len(raced) == 1
-    measure.remembered._FOUND.clear()  # as in another process
-    assert placed_net({"model": "a"}) == first and len(raced) == 1
-    placed_net({"model": "b"})
-    placed_net({"model": "a"}, threads=None, device="cpu")  # one candidate: no race
-    placement.place(
-        Net(), TASK, batch(), Settings(batch_size=8, optimizer="sgd"), about={"model": "a"}, **ON_CPU
-    )
-    assert len(raced) == 3
-    monkeypatch.setattr(decision, "here", lambda: {"processor": "another"})
-    placed_net({"model": "a"})
-    assert len(raced) == 4
-    placed_net(None)
-    placed_net(None)
-    assert len(raced) == 6, "what no one could tell apart is measured each time"
-
-
-def test_what_a_busy_machine_measures_is_said_and_not_remembered(monkeypatch, tmp_path):
-    raced = counted(monkeypatch)
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    monkeypatch.setattr(measure, "load", lambda: 1.3)
+    monkeypatch.setattr(clock_, "load", lambda: 1.3)
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    told = placed_net({"model": "a"}).sentence
+    told = placement.place(Net(slow_on(2)), TASK, batch(), **ON_CPU).sentence
     assert " The machine is busy: other programs use 1.3 of its 2 cores, " in told
-    assert not (tmp_path / "measured").exists()
-    monkeypatch.setattr(measure, "load", lambda: 0.0)
-    assert "busy" not in placed_net({"model": "a"}).sentence and len(raced) == 2
-    monkeypatch.setattr(measure, "load", lambda: 1.3)
-    assert "busy" not in placed_net({"model": "a"}).sentence and len(raced) == 2
+    monkeypatch.setattr(clock_, "load", lambda: 0.0)
+    assert "busy" not in placement.place(Net(slow_on(2)), TASK, batch(), **ON_CPU).sentence
+    assert len(raced) == 2 and list(tmp_path.iterdir()) == [], "measured anew, and nothing written"
 
 
 def test_nothing_outside_changes():
@@ -410,7 +385,7 @@ TINY = {
 def tiny(pictures, tmp_path, monkeypatch):
     """Opens a tiny run, whose races take a moment: `tiny(name, epochs=1)`."""
     usable = [torch.device("cpu")]
-    monkeypatch.setattr(candidates.device, "usable_devices", lambda: usable)
+    monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
     own = placement.place
     monkeypatch.setattr(placement, "place", lambda *given, **named: own(*given, **named, seconds=0.3))
 
@@ -427,7 +402,7 @@ def note(run):
 
 def test_a_run_is_trained_where_it_was_measured_to_be_fastest(tiny, monkeypatch):
     run, seen = tiny(), []
-    monkeypatch.setattr(decision, "decide", lambda found, times: found[-1])
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
     list(runs.train_all(run, on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()))))
     kept = note(run)
     assert (kept["device"], kept["threads"], kept["batch_size"]) == ("cpu", 2, 4) and set(seen) == {2}
@@ -440,7 +415,7 @@ def test_a_run_is_trained_where_it_was_measured_to_be_fastest(tiny, monkeypatch)
 
 
 def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, monkeypatch):
-    monkeypatch.setattr(decision, "decide", lambda found, times: found[-1])
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
     whole, broken = tiny("whole"), tiny("broken")
 
     class Killed(Exception):
@@ -452,8 +427,7 @@ def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, mo
     list(runs.train_all(whole))
     with pytest.raises(Killed):
         list(runs.train_all(broken, on_row=each_epoch(kill)))
-    measure.remembered._FOUND.clear()
-    monkeypatch.setattr(decision, "decide", lambda found, times: found[0])  # what it would find now
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[0])  # what it would find now
     raced = counted(monkeypatch)
     again = tiny("broken")
     list(runs.train_all(again))
@@ -469,7 +443,6 @@ def test_on_another_machine_it_measures_anew(tiny, monkeypatch):
     raced = counted(monkeypatch)
     assert runs.placed(tiny()) == first and raced == []
     monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
-    monkeypatch.setattr(decision, "here", lambda: {"processor": "another"})
     runs.placed(tiny())
     assert len(raced) == 1 and note(run)["machine"] == {"processor": "another"}
     runs.placed(tiny())
@@ -490,9 +463,9 @@ def test_what_is_finished_is_left_as_it_is(tiny, monkeypatch):
 
 
 def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, monkeypatch):
-    monkeypatch.setattr(candidates, "SMALLEST", 2)
-    monkeypatch.setattr(candidates, "UPDATES", 2)  # 14 images: batches of 2 and 4
-    monkeypatch.setattr(decision, "decide", lambda found, times: found[-1])
+    monkeypatch.setattr(placement, "SMALLEST", 2)
+    monkeypatch.setattr(placement, "UPDATES", 2)  # 14 images: batches of 2 and 4
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
     run = tiny(batch_size="auto")
     asked = json.loads((run.folder / "config.json").read_text())
     assert asked["batch_size"] == "auto" and run.config.batch_size == 4
@@ -500,7 +473,7 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
     own = recipes.settings("folder_quanv").batch_size
     assert note(run)["sentence"].endswith(f" The recipe's learning rates were chosen for batch {own}.")
     raced = counted(monkeypatch)
-    monkeypatch.setattr(decision, "decide", lambda found, times: found[0])
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[0])
     assert tiny(batch_size="auto").config == run.config == runs.open_run(run.folder).config
     assert len(list(runs.train_all(run))) == 2 and raced == [], "placed in the same race"
     with pytest.raises(ValueError, match="batch_size: 'auto' there, 4 now"):
@@ -508,7 +481,6 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
 
     moved = tiny("moved", batch_size="auto")
     monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
-    monkeypatch.setattr(decision, "here", lambda: {"processor": "another"})
     found = runs.placed(runs.open_run(moved.folder))
     assert found.batch_size == moved.config.batch_size == 2
     assert found.sentence.endswith(" Its size of batch was found when the run began.")
@@ -532,11 +504,10 @@ def test_it_is_decided_by_nobody_while_another_process_trains(tiny, monkeypatch)
 
 
 def test_asked_something_else_between_it_goes_on_as_it_did(tiny, monkeypatch):
-    monkeypatch.setattr(decision, "decide", lambda found, times: found[-1])
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
     first = runs.placed(tiny())
     assert runs.placed(tiny(threads=1)).threads == 1
-    measure.remembered._FOUND.clear()
-    monkeypatch.setattr(decision, "decide", lambda found, times: found[0])
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[0])
     raced = counted(monkeypatch)
     run = tiny()
     assert runs.placed(run) == first and raced == [] and note(run)["threads"] == first.threads == 2
@@ -544,7 +515,7 @@ def test_asked_something_else_between_it_goes_on_as_it_did(tiny, monkeypatch):
 
 @pytest.mark.parametrize("left", [{"batch_size": 1}, {"x": 1}, [], None])
 def test_the_size_of_batch_is_kept_whatever_becomes_of_the_note(tiny, monkeypatch, left):
-    monkeypatch.setattr(candidates, "SMALLEST", 2)
+    monkeypatch.setattr(placement, "SMALLEST", 2)
     run = tiny(batch_size="auto", epochs=1, controls=[])
     found = run.config.batch_size
     assert run.provenance["batch_size"] == found > 1
@@ -562,7 +533,7 @@ def test_the_size_of_batch_is_kept_whatever_becomes_of_the_note(tiny, monkeypatc
 
 
 def test_extended_it_keeps_its_size_of_batch(tiny, monkeypatch):
-    monkeypatch.setattr(candidates, "SMALLEST", 2)
+    monkeypatch.setattr(placement, "SMALLEST", 2)
     run = tiny(batch_size="auto", epochs=1, controls=[])
     list(runs.train_all(run))
     longer = runs.open_run(run.folder, epochs=2)
@@ -588,13 +559,13 @@ def test_a_run_of_an_earlier_version_still_opens(tiny):
 
 
 def test_a_net_with_features_computed_beforehand_is_raced_on_them(tiny, monkeypatch):
-    seen, own = [], decision.race
+    seen, own = [], placement.timed
 
-    def race_(model, task, samples, *given):
-        seen.append(samples[0].shape)
+    def timed(model, task, samples, *given):
+        seen.append(samples()[0].shape)
         return own(model, task, samples, *given)
 
-    monkeypatch.setattr(decision, "race", race_)
+    monkeypatch.setattr(placement, "timed", timed)
     run = tiny(trainable=False, stride=3, kernel_size=3, controls=["no_quantum"])
     runs.placed(run)
     assert seen == [runs.seen_by(run, runs.build(run, "hybrid", 0)).train.images[:4].shape]
@@ -634,7 +605,7 @@ def test_what_measures_no_size_of_batch_asks_for_a_number():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_is_raced_too():
     found = placement.place(Net(), TASK, batch(), seconds=2)
-    assert {"cpu on 1 thread, batch 8", "cuda:0, batch 8"} <= found.times.keys()
+    assert {"cpu on 1 thread, batch 8", "cuda:0, batch 8"} <= {row["candidate"] for row in found.rows}
     wide = nn.Sequential(linear(4, 4096), nn.ReLU(), linear(4096, 4096), nn.ReLU(), linear(4096, 2))
     assert placement.place(wide, TASK, batch(512), seconds=5).device == "cuda:0"
     run_on = placement.place(wide, TASK, batch(512), device="cuda", threads="auto")
@@ -658,7 +629,9 @@ def test_on_a_gpu_out_of_memory_rules_a_size_out():
 @pytest.mark.skipif(not torch.backends.mps.is_available(), reason="no MPS device")
 def test_mps_is_raced_too():
     found = placement.place(Net(), TASK, batch(), seconds=2)
-    assert {"cpu on 1 thread, batch 8", "mps, batch 8"} <= {re.sub(":0", "", name) for name in found.times}
+    assert {"cpu on 1 thread, batch 8", "mps, batch 8"} <= {
+        re.sub(":0", "", row["candidate"]) for row in found.rows
+    }
 
 
 def test_train_needs_no_run_to_use_it():
