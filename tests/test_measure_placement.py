@@ -20,7 +20,6 @@ from qnnkit.device import machine
 from qnnkit.measure import Lap, placement
 from qnnkit.measure import clock as clock_
 from qnnkit.measure.placement import Candidate
-from qnnkit.plan.asked import asked
 from qnnkit.runs import chain, lock
 from qnnkit.settings import Settings
 from qnnkit.survey.command import measure_machine
@@ -591,9 +590,8 @@ def test_a_notebook_takes_auto_for_a_size_of_batch():
 
 def test_what_measures_no_size_of_batch_asks_for_a_number():
     told = r"^Argument `batch_size` must be a number here, but is 'auto'\. Only a run measures it"
-    for what in ({"recipe": "digits_quanv"}, {"model": "llama"}):
-        with pytest.raises(ValueError, match=told):
-            asked(**what, settings={"batch_size": "auto"})
+    with pytest.raises(ValueError, match=told):
+        runs.to_plan("digits_quanv", {"batch_size": "auto"})
     with pytest.raises(ValueError, match=told):
         measure_machine("digits_quanv", settings={"batch_size": "auto"})
 

@@ -19,11 +19,13 @@ from qnnkit.measure.held import peak, peak_on, reset_peak, resident
 from qnnkit.measure.memory import trace
 from qnnkit.measure.parts import one_by_one, operations, step_parts, strategies
 from qnnkit.measure.placement import Placement, place, take
+from qnnkit.measure.plan import Plan, plan
+from qnnkit.measure.predict import Prediction, predict
 from qnnkit.measure.workload import Workload, of_recipe, of_transformer, sizes
 
 __all__ = [
-    "Lap", "Placement", "Spread", "Step", "Workload", "figures", "load", "note", "now", "of_recipe",
-    "of_transformer", "one_by_one", "operations", "peak", "peak_on", "place", "race", "reset_peak",
-    "resident", "seconds", "sizes", "spread", "step_parts", "strategies", "synchronize", "take", "threads",
-    "trace", "winner",
+    "Lap", "Placement", "Plan", "Prediction", "Spread", "Step", "Workload", "figures", "load", "note", "now",
+    "of_recipe", "of_transformer", "one_by_one", "operations", "peak", "peak_on", "place", "plan", "predict",
+    "race", "reset_peak", "resident", "seconds", "sizes", "spread", "step_parts", "strategies", "synchronize",
+    "take", "threads", "trace", "winner",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ USUAL_LENGTH = 256
 """Tokens of a sample of a language model by default."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
     """A training that has not begun.
 
@@ -161,7 +161,7 @@ def sizes() -> dict[str, Any]:
     return {"llama": LLAMA, "clip": CLIP}
 
 
-def of_transformer(kind: str, size: str, *, n_samples: int = 1000, **settings: Any) -> Workload:
+def of_transformer(kind: str, size: str, /, *, n_samples: int = 1000, **settings: Any) -> Workload:
     """A transformers model trained on sequences of tokens, and on images with them for CLIP.
 
     Args:

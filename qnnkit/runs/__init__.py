@@ -24,6 +24,7 @@ from qnnkit.runs.nets import (
     trained,
 )
 from qnnkit.runs.placing import placed
+from qnnkit.runs.planning import to_plan
 from qnnkit.runs.reading import frame
 from qnnkit.runs.status import Status
 from qnnkit.runs.using import load_model, predict, prediction_line
@@ -59,6 +60,7 @@ __all__ = [
     "prediction_line",
     "run_notebooks",
     "seen_by",
+    "to_plan",
     "train_all",
     "trained",
     "watch",
