@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from qnnkit import cli, device, plan, survey
+from qnnkit import cli, device, plan
+from qnnkit.measure import survey
 from qnnkit.plan import here, machines, surveys
 from qnnkit.plan.places import HERE, needed
 from qnnkit.plan.verdict import judge
@@ -169,41 +170,26 @@ def test_a_machine_is_known_by_its_kind_its_name_and_its_memory(kind, name, memo
 # --- surveys -----------------------------------------------------------------------------------------------
 
 
-def times(median):
-    return {"least": median, "median": median, "most": median, "rounds": 3}
-
-
 def a_survey(name, *devices, memory=16 * GB, price=None):
     """A machine's file as `qnnkit measure` would write it, of a machine that is not here."""
-
-    def on(kind, chip):
-        return {
-            "device": kind,
-            "name": chip,
-            "memory_bytes": memory,
-            "bandwidth": {"bytes_per_second": 2e11, "array_bytes": 10**6, "seconds": times(1e-3)},
-            "matmul": {"float32": {"flops_per_second": 5e12, "size": 512, "seconds": times(1e-3)}},
-            "small_products": [],
-            "operation": times(1e-5),
-        }
-
-    platform = {
-        "memory_total_bytes": memory,
-        "memory_available_bytes": memory,
-        "devices": [on(*each) for each in devices],
-        "sentences": [],
-    }
-    machine = survey.facts() | {"name": name, "processor": "another"}
+    figures = {"bandwidth": (2e11, "B/s"), "product": (5e12, "FLOP/s"), "launch": (1e-5, "s")}
     return {
-        "format": 1,
+        "format": 2,
         "qnnkit": "0.1.0",
-        "machine": machine,
+        "machine": survey.facts() | {"name": name, "processor": "another"},
+        "devices": [{"device": kind, "name": chip, "memory": memory} for kind, chip in devices],
         "measured_at": "2026-11-01T00:00:00Z",
         "seconds": 100.0,
-        "busy": {"samples": [0.0], "most": 0.0, "sentence": None},
+        "busy": {"most": 0.0, "sentence": None},
         "price_per_hour": price,
-        "unstable": [],
-        "sections": {"platform": platform},
+        "net": {"recipe": "none", "digest": "", "batch_size": 1, "n_samples": 1, "noun": "samples"},
+        "notes": [],
+        "rows": [
+            {"what": what, "device": kind, "value": value, "unit": unit, "spread": 1.0}
+            | ({"precision": "float32"} if what == "product" else {})
+            for kind, _ in devices
+            for what, (value, unit) in figures.items()
+        ],
     }
 
 
@@ -257,7 +243,7 @@ def test_a_file_that_is_none_is_noted_in_the_workspace_and_refused_where_it_is_n
 
 def test_a_survey_without_bandwidth_says_nothing_of_times(keep):
     found = a_survey("Half", ("cuda:0", "Tesla T4"))
-    found["sections"]["platform"]["devices"][0]["bandwidth"] = {"why": "out of memory"}
+    found["rows"][0] |= {"value": None, "why": "out of memory"}
     keep(found)
     read = surveys.read((), machines.load())
     assert read.rows == {}

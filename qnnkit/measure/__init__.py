@@ -1,5 +1,6 @@
 """Time and memory as measured here. Nothing is remembered: a busy machine's times would stay."""
 
+from qnnkit.measure import reading, survey
 from qnnkit.measure.clock import (
     Lap,
     Spread,
@@ -21,6 +22,6 @@ from qnnkit.measure.placement import Placement, place
 
 __all__ = [
     "Lap", "Placement", "Spread", "Step", "figures", "load", "note", "now", "one_by_one", "operations",
-    "peak", "peak_on", "place", "race", "reset_peak", "resident", "seconds", "spread", "step_parts",
-    "strategies", "synchronize", "threads", "winner",
+    "peak", "peak_on", "place", "race", "reading", "reset_peak", "resident", "seconds", "spread",
+    "step_parts", "strategies", "survey", "synchronize", "threads", "winner",
 ]  # fmt: skip

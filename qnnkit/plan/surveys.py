@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qnnkit import survey, workspace
+from qnnkit import workspace
+from qnnkit.measure import survey
 from qnnkit.plan import here
 from qnnkit.plan.elsewhere import Figures
 from qnnkit.plan.machines import Table
@@ -54,7 +55,10 @@ def read(files: Sequence[str | Path], table: Table) -> Surveys:
 
 def _add(found: Surveys, one: Any, table: Table) -> None:
     """Sets a survey beside the row that it is of, or makes it a machine of its own."""
-    whole = [each for each in survey.figures(one) if each["bytes_per_second"] and "float32" in each["flops"]]
+    needed = ("bytes_per_second", "seconds_per_operation")
+    whole = [
+        each for each in survey.figures(one) if all(map(each.get, needed)) and "float32" in each["flops"]
+    ]
     kinds = {each["device"].split(":")[0] for each in whole}
     kind = "cuda" if "cuda" in kinds else "mac" if "mps" in kinds else "cpu"
     if kind == "cuda":  # what fits is asked of the GPU, so that is where it computes
