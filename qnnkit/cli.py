@@ -298,14 +298,14 @@ def measure(
     recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its data.")] = None,
     settings: SetOption = None,
+    dummy: Annotated[
+        str | None, typer.Option(metavar="HxWxCxN", help="Noise for data: 32x32x1x28 has 28 classes.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Of an epoch, for other data of yours.")] = None,
     seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Take seconds, not minutes; figures are rougher.")
     ] = False,
-    samples: Annotated[int | None, typer.Option(help="Of an epoch, for other data of yours.")] = None,
-    price: Annotated[
-        float | None, typer.Option(metavar="PER_HOUR", help="What an hour of this machine costs; 0 if free.")
-    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Write a torch.profiler trace, too.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to; machines/<kind>.json if not given.")
@@ -313,29 +313,35 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
-    from qnnkit import checks, survey
+    from qnnkit import checks, workspace
+    from qnnkit.measure import reading
+    from qnnkit.runs.surveying import measure_machine
 
-    names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds"}
-    with _ending_cleanly(), checks.renamed({**names, "price_per_hour": "--price"}):
+    names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds", "dummy": "--dummy"}
+    with _ending_cleanly(), checks.renamed(names):
         if compare:
-            text, place = survey.compare_machines(files or [], out)
-            typer.echo(f"{text}\n\nPicture: {place}")
+            paths = reading.files(files or [])
+            found = reading.compare(paths)
+            place = paths[0].parent / "comparison.png" if out is None else workspace.place(out)
+            workspace.make_folder(place.parent)
+            workspace.write_bytes(place, found.picture().png(Title="Machines beside each other"))
+            typer.echo(f"{found}\n\nPicture: {place}")
             return
         if files:
             raise ValueError("Files are for --compare: qnnkit measure --compare FILE FILE.")
-        found, place = survey.measure_machine(
+        found, place = measure_machine(
             recipe,
             run_dir,
             out=out,
-            with_profile=profile,
+            dummy=dummy,
+            n_samples=samples,
+            profile=profile,
             settings=parse_settings(settings or [], settings_kind(recipe)),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             seconds=seconds,
             quick=quick,
-            n_samples=samples,
-            price_per_hour=price,
         )
-        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
+        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{reading.table(found)}\n\nFile: {place}")
 
 
 @app.command()

@@ -20,7 +20,7 @@ ORDER = (
     "checks", "words", "warm", "settings", "stats", "plots", "device", "workspace", "circuits", "simulator",
     "expressivity", "data", "checkpoint", "layers", "models", "adapters", "tasks",
     "gradients", "hardware", "train",
-    "recipes", "measure", "runs", "survey", "batch", "inspector", "report",
+    "recipes", "measure", "runs", "batch", "inspector", "report",
     "cli_output", "cli_settings", "cli",
 )  # fmt: skip
 EXEMPT = ("__init__", "__main__")  # the package's own front doors

@@ -235,12 +235,13 @@ def a_survey(name, *devices, memory=16 * GB):
 
     return {
         "format": 2,
-        "machine": {"name": name, "cores": 2, "versions": {}},
+        "machine": survey.facts() | {"name": name},
         "devices": [{"device": kind, "name": chip, "memory": memory} for kind, chip in devices],
         "measured_at": "2026-11-01T00:00:00Z",
         "busy": {"most": 0.0, "sentence": None},
         "price_per_hour": 0.4,
-        "net": {},
+        "seconds": 100.0,
+        "net": {"recipe": "x", "digest": "0", "batch_size": 1, "n_samples": 1, "noun": "image"},
         "notes": [],
         "rows": [row for kind, _ in devices for row in rows(kind)],
     }

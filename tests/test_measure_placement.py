@@ -21,8 +21,8 @@ from qnnkit.measure import Lap, placement
 from qnnkit.measure import clock as clock_
 from qnnkit.measure.placement import Candidate
 from qnnkit.runs import chain, lock
+from qnnkit.runs.surveying import measure_machine
 from qnnkit.settings import Settings
-from qnnkit.survey.command import measure_machine
 from qnnkit.tasks import Classification
 from tests.toys import each_epoch
 

@@ -1,5 +1,6 @@
-"""Time and memory as measured here. Nothing is remembered: a busy machine's times would stay."""
+"""What a training takes, measured here and predicted. Nothing measured is remembered."""
 
+from qnnkit.measure import reading, survey
 from qnnkit.measure.clock import (
     Lap,
     Spread,
@@ -26,6 +27,6 @@ from qnnkit.measure.workload import Workload, of_recipe, of_transformer, sizes
 __all__ = [
     "Lap", "Placement", "Plan", "Prediction", "Spread", "Step", "Workload", "figures", "load", "note", "now",
     "of_recipe", "of_transformer", "one_by_one", "operations", "peak", "peak_on", "place", "plan", "predict",
-    "race", "reset_peak", "resident", "seconds", "sizes", "spread", "step_parts", "strategies", "synchronize",
-    "take", "threads", "trace", "winner",
+    "race", "reading", "reset_peak", "resident", "seconds", "sizes", "spread", "step_parts", "strategies",
+    "survey", "synchronize", "take", "threads", "trace", "winner",
 ]  # fmt: skip

@@ -143,6 +143,8 @@ class Lap:
     rounds: int = 1
     why: str = ""
     """Why it was not measured, in a sentence."""
+    spread: float | None = None
+    """The slowest round over the median one."""
 
 
 def race(
@@ -204,8 +206,9 @@ def race(
     if near and taken[near[0]]:
         fastest = taken[min(near, key=lambda name: statistics.median(taken[name]))]
         for name in near:
-            ratios = [own / its for own, its in zip(taken[name], fastest, strict=True)]
-            laps[name] = Lap(statistics.median(taken[name]), _error_of_median(ratios), len(ratios))
+            ratios = [one / its for one, its in zip(taken[name], fastest, strict=True)]
+            own = Spread.of(taken[name])
+            laps[name] = Lap(own.median, _error_of_median(ratios), own.rounds, spread=own.ratio)
     return laps
 
 

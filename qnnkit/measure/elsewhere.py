@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from qnnkit import checks, settings, workspace
 from qnnkit import device as devices
 from qnnkit.device import machine
+from qnnkit.measure import survey
 from qnnkit.measure.held import resident
 from qnnkit.measure.memory import Work
 
@@ -232,8 +233,6 @@ def spots(table: Table, files: Sequence[str | Path] = ()) -> tuple[list[Spot], l
     Raises:
         ValueError, OSError: One of the files is no survey; in the workspace that is noted.
     """
-    from qnnkit import survey
-
     found, notes, this = {}, [], survey.facts()["name"]
     for name in table.shown:
         row, price = table.machines[name], table.price_per_hour(name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qnnkit import gradients, measure, stats, survey, workspace
+from qnnkit import gradients, measure, stats, workspace
 from qnnkit.device import machine
 from qnnkit.report.adapted import beside_base
 from qnnkit.report.circuits import labelled
@@ -346,11 +346,11 @@ def _placed(run: Run) -> list[str]:
 def _surveyed(run: Run) -> list[str]:
     """Which device and precision is faster, and the memory of each, where 05_benchmark has measured them."""
     try:
-        found = survey.load(run.folder / "machine.json")
+        found = measure.survey.load(run.folder / "machine.json")
     except (FileNotFoundError, ValueError):  # never measured, or by another version
         return []
-    sentences = found["sections"]["net"]["sentences"] if "net" in found["sections"] else []
-    return [f"Measured on {found['machine']['name']}: {sentence}" for sentence in sentences]
+    told = measure.reading.net_sentences(found)
+    return [f"Measured on {found['machine']['name']}: {sentence}" for sentence in told]
 
 
 def _figure(path: Path) -> dict[str, str]:
