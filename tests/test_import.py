@@ -19,7 +19,7 @@ LINES = 500  # DESIGN.md, section 3
 ORDER = (
     "checks", "words", "warm", "settings", "stats", "plots", "device", "workspace", "circuits", "simulator",
     "expressivity", "data", "checkpoint", "layers", "models", "adapters", "tasks",
-    "gradients", "hardware", "train",
+    "gradients", "noise", "train",
     "recipes", "measure", "runs", "batch", "inspector", "report",
     "cli_output", "cli_settings", "cli",
 )  # fmt: skip

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+import warnings
 
 import pennylane as qp
 import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, Quanv2d, circuits, hardware, models
+from qnnkit import QuantumLayer, Quanv2d, circuits, models, noise
 from qnnkit.layers import circuits_per_image, feature_maps_of
 
 EXACT = 1e-6
@@ -54,7 +56,7 @@ def rotations(n_gates: int = 1, observable=qp.Z) -> Told:
 def values_of(model: Told, inputs=ANGLES, **conditions) -> torch.Tensor:
     """What the circuit gives under one condition, of shape (batch, n_outputs)."""
     labels = torch.zeros(len(inputs), dtype=torch.int64)
-    hardware.robustness(model, inputs, labels, **NOISE | conditions)
+    noise.robustness(model, inputs, labels, **NOISE | conditions)
     return model.seen[-1]
 
 
@@ -143,7 +145,7 @@ def test_the_limits_are_the_exact_net(make):
         model, images, labels = make()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.train()
-    exact, shots, none, flips, loud = hardware.robustness(
+    exact, shots, none, flips, loud = noise.robustness(
         model, images, labels, shots=(50_000,), depolarizing=(0.0,), readout=(0.0, 0.5)
     )
     assert (exact.condition, exact.strength, exact.change, exact.images) == ("exact", None, 0.0, 12)
@@ -162,12 +164,12 @@ def test_a_seed_repeats_itself_and_parts_of_a_batch_agree(monkeypatch):
     model, images, labels = quanv()
 
     def rows(seed, **conditions):
-        found = hardware.robustness(model, images, labels, seed=seed, **NOISE | conditions)
+        found = noise.robustness(model, images, labels, seed=seed, **NOISE | conditions)
         return [row.change for row in found[1:]]
 
     assert rows(1, shots=(50, 500)) == rows(1, shots=(50, 500)) != rows(2, shots=(50, 500))
     whole = rows(0, depolarizing=(0.01,), readout=(0.02,))
-    monkeypatch.setattr(hardware, "MIXED_BYTES", 20 * hardware.COPIES * 16 * 4**4)
+    monkeypatch.setattr(noise, "MIXED_BYTES", 20 * noise.COPIES * 16 * 4**4)
     assert rows(0, depolarizing=(0.01,), readout=(0.02,)) == pytest.approx(whole, abs=EXACT)
 
 
@@ -220,19 +222,19 @@ def state() -> nn.Module:
 def test_what_cannot_be_asked_of_a_model(make, n_features, told):
     inputs, labels = torch.ones(2, n_features), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="Argument `model` must") as caught:
-        hardware.robustness(make(), inputs, labels, shots=(10,), depolarizing=(0.01,), readout=())
+        noise.robustness(make(), inputs, labels, shots=(10,), depolarizing=(0.01,), readout=())
     assert told in str(caught.value)
 
 
 def test_a_wide_circuit_still_has_shots():
-    [_, row] = hardware.robustness(wide(11), torch.ones(2, 11), torch.zeros(2), **NOISE | {"shots": (10,)})
+    [_, row] = noise.robustness(wide(11), torch.ones(2, 11), torch.zeros(2), **NOISE | {"shots": (10,)})
     assert row.change > 0
 
 
 def test_feature_maps_in_place_of_images_run_no_circuit():
     model, images, labels = quanv(trainable=False)
     with pytest.raises(ValueError, match="images, not its feature maps"):
-        hardware.robustness(model, feature_maps_of(model, images), labels)
+        noise.robustness(model, feature_maps_of(model, images), labels)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_feature_maps_in_place_of_images_run_no_circuit():
 def test_wrong_numbers_are_told(wrong, told):
     given = {"images": ANGLES, "labels": torch.zeros(8)} | wrong
     with pytest.raises(ValueError, match="Argument") as caught:
-        hardware.robustness(rotations(), given.pop("images"), given.pop("labels"), **given)
+        noise.robustness(rotations(), given.pop("images"), given.pop("labels"), **given)
     assert told in str(caught.value)
 
 
@@ -287,3 +289,47 @@ def test_hooks_on_filters_that_would_run_as_one_are_called():
     handle.remove()
     layer(images)
     assert called == [1]
+
+
+# --- a device -----------------------------------------------------------------------------------------------
+
+
+def test_a_fake_device_shrinks_what_is_measured_and_reads_wrongly():
+    """Offline, with the noise that was published of a real device: a state is mostly read as prepared."""
+    pytest.importorskip("qiskit_ibm_runtime", reason="wants the extra: pip install 'qnnkit[hardware]'")
+    inputs = torch.tensor([[0.0], [math.pi], [math.pi / 2]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Qiskit's own plugins
+        found = values_of(rotations(), inputs, device="FakeManilaV2", device_shots=(4000,))
+    up, down, between = found[:, 0].tolist()
+    assert 0.7 < up < 1 and -1 < down < -0.7 and abs(between) < 0.15
+    with pytest.raises(ValueError, match="`device` must be a known name, but is 'FakeManila3'"):
+        values_of(rotations(), inputs, device="FakeManila3")
+    with pytest.raises(ValueError, match="`model` must have circuits of at most 5 wires for FakeManilaV2"):
+        images, labels = torch.ones(2, 6), torch.zeros(2)
+        noise.robustness(wide(6), images, labels, **NOISE | {"device": "FakeManilaV2"})
+
+
+def test_a_device_of_several_wires_gives_every_measurement_in_its_place():
+    pytest.importorskip("qiskit_ibm_runtime", reason="wants the extra: pip install 'qnnkit[hardware]'")
+
+    @qp.qnode(circuits.make_device("default.qubit", (0, 1)))
+    def circuit(inputs, weights):
+        qp.RY(inputs[..., 0], wires=1)
+        qp.CNOT(wires=[1, 0])
+        qp.RX(weights[0], wires=1)
+        return [qp.expval(qp.Z(0)), qp.expval(qp.X(1)), qp.probs(wires=[0, 1])]
+
+    model = Told(QuantumLayer(circuit, {"weights": (1,)}, {"weights": torch.full((1,), 0.3)}))
+    inputs = torch.tensor([[0.2], [1.5], [2.9]])
+    exact = model.layer(inputs).detach().double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = values_of(model, inputs, device="FakeManilaV2", device_shots=(4000,))
+    torch.testing.assert_close(found, exact, atol=0.2, rtol=0)
+
+
+def test_without_the_extra_a_device_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qiskit_ibm_runtime", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'qnnkit\[hardware\]'"):
+        values_of(rotations(), device="FakeManilaV2")
