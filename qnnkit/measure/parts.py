@@ -6,8 +6,9 @@ import copy
 import itertools
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,33 +120,30 @@ def step_parts(
 def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Clock) -> dict[str, float]:
     from accelerate.utils import send_to_device
 
-    watch.quantum_forward = watch.quantum_backward = 0.0
-    start = watch.now()
+    taken = dict.fromkeys(PARTS, 0.0)
+    begin = last = watch.now()
+
+    def done(name: str) -> None:
+        nonlocal last
+        start, last = last, watch.now()
+        taken[name] += last - start
+
     batch = next(batches)
-    loaded = watch.now()
+    done("loading")
     batch = send_to_device(batch, watch.device)
-    moved = watch.now()
-    forward = backward = 0.0
+    done("transfer")
     for compute in stepper.passes(batch):
-        begin = watch.now()
+        done("rest")
         loss = compute()
-        computed = watch.now()
+        done("classical forward")
         stepper.backward(loss)
-        forward, backward = forward + computed - begin, backward + watch.now() - computed
-    update = watch.now()
+        done("classical backward")
     stepper.update()
-    end = watch.now()
-    watch.close_spans()
-    return {
-        "loading": loaded - start,
-        "transfer": moved - loaded,
-        "classical forward": forward - watch.quantum_forward,
-        "quantum forward": watch.quantum_forward,
-        "classical backward": backward - watch.quantum_backward,
-        "quantum backward": watch.quantum_backward,
-        "optimizer": end - update,
-        "whole": end - start,
-    }
+    done("optimizer")
+    for way, seconds in watch.spent().items():
+        taken[f"quantum {way}"] = seconds
+        taken[f"classical {way}"] -= seconds
+    return taken | {"whole": last - begin}
 
 
 class _Clock:
@@ -157,7 +155,7 @@ class _Clock:
 
     def __init__(self, model: nn.Module, device: torch.device):
         self.model, self.device = model, device
-        self.quantum_forward = self.quantum_backward = 0.0
+        self.forward = 0.0
         self.spans: list[list[float]] = []  # of each use of a part: begin and end of its way back
         self.entered: list[float] = []
         self.handles: list[Any] = []
@@ -175,16 +173,17 @@ class _Clock:
         for handle in self.handles:
             handle.remove()
 
-    def close_spans(self) -> None:
-        """Adds what the backward pass has marked."""
-        self.quantum_backward = sum(span[1] - span[0] for span in self.spans if span)
-        self.spans = []
+    def spent(self) -> dict[str, float]:
+        """Seconds inside the quantum parts since the last call, on either way."""
+        found = {"forward": self.forward, "backward": sum(span[1] - span[0] for span in self.spans if span)}
+        self.forward, self.spans = 0.0, []
+        return found
 
     def _enter(self, part: nn.Module, inputs: Any) -> None:
         self.entered.append(self.now())
 
     def _leave(self, part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
-        self.quantum_forward += self.now() - self.entered.pop()
+        self.forward += self.now() - self.entered.pop()
         span: list[float] = []
         self.spans.append(span)
 
@@ -405,24 +404,18 @@ def one_by_one(
         own_trains = any(weight.requires_grad for weight in slow.parameters())
         trains |= own_trains
         per_image = sum(n for _, n in alike)
-        run = _runs(slow, n_features, own_trains)
-        one_round = clock.seconds(run(4), torch.device("cpu"), rounds=1)
+        run, cpu = partial(_run, slow, n_features, own_trains), torch.device("cpu")
+        one_round = clock.seconds(partial(run, 4), cpu, rounds=1)
         n = max(1, min(TIMED * per_image, int(4 * seconds / one_round)))
-        total += clock.seconds(run(n), torch.device("cpu"), rounds=3) / n * per_image
+        total += clock.seconds(partial(run, n), cpu, rounds=3) / n * per_image
         timed += n
     return OneByOne(total, sum(n for alike in kinds.values() for _, n in alike), timed, trains)
 
 
-def _runs(layer: QuantumLayer, n_features: int, trains: bool) -> Callable[[int], Callable[[], None]]:
-    def of(n_circuits: int) -> Callable[[], None]:
-        def run() -> None:
-            values = layer(torch.ones(n_circuits, n_features))
-            if trains:
-                values.sum().backward()
-
-        return run
-
-    return of
+def _run(layer: QuantumLayer, n_features: int, trains: bool, n_circuits: int) -> None:
+    values = layer(torch.ones(n_circuits, n_features))
+    if trains:
+        values.sum().backward()
 
 
 # --- by operation -------------------------------------------------------------------------------------------
