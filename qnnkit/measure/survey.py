@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from qnnkit import __version__, checks, device, workspace
@@ -101,6 +102,7 @@ def take(
         "qnnkit": __version__,
         "machine": facts(),
         "devices": [dict(zip(("name", "memory"), kind(one), strict=True), device=str(one)) for one in usable],
+        "threads": torch.get_num_threads(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": time.perf_counter() - begin,
         "busy": {"most": max(loads), "sentence": clock.note(max(loads))},
