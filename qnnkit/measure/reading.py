@@ -163,20 +163,6 @@ def net_sentences(found: Mapping[str, Any]) -> list[str]:
     return [f"{what}: {said}" for what, said in told.items() if said]
 
 
-def simulators_picture(found: Mapping[str, Any]) -> plots.Picture:
-    """Milliseconds over qubits, a line for each simulator and device, for a batch of 64."""
-    cells = _circuits(found)
-    batch = 64 if any(cell["batch"] == 64 for cell in cells) else 1
-    widths: dict[str, dict[int, tuple[float, float, float]]] = {}
-    for cell in cells:
-        if cell["batch"] == batch:
-            middle = 1000 * cell["value"]
-            bars = (middle, middle, middle * (cell["spread"] or 1.0))
-            widths.setdefault(f"{cell['backend']}, {cell['device']}", {})[cell["qubits"]] = bars
-    title = f"{found['machine']['name']}: {batch} circuit{'s' * (batch > 1)}, forward and backward"
-    return plots.benchmark({}, widths, title, list(widths))
-
-
 # --- machines beside each other -----------------------------------------------------------------------------
 
 
