@@ -95,6 +95,8 @@ def test_what_would_take_too_long_is_not_tried(virtual):
     steps = {str(n): virtual.step(str(n), 0.01 * n, n) for n in (1, 10, 100)}
     found = race(steps, longest=0.5)
     assert found["100"] == Lap(None, why="A step would take too long.") and "100" not in virtual.calls
+    once = race({"a": virtual.step("once", 6.0)}, patience=5.0)
+    assert once["a"].seconds == 6.0 and virtual.calls.count("once") == 1
     late = race({"a": virtual.step("a", 6.0), "b": virtual.step("b", 1.0)}, seconds=10.0, longest=99.0)
     assert late["b"] == Lap(None, why="The time was up.")
 

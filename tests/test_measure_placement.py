@@ -313,11 +313,11 @@ def sentence(monkeypatch, seconds, weights=10, threads=(1, 2), devices=("cpu",),
 
 def test_the_sentence_word_for_word(monkeypatch):
     assert sentence(monkeypatch, (1.0, 2.13, 3.4), 88_000, devices=("cpu", "mps"), size=128) == (
-        "cpu on 1 thread: 2.1x faster than 2 threads, 3.4x faster than mps, for this net of 88 k weights at "
-        "batch 128."
+        "cpu on 1 thread: 2.1x faster than 2 threads, 3.4x faster than mps, for this net of 88,000 weights "
+        "at batch 128."
     )
     assert sentence(monkeypatch, (3.0, 2.0, 0.5), 1_340_000, devices=("cpu", "cuda:0")) == (
-        "cuda:0: 4.0x faster than cpu on 2 threads, for this net of 1.3 M weights at batch 8."
+        "cuda:0: 4.0x faster than cpu on 2 threads, for this net of 1,340,000 weights at batch 8."
     )
     assert sentence(monkeypatch, (1.0, 1.02, 2.0), threads=(1, 2, 4)) == (
         "cpu on 1 thread: as fast as 2 threads, 2.0x faster than 4 threads, for this net of 10 weights at "
@@ -325,7 +325,7 @@ def test_the_sentence_word_for_word(monkeypatch):
     )
     assert sentence(monkeypatch, (1.5, 1.0, None), 100_000, devices=("cpu", "mps")) == (
         "cpu on 2 threads: 1.5x faster than 1 thread, mps not timed (failed, or too late), for this net of "
-        "100 k weights at batch 8."
+        "100,000 weights at batch 8."
     )
     busy = "The machine is busy: ..."
     assert sentence(monkeypatch, (1.0, 2.0), busy=busy).endswith(f" at batch 8. {busy}")

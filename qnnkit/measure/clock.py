@@ -148,7 +148,12 @@ class Lap:
 
 
 def race(
-    steps: Mapping[str, Step], *, seconds: float = 10.0, longest: float = math.inf, rounds: int = MOST
+    steps: Mapping[str, Step],
+    *,
+    seconds: float = 10.0,
+    longest: float = math.inf,
+    patience: float = math.inf,
+    rounds: int = MOST,
 ) -> dict[str, Lap]:
     """Times steps in turns, in changing order, so that a busy minute of the machine hits all alike.
 
@@ -160,6 +165,7 @@ def race(
         seconds: For warming up, about, and as much again for the rounds.
         longest: Seconds of a call; a step that by the best time per sample would take longer is not tried,
             nor is any but the first once the time for warming up is over.
+        patience: Seconds; a step of which the first call takes longer is not called again.
         rounds: At most.
 
     Raises:
@@ -176,7 +182,7 @@ def race(
             continue
         try:
             first = _turn(step, 1)
-            again = first if first > seconds else _turn(step, 1)
+            again = first if first > patience else _turn(step, 1)
             if again < 1 and again > FAR_SLOWER * best * step.samples:  # once may be a hiccup
                 again = min(again, _turn(step, 1))
         except Exception as error:  # what cannot run here does not win

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -87,20 +88,12 @@ def figures(device: torch.device, precision: str = "float32", number: int | None
     Raises:
         ValueError: The device does not compute in this precision.
     """
-    wanted = list(dict.fromkeys(("float32", precision, "bfloat16")))
+    wanted = tuple(dict.fromkeys(("float32", precision, "bfloat16")))
+    name, memory = kind(device)
     with threads(number):
-        rows = [
-            _or_why(partial(_bandwidth, device, 0.2, False), "bandwidth", device, "B/s"),
-            *(
-                _or_why(
-                    partial(_products, device, 0.1, False, torch.Generator().manual_seed(0), each),
-                    "product", device, "FLOP/s", precision=each,
-                )
-                for each in wanted
-            ),
-            _launch(device, 0.1),
-        ]  # fmt: skip
-    [found] = figures_of(rows, [{"device": str(device), "name": kind(device)[0], "memory": kind(device)[1]}])
+        measured = rows_of(device, seconds=1.0, precisions=wanted)
+        rows = list(itertools.takewhile(lambda row: row["what"] != "small product", measured))
+    [found] = figures_of(rows, [{"device": str(device), "name": name, "memory": memory}])
     if precision not in found["flops"]:
         why = next(each["why"] for each in rows if each.get("precision") == precision)
         raise ValueError(checks.message("precision", f"be one that {device} computes in", precision, why))

@@ -6,8 +6,9 @@ import copy
 import itertools
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,33 +120,30 @@ def step_parts(
 def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Clock) -> dict[str, float]:
     from accelerate.utils import send_to_device
 
-    watch.quantum_forward = watch.quantum_backward = 0.0
-    start = watch.now()
+    taken = dict.fromkeys(PARTS, 0.0)
+    begin = last = watch.now()
+
+    def done(name: str) -> None:
+        nonlocal last
+        start, last = last, watch.now()
+        taken[name] += last - start
+
     batch = next(batches)
-    loaded = watch.now()
+    done("loading")
     batch = send_to_device(batch, watch.device)
-    moved = watch.now()
-    forward = backward = 0.0
+    done("transfer")
     for compute in stepper.passes(batch):
-        begin = watch.now()
+        done("rest")
         loss = compute()
-        computed = watch.now()
+        done("classical forward")
         stepper.backward(loss)
-        forward, backward = forward + computed - begin, backward + watch.now() - computed
-    update = watch.now()
+        done("classical backward")
     stepper.update()
-    end = watch.now()
-    watch.close_spans()
-    return {
-        "loading": loaded - start,
-        "transfer": moved - loaded,
-        "classical forward": forward - watch.quantum_forward,
-        "quantum forward": watch.quantum_forward,
-        "classical backward": backward - watch.quantum_backward,
-        "quantum backward": watch.quantum_backward,
-        "optimizer": end - update,
-        "whole": end - start,
-    }
+    done("optimizer")
+    for way, seconds in watch.spent().items():
+        taken[f"quantum {way}"] = seconds
+        taken[f"classical {way}"] -= seconds
+    return taken | {"whole": last - begin}
 
 
 class _Clock:
@@ -157,7 +155,7 @@ class _Clock:
 
     def __init__(self, model: nn.Module, device: torch.device):
         self.model, self.device = model, device
-        self.quantum_forward = self.quantum_backward = 0.0
+        self.forward = 0.0
         self.spans: list[list[float]] = []  # of each use of a part: begin and end of its way back
         self.entered: list[float] = []
         self.handles: list[Any] = []
@@ -175,16 +173,17 @@ class _Clock:
         for handle in self.handles:
             handle.remove()
 
-    def close_spans(self) -> None:
-        """Adds what the backward pass has marked."""
-        self.quantum_backward = sum(span[1] - span[0] for span in self.spans if span)
-        self.spans = []
+    def spent(self) -> dict[str, float]:
+        """Seconds inside the quantum parts since the last call, on either way."""
+        found = {"forward": self.forward, "backward": sum(span[1] - span[0] for span in self.spans if span)}
+        self.forward, self.spans = 0.0, []
+        return found
 
     def _enter(self, part: nn.Module, inputs: Any) -> None:
         self.entered.append(self.now())
 
     def _leave(self, part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
-        self.quantum_forward += self.now() - self.entered.pop()
+        self.forward += self.now() - self.entered.pop()
         span: list[float] = []
         self.spans.append(span)
 
@@ -250,35 +249,24 @@ def strategies(
         Rows of `group`, `name`, `change`, `seconds_per_sample`, `seconds_per_epoch`, `seconds_in_all` (for
         the epochs that are asked for; None where it was not measured) and `why` it was not.
     """
-    bench, place = _Bench(config, splits, threads), torch.device(device)
+    bench = _Bench(config, splits, torch.device(device), threads)
     with own_generators():
         example = splits.example()
-        hybrid = circuits_per_image(recipes.made(config, splits, "", config.seed), example) > 0
-        found = list(bench.steps(place, hybrid))
-        laps = clock.race(
-            {name: step for _, name, _, step in found if isinstance(step, Step)},
-            seconds=seconds / 2,
-            rounds=MOST_ROUNDS,
-        )
-        if hybrid:
-            change = "Each circuit by itself; the circuits alone, scaled up from a few."
-            lap = bench.one_by_one(example, seconds / 100)
-            found.insert(1, ("simulator", "lightning.qubit", change, lap))
+        model = recipes.made(config, splits, "", config.seed)
+        hybrid = circuits_per_image(model, example) > 0
+        found = {name: (group, name, change, step) for group, name, change, step in bench.steps(hybrid)}
+        steps = {name: step for name, (*_, step) in found.items() if step}
+        laps = clock.race(steps, seconds=seconds / 2, patience=seconds, rounds=MOST_ROUNDS)
+        if "lightning.qubit" in found:
+            laps["lightning.qubit"] = bench.one_by_one(model, example, seconds / 100)
+    few = Lap(None, why=f"The training split has {len(splits.train)} samples only.")
     rows = []
-    for group, name, change, step in found:
-        lap = step if isinstance(step, Lap) else laps[name]
+    for name, (group, _, change, _) in found.items():
+        lap = laps.get(name, few)
         epoch = None if lap.seconds is None else lap.seconds * len(splits.train)
-        rows.append(
-            {
-                "group": group,
-                "name": name,
-                "change": change,
-                "seconds_per_sample": lap.seconds,
-                "seconds_per_epoch": epoch,
-                "seconds_in_all": epoch and epoch * config.epochs,
-                "why": lap.why,
-            }
-        )
+        rows.append({"group": group, "name": name, "change": change, "seconds_per_sample": lap.seconds})
+        rows[-1] |= {"seconds_per_epoch": epoch, "seconds_in_all": epoch and epoch * config.epochs}
+        rows[-1]["why"] = lap.why
     return rows
 
 
@@ -286,77 +274,74 @@ def strategies(
 class _Bench:
     config: Settings
     splits: Splits
+    place: torch.device
     threads: int | None
 
-    def steps(self, place: torch.device, hybrid: bool) -> Iterator[tuple[str, str, str, Step | Lap]]:
-        """Group, name, what is changed, and the step; or why there is none."""
+    def steps(self, hybrid: bool) -> Iterator[tuple[str, str, str, Step | None]]:
+        """Group, name, what is changed, and the step; None where it is timed otherwise, or not at all."""
         config, known = self.config, type(self.config).model_fields
-        yield "run", "as it is", self.told(place), self.step(place)
-        for backend in ("default.qubit", "batched") if hybrid else ():
-            how = "as a fused program" if backend == "batched" else "gate by gate"
-            change = f"All circuits of a batch at once, {how}."
-            yield "simulator", backend, change, self.step(place, backend=backend)
+        yield "run", "as it is", self.told(), self.step()
+        if hybrid:
+            alone = "Each circuit by itself; the circuits alone, scaled up from a few."
+            whole = "All circuits of a batch at once,"
+            yield "simulator", "lightning.qubit", alone, None
+            yield "simulator", "default.qubit", f"{whole} gate by gate.", self.step(backend="default.qubit")
+            yield "simulator", "batched", f"{whole} as a fused program.", self.step(backend="batched")
         places = devices("auto", config.precision)
         for name in places if len(places) > 1 else ():
             yield "device", name, f"All of the net on {name}.", self.step(torch.device(name))
         own = config.batch_size
         for size in dict.fromkeys((max(1, own // 2), own, 2 * own, 4 * own)):
-            few = Lap(None, why=f"The training split has {len(self.splits.train)} samples only.")
-            step = self.step(place, batch_size=size) if size <= len(self.splits.train) else few
+            step = self.step(batch_size=size) if size <= len(self.splits.train) else None
             yield "batch", f"batch {size}", f"{size} samples a step.", step
         for n in LAYERS if hybrid and "n_layers" in known else ():
-            change = f"The ansatz has {n} layer{'s' * (n > 1)}."
-            yield "layers", f"n_layers {n}", change, self.step(place, n_layers=n)
-        frozen = {"trainable": False, "frozen_backbone": True}
-        frozen = {name: value for name, value in frozen.items() if name in known}
+            yield "layers", f"n_layers {n}", f"Layers of the ansatz: {n}.", self.step(n_layers=n)
         if hybrid and "trainable" in known:
             change = "The circuit stays as it is drawn, and runs in every step."
-            yield "circuit", "frozen", change, self.step(place, cached=False, trainable=False)
+            yield "circuit", "frozen", change, self.step(cached=False, trainable=False)
         if hybrid:
+            frozen: dict[str, Any] = {"trainable": False, "frozen_backbone": True}
+            frozen = {name: value for name, value in frozen.items() if name in known}
             change = "What is frozen is computed once, before training."
-            yield "circuit", "frozen, cached", change, self.step(place, cached=None, **frozen)
+            yield "circuit", "frozen, cached", change, self.step(cached=None, **frozen)
         for precision in ("float32", "bfloat16"):
             change = f"Classical layers compute in {precision}{'; circuits stay in float32' * hybrid}."
-            yield "precision", precision, change, self.step(place, precision=precision)
+            yield "precision", precision, change, self.step(precision=precision)
 
-    def told(self, place: torch.device) -> str:
+    def told(self) -> str:
         """The step that training takes, in a sentence."""
-        config = self.config
+        config, augmentation = self.config, getattr(self.config, "augmentation", "none")
         pieces = f" in pieces of {config.micro_batch}" if config.micro_batch else ""
-        what = [str(place), config.precision, f"batch {config.batch_size}{pieces}"]
+        what = [str(self.place), config.precision, f"batch {config.batch_size}{pieces}"]
         what += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
-        augmentation = getattr(config, "augmentation", "none")
         what += [f"augmentation {augmentation}"] if augmentation != "none" else []
         return f"Nothing is changed: {', '.join(what)}."
 
-    def step(self, place: torch.device, *, cached: bool | None = True, **settings: Any) -> Step:
+    def step(self, place: torch.device | None = None, *, cached: bool | None = True, **settings: Any) -> Step:
         """A full training step of the net with these settings, which is built when it is first taken.
 
         Args:
-            place: Where to compute.
+            place: Where to compute; the run's own by default.
             cached: As for `training_step`; None where it is refused if nothing can be computed before.
             **settings: What is changed.
         """
-        size, made = settings.get("batch_size", self.config.batch_size), []
-        size = min(size, len(self.splits.train))
+        place, made, n_samples = place or self.place, [], len(self.splits.train)
+        size = min(settings.get("batch_size", self.config.batch_size), n_samples)
 
         def run() -> None:
             if not made:
                 config = self.config.override(**settings)
                 batch = next(iter(self.splits.batches("train", size, shuffle=False)))
-                n = sum(len(self.splits.split(name)) for name in SPLITS)
-                stepper, given = training_step(
-                    config, self.splits, batch, n, place, cached=cached is not False
-                )
+                n, early = sum(len(self.splits.split(name)) for name in SPLITS), cached is not False
+                stepper, given = training_step(config, self.splits, batch, n, place, cached=early)
                 if cached is None and (given is batch or given[0] is batch[0]):
                     _refuse_features(config)
-                made.append(lambda: stepper(given))
+                made.append(partial(stepper, given))
             made[0]()
 
         return Step(run, place, self.threads, size)
 
-    def one_by_one(self, example: Any, seconds: float) -> Lap:
-        model = recipes.made(self.config, self.splits, "", self.config.seed)
+    def one_by_one(self, model: nn.Module, example: Any, seconds: float) -> Lap:
         try:
             with clock.threads(self.threads):
                 return Lap(one_by_one(model, example, seconds=seconds).seconds_per_image)
@@ -405,24 +390,18 @@ def one_by_one(
         own_trains = any(weight.requires_grad for weight in slow.parameters())
         trains |= own_trains
         per_image = sum(n for _, n in alike)
-        run = _runs(slow, n_features, own_trains)
-        one_round = clock.seconds(run(4), torch.device("cpu"), rounds=1)
+        run, cpu = partial(_run, slow, n_features, own_trains), torch.device("cpu")
+        one_round = clock.seconds(partial(run, 4), cpu, rounds=1)
         n = max(1, min(TIMED * per_image, int(4 * seconds / one_round)))
-        total += clock.seconds(run(n), torch.device("cpu"), rounds=3) / n * per_image
+        total += clock.seconds(partial(run, n), cpu, rounds=3) / n * per_image
         timed += n
     return OneByOne(total, sum(n for alike in kinds.values() for _, n in alike), timed, trains)
 
 
-def _runs(layer: QuantumLayer, n_features: int, trains: bool) -> Callable[[int], Callable[[], None]]:
-    def of(n_circuits: int) -> Callable[[], None]:
-        def run() -> None:
-            values = layer(torch.ones(n_circuits, n_features))
-            if trains:
-                values.sum().backward()
-
-        return run
-
-    return of
+def _run(layer: QuantumLayer, n_features: int, trains: bool, n_circuits: int) -> None:
+    values = layer(torch.ones(n_circuits, n_features))
+    if trains:
+        values.sum().backward()
 
 
 # --- by operation -------------------------------------------------------------------------------------------

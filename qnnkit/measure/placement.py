@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -261,7 +262,7 @@ def timed(
         at = None if several else bench.affordable(found[0], share)
         ordered = sorted(found, key=lambda one: one.batch_size)
         steps = {one.name: bench.step(one, at or one.batch_size) for one in ordered}
-        return clock.race(steps, seconds=seconds, **({"longest": share} if several else {})), at, busy
+        return clock.race(steps, seconds=seconds, longest=share if several else math.inf), at, busy
 
 
 @dataclass
@@ -373,7 +374,7 @@ def _seconds(one: Candidate, laps: Mapping[str, Lap]) -> float | None:
 def _of_place(
     chosen: Candidate, found: Sequence[Candidate], laps: Mapping[str, Lap], n_weights: int, at: int | None
 ) -> str:
-    """Such as "cpu on 1 thread: 2.1x faster than 2 threads, for this net of 88 k weights at batch 128."."""
+    """Such as "cpu on 1 thread: 2.1x faster than 2 threads, for this net of 88,000 weights at batch 128."."""
     if not _seconds(chosen, laps):
         return f"{chosen.place}: nothing could be measured, so this is the simplest choice, not the fastest."
     beside = [one for one in found if one.batch_size == chosen.batch_size and one != chosen]
@@ -383,7 +384,7 @@ def _of_place(
         best = min(there, key=lambda each: _seconds(each, laps) or float("inf"))
         told.append(_compared(best, best.place if _seconds(best, laps) else place, chosen, laps))
     timed_at = f" (timed at {at})" if at else ""
-    what = f"for this net of {_rounded(n_weights)} weights at batch {chosen.batch_size}{timed_at}."
+    what = f"for this net of {n_weights:,} weights at batch {chosen.batch_size}{timed_at}."
     return f"{chosen.place}: {', '.join([*told, what])}" if told else f"{chosen.place}, {what}"
 
 
@@ -410,19 +411,6 @@ def _of_batch(chosen: Candidate, found: Sequence[Candidate], laps: Mapping[str, 
     if largest < max(one.batch_size for one in found):
         told += f"; none above {largest} was tried, for want of time or memory"
     return f"{told}."
-
-
-def _rounded(n: int) -> str:
-    """Two digits.
-
-    Example:
-        >>> _rounded(87_936), _rounded(11_200_000), _rounded(640)
-        ('88 k', '11 M', '640')
-    """
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if n >= size:
-            return f"{n / size:.2g} {unit}" if n < 100 * size else f"{n / size:.0f} {unit}"
-    return str(n)
 
 
 def _length(samples: Any) -> int:

@@ -116,12 +116,12 @@ def _of_simulators(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"{batch} circuits of {n} qubits: {told}"
     for batch in sorted({cell["batch"] for cell in cells}):
         gpu = [cell for cell in cells if (cell["device"], cell["batch"]) == (str(GPU), batch)]
-        both = [
+        lightning, batched = (
             {cell["qubits"]: cell["value"] for cell in gpu if cell["backend"] == backend}
             for backend in ("lightning.gpu", "batched")
-        ]
+        )
         what = f"{batch} circuit{'s' * (batch > 1)} on {GPU}, lightning.gpu"
-        yield from _from_where(what, "the batched simulator", *both, " qubits")
+        yield from _from_where(what, "the batched simulator", lightning, batched, " qubits")
 
 
 def _from_where(
@@ -163,20 +163,6 @@ def net_sentences(found: Mapping[str, Any]) -> list[str]:
     return [f"{what}: {said}" for what, said in told.items() if said]
 
 
-def simulators_picture(found: Mapping[str, Any]) -> plots.Picture:
-    """Milliseconds over qubits, a line for each simulator and device, for a batch of 64."""
-    cells = _circuits(found)
-    batch = 64 if any(cell["batch"] == 64 for cell in cells) else 1
-    widths: dict[str, dict[int, tuple[float, float, float]]] = {}
-    for cell in cells:
-        if cell["batch"] == batch:
-            middle = 1000 * cell["value"]
-            bars = (middle, middle, middle * (cell["spread"] or 1.0))
-            widths.setdefault(f"{cell['backend']}, {cell['device']}", {})[cell["qubits"]] = bars
-    title = f"{found['machine']['name']}: {batch} circuit{'s' * (batch > 1)}, forward and backward"
-    return plots.benchmark({}, widths, title, list(widths))
-
-
 # --- machines beside each other -----------------------------------------------------------------------------
 
 
@@ -196,9 +182,13 @@ class Comparison:
 
     def picture(self) -> plots.Picture:
         """Time, memory, cost and stability of each machine's devices."""
-        columns = ("machine", "device", "s/epoch", "peak MB", "cost/epoch", "spread")
-        values: Any = [[None if value != value else value for value in self.frame[name]] for name in columns]
-        return plots.machines(*values, self.net)
+        columns: dict[str, Any] = dict(
+            names="machine", devices="device", seconds="s/epoch", megabytes="peak MB", costs="cost/epoch",
+            spreads="spread",
+        )  # fmt: skip
+        for name, column in columns.items():
+            columns[name] = [None if value != value else value for value in self.frame[column]]
+        return plots.machines(**columns, net=self.net)
 
 
 def files(named: str | Sequence[str | Path]) -> list[Path]:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import torch
+from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from qnnkit import __version__, checks, device, workspace
 from qnnkit.device import accelerators, machine
@@ -28,58 +29,25 @@ PACKAGES = ("qnnkit", "torch", "numpy", "pennylane", "pennylane-lightning", "pen
 STEP = "Measure there again: qnnkit measure --out FILE."
 
 
-class _Part(BaseModel):
-    """What is read of a file's part; it may hold more."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class _Machine(_Part):
-    name: str
-    cores: int
-    memory_bytes: int
-    system: str
-    versions: dict[str, str]
+def _form(**fields: Any) -> Any:
+    """A part of the file, with what is read of it; it may hold more."""
+    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
+    return create_model("Form", __config__=ConfigDict(extra="allow", strict=True), **required)
 
 
-class _Device(_Part):
-    device: str
-    name: str
-    memory: int
-
-
-class _Busy(_Part):
-    most: float
-    sentence: str | None
-
-
-class _Net(_Part):
-    recipe: str
-    digest: str
-    batch_size: int
-    n_samples: int
-    noun: str
-
-
-class _Row(_Part):
-    what: str
-    device: str
-    unit: str
-    value: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
-    spread: float | None
-
-
-class _File(_Part):
-    format: Literal[2]
-    measured_at: str
-    seconds: float
-    price_per_hour: float | None
-    machine: _Machine
-    devices: list[_Device]
-    busy: _Busy
-    net: _Net
-    notes: list[str]
-    rows: list[_Row]
+_KNOWN = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_ROW = _form(what=str, device=str, unit=str, value=_KNOWN | None, spread=_KNOWN | None)
+_FILE = _form(
+    measured_at=str,
+    seconds=float,
+    price_per_hour=float | None,
+    machine=_form(name=str, cores=int, memory_bytes=int, system=str, versions=dict[str, str]),
+    devices=list[_form(device=str, name=str, memory=int)],
+    busy=_form(most=float, sentence=str | None),
+    net=_form(recipe=str, digest=str, batch_size=int, n_samples=int, noun=str),
+    notes=list[str],
+    rows=list[_ROW],
+)
 
 
 def take(
@@ -134,6 +102,7 @@ def take(
         "qnnkit": __version__,
         "machine": facts(),
         "devices": [dict(zip(("name", "memory"), kind(one), strict=True), device=str(one)) for one in usable],
+        "threads": torch.get_num_threads(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": time.perf_counter() - begin,
         "busy": {"most": max(loads), "sentence": clock.note(max(loads))},
@@ -210,7 +179,7 @@ def load(path: str | Path) -> dict[str, Any]:
         by = f"format {found['format']}, by qnnkit {found.get('qnnkit', 'of another version')}: {path}"
         raise ValueError(checks.message("path", rule, by, STEP))
     try:
-        _File.model_validate(found)
+        _FILE.model_validate(found)
     except ValidationError as error:
         [first, *_] = error.errors()
         where = ".".join(str(part) for part in first["loc"])
