@@ -70,7 +70,7 @@ def robustness(
     Shots are drawn on `default.qubit`. Noise runs on `default.mixed`, without shots: after every gate a
     depolarising channel on each of its wires, or a bit flip of each measured wire just before it is read.
     Costs, per condition, about half a millisecond per circuit of 4 wires and 40 gates, and 128 MiB of memory
-    or, above 8 wires, what one circuit takes; a fake device about 5 ms per circuit of 4 wires and 1,000 shots.
+    or, above 8 wires, what one circuit takes; a fake device 5 ms per circuit of 4 wires and 1,000 shots.
 
     Args:
         model: Classifies with `QuantumLayer`s in it, wherever they stand; left as it was.
