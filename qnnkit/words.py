@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
         ['0.013 s', '8.2 s', '1 min 35 s', '2 h 1 min', '4 d 15 h']
     """
     if seconds < 9.95:
-        return f"{seconds:.2g} s"
+        return f"{seconds:#.2g} s"
     whole = round(seconds)
     for (large, of_large), (small, of_small) in itertools.pairwise(UNITS):
         if whole >= of_large:
