@@ -157,8 +157,8 @@ def race(
 ) -> dict[str, Lap]:
     """Times steps in turns, in changing order, so that a busy minute of the machine hits all alike.
 
-    Each is called once to warm up and once to see how long it takes; those that are far slower than the best
-    are not measured further.
+    Each is called once to warm up and once to see how long it takes; those that are far slower than the best,
+    and would take long, are not measured further.
 
     Args:
         steps: By name, in the order in which they are warmed up.
@@ -195,7 +195,13 @@ def race(
         best = min(best, again / step.samples)
     if errors and not taken and not all(map(ran_out, errors)):
         raise errors[0]
-    near = [name for name in taken if (laps[name].seconds or 0) <= FAR_SLOWER * best]
+    share = seconds / (FEWEST * max(1, len(taken)))  # far slower or not, what is short may have had a hiccup
+    near = [
+        name
+        for name in taken
+        if (per_sample := laps[name].seconds or 0.0) <= FAR_SLOWER * best
+        or per_sample * steps[name].samples < share
+    ]
     order = random.Random(0)
     for number in range(rounds if len(near) > 1 else 0):
         if number >= FEWEST and time.perf_counter() - begin > 2 * seconds:
