@@ -83,7 +83,7 @@ def robustness(
             readout errors and wiring, simulated here; or the name of a real one, such as "ibm_torino", which
             the account that is saved on this machine may use. Wants the extra `hardware`.
         device_shots: Numbers of shots there.
-        seed: Fixes the shots.
+        seed: Fixes the shots, but those of a real device.
 
     Returns:
         A row for exact circuits, then one per number of shots and probability.
@@ -113,7 +113,7 @@ def robustness(
         *(("shots", n, lambda layer, i, n=n: _with_shots(layer, n, seed * 1000 + i)) for n in shots),
         *(("depolarizing", p, lambda layer, i, p=p: _depolarized(layer, p)) for p in depolarizing),
         *(("readout", p, lambda layer, i, p=p: _misread(layer, p)) for p in readout),
-        *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n)) for n in device_shots),
+        *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n, seed)) for n in device_shots),
     ]
     rows = [exact]
     for condition, strength, make in conditions:
@@ -191,6 +191,7 @@ class _OnDevice:
     layer: QuantumLayer
     backend: Any
     shots: int
+    seed: int
 
     def __call__(self, **arguments: Any) -> list[Any]:
         tape = qp.workflow.construct_tape(self.layer.qnode, level="user")(**arguments)
@@ -214,7 +215,10 @@ class _OnDevice:
             getattr(circuit, GATES[gate.name])(*own, *map(wires.index, gate.wires))
         circuit.measure(range(len(wires)), range(len(wires)))
         compiled = transpile(circuit, self.backend, optimization_level=1, seed_transpiler=0)
-        job = SamplerV2(mode=self.backend).run([(compiled, np.stack(angles, axis=-1), self.shots)])
+        sampler = SamplerV2(mode=self.backend)
+        if type(self.backend).__name__.startswith("Fake"):
+            sampler.options.simulator.seed_simulator = self.seed + 1  # 0 counts as none
+        job = sampler.run([(compiled, np.stack(angles, axis=-1), self.shots)])
         bits = job.result()[0].data.c.to_bool_array(order="little").astype(int)  # (batch, shots, wires)
         found = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in tape.measurements]
         return tuple(found) if len(found) > 1 else found[0]

@@ -301,6 +301,8 @@ def test_a_fake_device_shrinks_what_is_measured_and_reads_wrongly():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Qiskit's own plugins
         found = values_of(rotations(), inputs, device="FakeManilaV2", device_shots=(4000,))
+        again = values_of(rotations(), inputs, device="FakeManilaV2", device_shots=(4000,))
+    assert torch.equal(found, again), "one seed, the same shots"
     up, down, between = found[:, 0].tolist()
     assert 0.7 < up < 1 and -1 < down < -0.7 and abs(between) < 0.15
     with pytest.raises(ValueError, match="`device` must be a known name, but is 'FakeManila3'"):
