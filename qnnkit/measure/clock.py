@@ -137,7 +137,8 @@ class Lap:
     """How a step did in a race."""
 
     seconds: float | None
-    """Per sample: the median over the rounds; None where it could not be measured."""
+    """Per sample: the median of the faster half of the rounds, as in the others other processes had a turn;
+    None where it could not be measured."""
     error: float | None = None
     """Standard error of its ratio to the fastest, round by round; None where it was measured once."""
     rounds: int = 1
@@ -216,11 +217,11 @@ def race(
                 release(steps[name].device)
         near = [name for name in near if len(taken[name]) > number]
     if near and taken[near[0]]:
-        fastest = taken[min(near, key=lambda name: statistics.median(taken[name]))]
+        fastest = taken[min(near, key=lambda name: _typical(taken[name]))]
         for name in near:
             ratios = [one / its for one, its in zip(taken[name], fastest, strict=True)]
             own = Spread.of(taken[name])
-            laps[name] = Lap(own.median, _error_of_median(ratios), own.rounds, spread=own.ratio)
+            laps[name] = Lap(_typical(taken[name]), _error_of_median(ratios), own.rounds, spread=own.ratio)
     return laps
 
 
@@ -251,6 +252,10 @@ def _turn(step: Step, repeats: int) -> float:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def _typical(times: Sequence[float]) -> float:
+    return statistics.median(sorted(times)[: (len(times) + 1) // 2])
 
 
 def _error_of_median(values: Sequence[float]) -> float:
