@@ -22,7 +22,7 @@ from torch import nn
 from qnnkit import layers, recipes, stats, train
 from qnnkit.data.captions import CaptionSplits, captions, digit_captions
 from qnnkit.models import Clip
-from qnnkit.runs.nets import made, parameter_groups
+from qnnkit.recipes import made, parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive
 

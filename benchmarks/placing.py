@@ -5,7 +5,7 @@
 Forward, backward and optimizer of two circuits (W1, W3, see `workloads.py`), and one training epoch of two
 recipes. A fresh process per choice, and they take turns, so that a slow minute of the machine hits all alike;
 medians over rounds. Whether OpenMP inside PennyLane's lightning follows torch's number of threads or what
-OMP_NUM_THREADS was when the process started depends on the platform (`survey.apart`): a process with a fixed
+OMP_NUM_THREADS was when the process started depends on the platform: a process with a fixed
 number has both, one on `auto` starts without the variable, as people's do. Printed, and written to placing.md
 and placing.json of the results' folder. Exit status 1 if `auto` is slower than the slowest fixed choice, or
 more than 10 % slower than the fastest.
@@ -169,7 +169,8 @@ def main() -> None:
         parser.error(f"--only must name {','.join(KEYS)}, and --rounds be at least 1")
     for variable in THREADS:  # before torch is imported: every number of threads is to be compared
         os.environ.pop(variable, None)
-    from qnnkit import measure, placement
+    from qnnkit import measure
+    from qnnkit.measure import placement
 
     busy = measure.note(measure.load(1.0))
     devices = placement.devices("auto")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks import recipe, worker, workloads
-from qnnkit import QuantumLayer, layers, measure, placement, runs, train
+from qnnkit import QuantumLayer, layers, measure, recipes, runs, train
 from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step
@@ -59,7 +59,7 @@ def set_up(held: dict[str, Any], key: str, quick: bool, place: dict[str, Any]) -
 
 def _evaluation(
     key: str, quick: bool, place: dict[str, Any]
-) -> tuple[Callable[[], float], placement.Placement, float]:
+) -> tuple[Callable[[], float], measure.Placement, float]:
     """A training step of a circuit alone."""
     workload = workloads.find(key, quick=quick)
     data = workload.data()
@@ -68,7 +68,7 @@ def _evaluation(
     n = min(CIRCUITS, workload.total) if place["backend"] in ONE_BY_ONE else workload.total
     batch = torch.from_numpy(data.inputs[:n]), torch.from_numpy(data.mixture[:n])
     config, task = Settings(batch_size=n), Mixture()
-    found = placement.place(
+    found = measure.place(
         layer, task, batch, config, device=place["device"], threads=place["threads"], seconds=place["seconds"]
     )
     stepper = train.Stepper(layer, task, config, device=found.device)
@@ -84,7 +84,7 @@ def _evaluation(
 
 def _epoch(
     key: str, quick: bool, place: dict[str, Any]
-) -> tuple[Callable[[], float], placement.Placement, float]:
+) -> tuple[Callable[[], float], measure.Placement, float]:
     """A training epoch of a recipe's net, through the run folder and the loop that every run takes."""
     exchanged = dict(TRAINED[key])
     archive = Path(os.environ.get("QNNKIT_TEST_DATA", ""), "ahcd", "ahcd_csv.zip")
@@ -104,7 +104,7 @@ def _epoch(
         "train": Batches(images, labels, training.batch_size, shuffle=True),
         "validation": Batches(images[:2], labels[:2], 2, shuffle=False),
     }
-    groups, task = runs.parameter_groups(model, training), run.task
+    groups, task = recipes.parameter_groups(model, training), run.task
 
     def epoch() -> float:
         done = train.fit(model, task, loaders, training, groups=groups, device=found.device)

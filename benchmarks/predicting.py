@@ -51,23 +51,13 @@ class Setting:
     epochs: int = EPOCHS
 
     def workload(self) -> Any:
-        from qnnkit import plan
-        from qnnkit.settings import Settings
+        from qnnkit import measure
 
         training = {"epochs": self.epochs, **self.settings}
-        if self.kind in plan.SIZES:
-            usual = {"learning_rate": 3e-4, "optimizer": "adamw"}
-            length, rank = training.pop("sequence_length", None), training.pop("lora_rank", None)
-            return plan.of_transformer(
-                self.kind,
-                self.size,
-                Settings(**{**usual, **training}),
-                n_samples=self.samples or 1,
-                sequence_length=length,
-                lora_rank=rank,
-            )
+        if self.kind in measure.sizes():
+            return measure.of_transformer(self.kind, self.size, n_samples=self.samples or 1, **training)
         run = self.run(Path("unused"))
-        return plan.of_recipe(run.config, run.splits)
+        return measure.of_recipe(run.config, run.splits)
 
     def run(self, folder: Path, device: str = "cpu") -> Any:
         """A run of the recipe's own net alone."""
@@ -149,11 +139,11 @@ SETTINGS = {
 
 def predict(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own."""
-    from qnnkit import plan
+    from qnnkit import measure
 
     start = time.perf_counter()
     workload = setting.workload()
-    found = plan.predict(workload, device, threads=THREADS)
+    found = measure.predict(workload, device, n_threads=THREADS)
     return found.as_dict() | {"took": time.perf_counter() - start}
 
 
@@ -161,17 +151,17 @@ def train(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own: what a training takes, by the path that runs take."""
     import torch
 
-    from qnnkit import measure, plan, runs
+    from qnnkit import measure, runs
     from qnnkit.train import fit
 
     with tempfile.TemporaryDirectory() as folder, measure.threads(THREADS):
-        if setting.kind in plan.SIZES:
+        if setting.kind in measure.sizes():
             workload = setting.workload()
-            model = workload.build(workload, False)
+            model = workload.build(workload.training, False)
             n_batches = -(-workload.n_samples // workload.training.batch_size)
             loaders = {
-                "train": workload.loader(workload, n_batches),
-                "validation": workload.loader(workload, 1),
+                "train": workload.loader(n_batches),
+                "validation": workload.loader(1),
             }
             progress = fit(
                 model,

@@ -20,9 +20,10 @@ import torch
 from torch import nn
 
 from benchmarks.net import hybrid_net
-from qnnkit import Quanv2d, measure, train
+from qnnkit import Quanv2d, train
 from qnnkit.checkpoint import Store
 from qnnkit.data.batches import Batches
+from qnnkit.device import machine
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train import loop
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where checkpoints go")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
-    found = {"machine": measure.machine(torch.device("cpu")), "threads": torch.get_num_threads(), "nets": {}}
+    found = {"machine": machine.processor(), "threads": torch.get_num_threads(), "nets": {}}
     loop.Store = Watched  # the only part that training waits for; the rest is another thread's
     for name, (net, images, batch) in nets().items():
         STALLS.clear()

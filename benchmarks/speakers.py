@@ -21,7 +21,7 @@ from typing import Any
 
 from qnnkit import recipes, report, runs, stats, train
 from qnnkit.data import Splits, load
-from qnnkit.runs.nets import made, parameter_groups
+from qnnkit.recipes import made, parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 

@@ -23,7 +23,8 @@ from benchmarks import recipe
 from qnnkit import gradients, layers, measure, recipes, train, workspace
 from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.data.batches import Batches
-from qnnkit.runs.nets import parameter_groups
+from qnnkit.device import machine
+from qnnkit.recipes import parameter_groups
 from qnnkit.settings import Settings
 
 CASES = {"digits_quanv": (8, 1078, 10), "ahcd_trainable": (32, 3840, 28)}
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(CASES), nargs="*", default=list(CASES))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
-    found = {"machine": measure.machine(torch.device("cpu")), "samples": asked.samples, "nets": {}}
+    found = {"machine": machine.processor(), "samples": asked.samples, "nets": {}}
     with measure.threads(1), tempfile.TemporaryDirectory() as folder:
         for name in asked.only:
             case = Case(recipes.settings(recipe(name)), *CASES[name], asked.epochs)

@@ -199,27 +199,18 @@ def plan(
     recipe: Annotated[str | None, typer.Option(help="Named settings, on their data.")] = None,
     model: Annotated[str | None, typer.Option(help="Or a transformers model: llama or clip.")] = None,
     size: Annotated[
-        str | None, typer.Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per update.")] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens of a sample; of models.")] = None,
-    lora_rank: Annotated[int | None, typer.Option(help="Train low-rank updates; of models.")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
-    samples: Annotated[int | None, typer.Option(help="In an epoch, if others than the data's.")] = None,
+        str, typer.Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
+    ] = "small",
     settings: SetOption = None,
-    epochs: Annotated[
-        str | None, typer.Option("--for", "--epochs", metavar="EPOCHS", help="Such as '50 epochs'.")
-    ] = None,
+    samples: Annotated[int | None, typer.Option(help="In an epoch, if others than the data's.")] = None,
     deadline: Annotated[str | None, typer.Option(help="Time for all of it, such as 8h or '2d 4h'.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Money for all of it, such as 10.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Money for all of it, such as 10 or '10 EUR'.")] = None,
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Your table of machines and prices.")
     ] = None,
     measured: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="A machine's file, by `qnnkit measure`.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Torch device of this machine to plan for.")] = None,
     measuring: Annotated[
         bool, typer.Option("--measuring/--no-measuring", help="Time some updates here.")
     ] = True,
@@ -229,24 +220,23 @@ def plan(
 
     A training that fits nowhere is an answer too: the exit status is 0.
     """
-    from qnnkit import plan as plans
+    from qnnkit import checks, measure, recipes, runs
 
-    own = {"batch_size": batch_size, "sequence_length": sequence_length, "lora_rank": lora_rank}
-    own |= {"precision": precision, "optimizer": optimizer, "device": device}
-    own |= {"epochs": None if epochs is None else plans.parse_epochs(epochs)}
+    if (recipe is None) == (model is None):
+        kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(measure.sizes())}"
+        rule, given = "be named, or --model in its place", recipe if model is None else f"{recipe}, {model}"
+        raise ValueError(checks.message("--recipe", rule, given, f"Name one: {kinds}."))
     chosen = parse_settings(settings or [], settings_kind(recipe))
-    given = {name: value for name, value in own.items() if value is not None}
-    for name in given.keys() & chosen.keys():
-        raise ValueError(f"Setting `{name}` must be given once, but is twice. Drop --set {name}=...")
-    found = plans.plan(
-        plans.asked(recipe, model, size, settings=given | chosen, samples=samples, measure=measuring),
-        deadline=deadline,
-        budget=budget,
-        prices=prices,
-        measured=measured or (),
-        measure=measuring,
+    if model is None:
+        asked = runs.to_plan(recipe, chosen, samples=samples, timed=measuring)
+    else:
+        about = {"n_samples": 1000 if samples is None else samples, **chosen}
+        asked = {"workload": measure.of_transformer(model, size, **about)}
+        asked |= {"device": chosen.get("device", "auto")}
+    found = measure.plan(
+        **asked, deadline=deadline, budget=budget, prices=prices, measured=measured or (), measure=measuring
     )
-    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else plans.table(found))
+    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
 
 
 @app.command()
@@ -308,14 +298,14 @@ def measure(
     recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its data.")] = None,
     settings: SetOption = None,
+    dummy: Annotated[
+        str | None, typer.Option(metavar="HxWxCxN", help="Noise for data: 32x32x1x28 has 28 classes.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Of an epoch, for other data of yours.")] = None,
     seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Take seconds, not minutes; figures are rougher.")
     ] = False,
-    samples: Annotated[int | None, typer.Option(help="Of an epoch, for other data of yours.")] = None,
-    price: Annotated[
-        float | None, typer.Option(metavar="PER_HOUR", help="What an hour of this machine costs; 0 if free.")
-    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Write a torch.profiler trace, too.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to; machines/<kind>.json if not given.")
@@ -323,29 +313,35 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
-    from qnnkit import checks, survey
+    from qnnkit import checks, workspace
+    from qnnkit.measure import reading
+    from qnnkit.runs.surveying import measure_machine
 
-    names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds"}
-    with _ending_cleanly(), checks.renamed({**names, "price_per_hour": "--price"}):
+    names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds", "dummy": "--dummy"}
+    with _ending_cleanly(), checks.renamed(names):
         if compare:
-            text, place = survey.compare_machines(files or [], out)
-            typer.echo(f"{text}\n\nPicture: {place}")
+            paths = reading.files(files or [])
+            found = reading.compare(paths)
+            place = paths[0].parent / "comparison.png" if out is None else workspace.place(out)
+            workspace.make_folder(place.parent)
+            workspace.write_bytes(place, found.picture().png(Title="Machines beside each other"))
+            typer.echo(f"{found}\n\nPicture: {place}")
             return
         if files:
             raise ValueError("Files are for --compare: qnnkit measure --compare FILE FILE.")
-        found, place = survey.measure_machine(
+        found, place = measure_machine(
             recipe,
             run_dir,
             out=out,
-            with_profile=profile,
+            dummy=dummy,
+            n_samples=samples,
+            profile=profile,
             settings=parse_settings(settings or [], settings_kind(recipe)),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             seconds=seconds,
             quick=quick,
-            n_samples=samples,
-            price_per_hour=price,
         )
-        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{survey.table(found)}\n\nFile: {place}")
+        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{reading.table(found)}\n\nFile: {place}")
 
 
 @app.command()

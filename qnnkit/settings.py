@@ -338,15 +338,24 @@ def _mentions(annotation: Any, *kinds: Any) -> bool:
     return annotation in kinds or any(_mentions(part, *kinds) for part in get_args(annotation))
 
 
+def first_fault(error: ValidationError) -> tuple[tuple[Any, ...], str, Any]:
+    """Where the first thing is that is wrong, which rule it breaks ("be ..."), and its value.
+
+    The rule is a whole sentence, "Argument ...", where a validator has written one.
+    """
+    first = error.errors()[0]
+    known = {"missing": "be given", "extra_forbidden": "be a known name"}
+    rule = known.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+    if not rule.startswith("Argument `"):
+        rule = (rule[0].lower() + rule[1:]).removeprefix("input should ").split(" should ")[-1]
+    return first["loc"], rule, None if first["type"] == "missing" else first["input"]
+
+
 def _sentence(cls: type[Settings], error: ValidationError) -> str:
     """One sentence on the first setting that breaks its rule."""
-    first = error.errors()[0]
-    name = next((part for part in first["loc"] if isinstance(part, str)), "settings")
-    rule, value = first["msg"][0].lower() + first["msg"][1:], first["input"]
-    rule = rule.removeprefix("input should ").removeprefix("value error, ")
+    loc, rule, value = first_fault(error)
+    name = next((part for part in loc if isinstance(part, str)), "settings")
     if rule.startswith("Argument `"):
         return rule  # a sentence already
-    if first["type"] == "missing":
-        rule, value = "be given", None
     meaning = f"It means: {cls.describe(name)}" if name in cls.model_fields else ""
     return checks.message(name, rule, value, meaning).rstrip()

@@ -52,11 +52,11 @@ def unchanged_globals():
 
 @pytest.fixture(autouse=True)
 def no_race(request, monkeypatch):
-    """Nothing is measured to place a net, but in test_placement: a busy machine decides no test."""
-    if not request.node.nodeid.startswith("tests/test_placement.py"):
-        from qnnkit.placement import decision
+    """Nothing is measured to place a net, but in test_measure_placement: a busy machine decides no test."""
+    if not request.node.nodeid.startswith("tests/test_measure_placement.py"):
+        from qnnkit.measure import placement
 
-        monkeypatch.setattr(decision, "measured", lambda *given: ({}, None))
+        monkeypatch.setattr(placement, "timed", lambda *given: ({}, None, None))
 
 
 @pytest.fixture(scope="session")

@@ -222,9 +222,9 @@ def test_a_size_from_scratch():
 
 
 def test_the_planner_s_sizes_are_these():
-    from qnnkit.plan import transformer
+    from qnnkit import measure
 
-    assert transformer.LLAMA is LLAMA
+    assert measure.sizes()["llama"] is LLAMA
     config = llama_config("3b")
     assert (config.hidden_size, config.num_key_value_heads, config.vocab_size) == (3072, 8, 128256)
     assert config.max_position_embeddings == 131072 and config.tie_word_embeddings

@@ -17,10 +17,10 @@ LINES = 500  # DESIGN.md, section 3
 
 # From the bottom of DESIGN.md's map to its top: a part may import those that stand before it.
 ORDER = (
-    "checks", "warm", "settings", "stats", "plots", "device", "workspace", "circuits", "simulator",
-    "expressivity", "data", "checkpoint", "measure", "layers", "models", "adapters", "tasks",
-    "gradients", "hardware", "train", "placement",
-    "recipes", "runs", "breakdown", "survey", "plan", "batch", "inspector", "report",
+    "checks", "words", "warm", "settings", "stats", "plots", "device", "workspace", "circuits", "simulator",
+    "expressivity", "data", "checkpoint", "layers", "models", "adapters", "tasks",
+    "gradients", "noise", "train",
+    "recipes", "measure", "runs", "batch", "inspector", "report",
     "cli_output", "cli_settings", "cli",
 )  # fmt: skip
 EXEMPT = ("__init__", "__main__")  # the package's own front doors

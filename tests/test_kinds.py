@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from qnnkit import cli, layers, plan, report, runs, tasks
+from qnnkit import cli, layers, measure, recipes, report, runs, tasks
 from qnnkit.adapters import circuit
-from qnnkit.runs import nets, placing, status
+from qnnkit.runs import placing, status
 from qnnkit.workspace import read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -285,7 +285,7 @@ assert "qnnkit" not in sys.modules
 def test_it_is_planned(adapted):
     circuit._constants.cache_clear()  # what a plan makes first must serve training as well
     circuit._turns.cache_clear()
-    found = plan.plan(plan.of_run(adapted), seconds=0.1, largest=False)
+    found = measure.plan(**runs.to_plan(adapted), seconds=0.1, largest=False)
     assert found.prediction.n_trained < 0.05 * found.prediction.n_weights
     assert found.prediction.memory["checkpoint"] < 0.2 * found.prediction.memory["weights"]
     assert found.here.basis == "measured here" and found.nets == 5
@@ -299,8 +299,8 @@ def test_a_plan_counts_a_base_in_half_precision(home, base):
     }
 
     def weights(precision):
-        asked = plan.asked("llama_mac", settings={**settings, "base_precision": precision}, measure=False)
-        return plan.predict(asked.workload, measured=False).memory["weights"]
+        asked = runs.to_plan("llama_mac", {**settings, "base_precision": precision}, timed=False)
+        return measure.predict(asked["workload"], measured=False).memory["weights"]
 
     frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
     assert weights("float32") - weights("bfloat16") == 2 * frozen
@@ -328,8 +328,8 @@ def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, 
     }
 
     def planned(**more):
-        asked = plan.asked("llama_t4", settings={**settings, **more}, measure=False)
-        return plan.predict(asked.workload, measured=False)
+        asked = runs.to_plan("llama_t4", {**settings, **more}, timed=False)
+        return measure.predict(asked["workload"], measured=False)
 
     whole = planned(four_bit=False)
     reader = sys.modules["qnnkit.models.causal_lm"]
@@ -352,13 +352,13 @@ def test_three_billion_weights_are_begun_counted_and_planned_without_them(home, 
     sys.modules["qnnkit.models.causal_lm"].llama_config("3b").save_pretrained(folder)
     code = f"""
 import json, time
-from qnnkit import measure, plan, runs
+from qnnkit import measure, runs
 begun = time.monotonic()
 settings = {{"data_dir": {str(home / "text")!r}, "sequence_length": 16}}
 run = runs.open_run({str(tmp_path / "run")!r}, "text_llama", size="3b", vocabulary=260, **settings)
 counts = runs.count_parameters(run)["reference"]
-asked = plan.asked("llama_mac", settings={{"pretrained": {str(folder)!r}, **settings}}, measure=False)
-found = plan.plan(asked, measure=False, largest=False).prediction
+asked = runs.to_plan("llama_mac", {{"pretrained": {str(folder)!r}, **settings}}, timed=False)
+found = measure.plan(**asked, measure=False, largest=False).prediction
 print(json.dumps([counts, found.n_weights, found.memory, measure.peak(), time.monotonic() - begun]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -381,20 +381,19 @@ def test_parameters_are_counted_without_weights_as_they_are_with_them(adapted):
 
 def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypatch):
     monkeypatch.setattr(placing, "SHARE", 0.0)
-    monkeypatch.setattr(sys.modules["qnnkit.plan.predict"], "SHARE", 0.0)
-    made = nets.made
+    monkeypatch.setattr(sys.modules["qnnkit.measure.predict"], "SHARE", 0.0)
+    made = recipes.made
 
     def counted(*given, bare=False):
         assert bare, "built to be tried"
         return made(*given, bare=bare)
 
-    monkeypatch.setattr(nets, "made", counted)
+    monkeypatch.setattr(recipes, "made", counted)
     fresh = runs.Run(tmp_path, adapted.config.override(device="auto", threads="auto", batch_size=1))
-    found = plan.plan(plan.of_run(fresh), largest=False)
+    found = measure.plan(**runs.to_plan(fresh), largest=False)
     assert "a trial would hold" in fresh.placement["sentence"]
     assert found.here.basis == "estimated" and found.here.total.low < found.here.total.high
     assert any("A step was too large to be timed here" in note for note in found.notes)
-    assert "Time here: about" in plan.table(found)
 
 
 # --- refused -----------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
-from qnnkit import report, runs, survey
+from qnnkit import report, runs
+from qnnkit.measure import device_figures, survey
 from tests.wheels import outside
 
 ROOT = Path(__file__).parent.parent
@@ -441,18 +443,20 @@ def test_what_an_own_task_shows_stands_in_01_in_04_and_on_the_page(tmp_path: Pat
 
 
 def of_another_machine() -> dict:
-    """What a survey finds, without a net."""
-    found = survey.platform.measured(0.0, quick=True)
+    """A machine's file, of another net."""
+    rows = device_figures.rows_of(torch.device("cpu"), seconds=0.0, quick=True, precisions=("float32",))
     return {
-        "format": 1,
+        "format": 2,
         "qnnkit": "0.1.0",
         "machine": survey.facts() | {"name": "Another machine"},
+        "devices": [{"device": "cpu", "name": "another", "memory": 10**9}],
         "measured_at": "2026-01-01T00:00:00+00:00",
         "seconds": 1.0,
-        "busy": {"samples": [0.0], "most": 0.0, "sentence": None},
+        "busy": {"most": 0.0, "sentence": None},
         "price_per_hour": None,
-        "unstable": [],
-        "sections": {"platform": found},
+        "net": {"recipe": "none", "digest": "", "batch_size": 1, "n_samples": 1, "noun": "samples"},
+        "notes": [],
+        "rows": list(rows),
     }
 
 
@@ -483,10 +487,10 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     kept = {path.stem for path in (folder / "figures").glob("*.png")}
     assert {"02_sizes", "06_worst", "benchmark_step", "benchmark_strategies"} <= kept
     assert {"benchmark_simulators", "benchmark_machines"} <= kept
-    [net] = survey.load(folder / "machine.json")["sections"]["net"]["settings"][:1]
-    assert net == {"device": "cpu", "precision": "float32", "why": "The time was up."}
+    rows = survey.load(folder / "machine.json")["rows"]
+    assert {row["why"] for row in rows if row["what"] == "net update"} == {"The time was up."}
     assert kept & {"02_circuit", "02_errors", "07_maps", "08_circuit", "09_hardware", "12_gates"} == set()
     rows = [json.loads(line) for line in (folder / "benchmark.jsonl").read_text().splitlines()]
-    assert {row.get("group") for row in rows if row["event"] == "strategy"} == {"batch", "precision"}
+    assert {row.get("group") for row in rows if row["event"] == "strategy"} == {"run", "batch", "precision"}
     quantum = [row["seconds"] for row in rows if row["event"] == "step" and row["kind"] == "quantum"]
     assert quantum == [0, 0]

@@ -128,7 +128,7 @@ def test_a_recipe_loads_builds_and_trains_and_its_controls_do(name, home, pretra
         optimizer.step()
         after = [w for w in model.parameters() if w.requires_grad]
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    groups = {net: runs.parameter_groups(model, run.config) for net, model in nets.items()}
+    groups = {net: recipes.parameter_groups(model, run.config) for net, model in nets.items()}
     for net in {"classical", "classical_trained"} & set(nets):  # trained as the circuit is, in every way
         for ours, theirs in zip(groups[net], groups[own], strict=True):
             assert sum(w.numel() for w in ours.parameters) == sum(w.numel() for w in theirs.parameters)

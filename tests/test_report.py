@@ -7,16 +7,16 @@ import math
 import re
 import time
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from qnnkit import breakdown, plots, report, runs, stats, tasks
+from qnnkit import plots, report, runs, stats, tasks
 from qnnkit.device import machine
 from qnnkit.layers import QuantumLayer
+from qnnkit.measure import clock
 from qnnkit.tasks import Predictions
 
 T_95_3 = 4.302653  # Student's t for a 95 % interval of three values, from a printed table
@@ -419,7 +419,7 @@ def test_an_epoch_on_lightning_is_scaled_up_from_few_circuits(open_run, settings
             ran.append(len(inputs))
         return right(layer, inputs)
 
-    monkeypatch.setattr(breakdown.table, "measure", SimpleNamespace(seconds=seconds))
+    monkeypatch.setattr(clock, "seconds", seconds)
     monkeypatch.setattr(QuantumLayer, "forward", forward)
     run = open_run(stride=4, **settings)
     found = report.beside_lightning(run, 0.25)

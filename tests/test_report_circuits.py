@@ -19,12 +19,12 @@ def run(tmp_path):
 def test_many_circuits_take_fewer_images(run, monkeypatch, capsys, circuits, asked, used):
     given = []
 
-    def robustness(model, images, labels, seed):
+    def robustness(model, images, labels, device, seed):
         given.append((len(images), len(labels)))
         return []
 
     monkeypatch.setattr(layers, "circuits_per_image", lambda model, images: circuits)
-    monkeypatch.setattr(report.circuits.hardware, "robustness", robustness)
+    monkeypatch.setattr(report.circuits.noise, "robustness", robustness)
     assert report.robustness(run, runs.build(run, "hybrid", 0), asked) == []
     n_test = len(run.splits.test)
     assert given == [(min(used, n_test),) * 2]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from qnnkit import data, plan, runs
+from qnnkit import data, measure, runs
 from qnnkit.data import ImageSplits, TensorSplits
 from qnnkit.data.splits import SPLITS
 from qnnkit.settings import Settings
@@ -268,7 +268,7 @@ def test_labelled_samples_are_classified(tmp_path):
     assert run.nets == ("reference",)
     [final] = runs.train_all(run)
     assert 0 <= final["test_accuracy"] <= 1 and final["test_macro_f1"] >= 0
-    found = plan.predict(plan.of_recipe(run.config, run.splits), measured=False)
+    found = measure.predict(measure.of_recipe(run.config, run.splits), measured=False)
     assert (found.n_weights, found.n_samples) == (10, 36)
 
 

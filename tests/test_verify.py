@@ -101,7 +101,7 @@ def test_an_untouched_run_is_as_it_was(finished):
 
 def test_what_comes_later_is_no_damage(finished):
     """A notebook that is run again, the copy of 04 that papermill writes last."""
-    later = ("benchmark.jsonl", "machine.json", "trace.json.gz", "figures/benchmark_step.png")
+    later = ("benchmark.jsonl", "machine.json", "figures/benchmark_step.png")
     later += ("notebooks/04_analyze.ipynb",)
     (finished.folder / "figures").mkdir(exist_ok=True)
     for name in (*later, "batch.log", ".lock"):

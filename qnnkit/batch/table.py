@@ -16,7 +16,8 @@ from qnnkit.batch import state
 from qnnkit.batch.plan import Planned
 from qnnkit.batch.state import Outcome
 from qnnkit.runs import reading
-from qnnkit.runs.watching import duration, live
+from qnnkit.runs.watching import live
+from qnnkit.words import duration
 
 if TYPE_CHECKING:
     from qnnkit.runs import Status

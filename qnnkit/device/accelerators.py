@@ -41,7 +41,7 @@ def choose(requested: str = "auto") -> torch.device:
     """The torch device "auto", "cpu", "cuda", "cuda:N" or "mps", once a small matrix product has run there.
 
     "auto" takes CUDA when it really computes, otherwise the CPU; it is for whoever has no net to time, as
-    `placement.place` does. It never takes MPS, which lacks float64; ask for "mps" by name.
+    `measure.place` does. It never takes MPS, which lacks float64; ask for "mps" by name.
 
     Raises:
         ValueError: The name is unknown, or that device cannot compute here.

@@ -15,7 +15,7 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit import checks, circuits, measure
+from qnnkit import checks, circuits
 from qnnkit.simulator import OverWeights
 
 OBSERVABLES = ("local", "global")
@@ -259,8 +259,12 @@ def _of_size(
         generator = torch.Generator().manual_seed(seed)
         weights = draw(initialisation, program.weight_shapes["weights"], n, generator)
         inputs = math.pi * torch.rand(n, program.n_features, generator=generator, dtype=torch.float64)
-        with measure.threads(1 if n_qubits < WIDE else None):  # small states gain nothing from more
+        before = torch.get_num_threads()
+        torch.set_num_threads(1 if n_qubits < WIDE else before)  # small states gain nothing from more
+        try:
             gradients = _gradients(program, inputs, weights)
+        finally:
+            torch.set_num_threads(before)
         seconds = time.perf_counter() - start
         rng = np.random.default_rng((seed, n_qubits, layers))
         for observable, gradient in zip(observables, gradients, strict=True):

@@ -1,21 +1,32 @@
-"""Time and memory as measured, and remembered."""
+"""What a training takes, measured here and predicted. Nothing measured is remembered."""
 
-from qnnkit.measure.busy import load, note
-from qnnkit.measure.memory import peak, peak_on, reset_peak, resident
-from qnnkit.measure.remembered import machine, once
-from qnnkit.measure.timing import Spread, seconds, synchronize, threads
+from qnnkit.measure import reading, survey
+from qnnkit.measure.clock import (
+    Lap,
+    Spread,
+    Step,
+    load,
+    note,
+    now,
+    race,
+    seconds,
+    spread,
+    synchronize,
+    threads,
+    winner,
+)
+from qnnkit.measure.device_figures import figures
+from qnnkit.measure.held import peak, peak_on, reset_peak, resident
+from qnnkit.measure.memory import trace
+from qnnkit.measure.parts import one_by_one, operations, step_parts, strategies
+from qnnkit.measure.placement import Placement, place, take
+from qnnkit.measure.plan import Plan, plan
+from qnnkit.measure.predict import Prediction, predict
+from qnnkit.measure.workload import Workload, of_recipe, of_transformer, sizes
 
 __all__ = [
-    "Spread",
-    "load",
-    "machine",
-    "note",
-    "once",
-    "peak",
-    "peak_on",
-    "reset_peak",
-    "resident",
-    "seconds",
-    "synchronize",
-    "threads",
-]
+    "Lap", "Placement", "Plan", "Prediction", "Spread", "Step", "Workload", "figures", "load", "note", "now",
+    "of_recipe", "of_transformer", "one_by_one", "operations", "peak", "peak_on", "place", "plan", "predict",
+    "race", "reading", "reset_peak", "resident", "seconds", "sizes", "spread", "step_parts", "strategies",
+    "survey", "synchronize", "take", "threads", "trace", "winner",
+]  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qnnkit import __version__, workspace
 from qnnkit.data import kept
 from qnnkit.data.splits import SPLITS, ImageSplits
-from qnnkit.layers import BACKENDS, QuantumLayer
+from qnnkit.layers import BACKENDS, QuantumLayer, evaluating
 
 FORMAT = 2
 """Of the file; another number when the same key is to mean other values."""
@@ -60,6 +60,25 @@ def made(net: nn.Module, images: Tensor, n_images: int, device: torch.device | s
     with torch.no_grad():
         found = _maker(net, images[:1], n_images, device)
         return images if found is None else _compute(found[0], images, device)
+
+
+def given(model: nn.Module, batch: Any, config: Any, n: int, place: Any = "cpu") -> Any:
+    """A batch as training hands it to a net: of images, maybe what its frozen part made of them before.
+
+    Args:
+        model: The net; moved to `place` where it makes something of the images.
+        batch: As the task takes it.
+        config: Says whether images are others in every epoch.
+        n: Samples of the whole dataset: too many features would not be kept.
+        place: Where to compute.
+    """
+    if isinstance(batch, dict) or getattr(config, "augmentation", "none") != "none":
+        return batch
+    if not hasattr(model, "steady_part"):
+        return batch
+    images, labels = batch
+    with evaluating(model):
+        return made(model, images, n, place), labels
 
 
 def _maker(

@@ -15,6 +15,7 @@ CONDITIONS = {
     "shots": (COLOURS[0], MARKERS[0], "finite shots"),
     "depolarizing": (COLOURS[1], MARKERS[1], "depolarizing, per gate and wire"),
     "readout": (COLOURS[2], MARKERS[2], "readout flip, per wire"),
+    "device": (COLOURS[3], MARKERS[3], "device, finite shots"),
 }
 KINDS = {"quantum": COLOURS[0], "classical": COLOURS[1], "other": COLOURS[3]}
 
@@ -26,9 +27,11 @@ def robustness(exact: tuple[float, float, float], conditions: Mapping[str, Seque
 
     Args:
         exact: (accuracy, low, high) with exact circuits, as fractions.
-        conditions: "shots", "depolarizing" or "readout" -> (strength, accuracy, low, high) of each point.
+        conditions: "shots", "device", "depolarizing" or "readout" -> (strength, accuracy, low, high) of each
+            point.
     """
-    panels = [names for names in (["shots"], ["depolarizing", "readout"]) if any(map(conditions.get, names))]
+    pairs = (["shots", "device"], ["depolarizing", "readout"])
+    panels = [names for names in pairs if any(map(conditions.get, names))]
     figure = picture(3.2 + 3.4 * max(1, len(panels)), 3.4)
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
     shown: dict[str, Any] = {}
@@ -43,7 +46,9 @@ def robustness(exact: tuple[float, float, float], conditions: Mapping[str, Seque
                 continue
             colour, marker, label = CONDITIONS[name]
             points = points[points[:, 0].argsort()]
-            shift = 1.12 if name == "readout" else 1.0  # bars at one strength do not hide each other
+            shift = (
+                1.12 if name in ("readout", "device") else 1.0
+            )  # bars at one strength do not hide each other
             strengths, (middle, lower, upper) = points[:, 0] * shift, 100 * points[:, 1:].T
             spread = [middle - lower, upper - middle]
             shown[label] = axis.errorbar(
@@ -55,7 +60,7 @@ def robustness(exact: tuple[float, float, float], conditions: Mapping[str, Seque
             axis.set_xlim(min(ticks) / 2, max(ticks) * 2)
             axis.set_xticks(sorted(set(ticks)), [f"{tick:,g}" for tick in sorted(set(ticks))])
             axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.set_xlabel("shots per circuit" if names == ["shots"] else "probability of an error")
+        axis.set_xlabel("shots per circuit" if "shots" in names else "probability of an error")
         axis.set_ylabel("test accuracy (%)" if axis is axes[0] else "")
         axis.grid(alpha=0.3)
     figure.legend(shown.values(), shown.keys(), loc="outside right upper", frameon=False)

@@ -25,12 +25,17 @@ import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
 from qnnkit.recipes._recipe import Recipe
 from qnnkit.recipes._source import PARTS, RecipeError, presets, source_of, texts_of
-from qnnkit.settings import Settings
+from qnnkit.settings import MAIN_NETS, Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from qnnkit import train
 
 HOME = Path(__file__).parent
 NEEDED = ("load", "build")
@@ -257,6 +262,46 @@ def _kept(recipe: Recipe) -> Recipe:
     return recipe
 
 
+# --- their nets ---------------------------------------------------------------------------------------------
+
+
+def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool | str = False) -> nn.Module:
+    """An untrained net of a recipe: its own, or one of the controls, which starts from the same weights.
+
+    Args:
+        config: The recipe's settings.
+        splits: The data, or what knows their `sizes` and gives an `example`.
+        net: Its name; "" is the recipe's own net, as are the names in `MAIN_NETS`.
+        seed: Fixes its first weights.
+        bare: Whether a language model's weights are left on the meta device.
+    """
+    from qnnkit.models.causal_lm import bare as without_weights
+
+    recipe = of(config)
+    with without_weights(asked=bare):
+        if net in ("", *MAIN_NETS):
+            return recipe.build(config, splits, seed)
+        return recipe.control(net, config, splits, seed)
+
+
+def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
+    """The circuit's weights and the others, each with its own step size and clipping.
+
+    A classical layer in a circuit's place is trained as the circuit is: a control differs in nothing else.
+    """
+    from qnnkit import layers, train
+
+    exchanged = layers.exchanged_parameters(model)
+    known = {id(weight) for weight in exchanged}
+    classical = [weight for weight in model.parameters() if id(weight) not in known]
+    name = "quantum" if layers.quantum_parameters(model) else "stand_in"
+    rate = config.quantum_learning_rate or config.learning_rate
+    return [
+        train.Group(name, exchanged, rate, config.quantum_clip_norm),
+        train.Group("classical", classical, config.learning_rate, config.clip_norm, config.weight_decay),
+    ]
+
+
 __all__ = [
     "RECIPES",
     "Recipe",
@@ -264,8 +309,10 @@ __all__ = [
     "difference",
     "find",
     "known",
+    "made",
     "names",
     "new",
     "of",
+    "parameter_groups",
     "settings",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from qnnkit import hardware, layers
+from qnnkit import layers, noise
 from qnnkit.data import ImageSplits
 from qnnkit.gradients import Comparison
 from qnnkit.runs import Run
@@ -90,8 +90,8 @@ def keep_maps(run: Run, model: nn.Module, n_images: int) -> Picture | None:
     )
 
 
-def robustness(run: Run, model: nn.Module, n_images: int) -> list[dict[str, Any]]:
-    """The rows of `hardware.robustness` for a sample of the test images, as plain values.
+def robustness(run: Run, model: nn.Module, n_images: int, device: str | None = None) -> list[dict[str, Any]]:
+    """The rows of `noise.robustness` for a sample of the test images, as plain values.
 
     A net with many circuits per image classifies fewer images, down to FEWEST_IMAGES: as many as need about
     MOST_CIRCUITS circuits. How many is printed.
@@ -103,6 +103,8 @@ def robustness(run: Run, model: nn.Module, n_images: int) -> list[dict[str, Any]
         run: Gives the test images and the seed that draws some of them.
         model: A trained net of the run.
         n_images: How many, at most.
+        device: Of qiskit-ibm-runtime, see there; by default a fake one of five qubits, where the extra
+            `hardware` is installed and circuits are not wider.
     """
     splits = labelled(run, "what hardware would make of the net is left out")
     if splits is None:
@@ -120,7 +122,9 @@ def robustness(run: Run, model: nn.Module, n_images: int) -> list[dict[str, Any]
         : min(n_images, max(FEWEST_IMAGES, MOST_CIRCUITS // circuits))
     ]
     try:
-        rows = hardware.robustness(model, test.images[chosen], test.labels[chosen], seed=run.config.seed)
+        device = device or noise.fake_device(model)
+        about: dict[str, Any] = {"device": device, "seed": run.config.seed}
+        rows = noise.robustness(model, test.images[chosen], test.labels[chosen], **about)
     except ValueError as error:
         print(error)
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qnnkit.plan import words
+from qnnkit import words
 from qnnkit.runs import Run
 
 
@@ -28,7 +28,7 @@ def beside_plan(run: Run) -> dict[str, Any] | None:
         return None
     tell = {"seconds_per_epoch": lambda it: f"{words.duration(it)} per epoch", "peak_bytes": words.size}
     before, after = (
-        words.listed([tell[name](pair[which]) for name, pair in known.items()]) for which in (0, 1)
+        " and ".join(tell[name](pair[which]) for name, pair in known.items()) for which in (0, 1)
     )
     return {
         "planned": {name: pair[0] for name, pair in known.items()},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qnnkit import breakdown, gradients, stats, survey, workspace
+from qnnkit import gradients, measure, stats, workspace
 from qnnkit.device import machine
 from qnnkit.report.adapted import beside_base
 from qnnkit.report.circuits import labelled
@@ -201,7 +201,7 @@ def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
         return {"seconds": None, "sentence": "lightning.qubit is timed beside nets of images only."}
     model, train = build(run, run.nets[0], run.config.seed), splits.train
     try:
-        alone = breakdown.one_by_one(model, train.images[:1])
+        alone = measure.one_by_one(model, train.images[:1])
     except ValueError as error:
         return {"seconds": None, "sentence": f"lightning.qubit could not be timed beside it. {error}"}
     if not alone.circuits_per_image:
@@ -348,11 +348,11 @@ def _placed(run: Run) -> list[str]:
 def _surveyed(run: Run) -> list[str]:
     """Which device and precision is faster, and the memory of each, where 05_benchmark has measured them."""
     try:
-        found = survey.load(run.folder / "machine.json")
+        found = measure.survey.load(run.folder / "machine.json")
     except (FileNotFoundError, ValueError):  # never measured, or by another version
         return []
-    sentences = found["sections"]["net"]["sentences"] if "net" in found["sections"] else []
-    return [f"Measured on {found['machine']['name']}: {sentence}" for sentence in sentences]
+    told = measure.reading.net_sentences(found)
+    return [f"Measured on {found['machine']['name']}: {sentence}" for sentence in told]
 
 
 def _figure(path: Path) -> dict[str, str]:

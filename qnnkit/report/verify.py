@@ -17,7 +17,7 @@ _LATER = (
     "notebooks/04_analyze.ipynb",
 )
 """Written after the hashes are taken, or not by the run itself."""
-_BENCHMARK = ("benchmark.jsonl", "figures/benchmark_", "machine.json", "trace.json.gz")
+_BENCHMARK = ("benchmark.jsonl", "figures/benchmark_", "machine.json")
 """What 05_benchmark and `qnnkit measure` leave beside a run, whenever they are asked to."""
 _PASSING = (".running.ipynb", ".failed.ipynb", ".log")
 _REMEDY = "Restore the folder from a copy, or run the experiment again in a new run_dir."

@@ -20,12 +20,12 @@ from qnnkit.runs.nets import (
     build,
     count_parameters,
     first_batch,
-    parameter_groups,
     seen_by,
     train_all,
     trained,
 )
 from qnnkit.runs.placing import placed
+from qnnkit.runs.planning import to_plan
 from qnnkit.runs.reading import frame
 from qnnkit.runs.status import Status
 from qnnkit.runs.using import load_model, predict, prediction_line
@@ -57,12 +57,12 @@ __all__ = [
     "merge",
     "of_notebooks",
     "open_run",
-    "parameter_groups",
     "placed",
     "predict",
     "prediction_line",
     "run_notebooks",
     "seen_by",
+    "to_plan",
     "train_all",
     "trained",
     "watch",

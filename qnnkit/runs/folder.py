@@ -121,7 +121,7 @@ class Run:
         """As `nets`, found by building the run's own net."""
         from qnnkit import layers
         from qnnkit.models.causal_lm import bare as without_weights
-        from qnnkit.runs.nets import made
+        from qnnkit.recipes import made
 
         config, seed = self.config, self.config.seed
         main = MAIN_NETS[0 if layers.has_circuit(made(config, self.splits, "", seed, bare="shapes")) else 1]

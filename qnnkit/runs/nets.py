@@ -25,15 +25,13 @@ from qnnkit import (
 )
 from qnnkit.checkpoint import Store, weights
 from qnnkit.data import ImageSplits, Splits
+from qnnkit.measure import Placement
 from qnnkit.models import features
-from qnnkit.models.causal_lm import bare as without_weights
 from qnnkit.models.causal_lm import in_four_bits
-from qnnkit.placement import Placement
 from qnnkit.runs.folder import Run
 from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.trackers import tracked
-from qnnkit.settings import MAIN_NETS, Settings
 from qnnkit.train import memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
@@ -52,37 +50,12 @@ def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
         ValueError: The run has no such net.
     """
     checks.choice("net", net, run.nets)
-    return made(run.config, run.splits, net, seed, bare=bare)
+    return recipes.made(run.config, run.splits, net, seed, bare=bare)
 
 
 def count_parameters(run: Run) -> dict[str, dict[str, int]]:
     """Net -> its weights by kind, see `layers.count_parameters`; never are two of them in memory."""
     return {net: layers.count_parameters(build(run, net, run.config.seed, bare=True)) for net in run.nets}
-
-
-def made(config: Settings, splits: Splits, net: str, seed: int, *, bare: bool | str = False) -> nn.Module:
-    """As `build`, from settings and data alone; "" is the recipe's own net, as are the names in MAIN_NETS."""
-    recipe = recipes.of(config)
-    with without_weights(asked=bare):
-        if net in ("", *MAIN_NETS):
-            return recipe.build(config, splits, seed)
-        return recipe.control(net, config, splits, seed)
-
-
-def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
-    """The circuit's weights and the others, each with its own step size and clipping.
-
-    A classical layer in a circuit's place is trained as the circuit is: a control differs in nothing else.
-    """
-    exchanged = layers.exchanged_parameters(model)
-    known = {id(weight) for weight in exchanged}
-    classical = [weight for weight in model.parameters() if id(weight) not in known]
-    name = "quantum" if layers.quantum_parameters(model) else "stand_in"
-    rate = config.quantum_learning_rate or config.learning_rate
-    return [
-        train.Group(name, exchanged, rate, config.quantum_clip_norm),
-        train.Group("classical", classical, config.learning_rate, config.clip_norm, config.weight_decay),
-    ]
 
 
 def first_batch(run: Run, place: torch.device | str = "cpu") -> Any:
@@ -101,25 +74,6 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Sp
     if getattr(run.config, "augmentation", "none") != "none":  # other images, other features
         return run.splits
     return features.of(model, run.splits, place)
-
-
-def given(model: nn.Module, batch: Any, config: Settings, n: int, place: Any = "cpu") -> Any:
-    """A batch as training hands it to a net: of images, maybe what its frozen part made of them before.
-
-    Args:
-        model: The net; moved to `place` where it makes something of the images.
-        batch: As the task takes it.
-        config: Says whether images are others in every epoch.
-        n: Samples of the whole dataset: too many features would not be kept.
-        place: Where to compute.
-    """
-    if isinstance(batch, dict) or getattr(config, "augmentation", "none") != "none":
-        return batch
-    images, labels = batch
-    if not hasattr(model, "steady_part"):
-        return batch
-    with layers.evaluating(model):
-        return features.made(model, images, n, place), labels
 
 
 def train_all(
@@ -256,7 +210,7 @@ def _train(
             split: splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
             for split in ("train", "validation", "test")
         }
-        groups, watch = parameter_groups(model, config), None
+        groups, watch = recipes.parameter_groups(model, config), None
         if config.gradient_samples:
             whose = {"event": "epoch", "net": net, "seed": seed}
             rows = run.rows("gradients") if begun is not None else []

@@ -6,11 +6,11 @@ import contextlib
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from qnnkit.runs.folder import OF_NETS, TRAINING, Run, is_count, settled
+from qnnkit.runs.folder import Run, is_count, settled
 from qnnkit.runs.lock import alone
 
 if TYPE_CHECKING:
-    from qnnkit.placement import Placement
+    from qnnkit.measure import Placement
 
 
 SHARE = 0.5
@@ -42,7 +42,8 @@ def placed(run: Run, *, locked: bool = False) -> Placement:
 
 def _known(run: Run) -> Placement | None:
     """What needs no decision."""
-    from qnnkit import device, placement
+    from qnnkit import device
+    from qnnkit.measure import Placement
     from qnnkit.train.processes import n_processes
 
     config, kept = run.config, _usable(run.placement)
@@ -51,7 +52,7 @@ def _known(run: Run) -> Placement | None:
         place, threads = str(device.choose(config.device)), config.threads
         number = threads if isinstance(threads, int) else None
         told = f"{place}: {why}, so nothing was measured."
-        return placement.Placement(place, config.backend, number, config.batch_size, told)
+        return Placement(place, config.backend, number, config.batch_size, told)
 
     if n_processes() > 1:
         return unmeasured(f"{n_processes()} processes take equal shares")
@@ -98,8 +99,10 @@ def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
 
 def _decide(run: Run) -> Placement:
     """Measures, and writes what was found to the run folder."""
-    from qnnkit import device, placement
+    from qnnkit import device, recipes
     from qnnkit.data.splits import SPLITS
+    from qnnkit.measure import placement
+    from qnnkit.models import features
     from qnnkit.models.causal_lm import in_four_bits
     from qnnkit.runs import nets
 
@@ -116,15 +119,13 @@ def _decide(run: Run) -> Placement:
     def samples() -> Any:
         n = placement.LARGEST if unknown else config.batch_size
         batch = next(iter(splits.batches("train", n, shuffle=False)))
-        return nets.given(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
+        return features.given(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
 
     where = config.device
     if getattr(config, "four_bit", False):
         chosen = device.choose(where)
         if in_four_bits(str(getattr(config, "pretrained", None)), chosen)[0] is not None:
             where = str(chosen)  # such weights are where they were read to, and stay there
-    about = {"recipe": run.recipe.digest, "backend": config.backend}
-    about |= {"settings": config.chosen(without=(*TRAINING, *OF_NETS))}
     found = placement.place(
         model,
         run.task,
@@ -132,9 +133,8 @@ def _decide(run: Run) -> Placement:
         config,
         device=where,
         threads=config.threads,
-        groups=lambda net: nets.parameter_groups(net, config),
+        groups=lambda net: recipes.parameter_groups(net, config),
         n_samples=len(splits.train),
-        about={**about, **splits.sizes},
     )
     return _noted(run, found, unknown)
 
@@ -144,10 +144,10 @@ def _too_large(run: Run) -> str | None:
 
     What is tried is a copy: of some billion weights it would crowd out what it is copied from.
     """
+    from qnnkit import recipes
     from qnnkit.device import machine
-    from qnnkit.runs import nets
 
-    bare = nets.made(run.config, run.splits, "", run.config.seed, bare=True)
+    bare = recipes.made(run.config, run.splits, "", run.config.seed, bare=True)
     if not any(weight.is_meta for weight in bare.parameters()):
         return None
     twice, free = 2 * sum(weight.nbytes for weight in bare.parameters()), machine.memory()[1]
@@ -177,7 +177,7 @@ def _noted(run: Run, found: Placement, unknown: bool) -> Placement:
 
 def _asked(run: Run) -> dict[str, Any]:
     """What a decision answers."""
-    from qnnkit import placement
+    from qnnkit.measure import placement
 
     asked = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
     return {"asked": asked, "machine": placement.here()}
@@ -200,7 +200,7 @@ def _write(run: Run, note: dict[str, Any]) -> None:
 
 def _usable(note: Any) -> dict[str, Any] | None:
     """A decision that is whole; None for what a person or a cut has made of one."""
-    if not isinstance(note, dict) or not isinstance(note.get("times"), dict):
+    if not isinstance(note, dict) or not isinstance(note.get("rows"), list):
         return None
     words = all(isinstance(note.get(name), str) for name in ("device", "backend", "sentence"))
     threads = note.get("threads", 0)
@@ -209,7 +209,7 @@ def _usable(note: Any) -> dict[str, Any] | None:
 
 
 def _of(run: Run, note: dict[str, Any]) -> Placement:
-    from qnnkit.placement import Placement
+    from qnnkit.measure import Placement
 
     found = Placement(**{each.name: note[each.name] for each in fields(Placement)})
     size = run.config.batch_size  # the run's own, whatever the note has

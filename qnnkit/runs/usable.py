@@ -68,8 +68,9 @@ def check_placement(config: Settings) -> None:
 
 def require_usable(run: Run) -> None:
     """A run begins only with data that load, and nets that take them: a folder cannot be mended later."""
-    from qnnkit import placement
-    from qnnkit.runs.nets import build, made
+    from qnnkit.measure import placement
+    from qnnkit.recipes import made
+    from qnnkit.runs.nets import build
 
     config = run.config
     _require_runs(run, made(config, run.splits, "", config.seed, bare=True))
@@ -162,7 +163,7 @@ def require_last_batch(run: Run) -> None:
     import torch
 
     from qnnkit import layers
-    from qnnkit.runs.nets import made
+    from qnnkit.recipes import made
 
     n, batch_size = len(run.splits.train), run.config.batch_size
     if batch_size == "auto" or n % batch_size != 1:

@@ -16,6 +16,7 @@ from typing import Any
 from qnnkit import checks, workspace
 from qnnkit.runs.lock import held
 from qnnkit.runs.status import Status, read
+from qnnkit.words import duration
 
 PATIENCE = 60.0
 """Seconds that a run which has not begun, or the next one of a batch, is waited for while none goes on."""
@@ -138,19 +139,6 @@ def line(status: Status) -> str:
         told[name] = told[name] and f"{name} {told[name]}"
     told["left"] = told["left"] and f"{told['left']} left"
     return "  ".join(filter(None, told.values()))
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    Example:
-        >>> [duration(seconds) for seconds in (8.2, 95, 7300)]
-        ['8 s', '1 min 35 s', '2 h 1 min']
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 1:
-        return f"{rest} s"
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _state(status: Status) -> str:

@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from qnnkit import measure
 from qnnkit.settings import Settings
 
 T = TypeVar("T")
@@ -68,7 +67,9 @@ def in_use(device: torch.device) -> int:
         return torch.cuda.memory_allocated(device)
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
-    return measure.resident()
+    import psutil
+
+    return psutil.Process().memory_info().rss
 
 
 def shrunk(where: str, n: int | None, micro_batch: int, model: nn.Module) -> str:

@@ -1,0 +1,56 @@
+"""Memory as measured: what this process holds, and the most that it has held."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def resident() -> int:
+    """Bytes of RAM that this process holds now."""
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+def reset_peak(device: torch.device) -> None:
+    """Begins anew to look for the most that is held: on Linux, and of a GPU; elsewhere nothing forgets."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):  # the kernel may forbid it, and other systems have no such file
+        CLEAR.write_text("5")  # proc(5): "reset the peak resident set size"
+
+
+def peak() -> int:
+    """The most RAM, in bytes, that this process has held since `reset_peak`; ever, where it does nothing."""
+    with contextlib.suppress(OSError):
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    if os.name == "nt":
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss is in bytes there, elsewhere in KiB
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def peak_on(device: torch.device) -> int:
+    """The most bytes held since `reset_peak` in the memory that `device` computes in.
+
+    Of a GPU: what torch has reserved of it, without the driver's own share. Of MPS, which keeps no peak: what
+    the driver holds for this process now, and it gives little back. Of the CPU: the process's RAM.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    return peak()

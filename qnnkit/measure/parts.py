@@ -1,0 +1,442 @@
+"""Where a training step's time goes, and what it would take by other strategies: all of it measured here."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import recipes, train, workspace
+from qnnkit.checkpoint import own_generators
+from qnnkit.data import Splits
+from qnnkit.data.splits import SPLITS
+from qnnkit.layers import Given, QuantumLayer, Quanv2d, circuits_by_layer, circuits_per_image
+from qnnkit.measure import clock
+from qnnkit.measure.clock import Lap, Step
+from qnnkit.measure.placement import devices
+from qnnkit.models import features
+from qnnkit.settings import Settings
+from qnnkit.tasks import Task
+
+PARTS = {
+    "loading": "other",
+    "transfer": "other",
+    "classical forward": "classical",
+    "quantum forward": "quantum",
+    "classical backward": "classical",
+    "quantum backward": "quantum",
+    "optimizer": "other",
+    "rest": "other",
+}
+"""Part of a step -> whose it is."""
+LAYERS = (1, 2, 3)
+MOST_ROUNDS = 200
+TIMED = 2
+"""Images whose circuits are run one by one, at most."""
+WARMUP, STEPS, COSTLIEST = 3, 10, 10
+"""Of a profile: updates before it, updates in it, and operations in its table."""
+
+
+def training_step(
+    config: Settings, data: Any, batch: Any, n_samples: int, device: torch.device, *, cached: bool = True
+) -> tuple[train.Stepper, Any]:
+    """What takes a training step of a recipe's net, and the batch as training hands it to the net.
+
+    Args:
+        config: The recipe's settings: precision, micro_batch, optimizer and augmentation are theirs.
+        data: The recipe's data, or what knows their `sizes`.
+        batch: As the task takes it.
+        n_samples: Of the whole dataset.
+        device: Where to compute.
+        cached: Whether what is frozen is computed once, before training, as training does.
+    """
+    model = recipes.made(config, data, "", config.seed)
+    given = features.given(model, batch, config, n_samples, device) if cached else batch
+    groups = recipes.parameter_groups(model, config)
+    return train.Stepper(model, recipes.of(config).task(config), config, groups, device), given
+
+
+# --- by part ------------------------------------------------------------------------------------------------
+
+
+def step_parts(
+    model: nn.Module,
+    task: Task,
+    loader: Iterable[Any],
+    config: Settings | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    steps: int = 10,
+    seconds: float = 3.0,
+    warmup: int = 3,
+    threads: int | None = None,
+) -> list[dict[str, Any]]:
+    """Where the time of one training step goes, in the order in which it is spent.
+
+    A quantum part is all that a `Quanv2d`, or a `QuantumLayer` outside one, does from its inputs to its
+    outputs. The device is waited for at each border, so a GPU is a little slower than in training, where work
+    overlaps. Clipping, schedules and a float16 scaler are left out.
+
+    Args:
+        model: Left as it was; a copy is trained.
+        task: Gives the loss.
+        loader: Batches for the task; begun anew where it ends.
+        config: Optimizer, step size, micro_batch and precision; the defaults without one.
+        device: Where to compute.
+        steps: Steps that are timed, at least.
+        seconds: For how long steps are timed, at least. The fastest quarter counts: in the others, on a
+            machine that is busy, other processes had their turn.
+        warmup: Steps before them that are not.
+        threads: CPU threads that train; None leaves torch's choice.
+
+    Returns:
+        Rows of `name`, `kind` ("quantum", "classical" or "other") and `seconds`, the median; `rest` is what
+        the parts leave of the whole.
+    """
+    config, device = config or Settings(), torch.device(device)
+    model, batches = copy.deepcopy(model), itertools.chain.from_iterable(itertools.repeat(loader))
+    stepper = train.Stepper(model, task, config, recipes.parameter_groups(model, config), device)
+    with own_generators(), clock.threads(threads), _Clock(model, device) as watch:
+        taken, spent = [], 0.0
+        while len(taken) < warmup + steps or spent < seconds:
+            taken.append(_timed_step(stepper, batches, watch))
+            spent += taken[-1]["whole"] if len(taken) > warmup else 0.0
+    taken = sorted(taken[warmup:], key=lambda row: row["whole"])
+    taken = taken[: (len(taken) + 3) // 4]
+    found = {name: statistics.median(row[name] for row in taken) for name in PARTS if name != "rest"}
+    found["rest"] = statistics.median(row["whole"] for row in taken) - sum(found.values())
+    return [{"name": name, "kind": kind, "seconds": found[name]} for name, kind in PARTS.items()]
+
+
+def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Clock) -> dict[str, float]:
+    from accelerate.utils import send_to_device
+
+    taken = dict.fromkeys(PARTS, 0.0)
+    begin = last = watch.now()
+
+    def done(name: str) -> None:
+        nonlocal last
+        start, last = last, watch.now()
+        taken[name] += last - start
+
+    batch = next(batches)
+    done("loading")
+    batch = send_to_device(batch, watch.device)
+    done("transfer")
+    for compute in stepper.passes(batch):
+        done("rest")
+        loss = compute()
+        done("classical forward")
+        stepper.backward(loss)
+        done("classical backward")
+    stepper.update()
+    done("optimizer")
+    for way, seconds in watch.spent().items():
+        taken[f"quantum {way}"] = seconds
+        taken[f"classical {way}"] -= seconds
+    return taken | {"whole": last - begin}
+
+
+class _Clock:
+    """Adds up the time inside a model's quantum parts, forward by hooks and backward by those of the graph.
+
+    A module's own backward hooks would not do: where no gradient by the inputs is wanted, as of a circuit
+    that reads the images, torch calls them before the work.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device):
+        self.model, self.device = model, device
+        self.forward = 0.0
+        self.spans: list[list[float]] = []  # of each use of a part: begin and end of its way back
+        self.entered: list[float] = []
+        self.handles: list[Any] = []
+
+    def now(self) -> float:
+        return clock.now(self.device)
+
+    def __enter__(self) -> _Clock:
+        for part in quantum_parts(self.model):
+            self.handles.append(part.register_forward_pre_hook(self._enter))
+            self.handles.append(part.register_forward_hook(self._leave))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def spent(self) -> dict[str, float]:
+        """Seconds inside the quantum parts since the last call, on either way."""
+        found = {"forward": self.forward, "backward": sum(span[1] - span[0] for span in self.spans if span)}
+        self.forward, self.spans = 0.0, []
+        return found
+
+    def _enter(self, part: nn.Module, inputs: Any) -> None:
+        self.entered.append(self.now())
+
+    def _leave(self, part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
+        self.forward += self.now() - self.entered.pop()
+        span: list[float] = []
+        self.spans.append(span)
+
+        def begin(*_: Any) -> None:
+            if not span:
+                span.extend([self.now()] * 2)
+
+        def end(*_: Any) -> None:
+            span[1] = self.now()
+
+        for node in nodes_between(inputs, outputs):
+            node.register_prehook(begin)
+            node.register_hook(end)
+
+
+def quantum_parts(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules that are circuits and what feeds them."""
+    if isinstance(model, QuantumLayer):
+        return [model]
+    if isinstance(model, Quanv2d) and any(isinstance(part, QuantumLayer) for part in model.modules()):
+        return [model]
+    found = [part for child in model.children() for part in quantum_parts(child)]
+    return list(dict.fromkeys(found))  # a layer used in two places is one
+
+
+def nodes_between(inputs: tuple[Any, ...], outputs: Tensor) -> list[Any]:
+    """The graph's nodes that lead from the inputs, or from weights, to the outputs."""
+    borders = {part.grad_fn for part in inputs if isinstance(part, Tensor) and part.grad_fn}
+    waiting, found = [outputs.grad_fn], {}
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in borders or node in found or hasattr(node, "variable"):
+            continue  # a leaf's node, which adds to its gradient, is the only one with a variable
+        found[node] = None
+        waiting += [below for below, _ in node.next_functions]
+    return list(found)
+
+
+# --- by strategy --------------------------------------------------------------------------------------------
+
+
+def strategies(
+    config: Settings,
+    splits: Splits,
+    *,
+    device: torch.device | str = "cpu",
+    threads: int | None = None,
+    seconds: float = 60.0,
+) -> list[dict[str, Any]]:
+    """What people try to make training faster, each measured on this machine, one change at a time.
+
+    The first row is the step that training takes; each other one has all of it, augmentation and micro_batch
+    too, but for its one change.
+
+    Args:
+        config: The recipe that is changed.
+        splits: The data; an epoch is all of its training split.
+        device: Where to compute.
+        threads: CPU threads; None leaves torch's own number.
+        seconds: For the whole table, about; tracing circuits comes on top, a second or so each.
+
+    Returns:
+        Rows of `group`, `name`, `change`, `seconds_per_sample`, `seconds_per_epoch`, `seconds_in_all` (for
+        the epochs that are asked for; None where it was not measured) and `why` it was not.
+    """
+    bench = _Bench(config, splits, torch.device(device), threads)
+    with own_generators():
+        example = splits.example()
+        model = recipes.made(config, splits, "", config.seed)
+        hybrid = circuits_per_image(model, example) > 0
+        found = {name: (group, name, change, step) for group, name, change, step in bench.steps(hybrid)}
+        steps = {name: step for name, (*_, step) in found.items() if step}
+        laps = clock.race(steps, seconds=seconds / 2, patience=seconds, rounds=MOST_ROUNDS)
+        if "lightning.qubit" in found:
+            laps["lightning.qubit"] = bench.one_by_one(model, example, seconds / 100)
+    few = Lap(None, why=f"The training split has {len(splits.train)} samples only.")
+    rows = []
+    for name, (group, _, change, _) in found.items():
+        lap = laps.get(name, few)
+        epoch = None if lap.seconds is None else lap.seconds * len(splits.train)
+        rows.append({"group": group, "name": name, "change": change, "seconds_per_sample": lap.seconds})
+        rows[-1] |= {"seconds_per_epoch": epoch, "seconds_in_all": epoch and epoch * config.epochs}
+        rows[-1]["why"] = lap.why
+    return rows
+
+
+@dataclass
+class _Bench:
+    config: Settings
+    splits: Splits
+    place: torch.device
+    threads: int | None
+
+    def steps(self, hybrid: bool) -> Iterator[tuple[str, str, str, Step | None]]:
+        """Group, name, what is changed, and the step; None where it is timed otherwise, or not at all."""
+        config, known = self.config, type(self.config).model_fields
+        yield "run", "as it is", self.told(), self.step()
+        if hybrid:
+            alone = "Each circuit by itself; the circuits alone, scaled up from a few."
+            whole = "All circuits of a batch at once,"
+            yield "simulator", "lightning.qubit", alone, None
+            yield "simulator", "default.qubit", f"{whole} gate by gate.", self.step(backend="default.qubit")
+            yield "simulator", "batched", f"{whole} as a fused program.", self.step(backend="batched")
+        places = devices("auto", config.precision)
+        for name in places if len(places) > 1 else ():
+            yield "device", name, f"All of the net on {name}.", self.step(torch.device(name))
+        own = config.batch_size
+        for size in dict.fromkeys((max(1, own // 2), own, 2 * own, 4 * own)):
+            step = self.step(batch_size=size) if size <= len(self.splits.train) else None
+            yield "batch", f"batch {size}", f"{size} samples a step.", step
+        for n in LAYERS if hybrid and "n_layers" in known else ():
+            yield "layers", f"n_layers {n}", f"Layers of the ansatz: {n}.", self.step(n_layers=n)
+        if hybrid and "trainable" in known:
+            change = "The circuit stays as it is drawn, and runs in every step."
+            yield "circuit", "frozen", change, self.step(cached=False, trainable=False)
+        if hybrid:
+            frozen: dict[str, Any] = {"trainable": False, "frozen_backbone": True}
+            frozen = {name: value for name, value in frozen.items() if name in known}
+            change = "What is frozen is computed once, before training."
+            yield "circuit", "frozen, cached", change, self.step(cached=None, **frozen)
+        for precision in ("float32", "bfloat16"):
+            change = f"Classical layers compute in {precision}{'; circuits stay in float32' * hybrid}."
+            yield "precision", precision, change, self.step(precision=precision)
+
+    def told(self) -> str:
+        """The step that training takes, in a sentence."""
+        config, augmentation = self.config, getattr(self.config, "augmentation", "none")
+        pieces = f" in pieces of {config.micro_batch}" if config.micro_batch else ""
+        what = [str(self.place), config.precision, f"batch {config.batch_size}{pieces}"]
+        what += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
+        what += [f"augmentation {augmentation}"] if augmentation != "none" else []
+        return f"Nothing is changed: {', '.join(what)}."
+
+    def step(self, place: torch.device | None = None, *, cached: bool | None = True, **settings: Any) -> Step:
+        """A full training step of the net with these settings, which is built when it is first taken.
+
+        Args:
+            place: Where to compute; the run's own by default.
+            cached: As for `training_step`; None where it is refused if nothing can be computed before.
+            **settings: What is changed.
+        """
+        place, made, n_samples = place or self.place, [], len(self.splits.train)
+        size = min(settings.get("batch_size", self.config.batch_size), n_samples)
+
+        def run() -> None:
+            if not made:
+                config = self.config.override(**settings)
+                batch = next(iter(self.splits.batches("train", size, shuffle=False)))
+                n, early = sum(len(self.splits.split(name)) for name in SPLITS), cached is not False
+                stepper, given = training_step(config, self.splits, batch, n, place, cached=early)
+                if cached is None and (given is batch or given[0] is batch[0]):
+                    _refuse_features(config)
+                made.append(partial(stepper, given))
+            made[0]()
+
+        return Step(run, place, self.threads, size)
+
+    def one_by_one(self, model: nn.Module, example: Any, seconds: float) -> Lap:
+        try:
+            with clock.threads(self.threads):
+                return Lap(one_by_one(model, example, seconds=seconds).seconds_per_image)
+        except (ValueError, RuntimeError) as error:
+            return Lap(None, why=str(error).strip().split("\n")[0])
+
+
+def _refuse_features(config: Settings) -> None:
+    if getattr(config, "augmentation", "none") != "none":
+        raise ValueError("Augmentation makes other images in every epoch, so nothing can be computed before.")
+    raise ValueError("This model takes no features in place of its data.")
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """What a model's circuits take when they run one after the other."""
+
+    seconds_per_image: float
+    circuits_per_image: int
+    circuits_timed: int
+    trains: bool
+    """Whether a backward pass is part of it."""
+
+
+def one_by_one(
+    model: nn.Module, image: Given, *, backend: str = "lightning.qubit", seconds: float = 0.5
+) -> OneByOne:
+    """Times a few of a model's circuits on a simulator that runs them one by one, and scales up.
+
+    Args:
+        model: Holds `QuantumLayer`s that run for the image; those of one shape are taken to cost the same.
+        image: A batch of one, as the model takes it: one tensor, or several by name.
+        backend: PennyLane device.
+        seconds: About how long one round of circuits of one shape may take; four are run.
+
+    Raises:
+        ValueError: The device does not work here.
+    """
+    kinds: dict[Any, list[tuple[QuantumLayer, int]]] = {}
+    for layer, n in circuits_by_layer(model, image).items():
+        shapes = [tuple(weight.shape) for weight in layer.parameters()]
+        kinds.setdefault((layer.n_features, layer.n_outputs, *shapes), []).append((layer, n))
+    total, timed, trains = 0.0, 0, False
+    for (n_features, *_), alike in kinds.items():
+        slow = alike[0][0].with_qnode(alike[0][0].qnode, backend).cpu()
+        own_trains = any(weight.requires_grad for weight in slow.parameters())
+        trains |= own_trains
+        per_image = sum(n for _, n in alike)
+        run, cpu = partial(_run, slow, n_features, own_trains), torch.device("cpu")
+        one_round = clock.seconds(partial(run, 4), cpu, rounds=1)
+        n = max(1, min(TIMED * per_image, int(4 * seconds / one_round)))
+        total += clock.seconds(partial(run, n), cpu, rounds=3) / n * per_image
+        timed += n
+    return OneByOne(total, sum(n for alike in kinds.values() for _, n in alike), timed, trains)
+
+
+def _run(layer: QuantumLayer, n_features: int, trains: bool, n_circuits: int) -> None:
+    values = layer(torch.ones(n_circuits, n_features))
+    if trains:
+        values.sum().backward()
+
+
+# --- by operation -------------------------------------------------------------------------------------------
+
+
+def operations(
+    stepper: train.Stepper, batch: Any, *, threads: int | None = None, trace: Path | None = None
+) -> str:
+    """The costliest operations of some training steps, as torch.profiler's own table.
+
+    Args:
+        stepper: Takes the steps.
+        batch: They are of.
+        threads: CPU threads; None leaves torch's own number.
+        trace: Where a trace is written, for `chrome://tracing` or https://ui.perfetto.dev; zipped where its
+            name ends in `.gz`.
+
+    Raises:
+        OSError: The trace cannot be written.
+    """
+    from torch import profiler
+
+    cuda = stepper.device.type == "cuda"
+    kinds = [profiler.ProfilerActivity.CPU] + [profiler.ProfilerActivity.CUDA] * cuda
+    with own_generators(), clock.threads(threads):
+        for _ in range(WARMUP):
+            stepper(batch)
+        with profiler.profile(activities=kinds) as recorded:
+            for _ in range(STEPS):
+                stepper(batch)
+            clock.synchronize(stepper.device)
+    if trace is not None:
+        workspace.make_folder(trace.parent)
+        draft = trace.with_name(f".{os.getpid()}.{trace.name}")  # whole or not at all
+        recorded.export_chrome_trace(str(draft))
+        draft.replace(trace)
+    by = "self_device_time_total" if cuda else "self_cpu_time_total"
+    return recorded.key_averages().table(sort_by=by, row_limit=COSTLIEST, max_name_column_width=40)

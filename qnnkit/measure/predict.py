@@ -1,0 +1,263 @@
+"""Memory and time of a training on this machine, before it is begun."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from qnnkit import gradients, train
+from qnnkit.device import machine
+from qnnkit.measure.clock import Spread, threads
+from qnnkit.measure.held import peak_on, reset_peak, resident
+from qnnkit.measure.memory import Work, trace
+from qnnkit.measure.workload import Workload
+from qnnkit.models.blocks import seeded
+from qnnkit.models.causal_lm import in_four_bits
+from qnnkit.settings import Settings
+from qnnkit.tasks import Classification
+
+HOST = ("checkpoint", "data", "framework")
+"""Parts of the memory that stay in RAM when a GPU computes."""
+SHARE = 0.5
+"""Of the free memory: what would take more is only traced, or tried with fewer samples."""
+MOST_WORK = {"cpu": 1e12, "cuda": 1e14}
+"""Floating point operations of an update, by kind of device: one of more, which takes about half a minute
+on a slow one, is timed with fewer samples."""
+FOUR_BITS = 0.516
+"""Bytes of a weight in 4 bits: the half, and what its blocks of 64 share (Dettmers et al. 2023,
+arXiv:2305.14314, section 3: 0.127 bits with double quantisation)."""
+LONGEST = 50
+"""Updates that are timed, at most."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One net's training, as predicted."""
+
+    name: str
+    training: Settings
+    n_samples: int
+    """In an epoch."""
+    n_weights: int
+    n_trained: int
+    memory: dict[str, int]
+    """Part -> bytes at the peak. Beside those of a `Traced`: "workspace", what libraries take where updates
+    were timed; "checkpoint", a copy of weights and moments while it is written; "data"; "framework", Python
+    and its libraries."""
+    work: Work
+    device: str
+    """What it was predicted for: "cpu", "cuda:0", "mps"."""
+    seconds: Spread | None
+    """Of one update, measured on that device; None where nothing was measured."""
+    at_update: int = 0
+    """Bytes that a GPU would hold while it updates the weights; see `Traced`."""
+    less_on_cuda: int = 0
+    """Bytes of frozen weights that fall away on another machine with CUDA, where they are kept in 4 bits."""
+    checkpoint: int = 0
+    """Bytes of a checkpoint: weights but frozen ones that are built anew, and moments."""
+    notes: tuple[str, ...] = ()
+    scaled_from: int | None = None
+    """Batch size that was measured in its place, where the real one would be too large; else None."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes that have to be held where it computes: on a GPU without what stays in RAM."""
+        return self.on_accelerator if self.device.startswith("cuda") else self.in_all
+
+    @property
+    def on_accelerator(self) -> int:
+        """Bytes that a GPU would have to hold; what a CPU's libraries take says nothing of it."""
+        elsewhere = (*HOST, "workspace") if self.device == "cpu" else HOST
+        at_peak = sum(n for part, n in self.memory.items() if part not in elsewhere)
+        return max(self.at_update, at_peak) - self.less_on_cuda
+
+    @property
+    def in_all(self) -> int:
+        """Bytes of all parts: what a CPU, or a Mac with its one memory, has to hold."""
+        return sum(self.memory.values())
+
+    @property
+    def disk(self) -> int:
+        """Bytes that the checkpoints of one net take: the newest ones, and that of the best epoch."""
+        return self.checkpoint * (self.training.keep_checkpoints + 1)
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Of training, without validation and writing."""
+        return self.seconds and self.seconds.median * self.n_samples / self.training.batch_size
+
+    def as_dict(self) -> dict[str, Any]:
+        """In plain values, for JSON."""
+        derived = ("peak", "disk", "seconds_per_epoch")
+        found = {**vars(self), "training": self.training.model_dump(mode="json"), "work": vars(self.work)}
+        found |= {"seconds": self.seconds and asdict(self.seconds)}
+        return found | {name: getattr(self, name) for name in derived}
+
+
+def predict(
+    workload: Workload,
+    device: torch.device | str = "cpu",
+    *,
+    measured: bool = True,
+    seconds: float = 3.0,
+    n_threads: int | None = None,
+    framework: int | None = None,
+) -> Prediction:
+    """What a training will take on this machine.
+
+    Memory is traced without being used (see `trace`), and on top comes what this process holds already: call
+    it in a process like the one that will train. Time is that of a few updates by the training loop itself,
+    at the full batch where that takes less than half of the free memory and no more than MOST_WORK
+    operations, else at a smaller one, scaled up.
+
+    Args:
+        workload: What is to be trained.
+        device: Where.
+        measured: Whether to time updates; otherwise nothing is run, and the prediction has no time.
+        seconds: About how long updates are timed.
+        n_threads: CPU threads that train; None leaves torch's choice.
+        framework: Bytes of that part, where it was looked at before: what has run since may have left some.
+
+    Raises:
+        Exception: What building or training the net raises.
+    """
+    device, notes, config = torch.device(device), list(workload.notes), workload.training
+    if device.type == "cpu" and config.precision == "float16":
+        measured = False
+        notes.append("A CPU does not train in float16: nothing was timed.")
+    with threads(n_threads):
+        if framework is None:
+            _warm_up(device)
+            gc.collect()
+            framework = max(0, resident() - workload.loaded_bytes)
+        traced = trace(workload, foreach=device.type == "cuda")
+        memory = {name: n for name, n in traced.memory.items() if n > 0}
+        at_update, less = traced.at_update, 0
+        if getattr(config, "four_bit", False):
+            # What is not packed, such as the embedding, is then kept in float32.
+            others = traced.n_weights - traced.n_trained - traced.linear
+            kept = workload.base_bytes
+            less = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
+            if in_four_bits(workload.name, device)[0] is not None:
+                memory["weights"], at_update, less = memory["weights"] - less, at_update - less, 0
+            elif device.type == "cuda":
+                less = 0  # bitsandbytes is missing
+            if less or device.type == "cpu":
+                notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
+        # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
+        # first where gradients have just been, and are again at the end of the next backward pass.
+        copied = traced.kept + memory.get("optimizer", 0)
+        memory["checkpoint"] = max(0, copied - memory.get("gradients", 0))
+        memory |= {"data": workload.data_bytes, "framework": framework}
+        spread, size = None, config.batch_size
+        if measured:
+            reset_peak(device)
+            before = peak_on(device) if device.type != "cpu" else resident()
+            spread, size = _timed(workload, device, memory, traced.work, seconds)
+            if spread is not None and size == config.batch_size:
+                memory["workspace"] = max(0, peak_on(device) - before - _used(memory))
+        if spread is not None:
+            n = torch.get_num_threads()
+            notes.append(f"Timed on {device}, with {n} CPU thread{'s' * (n > 1)}.")
+    return Prediction(
+        name=workload.name,
+        training=config,
+        n_samples=workload.n_samples,
+        n_weights=traced.n_weights,
+        n_trained=traced.n_trained,
+        memory=memory,
+        work=traced.work,
+        at_update=at_update,
+        less_on_cuda=less,
+        checkpoint=copied,
+        device=str(device),
+        seconds=spread,
+        notes=tuple(notes),
+        scaled_from=None if size == config.batch_size else size,
+    )
+
+
+def _used(memory: dict[str, int]) -> int:
+    return sum(n for part, n in memory.items() if part not in HOST)
+
+
+def _timed(
+    workload: Workload, device: torch.device, memory: dict[str, int], work: Work, seconds: float
+) -> tuple[Spread | None, int]:
+    """Times of one update, and the batch size that was run for them; None where not even one sample may be
+    tried."""
+    free, whole = SHARE * free_memory(device), workload.training.batch_size
+    while _used(memory) >= free or work.flops >= MOST_WORK.get(device.type, MOST_WORK["cuda"]):
+        size = workload.training.batch_size
+        if size == 1:
+            return None, whole
+        workload = workload.change(batch_size=size // 2)
+        traced = trace(workload, foreach=device.type == "cuda")
+        memory, work = traced.memory, traced.work
+    size = workload.training.batch_size
+    return Spread.of([each * whole / size for each in _updates(workload, device, seconds)]), size
+
+
+def _updates(workload: Workload, device: torch.device, seconds: float) -> list[float]:
+    """Seconds of an update, from short epochs of the training loop, after two updates that warm up.
+
+    Memory is asked of the system in the first, and in the second still: the optimizer has come in between.
+    An epoch that is short itself is run whole, with its last batch as small as it is, and its checkpoints.
+    """
+    config = workload.training
+    whole = math.ceil(workload.n_samples / config.batch_size)
+    model = workload.build(config, False)
+    first = _epochs(workload, model, device, 1, 3, whole)[-1]
+    if first > 2 * seconds:
+        return [first]
+    n = max(1, min(LONGEST, int(seconds / 3 / first), whole))
+    times = _epochs(workload, model, device, n, 4, whole)[1:]
+    samples = workload.n_samples if n == whole else n * config.batch_size
+    return [each * config.batch_size / samples for each in times]
+
+
+def _epochs(
+    workload: Workload, model: nn.Module, device: torch.device, updates: int, epochs: int, whole: int
+) -> list[float]:
+    """Seconds of each epoch of so many updates, of the `whole` that an epoch has."""
+    config = workload.training.model_copy(update={"epochs": epochs, "patience": 0, "on_oom": "stop"})
+    groups, looked = workload.groups(model, config), math.ceil(config.gradient_samples * updates / whole)
+    with tempfile.TemporaryDirectory() as folder:
+        return train.fit(
+            model,
+            workload.task,
+            {"train": workload.loader(updates), "validation": workload.loader(1)},
+            config,
+            groups=groups,
+            device=device,
+            folder=Path(folder) if updates == whole else None,
+            identity={},
+            watch=gradients.Watch(model, groups, per_epoch=looked) if groups and looked else None,
+        ).seconds
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a training could still take on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory()[1]
+
+
+@functools.cache
+def _warm_up(device: torch.device) -> None:
+    """Loads what the first step of any training loads: libraries, and kernels made when first used."""
+    config = Settings(epochs=1, batch_size=8)
+    with seeded(0):
+        model = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(512, 2)
+        )
+    data = TensorDataset(torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))
+    loaders = {name: DataLoader(data, 8, generator=torch.Generator()) for name in ("train", "validation")}
+    train.fit(model, Classification(), loaders, config, device=device)

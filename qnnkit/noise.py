@@ -1,0 +1,351 @@
+"""What hardware would make of a trained net: its circuits with finite shots, with noise, and on a device."""
+
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pennylane as qp
+import torch
+from torch import Tensor, nn
+
+from qnnkit import checks, stats
+from qnnkit.layers import EXACT_DEVICES, QuantumLayer, evaluating
+
+MOST_WIRES = 10
+"""A density matrix of so many wires takes 16 MiB a circuit; of two more, 256."""
+SHOTS_BYTES, MIXED_BYTES = 2**27, 2**24
+"""Memory for the circuits that run at once: of shots for few calls, of density matrices what caches hold."""
+COPIES = 6
+"""Of a state, or of its shots, that a device keeps at a time."""
+IMAGES = 256
+"""Images that go through the classical part at once."""
+GATES = {"RX": "rx", "RY": "ry", "RZ": "rz", "CNOT": "cx"}
+"""Gates that circuits are taken apart into for a device -> their names in Qiskit."""
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """What a net is worth when its circuits run under one condition."""
+
+    condition: str
+    """"exact", "shots", "depolarizing", "readout" or "device"."""
+    strength: float | None
+    """Number of shots, also on a device, or probability of an error; None for exact."""
+    accuracy: float
+    low: float
+    """Ends of the 95 % interval over the images, by Wilson (1927)."""
+    high: float
+    change: float
+    """Mean absolute change of a measured value, at the inputs that its circuit was given."""
+    images: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def robustness(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    shots: Sequence[int] = (100, 1_000, 10_000),
+    depolarizing: Sequence[float] = (0.001, 0.01, 0.05),
+    readout: Sequence[float] = (0.01, 0.05),
+    device: str | None = None,
+    device_shots: Sequence[int] = (100, 1_000),
+    seed: int = 0,
+) -> list[Robustness]:
+    """Accuracy of a trained net with exact circuits, with finite shots, and under noise, one at a time.
+
+    Shots are drawn on `default.qubit`. Noise runs on `default.mixed`, without shots: after every gate a
+    depolarising channel on each of its wires, or a bit flip of each measured wire just before it is read.
+    Costs, per condition, about half a millisecond per circuit of 4 wires and 40 gates, and 128 MiB of memory
+    or, above 8 wires, what one circuit takes; a fake device 5 ms per circuit of 4 wires and 1,000 shots.
+
+    Args:
+        model: Classifies with `QuantumLayer`s in it, wherever they stand; left as it was.
+        images: As the model takes them, of shape (n, ...); such that a circuit runs for them.
+        labels: Of shape (n,).
+        shots: Numbers of shots.
+        depolarizing: Probabilities p: the channel applies X, Y or Z with p / 3 each.
+        readout: Probabilities that a wire is read as its opposite.
+        device: A fake device of qiskit-ibm-runtime, such as "FakeManilaV2": the noise of a real one, its
+            readout errors and wiring, simulated here; or the name of a real one, such as "ibm_torino", which
+            the account that is saved on this machine may use. Wants the extra `hardware`.
+        device_shots: Numbers of shots there.
+        seed: Fixes the shots, but those of a real device.
+
+    Returns:
+        A row for exact circuits, then one per number of shots and probability.
+
+    Raises:
+        ValueError: No circuit runs, one has shots or noise already, gives a state, or is too wide for
+            `default.mixed` or the device; a number is out of its range; there is no label for each image.
+        ModuleNotFoundError: A device is named and the extra `hardware` is missing.
+    """
+    backend, device_shots = (None, ()) if device is None else (_backend(device), device_shots)
+    _check(images, labels, (*shots, *device_shots), depolarizing, readout)
+    model = copy.deepcopy(model)  # whose hooks nobody else sees
+    first, exact = _exact(model, images, labels)
+    noisy = [*depolarizing, *readout]
+    for layer, row in first.items():
+        _require_exact(layer)
+        wires = len(_tape(layer, row).wires)
+        if noisy and wires > MOST_WIRES:
+            rule = f"have circuits of at most {MOST_WIRES} wires for default.mixed"
+            step = "Pass depolarizing=(), readout=() to look at shots alone."
+            raise ValueError(checks.message("model", rule, f"a circuit of {wires} wires", step))
+        if backend is not None and wires > backend.num_qubits:
+            rule = f"have circuits of at most {backend.num_qubits} wires for {device}"
+            step = "Name a larger one."
+            raise ValueError(checks.message("model", rule, f"a circuit of {wires} wires", step))
+    conditions: list[tuple[str, float, Callable[[QuantumLayer, int], Any]]] = [
+        *(("shots", n, lambda layer, i, n=n: _with_shots(layer, n, seed * 1000 + i)) for n in shots),
+        *(("depolarizing", p, lambda layer, i, p=p: _depolarized(layer, p)) for p in depolarizing),
+        *(("readout", p, lambda layer, i, p=p: _misread(layer, p)) for p in readout),
+        *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n, seed)) for n in device_shots),
+    ]
+    rows = [exact]
+    for condition, strength, make in conditions:
+        qnodes = {layer: make(layer, i) for i, layer in enumerate(first)}
+        rows.append(_under(model, images, labels, condition, strength, qnodes))
+    return rows
+
+
+# --- the circuits on other devices --------------------------------------------------------------------------
+
+
+def _with_shots(layer: QuantumLayer, shots: int, seed: int) -> qp.QNode:
+    device = qp.device("default.qubit", wires=layer.qnode.device.wires, seed=seed)
+    return qp.set_shots(layer.qnode.update(device=device, diff_method=None), shots=int(shots))
+
+
+def _depolarized(layer: QuantumLayer, probability: float) -> Any:
+    def after(operation: Any, **_: Any) -> None:
+        for wire in operation.wires:
+            qp.DepolarizingChannel(probability, wires=wire)
+
+    # PennyLane adds these gates once its device has taken templates apart.
+    noise = qp.NoiseModel({qp.BooleanFn(_is_gate): after})
+    return qp.add_noise(_mixed(layer), noise, level="device")
+
+
+def _misread(layer: QuantumLayer, probability: float) -> Any:
+    return _read_wrongly(qp.transforms.split_non_commuting(_mixed(layer)), probability)
+
+
+def _mixed(layer: QuantumLayer) -> qp.QNode:
+    device = qp.device("default.mixed", wires=layer.qnode.device.wires, seed=0)  # of no shots: unused
+    return layer.qnode.update(device=device, diff_method=None)
+
+
+def _is_gate(operation: Any) -> bool:
+    return bool(operation.wires) and not isinstance(operation, qp.Barrier | qp.Snapshot | qp.Identity)
+
+
+@qp.transform
+def _read_wrongly(tape: Any, probability: float) -> Any:
+    """Bit flips where a wire is read: after its change of basis, which default.mixed's own is not yet."""
+    [tape], _ = qp.transforms.diagonalize_measurements(tape)
+    wires = {wire for part in tape.measurements for wire in (part.wires or tape.wires)}
+    flips = [qp.BitFlip(probability, wires=wire) for wire in sorted(wires, key=str)]
+    return [tape.copy(operations=[*tape.operations, *flips])], lambda results: results[0]
+
+
+# --- the circuits on a device, fake or real -----------------------------------------------------------------
+
+
+def fake_device(model: nn.Module) -> str | None:
+    """A fake device of five qubits for a net's circuits; None without the extra, or where they are wider."""
+    known = importlib.util.find_spec("qiskit_ibm_runtime") is not None
+    wide = any(len(layer.qnode.device.wires or range(6)) > 5 for layer in _layers(model))
+    return "FakeManilaV2" if known and not wide else None
+
+
+def _backend(name: str) -> Any:
+    """A fake device of qiskit-ibm-runtime, or a real one by the account that is saved on this machine."""
+    try:
+        from qiskit_ibm_runtime import QiskitRuntimeService, fake_provider
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(f"Device {name} wants an extra: pip install 'qnnkit[hardware]'.") from None
+    if not name.startswith("Fake"):
+        return QiskitRuntimeService().backend(name)
+    fakes = [each for each in dir(fake_provider) if each.startswith("Fake") and each.endswith("V2")]
+    return getattr(fake_provider, checks.choice("device", name, fakes))()
+
+
+@dataclass(frozen=True)
+class _OnDevice:
+    """In place of a layer's QNode: its circuit, compiled once, with a whole batch's angles in one job."""
+
+    layer: QuantumLayer
+    backend: Any
+    shots: int
+    seed: int
+
+    def __call__(self, **arguments: Any) -> list[Any]:
+        tape = qp.workflow.construct_tape(self.layer.qnode, level="user")(**arguments)
+        tapes, together = qp.transforms.split_non_commuting(tape)
+        found = together([self._measured(each) for each in tapes])
+        return list(found) if isinstance(found, list | tuple) else [found]
+
+    def _measured(self, tape: Any) -> Any:
+        from qiskit import QuantumCircuit, transpile
+        from qiskit.circuit import ParameterVector
+        from qiskit_ibm_runtime import SamplerV2
+
+        n, wires = tape.batch_size or 1, tape.wires.tolist()
+        [tape], _ = qp.transforms.diagonalize_measurements(tape)
+        [tape], _ = qp.transforms.decompose(tape, gate_set={*GATES, "GlobalPhase"})
+        gates = [gate for gate in tape.operations if gate.name in GATES]
+        angles = [np.broadcast_to(np.asarray(angle), n) for gate in gates for angle in gate.data]
+        circuit, free = QuantumCircuit(len(wires), len(wires)), iter(ParameterVector("angles", len(angles)))
+        for gate in gates:
+            own = [next(free) for _ in gate.data]
+            getattr(circuit, GATES[gate.name])(*own, *map(wires.index, gate.wires))
+        circuit.measure(range(len(wires)), range(len(wires)))
+        compiled = transpile(circuit, self.backend, optimization_level=1, seed_transpiler=0)
+        sampler = SamplerV2(mode=self.backend)
+        if type(self.backend).__name__.startswith("Fake"):
+            sampler.options.simulator.seed_simulator = self.seed + 1  # 0 counts as none
+        job = sampler.run([(compiled, np.stack(angles, axis=-1), self.shots)])
+        bits = job.result()[0].data.c.to_bool_array(order="little").astype(int)  # (batch, shots, wires)
+        found = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in tape.measurements]
+        return tuple(found) if len(found) > 1 else found[0]
+
+
+# --- the net with them --------------------------------------------------------------------------------------
+
+
+def _exact(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[dict[QuantumLayer, Tensor], Robustness]:
+    """Each layer that ran, with the first row that it was given; and the row of the net as it is."""
+    first: dict[QuantumLayer, Tensor] = {}
+
+    def look(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if outputs.is_complex():
+            step = "Measure expectation values or probabilities."
+            raise ValueError(checks.message("model", "measure numbers", "a circuit that gives a state", step))
+        first.setdefault(layer, inputs[0].detach().reshape(-1, inputs[0].shape[-1])[:1])
+
+    start = time.perf_counter()
+    right = _count_right(model, images, labels, dict.fromkeys(_layers(model), look))
+    if not first:
+        rule, step = "run a circuit for these images", "Give a hybrid net, and images, not its feature maps."
+        raise ValueError(checks.message("model", rule, type(model).__name__, step))
+    return first, _row("exact", None, right, len(labels), 0.0, time.perf_counter() - start)
+
+
+def _under(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    condition: str,
+    strength: float,
+    qnodes: dict[QuantumLayer, Any],
+) -> Robustness:
+    change, n_values = 0.0, 0
+
+    def replace(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+        nonlocal change, n_values
+        values = _evaluate(layer, qnodes[layer], inputs[0]).reshape(outputs.shape)
+        change += float((values - outputs.cpu().double()).abs().sum())
+        n_values += outputs.numel()
+        return values.to(outputs)
+
+    start = time.perf_counter()
+    right = _count_right(model, images, labels, dict.fromkeys(qnodes, replace))
+    seconds = time.perf_counter() - start
+    return _row(condition, strength, right, len(labels), change / n_values, seconds)
+
+
+def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
+    """Values in float64, of shape (rows, n_values), for inputs of shape (..., n_features)."""
+    rows = inputs.detach().cpu().double().reshape(-1, inputs.shape[-1])
+    weights = {name: weight.detach().cpu().double() for name, weight in layer.qnode_weights.items()}
+    total, wires = getattr(qnode.shots, "total_shots", qnode.shots), len(_tape(layer, rows[:1]).wires)
+    back = None
+    if total:
+        at_once = SHOTS_BYTES // (COPIES * 8 * (2**wires + total * wires))
+        weights = {name: weight.numpy() for name, weight in weights.items()}  # torch draws shots slowly
+    else:
+        at_once = MIXED_BYTES // (COPIES * 16 * 4**wires)
+        rows, back = torch.unique(rows, dim=0, return_inverse=True)  # which blank patches have in common
+    values = []
+    for part in rows.split(max(1, at_once)):
+        found = qnode(**{layer.input_arg: part.numpy() if total else part, **weights})
+        found = found if isinstance(found, list | tuple) else [found]
+        values.append(torch.hstack([torch.as_tensor(each).reshape(len(part), -1) for each in found]))
+    values = torch.cat(values)
+    return values if back is None else values[back]
+
+
+def _count_right(
+    model: nn.Module, images: Tensor, labels: Tensor, hooks: dict[QuantumLayer, Callable[..., Any]]
+) -> int:
+    weight = next(model.parameters(), images)
+    handles = [layer.register_forward_hook(hook) for layer, hook in hooks.items()]
+    try:
+        with evaluating(model):
+            logits = torch.cat([model(part.to(weight.device)).cpu() for part in images.split(IMAGES)])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return int((logits.argmax(-1) == labels.cpu()).sum())
+
+
+def _row(
+    condition: str, strength: float | None, right: int, n: int, change: float, seconds: float
+) -> Robustness:
+    low, high = stats.wilson(right, n)
+    return Robustness(condition, strength, right / n, low, high, change, n, seconds)
+
+
+def _layers(model: nn.Module) -> list[QuantumLayer]:
+    return [module for module in model.modules() if isinstance(module, QuantumLayer)]
+
+
+def _tape(layer: QuantumLayer, row: Tensor) -> Any:
+    weights = {name: weight.detach().to(row) for name, weight in layer.qnode_weights.items()}
+    return qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: row, **weights})
+
+
+# --- what cannot be asked -----------------------------------------------------------------------------------
+
+
+def _check(
+    images: Tensor,
+    labels: Tensor,
+    shots: Sequence[int],
+    depolarizing: Sequence[float],
+    readout: Sequence[float],
+) -> None:
+    checks.positive("the number of images", len(images), "Give at least one.")
+    if len(images) != len(labels):
+        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
+        raise ValueError(checks.message("labels", rule, len(labels), step))
+    for n in shots:
+        checks.positive("shots", n)
+    for name, values in (("depolarizing", depolarizing), ("readout", readout)):
+        for value in values:
+            if not 0 <= value <= 1:
+                raise ValueError(checks.message(name, "lie in 0..1", value, "It is a probability."))
+
+
+def _require_exact(layer: QuantumLayer) -> None:
+    name = layer.qnode.device.name
+    if layer.qnode.shots or name not in EXACT_DEVICES:
+        told = (
+            f"a circuit of {layer.qnode.shots.total_shots} shots" if layer.qnode.shots else f"one on {name}"
+        )
+        step = "Build the net with an exact device; what hardware adds is added here."
+        raise ValueError(checks.message("model", "have exact circuits", told, step))

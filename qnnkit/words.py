@@ -1,0 +1,79 @@
+"""Sizes, times and amounts as people write and read them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import re
+
+from qnnkit import checks
+
+UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+SIGNS = {"$": "USD", "€": "EUR", "£": "GBP"}
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in GB (10^9), MB or kB.
+
+    Example:
+        >>> size(4_234_000_000), size(53_100_000), size(1_200)
+        ('4.23 GB', '53.1 MB', '1.2 kB')
+    """
+    unit, scale = ("GB", 1e9) if n_bytes >= 1e9 else ("MB", 1e6) if n_bytes >= 1e6 else ("kB", 1e3)
+    value = n_bytes / scale
+    return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in one unit or two.
+
+    Example:
+        >>> [duration(seconds) for seconds in (0.0132, 8.2, 95, 7300, 400_000)]
+        ['0.013 s', '8.2 s', '1 min 35 s', '2 h 1 min', '4 d 15 h']
+    """
+    if seconds < 9.95:
+        return f"{seconds:#.2g} s"
+    whole = round(seconds)
+    for (large, of_large), (small, of_small) in itertools.pairwise(UNITS):
+        if whole >= of_large:
+            n, rest = divmod(whole // of_small, of_large // of_small)
+            return f"{n} {large} {rest} {small}"
+    return f"{whole} s"
+
+
+def parse_duration(text: str, name: str = "duration") -> float:
+    """Seconds that a text such as "8h", "90 min" or "2d 4h" means.
+
+    Raises:
+        ValueError: It means no time above zero.
+
+    Example:
+        >>> parse_duration("2d 4h"), parse_duration("90 min")
+        (187200.0, 5400.0)
+    """
+    import pandas as pd
+
+    plain, seconds = text.strip().lower().replace(",", " "), math.nan
+    if re.fullmatch(r"(\d+(\.\d+)?\s*[a-z]+\s*)+", plain):  # pandas takes a bare number for nanoseconds
+        with contextlib.suppress(ValueError):
+            seconds = pd.Timedelta(re.sub(r"(\d\s*)d\b", r"\1days", plain)).total_seconds()
+    if not 0 < seconds < math.inf:
+        raise ValueError(checks.message(name, "be a time", text, "Write it as 8h, 90 min or 2d 4h."))
+    return seconds
+
+
+def parse_money(text: str, currency: str, name: str = "budget") -> tuple[float, str]:
+    """The amount, and the currency where one is named, that "10", "$10" or "10 EUR" means.
+
+    Raises:
+        ValueError: It is no amount.
+
+    Example:
+        >>> parse_money("10", "USD"), parse_money("€2.50", "USD"), parse_money("10 chf", "USD")
+        ((10.0, 'USD'), (2.5, 'EUR'), (10.0, 'CHF'))
+    """
+    found = re.fullmatch(r"([$€£]?)\s*(\d+(?:\.\d+)?)\s*([A-Z]{3})?", text.strip().upper())
+    if not found or (found[1] and found[3]):
+        raise ValueError(checks.message(name, "be an amount", text, f"Write 10, or 10 {currency}."))
+    return float(found[2]), SIGNS.get(found[1]) or found[3] or currency

@@ -1,0 +1,258 @@
+"""Time and memory as measured: the clock, the race, what a device reaches, how busy the machine is."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from qnnkit import measure
+from qnnkit.device import machine
+from qnnkit.measure import Lap, Step, clock, device_figures, race, winner
+
+CPU = torch.device("cpu")
+
+
+def test_seconds_is_the_median_after_a_warm_up():
+    pauses = iter([0.2, 0.0, 0.05, 0.0])
+    assert 0 <= measure.seconds(lambda: time.sleep(next(pauses)), CPU, rounds=3) < 0.05
+    assert next(pauses, None) is None, "one to warm up, three timed"
+
+
+# --- the race ----------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Goes on by what steps say that they take, so that no other work on this machine decides a test."""
+
+    def __init__(self):
+        self.now, self.calls = 0.0, []
+
+    def perf_counter(self):
+        return self.now
+
+    def step(self, name, seconds, samples=1, **options):
+        def run():
+            self.calls.append(name)
+            took = seconds() if callable(seconds) else seconds
+            self.now += took
+
+        return Step(run, samples=samples, **options)
+
+
+@pytest.fixture
+def virtual(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(clock, "time", found)
+    return found
+
+
+def test_steps_take_turns_and_are_compared_by_their_samples(virtual):
+    found = race({"a": virtual.step("a", 0.1, 10), "b": virtual.step("b", 0.1, 5)}, rounds=4)
+    assert {name: lap.seconds for name, lap in found.items()} == pytest.approx({"a": 0.01, "b": 0.02})
+    assert [lap.rounds for lap in found.values()] == [4, 4] and winner(found) == "a"
+    assert virtual.calls[:4] == ["a", "a", "b", "b"], "one to warm up, one timed"
+    turns = [set(virtual.calls[i : i + 2]) for i in range(4, 12, 2)]
+    assert turns == [{"a", "b"}] * 4 and virtual.calls[4:12:2] != ["a"] * 4, "in changing order"
+
+
+def test_what_is_far_slower_is_measured_once(virtual):
+    steps = {"a": virtual.step("a", 0.1), "b": virtual.step("b", 0.9), "c": virtual.step("c", 0.1)}
+    found = race(steps, seconds=1.0)
+    assert virtual.calls.count("b") == 3, "one to warm up, one timed, one more in case that was a hiccup"
+    assert (found["b"].seconds, found["b"].error, found["b"].rounds) == (pytest.approx(0.9), None, 1)
+    assert race(steps, seconds=100.0)["b"].rounds > 1, "but where there is time, it may have been a hiccup"
+
+
+def test_the_error_is_that_of_the_ratio_to_the_fastest(virtual):
+    """A busy minute that hits both alike does not count."""
+    slow = iter([0.1, 0.1, *[0.1 * n for n in range(1, 16) for _ in range(2)]])
+    shared = {"a": virtual.step("a", lambda: next(slow)), "b": virtual.step("b", lambda: 2 * 0.1)}
+    found = race(shared, rounds=3)
+    assert found["b"].error is not None and found["b"].error > 0
+    steady = race({"a": virtual.step("a", 0.1), "b": virtual.step("b", 0.11)}, rounds=3)
+    assert (steady["a"].error, steady["b"].error) == pytest.approx((0.0, 0.0), abs=1e-9)
+
+
+def test_what_fails_says_why_and_what_all_fail_with_is_raised(virtual):
+    def fails():
+        raise RuntimeError("no such thing here\nmore")
+
+    found = race({"a": virtual.step("a", fails), "b": virtual.step("b", 0.1)})
+    assert (found["a"].seconds, found["a"].why, winner(found)) == (None, "no such thing here", "b")
+    with pytest.raises(RuntimeError, match="no such thing"):
+        race({"a": virtual.step("a", fails)})
+
+    def full():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    assert winner(race({"a": virtual.step("a", full)})) is None
+
+
+def test_what_would_take_too_long_is_not_tried(virtual):
+    steps = {str(n): virtual.step(str(n), 0.01 * n, n) for n in (1, 10, 100)}
+    found = race(steps, longest=0.5)
+    assert found["100"] == Lap(None, why="A step would take too long.") and "100" not in virtual.calls
+    once = race({"a": virtual.step("once", 6.0)}, patience=5.0)
+    assert once["a"].seconds == 6.0 and virtual.calls.count("once") == 1
+    late = race({"a": virtual.step("a", 6.0), "b": virtual.step("b", 1.0)}, seconds=10.0, longest=99.0)
+    assert late["b"] == Lap(None, why="The time was up.")
+
+
+@pytest.mark.parametrize(
+    ("laps", "first"),
+    [
+        ({"a": (1.04, 0.0), "b": (1.0, 0.0)}, "a"),  # a tie goes to the earlier one
+        ({"a": (1.09, 0.0), "b": (1.045, 0.0), "c": (1.0, 0.0)}, "b"),  # ties do not add up
+        ({"a": (1.2, 0.15), "b": (1.0, 0.0)}, "a"),  # noise
+        ({"a": (1.2, 0.05), "b": (1.0, 0.0)}, "b"),
+        ({"a": (None, None), "b": (1.0, 0.0)}, "b"),
+    ],
+)
+def test_the_winner_is_the_first_that_is_not_clearly_slower(laps, first):
+    assert winner({name: Lap(*lap) for name, lap in laps.items()}) == first
+
+
+def test_threads_are_set_for_a_turn_only():
+    before, seen = torch.get_num_threads(), []
+    race({str(n): Step(lambda: seen.append(torch.get_num_threads()), CPU, n) for n in (1, 2)}, seconds=0.1)
+    assert set(seen) == {1, 2} and torch.get_num_threads() == before
+
+
+def test_a_round_of_short_calls_holds_many():
+    calls = []
+    times = measure.spread(lambda: calls.append(1), CPU, rounds=2, least=2e-3)
+    assert times.rounds == 2 and len(calls) > 100
+    assert 0 < times.least <= times.median <= times.most and times.ratio >= 1
+
+
+# --- what a device reaches ---------------------------------------------------------------------------------
+
+
+def test_figures_are_by_the_code_of_the_survey(monkeypatch):
+    """One measurer of bandwidth: a plan and a survey cannot disagree by more than the machine itself."""
+    asked, own = [], device_figures._bandwidth
+    monkeypatch.setattr(device_figures, "ARRAY", 2**22)
+    monkeypatch.setattr(device_figures, "_bandwidth", lambda *given: asked.append(given) or own(*given))
+    found = measure.figures(CPU, "bfloat16", 1)
+    assert asked[0][0] == CPU and set(found["flops"]) == {"float32", "bfloat16"}
+    assert {"device", "name", "memory", "bytes_per_second", "flops", "seconds_per_operation"} == set(found)
+    assert found["bytes_per_second"] > 0 and found["seconds_per_operation"] > 0
+    rows = list(device_figures.rows_of(CPU, seconds=0.0, quick=True, precisions=("float32",)))
+    assert len(asked) == 2, "both by the same"
+    assert [row["what"] for row in rows] == ["bandwidth", "product", "launch", *["small product"] * 4]
+    assert all(row["value"] > 0 and row["spread"] >= 1 and row["device"] == "cpu" for row in rows)
+
+
+def test_a_precision_that_a_device_lacks_is_told(monkeypatch):
+    right = torch.mm
+
+    def mm(a, b):
+        if a.dtype == torch.float16:
+            raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'\nmore")
+        return right(a, b)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(device_figures, "ARRAY", 2**22)
+    rows = list(device_figures.rows_of(CPU, seconds=0.0, quick=True))
+    [lacking] = [row for row in rows if row.get("precision") == "float16"]
+    assert lacking["value"] is None and lacking["why"].startswith('RuntimeError: "addmm_impl_cpu_"')
+    with pytest.raises(ValueError, match="`precision` must be one that cpu computes in, but is 'float16'"):
+        measure.figures(CPU, "float16")
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+
+
+PEAKS = """
+import torch
+from qnnkit import measure
+
+CPU = torch.device("cpu")
+measure.reset_peak(CPU)
+before = measure.peak()
+large = torch.ones(64 * 2**20, dtype=torch.uint8)
+held = measure.peak()
+assert held - before > 0.9 * large.nbytes and measure.peak_on(CPU) == held, (before, held)
+assert abs(measure.resident() - held) < 16 * 2**20
+del large
+assert measure.peak() > held - 2**20, "a peak stays, but for what Linux has not yet summed over the cores"
+if measure.held.CLEAR.exists():
+    measure.reset_peak(CPU)
+    assert measure.peak() < held - 32 * 2**20, "until it is begun anew"
+"""
+
+
+def test_the_peak_is_that_of_what_came_last():
+    """In a process of its own: one that has run many tests gives memory back whenever it likes."""
+    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- how busy the machine is -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spinning():
+    """A program for every core, which does nothing but spin."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(machine.cores())]
+    time.sleep(0.3)
+    yield
+    for program in programs:
+        program.kill()
+        program.wait()
+
+
+def test_a_machine_that_is_busy_is_said_to_be(spinning):
+    load = measure.load(0.5)
+    assert load > 0.8 * machine.cores(), "they take turns with whatever else runs, and use all there is"
+    told = measure.note(load)
+    assert told and told.startswith("The machine is busy: other programs use ") and "measure again" in told
+
+
+def test_own_work_is_nobody_elses(monkeypatch):
+    """A process that itself keeps the cores busy, and others that leave them alone."""
+    facts = SimpleNamespace(idle=0.0, own=0.0)
+
+    def sleep(seconds):
+        facts.idle += (machine.cores() - 1) * seconds
+        facts.own += seconds
+
+    ticks = iter([0.0, 0.5])
+    monkeypatch.setattr(clock.time, "sleep", sleep)
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(clock, "_idle", lambda cores: facts.idle)
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: (facts.own, 0.0))
+    assert clock.load(0.5) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("idle", "used", "load"),
+    [
+        (32.0, 0.0, 0.0),  # of 64 cores half are free, and 2 are all that is asked for
+        (1.0, 0.0, 1.0),  # one is free
+        (32.0, 1.5, 1.5),  # the quota of 2 is used up by something else in this container
+    ],
+)
+def test_a_container_has_what_the_others_leave(monkeypatch, tmp_path: Path, idle, used, load):
+    (tmp_path / "cpu.max").write_text("200000 100000")
+    stat, facts, ticks = tmp_path / "cpu.stat", SimpleNamespace(idle=0.0), iter([0.0, 1.0])
+    stat.write_text("usage_usec 1000000\nuser_usec 0\n")
+
+    def sleep(seconds):
+        facts.idle = idle
+        stat.write_text(f"usage_usec {1000000 + int(1e6 * used)}\nuser_usec 0\n")
+
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: list(range(64)), raising=False)
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: (0.0, 0.0))
+    monkeypatch.setattr(clock.time, "sleep", sleep)
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(clock, "_idle", lambda cores: facts.idle)
+    assert clock.load(1.0) == pytest.approx(load)
+    assert (clock.note(clock.QUIET * 2) is None, clock.note(0.19)) == (False, None)

@@ -1,0 +1,298 @@
+"""qnnkit.measure: a training step traced without memory agrees with one that is run."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import measure, recipes, tasks, train
+from qnnkit.checkpoint import own_generators
+from qnnkit.measure import memory
+from qnnkit.measure.memory import Ledger, trace
+from qnnkit.settings import Settings
+
+TINY = {"batch_size": 2, "optimizer": "adamw"}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    config = recipes.settings("digits_quanv")
+    return measure.of_recipe(config, recipes.of(config).load(config))
+
+
+def llama(**settings):
+    return measure.of_transformer("llama", "tiny", **{**TINY, "sequence_length": 32, **settings})
+
+
+def clip(**settings):
+    return measure.of_transformer("clip", "tiny", **TINY, **settings)
+
+
+def measured_peak(workload):
+    """Bytes of tensors that a real step holds at most, by the same ledger on tensors that have memory."""
+    model = workload.build(workload.training, False)
+    ledger = Ledger()
+    stepper = train.Stepper(
+        model, workload.task, workload.training, workload.groups(model, workload.training)
+    )
+    for tensor in (*model.parameters(), *model.buffers()):
+        ledger.add(tensor, "weights")
+    with ledger:
+        stepper(workload.batch(workload.training.batch_size))
+        ledger.begin()
+        stepper(workload.batch(workload.training.batch_size))
+    return ledger.peak
+
+
+@pytest.mark.parametrize("size", [8, 64])
+def test_a_traced_step_holds_what_a_real_one_does(digits, size):
+    workload = digits.change(batch_size=size)
+    assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"batch_size": 4, "micro_batch": 2},
+        {"precision": "bfloat16"},
+        {"optimizer": "sgd"},
+        {"lora_rank": 4},
+    ],
+    ids=lambda change: ", ".join(change) or "plain",
+)
+@pytest.mark.parametrize("workload", [llama, clip])
+def test_so_does_that_of_a_transformer(workload, change):
+    if workload is clip and "micro_batch" in change:  # each piece would have another loss
+        with pytest.raises(ValueError, match="`micro_batch` must be None for a loss of the model's own"):
+            trace(clip().change(**change))
+        return
+    workload = workload().change(**change)
+    assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
+
+
+def test_a_net_of_ones_own_that_counts_in_its_task():
+    """Values are not known, and need not be: a task may divide by what it has counted."""
+
+    def task(model, batch):
+        inputs, targets = batch
+        count = int((targets > 0).sum())
+        loss = nn.functional.mse_loss(model(inputs), targets, reduction="sum") / max(1, count)
+        return tasks.Step(loss, {"loss": loss.detach() * count}, count)
+
+    rows = torch.ones(64, 100), torch.ones(64, 300)
+    with own_generators():
+        net = nn.Sequential(nn.Linear(100, 2000), nn.ReLU(), nn.Linear(2000, 300))
+    settings = Settings(batch_size=32)
+    about = settings, 500, lambda config, traced: net, lambda config: rows
+    own = measure.Workload("own", *about, task, example=rows[0])
+    found = trace(own)
+    assert found.n_trained == sum(weight.numel() for weight in net.parameters())
+    assert sum(found.memory.values()) == pytest.approx(measured_peak(own), rel=0.02)
+
+    def selects(model, batch):
+        loss = model(batch[0])[batch[1] > 0.5].sum()
+        return tasks.Step(loss, {"loss": loss.detach()}, 1)
+
+    unknown = measure.Workload("own", *about, selects)
+    with pytest.raises(ValueError, match="`task` must have shapes that follow from shapes"):
+        trace(unknown)
+
+
+RECIPE = """
+import torch
+from torch import nn
+from qnnkit import data
+
+def load(settings):
+    points = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    return data.arrays(settings, points, points[:, 0] > 0, classes=["left", "right"])
+
+def build(settings, splits, seed):
+    return nn.Linear(*splits.sizes["input_shape"], splits.sizes["n_classes"])
+"""
+
+
+def test_a_recipe_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(RECIPE)
+    recipe = recipes.find(tmp_path / "mine.py")
+    config = recipe.settings()
+    workload = measure.of_recipe(config, recipe.load(config))
+    found = trace(workload)
+    assert (found.n_weights, workload.n_samples) == (10, 36)
+    assert [len(batch[0]) for batch in workload.loader(9)] == [36]
+
+
+def test_with_checkpointing_it_holds_no_less():
+    """Fake tensors of a part that is computed again are freed a little later than real ones."""
+    for workload in (llama, clip):
+        again = workload().change(batch_size=8, gradient_checkpointing=True)
+        assert 0.98 < sum(trace(again).memory.values()) / measured_peak(again) < 1.2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"batch_size": 4, "micro_batch": 2, "gradient_checkpointing": True},
+        {"lora_rank": 4, "gradient_checkpointing": True},
+    ],
+    ids=lambda change: ", ".join(change) or "plain",
+)
+def test_a_deep_net_is_traced_with_a_few_of_its_layers(monkeypatch, change):
+    language = importlib.import_module("qnnkit.models.causal_lm")
+    monkeypatch.setitem(language.LLAMA, "deep", (32, 8, 4, 4, 80, 300))
+    workload = measure.of_transformer("llama", "deep", **TINY, sequence_length=32).change(**change)
+    few, layers = [], memory._stack
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "_stack", lambda model: few.append(layers(model)) or few[-1])
+        found = trace(workload)
+    assert len(few[0]) == memory.FEW
+    assert sum(found.memory.values()) == pytest.approx(measured_peak(workload), rel=0.03)
+    monkeypatch.setattr(memory, "_stack", lambda model: None)
+    whole = trace(workload)
+    assert found.work == whole.work and found.n_weights == whole.n_weights
+    assert found.at_update == whole.at_update and found.kept == whole.kept
+
+
+def test_parts_are_what_they_are_called():
+    workload, bytes_each = llama(batch_size=4, micro_batch=2), 4
+    found = trace(workload)
+    assert found.n_trained == found.n_weights
+    weights = bytes_each * found.n_weights
+    assert weights <= found.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
+    assert found.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
+    assert found.memory["gradients"] == weights, "of the first batch, when the second is at its peak"
+    assert found.memory["activations"] > 0 and not found.memory.get("quantum states")
+    sgd = trace(llama(optimizer="sgd"))
+    assert sgd.memory["optimizer"] == pytest.approx(weights, rel=0.01), "momentum alone"
+
+
+def test_circuits_have_a_part_of_their_own(digits):
+    few, many = (trace(digits.change(batch_size=n)).memory["quantum states"] for n in (32, 256))
+    assert 7 < many / few < 9, "eight times the circuits"
+    assert many > 256 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
+
+
+def test_checkpointing_saves_memory_for_work():
+    usual, again = trace(llama(batch_size=8)), trace(llama(batch_size=8, gradient_checkpointing=True))
+    assert again.memory["activations"] < 0.7 * usual.memory["activations"]
+    assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
+
+
+def test_work_grows_with_the_batch_and_with_its_pieces():
+    one, two = trace(llama()).work, trace(llama(batch_size=4)).work
+    assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
+    assert one.bytes < two.bytes < 2 * one.bytes, "moments and weights are moved once"
+    three = trace(llama(batch_size=6, micro_batch=2)).work
+    assert three.flops == pytest.approx(3 * one.flops) and 2 * one.bytes < three.bytes < 3 * one.bytes
+    tokens, n = 2 * 32, trace(llama()).n_weights
+    assert 0.5 < one.flops / (6 * tokens * n) < 1.5, (
+        "Kaplan et al. (2020), arXiv:2001.08361: 6 a weight and token"
+    )
+
+
+def test_what_is_large_is_traced_without_memory():
+    measure.reset_peak(torch.device("cpu"))
+    before = measure.resident()
+    found = trace(measure.of_transformer("llama", "3b", **TINY, lora_rank=8, sequence_length=64))
+    if measure.held.CLEAR.exists():  # elsewhere a peak is never forgotten
+        assert measure.peak() - before < 1e9, "its weights alone would take 13 GB"
+    adapters = found.n_trained
+    assert 3.2e9 < found.n_weights - adapters < 3.25e9, "as Llama 3.2 3B is published"
+    assert found.memory["weights"] == pytest.approx(4 * found.n_weights, rel=0.01)
+    assert adapters < 1e-3 * found.n_weights and found.memory["optimizer"] < 2**25
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("sgd", 1)])
+def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
+    """Where little else is held, that is the peak: what is told of it is what is traced."""
+    workload = llama(batch_size=2, sequence_length=4, optimizer=optimizer, weight_decay=0.01)
+    usual, together = trace(workload), trace(workload, foreach=True)
+    assert together.work.operations < usual.work.operations or optimizer == "sgd"
+    assert usual.at_update == pytest.approx(sum(together.memory.values()), rel=0.01)
+    held = usual.memory["weights"] + 4 * usual.n_weights * (copies + (1 if optimizer == "sgd" else 2))
+    assert usual.at_update == pytest.approx(held, rel=0.01)
+
+
+def test_attention_is_work_too():
+    """Its products grow with the square of the length, the others with the length."""
+    short, long = (trace(llama(sequence_length=n)).work.flops for n in (64, 512))
+    tiny = measure.sizes()["llama"]["tiny"]
+    hidden, n_layers, extra = tiny[0], tiny[1], 2 * (512**2 - 8 * 64**2)  # tokens squared, two samples
+    per_pair = 14 * hidden * n_layers  # two products forward, five backward: 2 operations each
+    assert long - 8 * short == pytest.approx(per_pair * extra, rel=0.01)
+
+
+def test_the_whole_batch_is_there_and_the_activations_of_a_piece():
+    two, eight = (trace(llama(batch_size=2 * n, micro_batch=2)).memory["activations"] for n in (2, 8))
+    batch = llama().batch(2)
+    assert eight - two == 6 * sum(tensor.nbytes for tensor in batch.values())
+
+
+def test_what_is_computed_once_stays_in_memory():
+    config = recipes.settings("digits_quanv", trainable=False)
+    splits = recipes.of(config).load(config)
+    frozen = measure.of_recipe(config, splits)
+    n = sum(len(splits.split(name)) for name in ("train", "validation", "test"))
+    assert frozen.loaded_bytes == n * (64 + 8)  # a byte a pixel, and the label
+    assert frozen.data_bytes - frozen.loaded_bytes == n * 4 * 4 * 49
+    assert frozen.of_samples(10 * frozen.n_samples).data_bytes == 10 * frozen.data_bytes
+    assert any("computed once" in note for note in frozen.notes)
+    assert not trace(frozen).memory.get("quantum states"), "circuits do not run in training"
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: measure.of_transformer("gpt", "tiny"), "`model` must be a known name.*are llama, clip"),
+        (
+            lambda: measure.of_transformer("llama", "huge"),
+            "`size` must be one of tiny, small, medium, 3b, but",
+        ),
+        (lambda: measure.of_transformer("clip", "tiny", sequence_length=100), "must be at most 77"),
+        (lambda: measure.of_transformer("llama", "tiny", n_samples=0), "`n_samples` must be"),
+        (lambda: measure.of_transformer("llama", "tiny", four_bit=True), "`four_bit` must come with"),
+        (lambda: llama(sequence_length=-1), "`sequence_length` must be"),
+        (lambda: llama().change(batches=3), "`setting` must be a known name, .* Did you mean 'batch_size'"),
+    ],
+)
+def test_bad_input(call, told):
+    with pytest.raises(ValueError, match=told):
+        call()
+
+
+def test_a_folder_names_its_own_model(tmp_path):
+    from transformers import BloomConfig, GPT2Config, ResNetConfig
+
+    GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=100, n_positions=64).save_pretrained(tmp_path)
+    workload = measure.of_transformer("llama", str(tmp_path), **TINY, sequence_length=16)
+    net = workload.build(workload.training, False)
+    assert trace(workload).n_weights == sum(each.numel() for each in net.parameters())
+    adapted = trace(workload.change(lora_rank=2))
+    assert 0 < adapted.n_trained < 0.1 * adapted.n_weights, "PEFT knows what of GPT-2 to adapt"
+    with pytest.raises(ValueError, match="must hold a model of kind clip, but is 'gpt2'"):
+        measure.of_transformer("clip", str(tmp_path))
+    with pytest.raises(ValueError, match=r"must hold the config.json of a model"):
+        (tmp_path / "config.json").write_text("{")
+        measure.of_transformer("llama", str(tmp_path))
+    BloomConfig(n_layer=1, n_head=2, hidden_size=32, vocab_size=100).save_pretrained(tmp_path)
+    bloom = measure.of_transformer("llama", str(tmp_path))
+    assert bloom.training.sequence_length == 256, "it has no longest"
+    ResNetConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="must hold a causal language model, but is 'resnet'"):
+        measure.of_transformer("llama", str(tmp_path))
+
+
+def test_a_ledger_forgets_what_is_freed():
+    ledger = Ledger()
+    with ledger:
+        first = torch.ones(1000)
+        second = first * 2
+        del first
+        third = second + 1
+        assert sum(ledger.live.values()) == second.nbytes + third.nbytes
+        _ = third.view(10, 100).T  # views hold nothing of their own
+        third.add_(1)
+    assert ledger.peak == 8000 and ledger.work.operations == 4

@@ -1,0 +1,380 @@
+"""Where time goes: what is made slow shows in its own part. Nothing is asserted of absolute times."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
+from qnnkit.measure import clock, parts
+from qnnkit.settings import Settings
+from qnnkit.tasks import Classification
+
+PAUSE = 0.05
+"""Seconds, well above what the rest of a toy step takes."""
+
+
+class Slow(torch.autograd.Function):
+    """The identity, which takes its time on either way."""
+
+    @staticmethod
+    def forward(ctx, values, forward, backward):
+        time.sleep(forward)
+        ctx.backward = backward
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.backward)
+        return gradient, None, None
+
+
+class SlowCircuit(QuantumLayer):
+    forward_pause = backward_pause = 0.0
+
+    def forward(self, inputs):
+        return Slow.apply(super().forward(inputs), self.forward_pause, self.backward_pause)
+
+
+class SlowLinear(nn.Linear):
+    forward_pause = backward_pause = 0.0
+
+    def forward(self, inputs):
+        return Slow.apply(super().forward(inputs), self.forward_pause, self.backward_pause)
+
+
+class Net(nn.Module):
+    """A circuit on the inputs, or on what a classical layer makes of them, and a classical reader."""
+
+    def __init__(self, first: bool = True, uses: int = 1):
+        super().__init__()
+        qnode, shapes = circuits.build("data_reuploading", n_qubits=2, n_layers=1)
+        self.before = nn.Identity() if first else nn.Hardsigmoid()
+        self.circuit = SlowCircuit(qnode, shapes, {"weights": torch.ones(shapes["weights"])})
+        self.reader = weighted(SlowLinear, 2, 2)
+        self.uses = uses
+
+    def forward(self, inputs):
+        values = self.before(inputs)
+        for _ in range(self.uses):
+            values = self.circuit(values)
+        return self.reader(values)
+
+
+def weighted(kind, *sizes):
+    """A linear layer that draws nothing from torch's generator."""
+    with torch.random.fork_rng(devices=[]):
+        return kind(*sizes)
+
+
+class SlowLoader(list):
+    pause = 0.0
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            time.sleep(self.pause)
+            yield batch
+
+
+class SlowTensor:
+    """What a batch may be made of: only that it can be moved is asked of it."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def to(self, device, **options):
+        time.sleep(PAUSE)
+        return self.tensor
+
+
+INPUTS, LABELS = torch.linspace(0, 3, 8).reshape(4, 2), torch.tensor([0, 1, 0, 1])
+
+
+def parts_of(model, loader=None, **settings):
+    loader = [(INPUTS, LABELS)] if loader is None else loader
+    found = measure.step_parts(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
+    return {row["name"]: row["seconds"] for row in found}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["on inputs", "inside"])
+@pytest.mark.parametrize(
+    ("module", "way", "name"),
+    [
+        ("circuit", "forward", "quantum forward"),
+        ("circuit", "backward", "quantum backward"),
+        ("reader", "forward", "classical forward"),
+        ("reader", "backward", "classical backward"),
+    ],
+)
+def test_what_is_slow_shows_in_its_own_part(module, way, name, first):
+    model = Net(first)
+    setattr(getattr(model, module), f"{way}_pause", PAUSE)
+    found = parts_of(model)
+    assert max(found, key=lambda part: found[part]) == name
+    assert found[name] >= PAUSE and found[name] > 0.7 * sum(found.values())
+
+
+def test_a_layer_that_is_used_twice_counts_twice():
+    model = Net(uses=2)
+    model.circuit.backward_pause = model.circuit.forward_pause = PAUSE
+    found = parts_of(model)
+    assert found["quantum forward"] >= 2 * PAUSE and found["quantum backward"] >= 2 * PAUSE
+
+
+def test_a_slow_loader_and_a_slow_transfer_show():
+    loader = SlowLoader([(INPUTS, LABELS)])
+    loader.pause = PAUSE
+    found = parts_of(Net(), loader)
+    assert max(found, key=lambda part: found[part]) == "loading"
+    found = parts_of(Net(), [(SlowTensor(INPUTS), LABELS)])
+    assert max(found, key=lambda part: found[part]) == "transfer"
+
+
+def test_a_slow_optimizer_shows(monkeypatch):
+    right = torch.optim.Adam.step
+
+    def step(self, *given):
+        time.sleep(PAUSE)
+        return right(self, *given)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    found = parts_of(Net())
+    assert max(found, key=lambda part: found[part]) == "optimizer"
+
+
+def test_parts_add_up_and_the_model_is_left_as_it_was():
+    model = Net()
+    model.circuit.forward_pause = model.reader.backward_pause = PAUSE
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    start = time.perf_counter()
+    loader = [(INPUTS, LABELS)]
+    rows = measure.step_parts(model.eval(), Classification(), loader, steps=3, warmup=0, seconds=0)
+    elapsed = time.perf_counter() - start
+    assert [row["name"] for row in rows] == list(parts.PARTS)
+    whole = sum(row["seconds"] for row in rows)
+    assert 2 * PAUSE <= whole <= elapsed
+    assert abs(rows[-1]["seconds"]) < 0.5 * whole, "the rest is small beside what was made slow"
+    assert all(row["seconds"] >= 0 for row in rows[:-1])
+    assert not model.training and not model.circuit._forward_hooks
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_frozen_filters_and_nets_without_a_circuit(precision):
+    config = Settings(precision=precision, optimizer="sgd")
+    images = torch.linspace(0, 3, 64).reshape(4, 1, 4, 4)
+    quanv = Quanv2d(1, "data_reuploading", filters=2, trainable=False, n_layers=1)
+    frozen = nn.Sequential(quanv, nn.Flatten(), weighted(nn.Linear, 32, 2))
+    found = parts_of(frozen, [(images, LABELS)], config=config)
+    assert found["quantum forward"] > 0 == found["quantum backward"] and found["classical backward"] > 0
+    found = parts_of(weighted(nn.Linear, 2, 2), config=config)
+    assert found["quantum forward"] == found["quantum backward"] == 0 < found["classical forward"]
+    found = parts_of(weighted(nn.Linear, 2, 2).requires_grad_(False), config=config)
+    assert found["classical forward"] > 0
+
+
+# --- strategies ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return data.load("digits")
+
+
+def recipe(**settings):
+    return recipes.settings("digits_quanv", stride=4, batch_size=8, **settings)
+
+
+@pytest.fixture(scope="module")
+def measured(splits):
+    """All rows, of a training split that is too small for some; each circuit's first step takes a second."""
+    train, n = splits.train, 30
+    few = replace(splits, train=replace(
+        train, images=train.images[:n], labels=train.labels[:n], sources=train.sources[:n]
+    ))  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "LAYERS", (1,))
+        return measure.strategies(recipe(epochs=3), few, seconds=2.0)
+
+
+def test_every_strategy_is_measured_or_says_why_not(measured):
+    assert [(row["group"], row["name"]) for row in measured] == [
+        ("run", "as it is"),
+        ("simulator", "lightning.qubit"),
+        ("simulator", "default.qubit"),
+        ("simulator", "batched"),
+        ("batch", "batch 4"),
+        ("batch", "batch 8"),
+        ("batch", "batch 16"),
+        ("batch", "batch 32"),
+        ("layers", "n_layers 1"),
+        ("circuit", "frozen"),
+        ("circuit", "frozen, cached"),
+        ("precision", "float32"),
+        ("precision", "bfloat16"),
+    ]
+    for row in measured:
+        assert row["change"].endswith(".")
+        if row["name"] == "batch 32":
+            assert row["why"] == "The training split has 30 samples only."
+            assert row["seconds_per_sample"] is None is row["seconds_per_epoch"] is row["seconds_in_all"]
+        else:
+            assert row["why"] == "" and row["seconds_per_sample"] > 0
+            assert row["seconds_per_epoch"] == pytest.approx(row["seconds_per_sample"] * 30)
+            assert row["seconds_in_all"] == pytest.approx(row["seconds_per_epoch"] * 3)
+
+
+def test_strategies_change_one_thing_and_drop_nothing(splits, monkeypatch):
+    """Augmentation, and the pieces whose gradients are added up, are part of the step that is timed."""
+    changed, pieces = [], []
+    right, backward = tasks.Classification.__call__, train.Stepper.backward
+
+    def called(task, model, batch):
+        changed.append(task.augment is not None)
+        return right(task, model, batch)
+
+    def counted(stepper, loss):
+        pieces.append((stepper.config.precision, stepper.config.micro_batch))
+        return backward(stepper, loss)
+
+    monkeypatch.setattr(tasks.Classification, "__call__", called)
+    monkeypatch.setattr(train.Stepper, "backward", counted)
+    monkeypatch.setattr(parts, "LAYERS", ())
+    config = recipe(augmentation="affine", micro_batch=4)
+    found = {row["name"]: row for row in measure.strategies(config, splits, threads=1, seconds=0.2)}
+    assert changed and all(changed), "no row leaves it out"
+    assert {micro for _, micro in pieces} == {4} and {each for each, _ in pieces} == {"float32", "bfloat16"}
+    told = found["as it is"]["change"]
+    assert told == "Nothing is changed: cpu, float32, batch 8 in pieces of 4, 1 thread, augmentation affine."
+    assert found["frozen, cached"]["why"].startswith("Augmentation makes other images in every epoch")
+
+
+def test_the_cpu_stands_beside_the_accelerator(splits, monkeypatch):
+    monkeypatch.setattr(parts, "devices", lambda *given: ["cpu", "cpu:0"])  # for torch a device of its own
+    monkeypatch.setattr(parts, "LAYERS", ())
+    found = measure.strategies(recipe(), splits, seconds=0.2)
+    of_devices = [row for row in found if row["group"] == "device"]
+    assert [row["name"] for row in of_devices] == ["cpu", "cpu:0"]
+    assert all(row["seconds_in_all"] > row["seconds_per_epoch"] for row in of_devices)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("name", "settings", "rows"),
+    [
+        (
+            "digits_clip",
+            {"n_qubits": 2, "n_layers": 1, "patch_size": 8},
+            ["as it is", "lightning.qubit", "default.qubit", "batched", "batch 2", "batch 4", "batch 8",
+             "batch 16", "n_layers 1", "frozen", "frozen, cached", "float32", "bfloat16"],
+        ),
+        (
+            "text_adapter",
+            {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000},
+            ["as it is", "batch 2", "batch 4", "batch 8", "batch 16", "float32", "bfloat16"],
+        ),
+    ],
+)  # fmt: skip
+def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path, monkeypatch):
+    for number in range(12):
+        words = f"{number}. " + "the cat sat on the mat and a dog ran. " * 8
+        (tmp_path / f"{number}.txt").write_text(words)
+    place = {"data_dir": str(tmp_path)} if name.startswith("text") else {}
+    config = recipes.settings(name, batch_size=4, **settings, **place)
+    monkeypatch.setattr(parts, "LAYERS", (1,))
+    splits = runs.Run(tmp_path, config).load_data()
+    found = measure.strategies(config, splits, seconds=1.0)
+    assert [row["name"] for row in found] == rows
+    for row in found:
+        if row["name"] == "frozen, cached":
+            assert row["why"] == "This model takes no features in place of its data."
+        elif row["seconds_per_sample"] is None:
+            assert "samples only" in row["why"], row
+        else:
+            expected = row["seconds_per_sample"] * len(splits.train)
+            assert row["seconds_per_epoch"] == pytest.approx(expected)
+    assert sum(row["seconds_per_sample"] is not None for row in found) >= 3
+
+
+def test_what_cannot_be_measured_says_why(splits, monkeypatch):
+    def none(*given, **settings):
+        raise ValueError("Argument `backend` must be a device that works here, but is 'lightning.qubit'.")
+
+    right = parts.training_step
+
+    def stepping(config, *given, **options):
+        if config.backend == "default.qubit":
+            raise torch.OutOfMemoryError("There is no memory left.\nSome statistics.")
+        return right(config, *given, **options)
+
+    monkeypatch.setattr(parts, "one_by_one", none)
+    monkeypatch.setattr(parts, "training_step", stepping)
+    monkeypatch.setattr(parts, "LAYERS", ())
+    found = {row["name"]: row["why"] for row in measure.strategies(recipe(), splits, seconds=0.2)}
+    assert found["lightning.qubit"].endswith("but is 'lightning.qubit'.")
+    assert found["default.qubit"] == "There is no memory left." and found["as it is"] == ""
+
+
+def test_circuits_one_by_one_are_scaled_up(monkeypatch):
+    counted = []
+
+    def seconds(run, device, *, rounds):
+        run()
+        counted.append(rounds)
+        return 0.1 * ran.pop()
+
+    ran, right = [], QuantumLayer.forward
+
+    def forward(layer, inputs):
+        if layer.backend == "lightning.qubit":
+            ran.append(len(inputs))
+        return right(layer, inputs)
+
+    monkeypatch.setattr(clock, "seconds", seconds)
+    monkeypatch.setattr(QuantumLayer, "forward", forward)
+    net = Quanv2d(1, "data_reuploading", filters=2, n_layers=1)
+    found = measure.one_by_one(net, torch.ones(1, 1, 6, 6))
+    assert (found.circuits_per_image, found.circuits_timed, found.trains) == (18, 5, True)
+    assert found.seconds_per_image == pytest.approx(0.1 * 18) and counted == [1, 3]
+    assert not measure.one_by_one(net.requires_grad_(False), torch.ones(1, 1, 6, 6)).trains
+
+
+def test_the_optimizer_is_the_recipes_own(monkeypatch):
+    seen = []
+    right = torch.optim.AdamW.step
+
+    def step(self, *given):
+        seen.extend((group["lr"], group["weight_decay"], len(group["params"])) for group in self.param_groups)
+        return right(self, *given)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    settings = {"learning_rate": 0.01, "quantum_learning_rate": 0.05, "weight_decay": 0.3}
+    parts_of(Net(), config=Settings(optimizer="adamw", **settings))
+    assert set(seen) == {(0.05, 0.0, 1), (0.01, 0.3, 2)}, "the circuit's weights and the classical ones"
+    frozen = Net()
+    frozen.circuit.requires_grad_(False)
+    seen.clear()
+    parts_of(frozen, config=Settings(optimizer="adamw", **settings))
+    assert set(seen) == {(0.01, 0.3, 2)}
+
+
+# --- operations ---------------------------------------------------------------------------------------------
+
+
+def test_the_costliest_operations_and_their_trace(splits, tmp_path):
+    config, place = recipe(), torch.device("cpu")
+    batch = next(iter(splits.batches("train", 8, shuffle=False)))
+    stepper, given = parts.training_step(config, splits, batch, len(splits.train), place)
+    trace = tmp_path / "trace.json.gz"
+    text = measure.operations(stepper, given, threads=1, trace=trace)
+    assert "Self CPU %" in text and "aten::" in text and "_RunBackward" in text
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert any(event["name"].startswith("aten::") for event in events)
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json.gz"]

@@ -1,0 +1,645 @@
+"""Where a net is trained: what is measured faster by more than the noise, and kept by its run alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from qnnkit import QuantumLayer, circuits, measure, recipes, runs, train, workspace
+from qnnkit.device import machine
+from qnnkit.measure import Lap, placement
+from qnnkit.measure import clock as clock_
+from qnnkit.measure.placement import Candidate
+from qnnkit.runs import chain, lock
+from qnnkit.runs.surveying import measure_machine
+from qnnkit.settings import Settings
+from qnnkit.tasks import Classification
+from tests.toys import each_epoch
+
+TASK = Classification()
+ON_CPU: dict[str, Any] = {"device": "cpu", "seconds": 0.5}
+THREAD_COUNTS = placement.thread_counts
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Goes on by what nets say that they take, so that no other work on this machine decides a test."""
+    found = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(clock_, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    monkeypatch.setattr(Net, "clock", found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """Two cores, nothing measured yet, and nobody else at work."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QNNKIT_HOME", raising=False)
+    monkeypatch.setattr(placement, "thread_counts", lambda: [1, 2])
+    monkeypatch.setattr(clock_, "load", lambda: 0.0)
+    monkeypatch.setattr(clock_, "TURN", 0.002)
+
+
+def linear(n_in, n_out):
+    """A layer that draws nothing from torch's generator."""
+    layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.copy_(torch.linspace(-1, 1, weight.numel()).reshape(weight.shape))
+    return layer
+
+
+class Net(nn.Module):
+    """A linear reader that takes `slow(number of samples)` seconds of the clock."""
+
+    clock = SimpleNamespace(now=0.0)
+
+    def __init__(self, slow=lambda n: 0.001):
+        super().__init__()
+        self.reader, self.slow = linear(4, 2), slow
+
+    def forward(self, points):
+        self.clock.now += self.slow(len(points))
+        return self.reader(points)
+
+
+def slow_on(threads, seconds=0.03):
+    return lambda n: seconds if torch.get_num_threads() == threads else 0.001
+
+
+def batch(n=8):
+    return torch.linspace(-1, 1, 4 * n).reshape(n, 4), torch.arange(n) % 2
+
+
+# --- the decision ---------------------------------------------------------------------------------
+
+
+def on(threads, size=64, device="cpu"):
+    return Candidate(device, threads, size)
+
+
+def decided(found, seconds, errors=()):
+    both = itertools.zip_longest(found, seconds, errors)
+    return placement.decide(found, {one.name: Lap(took, error) for one, took, error in both})
+
+
+THREADS = [on(1), on(2), on(4)]
+DEVICES = [on(1), on(2), on(None, device="cuda:0")]
+SIZES = [on(1, size) for size in (16, 32, 64, 128)]
+
+
+@pytest.mark.parametrize(
+    ("found", "seconds", "errors", "index"),
+    [
+        (THREADS, (3.0, 2.0, 1.0), (), 2),
+        (THREADS, (1.0, 2.0, 3.0), (), 0),
+        (THREADS, (1.04, 1.02, 1.0), (), 0),  # ties go to fewer threads
+        (THREADS, (1.09, 1.045, 1.0), (), 1),  # and a chain of ties does not add up
+        (THREADS, (1.2, 1.1, 1.0), (0.15, 0.01, 0.0), 0),  # noise
+        (THREADS, (1.2, 1.1, 1.0), (0.05, 0.01, 0.0), 2),
+        (THREADS, (None, 1.1, 1.0), (), 2),  # one that failed
+        (DEVICES, (1.5, 1.03, 1.0), (), 1),  # and to the CPU
+        (DEVICES, (1.5, 1.2, 1.0), (), 2),
+        (SIZES, (4.0, 1.09, 1.0, 0.995), (), 1),  # the smallest within 10 % of the best
+        (SIZES, (1.0, 1.2, 1.3, 1.4), (), 0),
+        (SIZES, (4.0, 3.0, 2.0, None), (), 2),
+        (SIZES, (None, None, None, None), (), 0),
+    ],
+)
+def test_the_simplest_that_is_not_clearly_slower(found, seconds, errors, index):
+    assert decided(found, seconds, errors) == found[index]
+
+
+def test_candidates_are_what_the_settings_leave_open(monkeypatch):
+    usable = [torch.device(name) for name in ("cpu", "cuda:0", "cuda:1", "mps")]
+    monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
+    fixed = Settings(batch_size=32)
+
+    def names(device="auto", threads: Any = "auto", config=fixed, n=None):
+        return [one.name for one in placement.candidates(device, threads, config, n)]
+
+    assert names() == [
+        "cpu on 1 thread, batch 32", "cpu on 2 threads, batch 32", "cuda:0, batch 32", "mps, batch 32",
+    ]  # fmt: skip
+    assert names("cpu", 3) == ["cpu on 3 threads, batch 32"]
+    assert names("cpu", None) == ["cpu, batch 32"]
+    assert names(config=Settings(batch_size=32, precision="float16"))[0] == "cuda:0, batch 32"
+    auto = Settings().model_copy(update={"batch_size": "auto"})
+    assert [name.split()[-1] for name in names("cpu", 1, auto, 1300)] == ["16", "32", "64"]
+    with pytest.raises(ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'"):
+        names("cpu", config=Settings(precision="float16"))
+    with pytest.raises(ValueError, match="`device` must be a known name, but is 'gpu'"):
+        names("gpu")
+
+
+def test_threads_are_of_physical_cores_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(placement, "torch", SimpleNamespace(get_num_threads=lambda: 12))
+    monkeypatch.setattr(machine, "cores", lambda: 16)
+    for physical, expected in ((8, [1, 4, 8]), (1, [1]), (2, [1, 2]), (None, [1, 6, 12])):
+        monkeypatch.setattr(psutil, "cpu_count", lambda logical, found=physical: found)
+        assert THREAD_COUNTS() == expected
+
+
+def test_no_size_of_batch_leaves_one_image_over():
+    assert placement.sizes(1073) == [32]  # 1073 = 67 * 16 + 1
+    assert placement.sizes(1089) == [15, 33]  # 1089 = 68 * 16 + 1 = 34 * 32 + 1 = 64 * 17 + 1
+    assert [placement.sizes(n) for n in (33, 49, 65, 273)] == [[17], [17], [17], [15]]
+    assert placement.sizes(1090) == [16, 32]
+
+
+# --- the race -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slow", "best"), [(1, 2), (2, 1)])
+def test_a_planted_slow_number_of_threads_is_found(slow, best, clock):
+    net = Net(slow_on(slow))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    found = placement.place(net, TASK, batch(), **ON_CPU)
+    assert (found.device, found.threads, found.batch_size) == ("cpu", best, 8)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(weight.grad is None for weight in net.parameters())
+    [first, *_] = found.rows
+    assert first["candidate"] == f"cpu on {best} thread{'s' * (best > 1)}, batch 8"
+
+
+def test_a_candidate_that_is_far_slower_is_not_tried_further(clock):
+    steps = []
+
+    def slow(n):
+        steps.append(torch.get_num_threads())
+        return 0.5 if steps[-1] == 2 else 0.001
+
+    found = placement.place(Net(slow), TASK, batch(), **ON_CPU)
+    assert steps == [1, 1, 2, 2, 2], (
+        "one to warm up, one timed, one more in case that was a hiccup; no rounds"
+    )
+    [_, slow_one] = found.rows
+    assert slow_one["standard_error"] is None and found.threads == 1
+
+
+def test_a_heavy_net_is_raced_on_smaller_batches(clock):
+    sizes = []
+
+    def slow(n):
+        sizes.append(n)
+        return 0.004 * n
+
+    found = placement.place(Net(slow), TASK, batch(64), Settings(batch_size=64), **ON_CPU)
+    assert max(sizes) < 64 and found.batch_size == 64
+    assert re.search(rf"at batch 64 \(timed at {max(sizes)}\)\.$", found.sentence)
+
+
+def test_a_net_with_a_circuit():
+    qnode, shapes = circuits.build("hardware_efficient", n_qubits=4)
+    start = {name: torch.full(shape, 0.5) for name, shape in shapes.items()}
+    net = nn.Sequential(QuantumLayer(qnode, shapes, start), linear(4, 2))
+    found = placement.place(net, TASK, batch(), **ON_CPU)
+    assert found.backend == "auto" and all(math.isfinite(row["samples_per_second"]) for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    ("slow", "size"),
+    [
+        (lambda n: 0.004, 128),  # as long for any number: the more the better
+        (lambda n: 0.0002 * n, 16),  # as long for every sample
+        (lambda n: 0.0005 + 0.0002 * max(n, 32), 32),
+    ],
+)
+def test_the_size_of_batch_is_the_smallest_of_the_best(slow, size, clock):
+    auto = Settings().model_copy(update={"batch_size": "auto"})
+    found = placement.place(Net(slow), TASK, batch(), auto, threads=1, n_samples=128 * 20, **ON_CPU)
+    assert found.batch_size == size
+    assert f"Batch {size} is the smallest within 10 % of the most samples a second (" in found.sentence
+
+
+def test_a_size_of_batch_where_samples_are_few(clock):
+    auto = Settings().model_copy(update={"batch_size": "auto"})
+    found = placement.place(Net(), TASK, batch(), auto, n_samples=400, **ON_CPU)
+    told = " Batch 16 is the only size tried: larger ones would leave an epoch under 20 updates."
+    assert found.batch_size == 16 and found.sentence.endswith(told)
+
+
+class Refusing(Net):
+    """As a GPU does: more than `most` samples are out of memory."""
+
+    def __init__(self, most):
+        super().__init__(lambda n: 0.004)
+        self.most = most
+
+    def forward(self, points):
+        if len(points) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().forward(points)
+
+
+def test_out_of_memory_rules_a_size_out(clock):
+    auto = Settings().model_copy(update={"batch_size": "auto"})
+    found = placement.place(Refusing(32), TASK, batch(), auto, threads=1, n_samples=128 * 20, **ON_CPU)
+    assert found.batch_size == 32
+    assert found.sentence.endswith("at batch 32); none above 32 was tried, for want of time or memory.")
+
+
+def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, clock):
+    """On a CPU nobody would be left to tell of it."""
+    held, tried = [0], set()
+    monkeypatch.setattr(machine, "memory", lambda: (64 * 10**6, 64 * 10**6))
+    monkeypatch.setattr(placement.held, "reset_peak", lambda place: held.append(0))
+    monkeypatch.setattr(placement.held, "peak_on", lambda place: held[-1])
+
+    class Wide(Net):
+        def forward(self, points):
+            tried.add(len(points))
+            held.append(10**6 * len(points))
+            return super().forward(points)
+
+    auto = Settings().model_copy(update={"batch_size": "auto"})
+    found = placement.place(Wide(), TASK, batch(), auto, threads=1, n_samples=1024 * 20, **ON_CPU)
+    assert found.batch_size in tried == {16, 32}, "64 samples would take all there is"
+
+
+def test_where_no_choice_fits_the_simplest_is_left_to_the_training():
+    found = placement.place(Refusing(0), TASK, batch(), **ON_CPU)
+    told = "cpu on 1 thread: nothing could be measured, so this is the simplest choice, not the fastest."
+    assert (found.threads, found.sentence) == (1, told)
+
+
+def test_a_net_that_cannot_be_trained_raises_its_own_error():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        placement.place(Net(), TASK, (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)), **ON_CPU)
+
+
+def test_what_fails_in_one_place_only_does_not_win(clock):
+    def fails(n):
+        if torch.get_num_threads() == 2:
+            raise RuntimeError("no such thing here")
+        return 0.001
+
+    found = placement.place(Net(fails), TASK, batch(), **ON_CPU)
+    failed = "2 threads not timed (failed, or too late)"
+    assert found.sentence == f"cpu on 1 thread: {failed}, for this net of 10 weights at batch 8."
+
+
+def test_samples_in_any_form_are_taken_from_the_front_again():
+    given = {"points": torch.arange(3), "more": [torch.arange(6).reshape(3, 2), "told"]}
+    taken = placement.take(given, 4)
+    assert taken["points"].tolist() == [0, 1, 2, 0]
+    assert taken["more"][0].shape == (4, 2) and taken["more"][1] == "told"
+
+
+# --- the sentence ---------------------------------------------------------------------------------
+
+
+def sentence(monkeypatch, seconds, weights=10, threads=(1, 2), devices=("cpu",), busy=None, size=8):
+    """What is said where these seconds were measured, in the candidates' order."""
+    monkeypatch.setattr(placement, "thread_counts", lambda: list(threads))
+    monkeypatch.setattr(placement.device, "usable_devices", lambda: [torch.device(one) for one in devices])
+    config = Settings(batch_size=size)
+    found = placement.candidates("auto", "auto", config, None)
+    laps = {one.name: Lap(took) for one, took in zip(found, seconds, strict=True)}
+    monkeypatch.setattr(placement, "timed", lambda *given: (laps, None, busy))
+    net = linear(weights - 1, 1)
+    return placement.place(net, TASK, batch(), config).sentence
+
+
+def test_the_sentence_word_for_word(monkeypatch):
+    assert sentence(monkeypatch, (1.0, 2.13, 3.4), 88_000, devices=("cpu", "mps"), size=128) == (
+        "cpu on 1 thread: 2.1x faster than 2 threads, 3.4x faster than mps, for this net of 88,000 weights "
+        "at batch 128."
+    )
+    assert sentence(monkeypatch, (3.0, 2.0, 0.5), 1_340_000, devices=("cpu", "cuda:0")) == (
+        "cuda:0: 4.0x faster than cpu on 2 threads, for this net of 1,340,000 weights at batch 8."
+    )
+    assert sentence(monkeypatch, (1.0, 1.02, 2.0), threads=(1, 2, 4)) == (
+        "cpu on 1 thread: as fast as 2 threads, 2.0x faster than 4 threads, for this net of 10 weights at "
+        "batch 8."
+    )
+    assert sentence(monkeypatch, (1.5, 1.0, None), 100_000, devices=("cpu", "mps")) == (
+        "cpu on 2 threads: 1.5x faster than 1 thread, mps not timed (failed, or too late), for this net of "
+        "100,000 weights at batch 8."
+    )
+    busy = "The machine is busy: ..."
+    assert sentence(monkeypatch, (1.0, 2.0), busy=busy).endswith(f" at batch 8. {busy}")
+
+
+def test_nothing_is_measured_where_there_is_no_choice(monkeypatch):
+    monkeypatch.setattr(clock_, "race", None)
+    net = Net()
+    assert placement.place(net, TASK, batch(), device="cpu", threads=2).sentence == (
+        "cpu on 2 threads: nothing else to choose from, so nothing was measured."
+    )
+    monkeypatch.setattr(placement, "thread_counts", lambda: [1])
+    monkeypatch.setattr(placement.device, "usable_devices", lambda: [torch.device("cpu")])
+    found = placement.place(net, TASK, lambda: None, Settings())
+    assert (found.device, found.threads, found.rows) == ("cpu", 1, [])
+
+
+# --- never remembered -----------------------------------------------------------------------------
+
+
+def counted(monkeypatch):
+    """A list that grows with every race."""
+    raced, own = [], placement.timed
+    monkeypatch.setattr(placement, "timed", lambda *given: raced.append(1) or own(*given))
+    return raced
+
+
+def test_what_a_busy_machine_measures_is_said_and_never_kept(monkeypatch, tmp_path):
+    raced = counted(monkeypatch)
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    monkeypatch.setattr(clock_, "load", lambda: 1.3)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    told = placement.place(Net(slow_on(2)), TASK, batch(), **ON_CPU).sentence
+    assert " The machine is busy: other programs use 1.3 of its 2 cores, " in told
+    monkeypatch.setattr(clock_, "load", lambda: 0.0)
+    assert "busy" not in placement.place(Net(slow_on(2)), TASK, batch(), **ON_CPU).sentence
+    assert len(raced) == 2 and list(tmp_path.iterdir()) == [], "measured anew, and nothing written"
+
+
+def test_nothing_outside_changes():
+    torch_rng = torch.get_rng_state()
+    net = nn.Sequential(Net(), nn.Dropout(0.5))
+    placement.place(net, TASK, batch(), **ON_CPU)
+    assert torch.equal(torch.get_rng_state(), torch_rng)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+TINY = {
+    "image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "epochs": 2, "n_seeds": 1,
+    "controls": ["classical"], "threads": "auto", "backend": "batched",
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(pictures, tmp_path, monkeypatch):
+    """Opens a tiny run, whose races take a moment: `tiny(name, epochs=1)`."""
+    usable = [torch.device("cpu")]
+    monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
+    own = placement.place
+    monkeypatch.setattr(placement, "place", lambda *given, **named: own(*given, **named, seconds=0.3))
+
+    def open_(name="run", **settings):
+        given = {"data_dir": str(pictures), **TINY, **settings}
+        return runs.open_run(tmp_path / name, "folder_quanv", **given)
+
+    return open_
+
+
+def note(run):
+    return json.loads((run.folder / "provenance.json").read_text())["placement"]
+
+
+def test_a_run_is_trained_where_it_was_measured_to_be_fastest(tiny, monkeypatch):
+    run, seen = tiny(), []
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
+    list(runs.train_all(run, on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()))))
+    kept = note(run)
+    assert (kept["device"], kept["threads"], kept["batch_size"]) == ("cpu", 2, 4) and set(seen) == {2}
+    assert re.match(
+        r"cpu on 2 threads: .+ 1 thread.*, for this net of \d+ weights at batch 4\.", kept["sentence"]
+    )
+    told = run.provenance["trained"]
+    assert told["threads"] == 2 and told["sentence"] == kept["sentence"] and told["backend"] == "batched"
+    assert runs.placed(run).sentence == kept["sentence"]
+
+
+def test_a_run_that_goes_on_decides_as_it_did_and_ends_in_the_same_bits(tiny, monkeypatch):
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
+    whole, broken = tiny("whole"), tiny("broken")
+
+    class Killed(Exception):
+        pass
+
+    def kill(row):
+        raise Killed
+
+    list(runs.train_all(whole))
+    with pytest.raises(Killed):
+        list(runs.train_all(broken, on_row=each_epoch(kill)))
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[0])  # what it would find now
+    raced = counted(monkeypatch)
+    again = tiny("broken")
+    list(runs.train_all(again))
+    assert raced == [] and note(again)["threads"] == 2
+    for net in whole.nets:
+        one, other = (runs.trained(run, net).state_dict() for run in (whole, again))
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_on_another_machine_it_measures_anew(tiny, monkeypatch):
+    run = tiny()
+    first = runs.placed(run)
+    raced = counted(monkeypatch)
+    assert runs.placed(tiny()) == first and raced == []
+    monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
+    runs.placed(tiny())
+    assert len(raced) == 1 and note(run)["machine"] == {"processor": "another"}
+    runs.placed(tiny())
+    assert len(raced) == 1
+    assert runs.placed(tiny(threads=2)).sentence.startswith("cpu on 2 threads: nothing else to choose")
+
+
+def test_what_is_finished_is_left_as_it_is(tiny, monkeypatch):
+    run = tiny()
+    list(runs.train_all(run))
+    before = note(run)
+    monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
+    list(runs.train_all(run))
+    assert note(run) == before
+    run.note_provenance(placement=None)
+    told = "cpu: it was trained before, so nothing was measured."
+    assert runs.placed(run).sentence == told and note(run) is None
+
+
+def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, monkeypatch):
+    monkeypatch.setattr(placement, "SMALLEST", 2)
+    monkeypatch.setattr(placement, "UPDATES", 2)  # 14 images: batches of 2 and 4
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
+    run = tiny(batch_size="auto")
+    asked = json.loads((run.folder / "config.json").read_text())
+    assert asked["batch_size"] == "auto" and run.config.batch_size == 4
+    assert note(run)["batch_size"] == 4
+    own = recipes.settings("folder_quanv").batch_size
+    assert note(run)["sentence"].endswith(f" The recipe's learning rates were chosen for batch {own}.")
+    raced = counted(monkeypatch)
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[0])
+    assert tiny(batch_size="auto").config == run.config == runs.open_run(run.folder).config
+    assert len(list(runs.train_all(run))) == 2 and raced == [], "placed in the same race"
+    with pytest.raises(ValueError, match="batch_size: 'auto' there, 4 now"):
+        tiny(batch_size=4)
+
+    moved = tiny("moved", batch_size="auto")
+    monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
+    found = runs.placed(runs.open_run(moved.folder))
+    assert found.batch_size == moved.config.batch_size == 2
+    assert found.sentence.endswith(" Its size of batch was found when the run began.")
+    assert runs.open_run(moved.folder).config == moved.config
+
+    forked = runs.fork(moved.folder, moved.folder.parent / "forked", epochs=3)
+    assert forked.config.batch_size == 2
+    assert runs.fork(moved.folder, forked.folder, epochs=3).config == forked.config
+
+
+def test_it_is_decided_by_nobody_while_another_process_trains(tiny, monkeypatch):
+    run = tiny()
+    runs.placed(run)
+    kept = note(run)
+    monkeypatch.setattr(lock.alone.__wrapped__, "__defaults__", (0.0,))
+    with lock.alone(run.folder, "train"):
+        assert runs.placed(run).threads in (1, 2), "what is decided may be read"
+        with pytest.raises(BlockingIOError, match="is in use"):
+            runs.placed(tiny(threads=2))
+    assert note(run) == kept
+
+
+def test_asked_something_else_between_it_goes_on_as_it_did(tiny, monkeypatch):
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[-1])
+    first = runs.placed(tiny())
+    assert runs.placed(tiny(threads=1)).threads == 1
+    monkeypatch.setattr(placement, "decide", lambda found, times: found[0])
+    raced = counted(monkeypatch)
+    run = tiny()
+    assert runs.placed(run) == first and raced == [] and note(run)["threads"] == first.threads == 2
+
+
+@pytest.mark.parametrize("left", [{"batch_size": 1}, {"x": 1}, [], None])
+def test_the_size_of_batch_is_kept_whatever_becomes_of_the_note(tiny, monkeypatch, left):
+    monkeypatch.setattr(placement, "SMALLEST", 2)
+    run = tiny(batch_size="auto", epochs=1, controls=[])
+    found = run.config.batch_size
+    assert run.provenance["batch_size"] == found > 1
+    run.note_provenance(placement=left)
+    again = runs.open_run(run.folder)
+    assert again.config == run.config and runs.placed(again).batch_size == found
+    if left is not None:
+        return
+    list(runs.train_all(again))
+    facts = run.provenance
+    del facts["batch_size"]
+    workspace.write_json(run.folder / "provenance.json", facts)
+    with pytest.raises(ValueError, match="must hold the size of batch it was trained with, but"):
+        runs.open_run(run.folder)
+
+
+def test_extended_it_keeps_its_size_of_batch(tiny, monkeypatch):
+    monkeypatch.setattr(placement, "SMALLEST", 2)
+    run = tiny(batch_size="auto", epochs=1, controls=[])
+    list(runs.train_all(run))
+    longer = runs.open_run(run.folder, epochs=2)
+    assert longer.config.batch_size == run.config.batch_size
+    assert len(list(runs.train_all(longer))) == 1
+
+
+def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
+    run = tiny()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert runs.placed(run).sentence == "cpu: 2 processes take equal shares, so nothing was measured."
+    assert runs.placed(run).threads is None and "placement" not in run.provenance
+
+
+def test_a_run_of_an_earlier_version_still_opens(tiny):
+    run = tiny(batch_size=4)
+    path = run.folder / "config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"threads": None}))
+    begun = runs.open_run(run.folder)
+    assert begun.config.threads is None
+    assert runs.placed(begun).sentence == "cpu: nothing else to choose from, so nothing was measured."
+
+
+def test_a_net_with_features_computed_beforehand_is_raced_on_them(tiny, monkeypatch):
+    seen, own = [], placement.timed
+
+    def timed(model, task, samples, *given):
+        seen.append(samples()[0].shape)
+        return own(model, task, samples, *given)
+
+    monkeypatch.setattr(placement, "timed", timed)
+    run = tiny(trainable=False, stride=3, kernel_size=3, controls=["no_quantum"])
+    runs.placed(run)
+    assert seen == [runs.seen_by(run, runs.build(run, "hybrid", 0)).train.images[:4].shape]
+    runs.placed(tiny("changing", trainable=False, stride=3, kernel_size=3, augmentation="affine"))
+    assert seen[1] == (4, 1, 6, 6)
+
+
+def test_the_chain_tells_where_it_trains(tiny):
+    run, told = tiny(), []
+    with chain._Following(run, told.append):
+        sentence = runs.placed(run).sentence
+    assert told == [f"      {sentence}"]
+
+
+def test_a_notebook_takes_auto_for_a_size_of_batch():
+    path = runs.find_notebook("00_setup")
+    runs.check_parameters(path, {"batch_size": "auto"})
+    with pytest.raises(TypeError, match="`batch_size` must be of type int, but is 'many'"):
+        runs.check_parameters(path, {"batch_size": "many"})
+    with pytest.raises(TypeError, match="`epochs` must be of type int, but is 'auto'"):
+        runs.check_parameters(path, {"epochs": "auto"})
+
+
+def test_what_measures_no_size_of_batch_asks_for_a_number():
+    told = r"^Argument `batch_size` must be a number here, but is 'auto'\. Only a run measures it"
+    with pytest.raises(ValueError, match=told):
+        runs.to_plan("digits_quanv", {"batch_size": "auto"})
+    with pytest.raises(ValueError, match=told):
+        measure_machine("digits_quanv", settings={"batch_size": "auto"})
+
+
+# --- accelerators ---------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_is_raced_too():
+    found = placement.place(Net(), TASK, batch(), seconds=2)
+    assert {"cpu on 1 thread, batch 8", "cuda:0, batch 8"} <= {row["candidate"] for row in found.rows}
+    wide = nn.Sequential(linear(4, 4096), nn.ReLU(), linear(4096, 4096), nn.ReLU(), linear(4096, 2))
+    assert placement.place(wide, TASK, batch(512), seconds=5).device == "cuda:0"
+    run_on = placement.place(wide, TASK, batch(512), device="cuda", threads="auto")
+    assert run_on.sentence == "cuda: nothing else to choose from, so nothing was measured."
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_out_of_memory_rules_a_size_out():
+    class Greedy(Net):
+        def forward(self, points):
+            most = torch.cuda.get_device_properties(0).total_memory
+            return super().forward(points) + 0 * torch.empty(len(points) * most // 100, device="cuda")[:1]
+
+    auto = Settings().model_copy(update={"batch_size": "auto"})
+    found = placement.place(Greedy(), TASK, batch(), auto, device="cuda", n_samples=10**6, seconds=2)
+    assert found.batch_size == 16, "32 samples would take 1.3 times the memory"
+
+
+@pytest.mark.mps
+@pytest.mark.skipif(not torch.backends.mps.is_available(), reason="no MPS device")
+def test_mps_is_raced_too():
+    found = placement.place(Net(), TASK, batch(), seconds=2)
+    assert {"cpu on 1 thread, batch 8", "mps, batch 8"} <= {
+        re.sub(":0", "", row["candidate"]) for row in found.rows
+    }
+
+
+def test_train_needs_no_run_to_use_it():
+    """The five lines of the README."""
+    net, data = Net(), batch(32)
+    placed = placement.place(net, TASK, data, **ON_CPU)
+    rows = list(zip(*data, strict=True))
+    loaders = {name: DataLoader(rows, 8, generator=torch.Generator()) for name in ("train", "validation")}
+    before = [weight.detach().clone() for weight in net.parameters()]
+    with measure.threads(placed.threads):
+        progress = train.fit(net, TASK, loaders, Settings(epochs=1, batch_size=8), device=placed.device)
+    assert placed.device == "cpu" and progress.epoch == 1
+    assert any(not torch.equal(*pair) for pair in zip(before, net.parameters(), strict=True))

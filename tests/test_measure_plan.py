@@ -1,0 +1,446 @@
+"""qnnkit.measure.plan: real nets planned, verdicts, remedies, and what is typed answered or refused."""
+
+import importlib
+import itertools
+import json
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qnnkit import cli, device, measure, runs, train, words
+from qnnkit.checkpoint import weights
+from qnnkit.measure import elsewhere
+from qnnkit.measure.elsewhere import HERE, Range
+from qnnkit.measure.memory import trace
+from qnnkit.measure.remedies import REMEDIES, Remedies
+from qnnkit.measure.workload import ModelSettings
+from qnnkit.settings import Settings
+
+predicting = importlib.import_module("qnnkit.measure.predict")  # the package's attributes are the functions
+planning = importlib.import_module("qnnkit.measure.plan")
+Place, Wish, answer, judge = planning.Place, planning.Wish, planning.answer, planning.judge
+GB, HOUR = 10**9, 3600.0
+TINY = {"batch_size": 2, "optimizer": "adamw", "sequence_length": 32}
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """An empty workspace."""
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return runs.to_plan("digits_quanv", {"epochs": 50}, timed=False)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory, digits):
+    """The plan of a small recipe, times measured for a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("home")))
+        return measure.plan(**digits, deadline="8h", budget="10", seconds=0.3)
+
+
+# --- one net, on this machine ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{}, {"lora_rank": 64}], ids=["plain", "lora_rank"])
+def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
+    workload = measure.of_transformer("llama", "tiny", **{**TINY, "epochs": 4, "batch_size": 8, **change})
+    config = workload.training
+    model = workload.build(config, False)
+    loaders = {split: workload.loader(1) for split in ("train", "validation")}
+    built = weights.Built(weights.digest(model), lambda: model)
+    groups = workload.groups(model, config)
+    train.fit(model, workload.task, loaders, config, groups=groups, folder=tmp_path, built=built)
+    sizes = [path.stat().st_size for path in tmp_path.glob("checkpoint-*")]
+    found = measure.predict(workload, measured=False)
+    more = 2**16  # names and random states
+    assert found.checkpoint < max(sizes) < found.checkpoint + more and found.checkpoint > 5 * more
+    assert len(sizes) <= config.keep_checkpoints + 1 and sum(sizes) < found.disk + 3 * more
+
+
+def test_predictions_add_up(digits):
+    workload = digits["workload"]
+    found = measure.predict(workload, seconds=0.2, n_threads=1)
+    assert found.peak == found.in_all == sum(found.memory.values()) > found.on_accelerator > 0
+    assert found.memory["framework"] > 100 * 2**20 and found.memory["data"] == workload.data_bytes
+    assert found.seconds and found.seconds.least <= found.seconds.median <= found.seconds.most
+    assert found.scaled_from is None
+    each = found.n_samples / workload.training.batch_size
+    assert found.seconds_per_epoch == pytest.approx(each * found.seconds.median)
+    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert plain["training"]["batch_size"] == 32 and plain["peak"] == found.peak
+    again = measure.predict(workload, measured=False, framework=found.memory["framework"])
+    assert again.memory == {name: n for name, n in found.memory.items() if name != "workspace"}
+
+
+def test_nothing_is_run_where_only_memory_is_asked(digits, monkeypatch):
+    measure.predict(digits["workload"], measured=False)  # libraries are loaded now
+    monkeypatch.setattr(train, "fit", None)
+    found = measure.predict(digits["workload"], measured=False)
+    assert found.seconds is None and found.seconds_per_epoch is None
+
+
+def test_float16_is_planned_where_it_cannot_be_trained(digits):
+    workload = digits["workload"].change(precision="float16")
+    found = measure.plan(**digits | {"workload": workload}, largest=False)
+    assert found.prediction.seconds is None and any("float16" in note for note in found.notes)
+    assert found.prediction.peak > 0 and found.here.basis == "not timed"
+
+
+def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
+    workload = digits["workload"].change(batch_size=8)
+    free = 2 * sum(trace(workload.change(batch_size=4)).memory.values()) + 1
+    monkeypatch.setattr(predicting, "free_memory", lambda device: free)
+    found = measure.predict(workload, seconds=0.1, n_threads=1)
+    assert found.scaled_from == 4 and found.seconds
+    monkeypatch.setattr(predicting, "free_memory", lambda device: 0)
+    assert measure.predict(workload, seconds=0.1, n_threads=1).seconds is None
+
+
+def test_four_bits_are_for_frozen_weights_alone():
+    workload = measure.of_transformer("llama", "tiny", **TINY, lora_rank=4)
+    saved, usual = (
+        measure.predict(each, measured=False) for each in (workload.change(four_bit=True), workload)
+    )
+    linear = 4 * (4 * 128 * 128 + 3 * 128 * 344)  # embedding, norms and head stay
+    assert saved.less_on_cuda == round(3.484 * linear) and usual.less_on_cuda == 0
+    assert usual.on_accelerator - saved.on_accelerator == saved.less_on_cuda
+
+
+# --- a plan ------------------------------------------------------------------------------------------------
+
+
+def test_this_machine_stands_first_and_then_every_row_of_the_table(planned):
+    assert [each.name for each in planned.places] == [HERE, *elsewhere.load().shown]
+    assert planned.here.basis == "measured here"
+    assert {each.basis for each in planned.places[1:]} == {"published"}
+    assert planned.wish == (8 * 3600, 10, "USD")
+
+
+def test_all_nets_and_seeds_count(planned):
+    assert (planned.nets, planned.seeds) == (5, 3)
+    epoch = planned.prediction.seconds_per_epoch
+    assert planned.here.epoch.likely == pytest.approx(epoch)
+    assert planned.here.total.likely == pytest.approx(50 * 15 * epoch)
+    assert any("Controls are taken to cost as much as the hybrid net" in note for note in planned.notes)
+
+
+def test_it_fits_everywhere_with_the_largest_batch(planned):
+    assert {each.largest for each in planned.places} == {1024}  # of 1,079 images
+    assert all(each.fits for each in planned.places) and planned.remedies == ()
+    assert planned.answer.startswith("Run it here: about ")
+
+
+def test_text_and_json_say_the_same(planned):
+    text = str(planned)
+    assert max(map(len, text.splitlines())) <= 110
+    for told in ("memory at the peak", "5 nets x 3 seeds x 50 epochs", "not measured", "A100 40 GB"):
+        assert told in text
+    assert planned.answer in " ".join(text.split())
+    found = json.loads(json.dumps(planned.as_dict(), allow_nan=False))
+    assert [each["name"] for each in found["places"]] == [each.name for each in planned.places]
+    assert found["prediction"]["memory"] == planned.prediction.memory
+    assert found["answer"] == planned.answer and found["places"][0]["total"][1] == planned.here.total.likely
+
+
+def test_a_larger_batch_never_needs_less(digits):
+    for workload in (digits["workload"], measure.of_transformer("llama", "tiny")):
+        changed = (workload.change(batch_size=size) for size in (1, 16, 256))
+        found = [measure.predict(each, measured=False).on_accelerator for each in changed]
+        assert found == sorted(found) and found[0] < found[-1]
+
+
+@pytest.mark.slow
+def test_a_plan_for_more_memory_than_exists_runs_nothing_large():
+    about = {"batch_size": 8192, "precision": "bfloat16", "gradient_checkpointing": True}
+    workload = measure.of_transformer("llama", "tiny", n_samples=8192, **about)
+    found = measure.plan(workload, measure=False, largest=False)
+    assert found.here.needs > found.here.usable > 0
+    assert (found.here.verdict, found.here.why, found.here.total) == ("not here", ("memory",), None)
+    assert found.remedies[0].name == "micro-batches" and found.remedies[0].fits
+    assert "it fits here with --set micro_batch=" in found.answer and "micro_batch=" in str(found)
+
+
+def test_without_times_the_ranges_are_wider(digits, planned):
+    found = measure.plan(**digits, measure=False, largest=False)
+    assert (found.here.epoch, found.prediction.seconds, found.here.largest) == (None, None, None)
+    wide, narrow = (next(each for each in one.places if each.name == "T4").total for one in (found, planned))
+    assert wide.high / wide.low > narrow.high / narrow.low
+
+
+def test_a_batch_that_is_more_than_the_data_holds_them_all(home):
+    found = measure.plan(
+        **runs.to_plan("digits_quanv", {"batch_size": 10**6}, timed=False), measure=False, largest=False
+    )
+    assert found.prediction.training.batch_size == found.prediction.n_samples
+    assert "A batch of 1,000,000 is more than the samples: it holds all of them." in found.notes
+    assert list(home.iterdir()) == [], "a plan leaves nothing behind"
+
+
+def test_samples_may_be_others_than_those_that_are_here():
+    assert runs.to_plan("digits_quanv", samples=60_000, timed=False)["workload"].n_samples == 60_000
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------
+
+
+def within(likely, factor=2):
+    return Range(likely / factor, likely, likely * factor)
+
+
+@pytest.mark.parametrize(
+    ("share", "found"),
+    [
+        (0.7, ("comfortable", ())), (0.701, ("marginal", ("memory",))), (0.95, ("marginal", ("memory",))),
+        (0.951, ("not here", ("memory",))), (1.7, ("not here", ("memory",))),
+    ],
+)  # fmt: skip
+def test_memory_decides(share, found):
+    assert judge(share, None, None, None, Wish()) == found
+
+
+@pytest.mark.parametrize(
+    ("hours", "found"), [(3.9, "comfortable"), (4.1, "marginal"), (8, "marginal"), (8.1, "not here")]
+)
+def test_a_deadline_that_the_range_reaches_is_marginal(hours, found):
+    assert judge(0.1, within(HOUR * hours), None, None, Wish(8 * HOUR))[0] == found
+
+
+def test_a_budget_is_compared_with_prices_of_its_own_currency_alone():
+    """Dear or cheap in another one is not known; what costs nothing does so in all of them."""
+    wish = Wish(budget=10, currency="USD")
+    assert judge(0.1, None, within(3), "USD", wish) == ("comfortable", ())
+    assert judge(0.1, None, within(30), "USD", wish) == ("not here", ("budget",))
+    for currency in ("EUR", None):
+        assert judge(0.1, None, within(3), currency, wish) == ("marginal", ("budget",))
+        assert judge(0.1, None, within(30), currency, wish) == ("marginal", ("budget",))
+        assert judge(0.1, None, within(0), currency, wish) == ("comfortable", ())
+    assert judge(0.1, None, within(0.01), "USD", Wish(budget=0)) == ("not here", ("budget",))
+    assert judge(0.1, None, None, None, Wish(60, 1)) == ("marginal", ("deadline", "budget"))
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    share=st.floats(0.01, 2), more=st.floats(1, 10), seconds=st.floats(0.1, 1e7), deadline=st.floats(0.1, 1e7)
+)
+def test_needing_more_or_taking_longer_never_helps(share, more, seconds, deadline):
+    order = ("comfortable", "marginal", "not here")
+
+    def rank(share, seconds):
+        return order.index(judge(share, within(seconds), None, None, Wish(deadline))[0])
+
+    assert rank(share, seconds) <= rank(more * share, seconds)
+    assert rank(share, seconds) <= rank(share, more * seconds)
+
+
+# --- where -------------------------------------------------------------------------------------------------
+
+
+def at(name, hours=None, cost=0.0, needs=1.0, usable=10.0, wish=None, currency="USD"):
+    """A machine with its training, range a factor 2 both ways."""
+    total = None if hours is None else within(hours * HOUR)
+    price = None if cost is None else within(cost)
+    verdict = judge(needs / usable, total, price, currency, wish or Wish())
+    memory = (int(needs * GB), int(usable * GB))
+    return Place(name, "cuda", "published", *memory, *verdict, "cuda", None, total, price, currency)
+
+
+def test_here_where_it_costs_nothing():
+    found = answer([at(HERE, 2), at("Mac 8 GB", 1), at("L4", 0.2, 0.1)], Wish())
+    assert found == "Run it here: about 2 h 0 min (1 h 0 min to 4 h 0 min), free."
+
+
+def test_a_deadline_sends_it_to_the_cheapest_that_does_it():
+    wish = Wish(8 * HOUR, 10)
+    found = [at(HERE, 30, wish=wish), at("T4", 9, 0.5, wish=wish), at("L4", 2, 1.0, wish=wish)]
+    assert answer(found, wish) == "Run it on L4: about 2 h 0 min (1 h 0 min to 4 h 0 min), 1.00 USD."
+    tight = Wish(3 * HOUR)
+    marginal = answer([at(HERE, 9, wish=tight), at("A100", 2, 1, wish=tight)], tight)
+    assert marginal.startswith("Run it on A100") and marginal.endswith("; marginal: deadline.")
+
+
+def test_what_is_priced_in_another_currency_comes_last():
+    found = [at(HERE, needs=20), at("dear", 1, 5), at("other", 1, 0.01, currency="EUR")]
+    assert answer(found, Wish()).startswith("Run it on dear")
+
+
+def test_where_nothing_does_it_the_nearest_is_named():
+    wish = Wish(HOUR, 1)
+    found = [at(HERE, 30, wish=wish), at("T4", 9, 0.9, wish=wish), at("H100", 0.4, 4, wish=wish)]
+    told = answer(found, wish)
+    assert told.startswith("No machine of the table does it in 1 h 0 min for 1 USD; nearest is ")
+    found = [at(HERE, needs=200), at("H100", 1, 1, needs=190, usable=79)]
+    told = answer(found, Wish())
+    assert told == "No machine of the table does it: it needs 190 GB, and H100 has 79 GB."
+
+
+def test_times_that_are_not_known():
+    assert answer([at(HERE)], Wish()) == "Run it here: its time is not known."
+
+
+# --- remedies ----------------------------------------------------------------------------------------------
+
+
+def needs(training):
+    """1 GB of weights, 0.1 GB of activations a sample or 128 tokens of it, half of that in half precision."""
+    trained = 0.01 if getattr(training, "lora_rank", None) else 1.0
+    each = 0.1 * (getattr(training, "sequence_length", None) or 128) / 128
+    each /= 2 if training.gradient_checkpointing else 1
+    each /= 1 if training.precision == "float32" else 2
+    return int((2 + 3 * trained + each * (training.micro_batch or training.batch_size)) * GB)
+
+
+def within_reach(room):
+    return Remedies(needs, room)
+
+
+def of(batch_size=64, **others):
+    return Settings(batch_size=batch_size, **others)
+
+
+def text(batch_size=64, **others):
+    return ModelSettings(**{"batch_size": batch_size, "sequence_length": 512, **others})
+
+
+def test_remedies_come_in_order_and_each_only_where_it_applies():
+    assert [each.name for each in within_reach(GB).alone(text())] == list(REMEDIES)
+    images = ["micro-batches", "checkpointing", "precision", "smaller batch"]
+    assert [each.name for each in within_reach(GB).alone(of())] == images
+    whole = Remedies(needs, GB, pieces=False)
+    assert [each.name for each in whole.alone(of())] == images[1:]
+    done = text(3, gradient_checkpointing=True, precision="bfloat16", sequence_length=20, lora_rank=4)
+    assert within_reach(GB).alone(done) == []
+
+
+def test_the_mildest_dose_that_fits_else_the_strongest():
+    (first, *_) = within_reach(7.6 * GB).alone(of(64))  # 5 GB and 0.1 a sample: 26 fit
+    assert (first.settings, first.fits, first.command) == ({"micro_batch": 16}, True, "--set micro_batch=16")
+    assert (first.before, first.after) == (int(11.4 * GB), int(6.6 * GB))
+    found = {each.name: each.settings for each in within_reach(1).alone(text(8))}
+    assert found["micro-batches"] == {"micro_batch": 2} and found["smaller batch"] == {"batch_size": 2}
+    assert found["shorter sequences"] == {"sequence_length": 128}
+
+
+def test_what_they_cost_in_time_is_told_where_it_is_known():
+    def seconds(training):
+        return training.batch_size * (1.3 if training.gradient_checkpointing else 1)
+
+    found = {each.name: each.slower for each in Remedies(needs, GB, seconds).alone(of())}
+    assert found["checkpointing"] == pytest.approx(1.3) and found["micro-batches"] == 1
+    assert within_reach(GB).alone(of())[0].slower is None
+
+
+def test_one_is_enough_or_as_many_as_it_takes_each_once_or_none():
+    assert [each.name for each in within_reach(7.6 * GB).chain(of(64))] == ["micro-batches"]
+    chain = within_reach(2.5 * GB).chain(text())
+    assert [each.name for each in chain] == ["micro-batches", "checkpointing", "shorter sequences", "LoRA"]
+    given_once = [name for each in chain for name in each.settings]
+    assert len(set(given_once)) == len(given_once), "a dose of each"
+    assert all(later.before == earlier.after for earlier, later in itertools.pairwise(chain))
+    assert chain[-1].fits and not any(each.fits for each in chain[:-1])
+    assert within_reach(GB).chain(text()) == []
+    found = [at(HERE, needs=11.4, usable=8), at("T4", 1, 1)]
+    told = answer(found, Wish(), within_reach(7.6 * GB).chain(of(64)))
+    assert told.endswith("; it fits here with --set micro_batch=16 (11.4 GB become 6.6 GB).")
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def typed(monkeypatch, capfd):
+    """`typed("--recipe", ...)` gives (exit status, stdout, stderr) of `qnnkit plan`."""
+    for name, value in device.launch_environment().items():
+        monkeypatch.setenv(name, value)
+
+    def command(*given):
+        monkeypatch.setattr(sys, "argv", ["qnnkit", "plan", *map(str, given)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capfd.readouterr()
+        return caught.value.code, out, err
+
+    return command
+
+
+QUICK = ("--recipe", "digits_quanv", "--no-measuring")
+
+
+def test_the_command_prints_the_page_or_json(typed):
+    status, out, err = typed(*QUICK, "--set", "epochs=50", "--deadline", "8h", "--budget", "10")
+    assert (status, err) == (0, "")
+    assert "Run it " in out and "5 nets x 3 seeds x 50 epochs" in out
+    about = ("--set", "epochs=7", "--samples", 5000, "--deadline", "1s", "--budget", "0")
+    status, out, _ = typed(*QUICK, *about, "--json")
+    found = json.loads(out)
+    assert status == 0 and found["wish"] == {"deadline": 1, "budget": 0, "currency": "USD"}
+    assert found["prediction"]["training"]["epochs"] == 7 and found["prediction"]["n_samples"] == 5000
+    why = {each["name"]: each["why"] for each in found["places"]}
+    assert why["T4"] == ["deadline", "budget"]
+
+
+@pytest.mark.slow
+def test_what_fits_nowhere_is_an_answer_too(typed):
+    given = ("--model", "llama", "--size", "tiny", "--set", "batch_size=8192", "--samples", 8192)
+    status, out, _ = typed(*given, "--no-measuring")
+    assert status == 0 and "No machine of the table does it" in out and "--set micro_batch=" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((), "Argument `--recipe` must be named, or --model in its place"),
+        (("--recipe", "digits_quanv", "--model", "llama"), "Name one"),
+        (("--recipe", "digit_quanv"), "Did you mean 'digits_quanv'?"),
+        (("--model", "lama"), "Did you mean 'llama'?"),
+        (("--model", "llama", "--size", "huge"), "Argument `size` must be one of tiny"),
+        (("--recipe", "digits_quanv", "--set", "lora_rank=8"), "`setting` must be a known name"),
+        (("--recipe", "digits_quanv", "--set", "batch_size=auto"), "`batch_size` must be a number here"),
+        (("--model", "llama", "--set", "lora_rank=0"), "`lora_rank` must be greater than or equal to 1"),
+        (("--model", "llama", "--set", "sequence_length=99999"), "`sequence_length` must be at most 2048"),
+        (("--model", "llama", "--set", "epocs=2"), "Did you mean 'epochs'?"),
+        (("--model", "llama", "--set", "precision=float8"), "must be 'float32', 'bfloat16' or 'float16'"),
+        (("--recipe", "digits_quanv", "--samples", "0"), "`samples` must be above 0"),
+        ((*QUICK, "--deadline", "soon"), "Argument `deadline` must be a time, but is 'soon'"),
+        ((*QUICK, "--budget", "ten"), "Argument `budget` must be an amount"),
+        ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),
+        ((*QUICK, "--measured", "nothing.json"), "must be a machine's file"),
+        ((*QUICK, "--set", "device=gpu"), "Argument `device` must be a known name"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_sentence(typed, given, told):
+    status, out, err = typed(*given)
+    assert (status, out) == (2, "")
+    assert told in err and err.startswith("qnnkit: ") and err.count("\n") == 1
+
+
+# --- words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("8h", 28_800), ("90 min", 5400), ("2d 4h", 187_200), ("1.5 hours", 5400), ("30s", 30),
+        ("1H30M", 5400), ("1 day, 2 hours", 93_600), (" 10 minutes ", 600),
+    ],
+)  # fmt: skip
+def test_a_time_is_read(text, seconds):
+    assert words.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "8", "h", "0h", "-1h", "8 epochs", "8h later", "1e3h", "nan h", "8hh"])
+def test_what_is_no_time(text):
+    with pytest.raises(ValueError, match="Argument `deadline` must be a time"):
+        words.parse_duration(text, "deadline")
+
+
+@pytest.mark.parametrize("text", ["", "-1", "ten", "1e3", "nan", "1 0", "$10 EUR"])
+def test_what_is_no_money(text):
+    with pytest.raises(ValueError, match="Argument `budget` must be an amount"):
+        words.parse_money(text, "USD")

@@ -1,0 +1,689 @@
+"""The survey of a machine: its rows, its file, that what is slow comes out slower. No time is asserted."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import time
+
+import pytest
+import torch
+
+from qnnkit import cli, data, measure, recipes, report, runs
+from qnnkit.measure import (
+    clock,
+    device_figures,
+    parts,
+    placement,
+    reading,
+    simulators,
+    survey,
+    survey_net,
+)
+from qnnkit.measure.survey_net import Sample
+from qnnkit.models import QuanvNet, features
+from qnnkit.runs import surveying
+
+CPU, PLANTED = torch.device("cpu"), torch.device("cpu:0")  # torch takes the second for a device of its own
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def surveyed(tmp_path_factory):
+    """A survey of this machine as `qnnkit measure --quick --profile` takes it, its file, and what is told."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setattr(device_figures, "SMALL_ARRAY", 2**22)
+        told, settings = [], {"price_per_hour": 0.5}
+        options = {"quick": True, "profile": True, "n_samples": 1000, "settings": settings}
+        return *surveying.measure_machine(echo=told.append, **options), told
+
+
+@pytest.fixture
+def toy():
+    config = recipes.settings("digits_quanv", stride=2, hidden=2, batch_size=16)
+    return config, Sample.of(data.load("digits", train_fraction=0.1), 16)
+
+
+def rows_of(found, what, **settings):
+    wanted = {"what": what, **settings}
+    return [row for row in found["rows"] if wanted.items() <= row.items()]
+
+
+# --- the rows ----------------------------------------------------------------------------------------------
+
+
+def test_a_survey_is_flat_rows(surveyed):
+    found, path, _ = surveyed
+    assert survey.load(path) == found == json.loads(json.dumps(found))
+    assert all({"what", "device", "value", "unit", "spread"} <= row.keys() for row in found["rows"])
+    assert not any(isinstance(value, dict | list) for row in found["rows"] for value in row.values())
+    for what in ("bandwidth", "product", "launch", "small product", "circuits", "net update", "net memory"):
+        assert any(row["value"] and row["value"] > 0 for row in rows_of(found, what)), what
+    assert found["price_per_hour"] == 0.5 and found["busy"]["most"] >= 0
+
+
+def test_the_recipes_own_net_is_measured(surveyed):
+    found = surveyed[0]
+    [update] = rows_of(found, "net update", device="cpu")
+    [rate] = rows_of(found, "net samples", device="cpu")
+    [epoch] = rows_of(found, "net epoch", device="cpu")
+    [memory] = rows_of(found, "net memory", device="cpu")
+    assert rate["value"] == pytest.approx(32 / update["value"]) and update["threads"] == 1
+    assert epoch["value"] == pytest.approx(1000 / rate["value"])
+    assert memory["value"] > 50e6, "Python and torch alone"
+    assert memory["n_weights"] == memory["n_trained"] == 12_682
+    net = found["net"]
+    assert (net["recipe"], net["batch_size"], net["n_samples"]) == ("digits_quanv", 32, 1000)
+    for part in ("quantum forward", "classical backward", "optimizer"):
+        assert rows_of(found, f"net {part}")[0]["value"] > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="has a GPU")
+def test_without_a_gpu_it_is_said(surveyed):
+    assert {row["device"] for row in surveyed[0]["rows"]} == {"cpu"}
+    [sentence, *_] = surveyed[0]["notes"]
+    assert sentence.startswith("Only the CPU computes here (cuda:0: ") and "mps: " in sentence
+
+
+def test_a_slow_device_comes_out_slower(monkeypatch):
+    """A second device beside the CPU, which takes its time whenever it is waited for."""
+    monkeypatch.setattr(clock, "synchronize", lambda device: time.sleep(0.004 * (device == PLANTED)))
+    monkeypatch.setattr(device_figures, "SMALL_ARRAY", 2**22)
+    both = [
+        {(row["what"], row.get("size"), row.get("way")): row["value"] for row in found}
+        for found in (list(device_figures.rows_of(one, seconds=0.0, quick=True)) for one in (CPU, PLANTED))
+    ]
+    for what in (("launch", None, None), ("small product", 4, None)):
+        assert both[1][what] > both[0][what]
+    assert both[1]["transfer of a number", None, "to"] > 1e-6
+    assert not any(what.startswith("transfer") for what, *_ in both[0])
+
+
+def test_on_the_cpu_the_net_has_the_threads_that_training_would_take(toy, monkeypatch):
+    config, sample = toy[0].override(threads="auto", micro_batch=8), toy[1]
+    monkeypatch.setattr(survey_net, "thread_counts", lambda: [1, 2])
+    monkeypatch.setattr(clock, "winner", lambda laps: "2")
+    question = {"recipe": config.recipe, "config": config.model_dump(mode="json"), "sample": sample}
+    question |= {"device": "cpu", "precision": "bfloat16", "seconds": 0.0, "quick": False}
+    found = survey_net.here(pickle.loads(pickle.dumps(question)))
+    [update] = [row for row in found if row["what"] == "net update"]
+    assert (update["threads"], update["precision"]) == (2, "bfloat16")
+    assert [row["threads"] for row in found if row["what"] == "net update on threads"] == [1, 2]
+    assert survey_net.here({**question, "precision": "float31"}).startswith("AttributeError")
+
+
+def test_an_update_is_as_many_passes_as_its_batch_has_pieces(toy, monkeypatch):
+    config, sample = toy[0].override(micro_batch=4), toy[1]
+    stepper, batch = parts.training_step(config, sample, sample.batch, sample.n_all, CPU)
+    assert len(stepper.passes(batch)) == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout", "told"),
+    [
+        ("raise KeyError('recipe')", 60, "Its process ended with status 1 and said: KeyError: 'recipe'"),
+        ("import time; time.sleep(60)", 0.3, "It took longer than the 0 s that were left."),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            60,
+            "Its process was ended by SIGKILL, as a system does that runs out of memory.",
+        ),
+    ],
+)
+def test_a_process_that_fails_says_why(monkeypatch, code, timeout, told):
+    monkeypatch.setattr(survey_net, "CODE", code)
+    assert survey_net._ask({}, timeout) == told
+
+
+def test_the_cpu_is_not_asked_for_a_precision_in_which_it_does_not_train(toy):
+    rows = survey_net.net_rows(*toy, 0.0)  # no time: nothing starts
+    assert [row["precision"] for row in rows if row["device"] == "cpu"] == ["float32", "bfloat16"]
+    assert {row["why"] for row in rows} == {"The time was up."}
+
+
+def test_a_frozen_part_is_computed_before_as_in_training(toy):
+    config, sample = toy
+    sizes, batch = {**sample.sizes, "seed": 0}, (sample.batch[0][:3], sample.batch[1][:3])
+    frozen = config.override(trainable=False)
+    net = QuanvNet(frozen, backend="batched", **sizes)
+    assert features.given(net, batch, frozen, 100)[0].is_floating_point() and net.training
+    assert features.given(net, batch, frozen, 10**12)[0] is batch[0], "too many to keep"
+    augmented = frozen.override(augmentation="affine")
+    assert features.given(net, batch, augmented, 100)[0] is batch[0], "others in every epoch"
+    trained = QuanvNet(config, backend="batched", **sizes)
+    assert features.given(trained, batch, config, 100)[0] is batch[0]
+
+
+TEXT = {"sequence_length": 16, "vocabulary": 260, "batch_size": 4}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("recipe", "settings", "noun"),
+    [
+        ("digits_clip", {"n_qubits": 2, "n_layers": 1, "patch_size": 8, "batch_size": 4}, "pairs"),
+        ("text_adapter", {**TEXT, "adapter_weights": 3000}, "blocks"),
+    ],
+)
+def test_captions_and_tokens_are_measured_as_images_are(tmp_path, recipe, settings, noun):
+    """In the process that has not the data: the sample is enough for a training step."""
+    if recipe.startswith("text"):
+        for number in range(12):
+            words = f"{number}. " + "the cat sat on the mat and a dog ran. " * 8
+            (tmp_path / f"{number}.txt").write_text(words)
+        settings = {**settings, "data_dir": str(tmp_path)}
+    config = recipes.settings(recipe, micro_batch=2, threads=1, **settings)
+    splits = runs.Run(tmp_path, config).load_data()
+    sample = pickle.loads(pickle.dumps(Sample.of(splits, 4)))
+    assert (len(sample), sample.n_samples, sample.noun) == (4, len(splits.train), noun)
+    question = {"recipe": config.recipe, "config": config.model_dump(mode="json"), "sample": sample}
+    question |= {"device": "cpu", "precision": "float32", "seconds": 0.0, "quick": True}
+    found = {row["what"]: row for row in survey_net.here(question)}
+    rate = found["net samples"]["value"]
+    assert rate == pytest.approx(4 / found["net update"]["value"])
+    assert found["net epoch"]["value"] == pytest.approx(len(splits.train) / rate)
+    memory = found["net memory"]
+    assert (memory["n_trained"] < 0.1 * memory["n_weights"]) == (recipe == "text_adapter")
+    tokens = found.get("net tokens", {}).get("value")
+    assert tokens == (None if recipe == "digits_clip" else pytest.approx(15 * rate))
+
+
+def test_noise_stands_for_a_dataset(tmp_path):
+    sample = Sample.dummy("32x32x1x28", 4, 50)
+    assert sample.batch[0].shape == (4, 1, 32, 32) and sample.sizes["n_classes"] == 28
+    config = recipes.settings("folder_quanv", stride=4, batch_size=4)
+    stepper, batch = parts.training_step(config, sample, sample.batch, sample.n_all, CPU)
+    stepper(batch)
+    assert stepper.model(sample.example(2)).shape == (2, 28)
+
+
+def test_files_tell_nets_apart_by_what_an_epoch_does(toy):
+    config, sample = toy
+    digest = survey_net.digest(config, sample)
+    assert digest == survey_net.digest(config.override(epochs=3, learning_rate=0.5, threads=2), sample)
+    changed: list = [
+        {"batch_size": 32}, {"hidden": 3}, {"optimizer": "sgd"}, {"gradient_checkpointing": True},
+        {"augmentation": "affine"}, {"backend": "default.qubit"}, {"micro_batch": 4},
+    ]  # fmt: skip
+    others = [survey_net.digest(config.override(**each), sample) for each in changed]
+    others.append(survey_net.digest(config, Sample(sample.batch, sample.sizes, 101, 101)))
+    assert len({digest, *others}) == 1 + len(changed) + 1
+
+
+def test_a_model_in_a_folder_is_the_same_on_every_machine(tmp_path):
+    digests, sample = [], Sample({"labels": torch.zeros(2, 4)}, {"length": 16}, 10, 10)
+    for name, content in (("here", "{}"), ("there", "{}"), ("other", '{"hidden_size": 8}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+        config = recipes.settings("text_adapter", pretrained=str(tmp_path / name), data_dir=str(tmp_path))
+        digests.append(survey_net.digest(config, sample))
+    assert digests[0] == digests[1] != digests[2]
+
+
+# --- simulators --------------------------------------------------------------------------------------------
+
+
+def cells(**seconds):
+    """Rows of 64 circuits on a GPU: backend -> {qubits: seconds}."""
+    return [
+        {"what": "circuits", "device": "cuda:0", "backend": backend.replace("_", "."), "qubits": n,
+         "batch": 64, "value": taken, "unit": "s", "spread": 1.0}
+        for backend, times in seconds.items()
+        for n, taken in times.items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        ({4: 9, 16: 9, 20: 1}, "faster than the batched simulator from 20 qubits on."),
+        ({4: 1, 16: 9, 20: 9}, "slower than the batched simulator up to 20 qubits."),
+        ({16: 1}, "faster than the batched simulator from 16 qubits on."),
+        ({}, None),
+    ],
+)
+def test_from_how_many_qubits_lightning_gpu_wins(gpu, told):
+    found = {"rows": cells(batched={4: 5, 16: 5, 20: 5}, lightning_gpu=gpu)}
+    said = [each for each in reading._of_simulators(found) if "lightning.gpu:" in each]
+    assert said == ([f"64 circuits on cuda:0, lightning.gpu: {told}"] if told else [])
+
+
+def test_the_fastest_simulator_in_a_sentence():
+    found = {"rows": cells(batched={4: 0.001, 8: 2}, default_qubit={4: 0.0025})}
+    told = "1 ms on batched on cuda:0; default.qubit on cuda:0 2.5 times as long."
+    assert list(reading._of_simulators(found)) == [f"64 circuits of 4 qubits: {told}"]
+
+
+def test_what_would_take_too_long_or_too_much_memory_is_left_out(monkeypatch):
+    [smaller] = cells(batched={4: 0.5})
+    cell = {**smaller, "qubits": 8, "value": None}
+    monkeypatch.setattr(simulators, "_room", lambda device: 4e9)
+    assert simulators._obstacle(cell, [smaller], 1000) is None
+    told = simulators._obstacle(cell, [smaller], 60)
+    assert told and told.startswith("It would take about 40.0 s, too much of the 60.0 s")
+    assert simulators._obstacle(cell, [smaller], -1) == "The time was up."
+    told = simulators._obstacle({**cell, "qubits": 20, "backend": "default.qubit"}, [], 60)
+    assert told == "It may need 53.7 GB, and a quarter of the free memory is 1.0 GB."
+
+
+def test_circuits_that_run_one_by_one_are_scaled_up():
+    [many] = simulators._cell([("lightning.qubit", CPU)], 2, 1000, [], 1000, share=0.0)
+    [few] = simulators._cell([("lightning.qubit", CPU)], 2, 1, [], 1000, share=0.0)
+    assert many["timed"] == 1 and many["value"] > 100 * few["value"], "one after the other"
+    [batched] = simulators._cell([("batched", CPU)], 2, 3, [], 1000, share=0.0)
+    assert batched["timed"] == 3
+
+
+def test_a_slow_simulator_comes_out_slower_and_one_that_fails_says_why(monkeypatch):
+    right = simulators._run
+
+    def run(backend, *given):
+        if backend == "lightning.qubit":
+            raise RuntimeError("no such thing\nhere")
+        call = right(backend, *given)
+        return (lambda: (time.sleep(0.3), call())) if backend == "default.qubit" else call
+
+    monkeypatch.setattr(simulators, "_run", run)
+    three = [(name, CPU) for name in ("batched", "default.qubit", "lightning.qubit")]
+    fast, slow, absent = simulators._cell(three, 4, 1, [], 1000, 0.1)
+    assert slow["value"] > fast["value"] > 0 and slow["value"] >= 0.3
+    assert (absent["value"], absent["why"]) == (None, "RuntimeError: no such thing")
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("Intel(R) Xeon(R) CPU @ 2.00GHz, 2 cores, Colab", "intel-xeon-cpu-2-00ghz-2-cores-colab.json"),
+        ("Apple M3 Pro, 12 cores", "apple-m3-pro-12-cores.json"),
+    ],
+)
+def test_each_kind_of_machine_has_its_file(name, slug):
+    assert survey.default_place({"name": name}).name == slug
+
+
+def test_nothing_in_the_facts_tells_whose_machine_it_is():
+    import getpass
+    import platform
+    from pathlib import Path
+
+    told = json.dumps(survey.facts())
+    assert platform.node() not in survey.facts().values() and str(Path.home()) not in told
+    assert getpass.getuser() not in survey.facts().values()
+
+
+def planted(change):
+    def damage(found):
+        change(found)
+        return json.dumps(found)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda found: json.dumps(found)[:-30], "must be a file that `qnnkit measure` wrote"),
+        (lambda found: b"\x89PNG\xff", "must be a file that `qnnkit measure` wrote"),
+        (lambda found: "[1, 2]", "must be a file that `qnnkit measure` wrote"),
+        (planted(lambda found: found.update(format=1, qnnkit="0.7.0")), "format 1, by qnnkit 0.7.0"),
+        (lambda found: '{"format": 2}', "must be whole, but `measured_at` is wrong (field required)"),
+        (planted(lambda found: found.pop("machine")), "must be whole, but `machine` is wrong"),
+        (planted(lambda found: found["rows"][0].update(value=0)), "`rows.0.value` is wrong (input sh"),
+        (planted(lambda found: found["rows"][0].update(value="fast")), "`rows.0.value` is wrong"),
+        (planted(lambda found: found["devices"][0].update(memory="16 GB")), "`devices.0.memory` is wrong"),
+    ],
+)  # fmt: skip
+def test_what_is_no_machines_file_is_refused_in_a_sentence(surveyed, tmp_path, damage, told):
+    path = tmp_path / "machine.json"
+    content = damage(copy.deepcopy(surveyed[0]))
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError) as caught:
+        survey.load(path)
+    sentence = str(caught.value)
+    assert told in sentence and sentence.endswith("qnnkit measure --out FILE.") and "\n" not in sentence
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(FileNotFoundError, match="must be a machine's file"):
+            survey.load(path)
+
+
+def test_figures_are_those_that_an_estimate_reads(surveyed):
+    found, path, _ = surveyed
+    [cpu, *_] = survey.figures(path)
+    assert survey.figures(found)[0] == cpu
+    assert set(cpu) == {"device", "name", "memory", "bytes_per_second", "flops", "seconds_per_operation"}
+    assert cpu["bytes_per_second"] == rows_of(found, "bandwidth", device="cpu")[0]["value"]
+    less = {**found, "rows": [row for row in found["rows"] if row["what"] != "bandwidth"]}
+    assert survey.figures(less)[0]["bytes_per_second"] is None
+
+
+# --- as it is read -----------------------------------------------------------------------------------------
+
+
+def test_the_table_has_all_figures_and_all_sentences(surveyed):
+    found = copy.deepcopy(surveyed[0])
+    found["busy"]["sentence"] = "The machine is busy."
+    for number, row in enumerate(found["rows"]):
+        row["spread"] = 2.5 if number < 4 else 1.0
+    text = reading.table(found)
+    flat = " ".join(text.split())
+    assert all(" ".join(sentence.split()) in flat for sentence in reading.sentences(found))
+    assert found["machine"]["name"] in text and "0.5 an hour" in text and "The machine is busy." in text
+    assert "4 (bandwidth cpu, product cpu float32 size " in flat and "and others" in flat
+    for row in found["rows"]:
+        assert row["what"] in text or row["what"] == "circuits"
+    assert "digits_quanv, batch 32, 1,000 samples an epoch." in text
+
+
+@pytest.mark.parametrize(
+    ("here", "told"),
+    [
+        ({4: 1, 64: 1}, "faster than the CPU from 4x4 matrices on."),
+        ({4: 9, 64: 1}, "faster than the CPU from 64x64 matrices on."),
+        ({4: 1, 64: 9}, "slower than the CPU up to 64x64 matrices."),
+    ],
+)
+def test_from_which_size_an_accelerator_wins(here, told):
+    both = {"cpu": {4: 5, 64: 5}, "cuda:0": here}
+    rows = [
+        {"what": "small product", "device": device, "size": size, "value": value}
+        for device, times in both.items()
+        for size, value in times.items()
+    ]
+    [sentence] = reading._of_devices({"rows": rows})
+    assert sentence.endswith(f"on cuda:0, one after the other: {told}")
+
+
+def net(what, device, value, precision="float32", **settings):
+    return {"what": f"net {what}", "device": device, "precision": precision, "value": value, **settings}
+
+
+def test_the_report_of_a_run_tells_which_device_was_faster(surveyed, tmp_path):
+    run = runs.Run(tmp_path, recipes.settings("digits_clip"))
+    assert report.run._surveyed(run) == [], "nobody has measured"
+    found = copy.deepcopy(surveyed[0])
+    found["machine"]["name"] = "Tesla T4"
+    found["rows"] = [
+        {**row, "unit": "s", "spread": None}
+        for row in (
+            net("epoch", "cuda:0", 0.5), net("epoch", "cpu", 1.5), net("memory", "cpu", 4e8),
+            net("memory", "cuda:0", 1e8), net("memory", "cuda:0", 5e7, "bfloat16"),
+            net("update on threads", "cpu", 0.2, threads=1), net("update on threads", "cpu", 0.1, threads=2),
+        )
+    ]  # fmt: skip
+    survey.write(tmp_path / "machine.json", found)
+    assert report.run._surveyed(run) == [
+        "Measured on Tesla T4: An epoch of the net: 500 ms on cuda:0 in float32; cpu in float32 3 times as "
+        "long.",
+        "Measured on Tesla T4: An update of the net on the CPU: 100 ms on 2 threads in float32; 1 threads in "
+        "float32 2 times as long.",
+        "Measured on Tesla T4: Memory at the peak in float32: 400 MB on cpu, 100 MB on cuda:0.",
+    ]
+    (tmp_path / "machine.json").write_text("half")
+    assert report.run._surveyed(run) == []
+
+
+def test_a_busy_machine_is_said_first_and_kept(toy, monkeypatch):
+    loads, told = iter([1.5, 0.0, 0.2, 0.1]), []
+    monkeypatch.setattr(clock, "load", lambda: next(loads))
+    monkeypatch.setattr(survey, "rows_of", lambda *given, **options: [])
+    monkeypatch.setattr(simulators, "circuit_rows", lambda *given, **options: ([], []))
+    monkeypatch.setattr(survey_net, "net_rows", lambda *given, **options: [])
+    found = survey.take(*toy, echo=told.append)
+    assert told[0] == found["busy"]["sentence"] == measure.note(1.5) and "1.5 of its" in told[0]
+    assert found["busy"]["most"] == 1.5
+    assert "The machine is busy" in reading.table({**found, "rows": cells(batched={4: 1.0})})
+
+
+@pytest.mark.slow
+def test_the_default_survey(toy):
+    """Every section, in a process of its own where that matters; under three minutes on two cores at rest."""
+    begin = time.perf_counter()
+    found = survey.take(toy[0].override(threads="auto"), toy[1])
+    assert {row.get("threads") for row in rows_of(found, "net update on threads")} == set(
+        placement.thread_counts()
+    )
+    if found["busy"]["sentence"] is None:
+        assert time.perf_counter() - begin < 180
+
+
+# --- machines beside each other ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machines(surveyed, tmp_path):
+    """This machine's file, and a copy of it with other numbers: `machines("b", slower=2)` gives its path."""
+
+    def write(name, slower=1.0, price=None, change=lambda found: None, **net):
+        found = copy.deepcopy(surveyed[0])
+        found["machine"]["name"], found["price_per_hour"] = name, price
+        found["busy"] = {"most": 0.0, "sentence": None}
+        found["net"] |= net
+        for row in rows_of(found, "net epoch"):
+            row["value"] = 0.1 * slower
+        change(found)
+        path = tmp_path / f"{name}.json"
+        survey.write(path, found)
+        return path
+
+    return write
+
+
+def test_machines_side_by_side(machines):
+    paths = [
+        machines("a machine", price=3.6),
+        machines("a Mac", slower=0.5, price=0.36),
+        machines("third", slower=0.51),
+    ]
+    found = reading.compare(paths)
+    here = found.frame[found.frame["device"] == "cpu"]
+    assert list(here["machine"]) == ["a machine", "a Mac", "third"]
+    assert list(here["s/epoch"]) == pytest.approx([0.1, 0.05, 0.051])
+    assert list(here["cost/epoch"])[:2] == pytest.approx([0.1 * 3.6 / 3600, 0.05 * 0.36 / 3600])
+    assert found.sentences == [
+        "a Mac is about as fast per epoch as third (0.05 s on cpu, 0.051 s on cpu).",
+        "a Mac is 2.0x faster per epoch than a machine (0.05 s on cpu, 0.1 s on cpu); an epoch costs 5e-06, "
+        "and 0.0001 there.",
+        "Cheapest per epoch: a Mac, 5e-06.",
+    ]
+    assert "a machine" in str(found) and found.net.startswith(
+        "digits_quanv, batch 32, 1,000 samples an epoch"
+    )
+    assert found.picture().png()[:4] == b"\x89PNG"
+
+
+def test_a_file_may_lack_any_of_its_measurements(machines):
+    """A valid file without a 64x64 product, or without a net, is compared all the same."""
+
+    def less(found):
+        found["rows"] = [row for row in found["rows"] if row.get("size") != 64 and row["what"] != "net epoch"]
+
+    found = reading.compare([machines("a", change=less), machines("b")])
+    assert found.frame["64x64 us"].isna().tolist() == [True, False]
+    assert found.sentences == ["a has no net measured."] and "NaN" not in str(found)
+    found.picture().png()
+
+
+def test_nets_that_differ_are_not_compared(machines):
+    found = reading.compare([machines("a"), machines("b", digest="other", recipe="cnn")])
+    [sentence] = found.sentences
+    assert sentence.startswith("The nets differ in settings, batch or data (a: digits_quanv; b: cnn)")
+    assert found.net == "" and found.frame["s/epoch"].isna().all()
+    found.picture().png()
+
+
+def test_doubts_are_said(machines):
+    def change(found):
+        found["busy"] = {"most": 1.5, "sentence": "The machine is busy."}
+        found["machine"]["versions"]["torch"] = "1.0.0+cu128"
+
+    [*_, busy, version] = reading.compare([machines("a", change=change), machines("b")]).sentences
+    assert busy.startswith("a was busy while it was measured: others used up to 1.5 of its ")
+    assert version == "a was measured with torch 1.0.0, not with what is installed here."
+
+
+def test_machines_of_one_kind_are_told_apart_by_their_files(machines, tmp_path):
+    content = machines("same").read_bytes()
+    paths = [tmp_path / place / "machine.json" for place in ("a", "b", "c/deep", "d/deep")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    found = reading.compare(paths).frame
+    assert list(found[found["device"] == "cpu"]["machine"]) == [
+        "same (a/machine)",
+        "same (b/machine)",
+        "same (c/deep/machine)",
+        "same (d/deep/machine)",
+    ]
+    with pytest.raises(ValueError, match="must name two or more"):
+        reading.compare([paths[0], tmp_path / "b" / ".." / "a" / "machine.json"])  # one file, named twice
+
+
+def test_a_relative_name_is_looked_for_here_and_then_in_the_workspace(machines, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    a = machines("a")
+    assert reading.files("a.json") == reading.files(["a.json"]) == [a]
+    here = tmp_path / "elsewhere" / "a.json"
+    here.write_bytes(a.read_bytes())
+    assert reading.files("a.json") == reading.files(["a.json"]) == [here]
+    assert reading.files([".", tmp_path]) == [here, a], "a folder is all that it holds"
+    b = machines("b")
+    assert reading.files(f"{a}, {b}") == reading.files([a, b]) == [a, b]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="must hold machines' files"):
+        reading.files(str(tmp_path / "empty"))
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """`command("measure", ...)` gives exit status, stdout and stderr."""
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["qnnkit", *map(str, words)])
+        monkeypatch.setattr(cli.device, "launch_environment", dict)
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, *capfd.readouterr()
+
+    return run
+
+
+def test_measure_prints_a_table_and_writes_the_file(command, surveyed, monkeypatch, tmp_path):
+    asked = []
+
+    def taken(config, sample, *, echo, **options):
+        asked.append((config.recipe, config.batch_size, sample.n_samples, sample.sizes["n_classes"], options))
+        return copy.deepcopy(surveyed[0])
+
+    monkeypatch.setattr(survey, "take", taken)
+    words = ("--set", "batch_size=8", "--set", "price_per_hour=0.5")
+    status, out, err = command("measure", "--out", "mine.json", *words)
+    usual = {"seconds": None, "quick": False, "price_per_hour": None}
+    assert asked.pop() == ("digits_quanv", 8, 1079, 10, usual | {"price_per_hour": 0.5})
+    command("measure", "--seconds", "7", "--quick", "--samples", "50")
+    assert asked.pop() == ("digits_quanv", 32, 50, 10, usual | {"seconds": 7, "quick": True})
+    command("measure", "--recipe", "folder_quanv", "--dummy", "8x8x3x5")
+    assert asked.pop()[2:] == (1000, 5, usual)
+    assert (status, err) == (0, "") and out.rstrip().endswith(f"File: {tmp_path / 'mine.json'}")
+    assert survey.load(tmp_path / "mine.json") == surveyed[0]
+    status, out, _ = command("measure", "--json")
+    assert status == 0 and json.loads(out) == surveyed[0]
+    assert [file.name for file in (tmp_path / "machines").iterdir()] == [surveyed[1].name]
+
+
+def test_measure_takes_a_runs_own_settings(surveyed, monkeypatch):
+    runs.open_run("run", "digits_quanv", batch_size=8, train_fraction=0.5)
+    seen = []
+
+    def taken(config, sample, **options):
+        seen.append((config.batch_size, sample.n_samples))
+        return copy.deepcopy(surveyed[0])
+
+    monkeypatch.setattr(survey, "take", taken)
+    surveying.measure_machine(run_dir="run")
+    assert seen == [(8, 540)]
+
+
+def test_a_profile_is_told_and_its_trace_lies_beside_the_file(surveyed):
+    _, path, told = surveyed
+    assert "Self CPU %" in told[-1] and path.with_suffix(".trace.json.gz").is_file()
+
+
+def test_compare_prints_and_draws(command, machines, tmp_path):
+    a, b = machines("a"), machines("b", slower=3)
+    status, out, err = command("measure", "--compare", a, b)
+    assert (status, err) == (0, "") and "a is 3.0x faster per epoch than b" in out
+    assert (tmp_path / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    assert command("measure", "--compare", a, b, "--out", "there.png")[0] == 0
+    assert (tmp_path / "there.png").exists()
+    for named in ([tmp_path], ["a.json", "b.json"]):  # as --out would write them
+        assert command("measure", "--compare", *named) == (0, out, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--compare"], "`--compare` must name two or more machines' files, but is []"),
+        (["--compare", "one.json"], "must be a machine's file, but is 'one.json'"),
+        (["--compare", "none.json", "neither.json"], "must be a machine's file, but is 'none.json'"),
+        (["one.json"], "Files are for --compare"),
+        (["--seconds", "0"], "`--seconds` must be above 0"),
+        (["--set", "price_per_hour=-1"], "`price_per_hour` must be greater than or"),
+        (["--samples", "-3"], "`--samples` must be above 0"),
+        (["--dummy", "32x32"], "`--dummy` must be height x width x channels x classes, but is '32x32'"),
+        (["--dummy", "8x8x1x2", "--recipe", "digits_clip"], "`--dummy` must come with a recipe of labelled"),
+        (["--recipe", "digit_quanv"], "Did you mean 'digits_quanv'?"),
+        (["--recipe", "folder_quanv"], "`data_dir` must"),
+        (["--recipe", "captions_clip"], "`data_dir` must"),
+        (["--recipe", "text_adapter"], "`data_dir` must"),
+        (["--recipe", "music_llama", "--set", "data_dir=none"], "`data_dir` must be an existing folder"),
+        (["--run-dir", "none"], "must hold a run"),
+        (["--set", "epocs=2"], "Did you mean 'epochs'?"),
+    ],
+)
+def test_a_bad_command_is_refused_in_a_sentence(command, tmp_path, words, told):
+    status, out, err = command("measure", *words)
+    assert (status, out) == (2, "") and told in err and err.count("\n") == 1, err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_told_before_minutes_are_spent(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(survey, "take", lambda *given, **options: pytest.fail("measured in vain"))
+    (tmp_path / "file").write_text("mine")
+    status, _, err = command("measure", "--out", "file/machine.json")
+    assert status == 2 and "a file is in its place" in err
+
+
+# --- what only a GPU shows ---------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_is_surveyed(toy):
+    found = survey.take(*toy, quick=True)
+    for what in ("transfer", "launch", "net update", "net memory"):
+        assert rows_of(found, what, device="cuda:0")[0]["value"] > 0
+    assert rows_of(found, "product", device="cuda:0", precision="bfloat16")[0]["value"] > 0
+    assert any(row["value"] for row in rows_of(found, "circuits", device="cuda:0"))
+
+
+@pytest.mark.mps
+@pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs MPS")
+def test_a_mac_is_surveyed(toy):
+    found = survey.take(*toy, quick=True)
+    assert {"cpu", "mps"} <= {row["device"] for row in found["rows"]}
