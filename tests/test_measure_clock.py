@@ -123,6 +123,19 @@ def test_threads_are_set_for_a_turn_only():
     assert set(seen) == {1, 2} and torch.get_num_threads() == before
 
 
+def test_threads_are_those_of_numpys_matrix_products_too():
+    """Small circuits run on NumPy arrays: without this, one thread was two, and far slower beside others."""
+    import threadpoolctl
+
+    def counts():
+        return {each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"}
+
+    before = counts()
+    with measure.threads(1):
+        assert counts() == {1} and torch.get_num_threads() == 1
+    assert counts() == before
+
+
 def test_a_round_of_short_calls_holds_many():
     calls = []
     times = measure.spread(lambda: calls.append(1), CPU, rounds=2, least=2e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import re
@@ -68,13 +69,28 @@ def now(device: torch.device) -> float:
 
 @contextlib.contextmanager
 def threads(number: int | str | None) -> Iterator[None]:
-    """Sets the number of CPU threads, and restores it afterwards; None and "auto" change nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number if isinstance(number, int) else before)
-    try:
+    """Sets the number of CPU threads, and restores it afterwards; None and "auto" change nothing.
+
+    Of NumPy's matrix products, too: small circuits run on NumPy arrays, and its BLAS has threads of its own.
+    """
+    if not isinstance(number, int):
         yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        with _blas().limit(limits=number, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
+
+
+@functools.cache
+def _blas() -> Any:
+    """The libraries of this process that have threads; to look for them takes a moment."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def spread(
