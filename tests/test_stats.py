@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from qnnkit.stats import (
-    EQUAL_SIZE,
-    Compared,
-    Comparison,
-    compare,
-    conclusions,
-    holm,
-    mean_interval,
-    verdict,
-    verdicts,
-    wilson,
-)
+from qnnkit.report.sentences import EQUAL_SIZE, Compared, conclusions
+from qnnkit.stats import Comparison, compare, holm, mean_interval, verdict, verdicts, wilson
 
 ERROR = 1e-12
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats, workspace
 from qnnkit.report.batch import data_notes, noted, number, read_batch, show
+from qnnkit.report.sentences import AS_FROZEN, EQUAL_SIZE, LORA, TRAINED, Compared
+from qnnkit.report.sentences import conclusions as concluded
 from qnnkit.report.tables import latex, metrics_of, records, told_comparisons, told_means
 from qnnkit.runs import Run, reading, sums
 from qnnkit.runs.folder import settings_of, settled
@@ -338,8 +340,8 @@ def _control(row: Any, with_trained: set[str]) -> str:
     if row.model != row.other_model:
         return ""
     if row.other_net == "classical":
-        return stats.AS_FROZEN if row.model in with_trained else stats.EQUAL_SIZE
-    return {"classical_trained": stats.TRAINED, "lora": stats.LORA}.get(row.other_net, "")
+        return AS_FROZEN if row.model in with_trained else EQUAL_SIZE
+    return {"classical_trained": TRAINED, "lora": LORA}.get(row.other_net, "")
 
 
 def conclusions(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> list[str]:
@@ -347,7 +349,7 @@ def conclusions(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> lis
     several = len(set(table["train_fraction"])) > 1
     with_trained = set(table.loc[table["other_net"] == "classical_trained", "model"])
     family = [
-        stats.Compared(
+        Compared(
             f"{row.model} {row.net}",
             f"{row.other_model} {row.other_net}",
             _percent(row.train_fraction) if several else "",
@@ -357,7 +359,7 @@ def conclusions(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> lis
         )
         for row in records(table)
     ]
-    sentences = stats.conclusions(family, score)
+    sentences = concluded(family, score)
     if several:
         sentences[0] += " Percentages are shares of the training data."
     return [*sentences, SAME_DATA] if family else sentences
