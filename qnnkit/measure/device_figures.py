@@ -161,7 +161,7 @@ def _products(
         return partial(torch.mm, a, b)
 
     size, largest = 256, 1024 if quick else 8192
-    while size < largest and spread(product(size), device, rounds=2).least < LONG_ENOUGH:
+    while size < largest and spread(product(size), device, rounds=5).least < LONG_ENOUGH:
         size *= 2
     times = spread(product(size), device, seconds=share, least=ROUND)
     return row("product", device, times, 2 * size**3, "FLOP/s", precision=precision, size=size)
