@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
-LONGEST = ("batch", "notebooks", "your_own", "runs", "warm", "browser", "plan", "report_learning", "study")
+LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""
 
 
@@ -57,6 +57,29 @@ def no_race(request, monkeypatch):
         from qnnkit.measure import placement
 
         monkeypatch.setattr(placement, "timed", lambda *given: ({}, None, None))
+
+
+@pytest.fixture
+def circuits_on_a_clock(monkeypatch):
+    """A clock on which a circuit of lightning.qubit takes a tenth of a second; the rounds of each timing."""
+    from qnnkit.layers import QuantumLayer
+    from qnnkit.measure import clock
+
+    counted, ran, right = [], [], QuantumLayer.forward
+
+    def seconds(run, device, *, rounds):
+        run()
+        counted.append(rounds)
+        return 0.1 * ran.pop()
+
+    def forward(layer, inputs):
+        if layer.backend == "lightning.qubit":
+            ran.append(len(inputs))
+        return right(layer, inputs)
+
+    monkeypatch.setattr(clock, "seconds", seconds)
+    monkeypatch.setattr(QuantumLayer, "forward", forward)
+    return counted
 
 
 @pytest.fixture(scope="session")

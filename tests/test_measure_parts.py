@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
-from qnnkit.measure import clock, parts
+from qnnkit.measure import parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 
@@ -322,27 +322,11 @@ def test_what_cannot_be_measured_says_why(splits, monkeypatch):
     assert found["default.qubit"] == "There is no memory left." and found["as it is"] == ""
 
 
-def test_circuits_one_by_one_are_scaled_up(monkeypatch):
-    counted = []
-
-    def seconds(run, device, *, rounds):
-        run()
-        counted.append(rounds)
-        return 0.1 * ran.pop()
-
-    ran, right = [], QuantumLayer.forward
-
-    def forward(layer, inputs):
-        if layer.backend == "lightning.qubit":
-            ran.append(len(inputs))
-        return right(layer, inputs)
-
-    monkeypatch.setattr(clock, "seconds", seconds)
-    monkeypatch.setattr(QuantumLayer, "forward", forward)
+def test_circuits_one_by_one_are_scaled_up(circuits_on_a_clock):
     net = Quanv2d(1, "data_reuploading", filters=2, n_layers=1)
     found = measure.one_by_one(net, torch.ones(1, 1, 6, 6))
     assert (found.circuits_per_image, found.circuits_timed, found.trains) == (18, 5, True)
-    assert found.seconds_per_image == pytest.approx(0.1 * 18) and counted == [1, 3]
+    assert found.seconds_per_image == pytest.approx(0.1 * 18) and circuits_on_a_clock == [1, 3]
     assert not measure.one_by_one(net.requires_grad_(False), torch.ones(1, 1, 6, 6)).trains
 
 

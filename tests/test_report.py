@@ -15,8 +15,6 @@ from PIL import Image
 
 from qnnkit import plots, report, runs, stats, tasks
 from qnnkit.device import machine
-from qnnkit.layers import QuantumLayer
-from qnnkit.measure import clock
 from qnnkit.tasks import Predictions
 
 T_95_3 = 4.302653  # Student's t for a 95 % interval of three values, from a printed table
@@ -268,7 +266,7 @@ class Page(HTMLParser):
         self.style = False
 
     def handle_data(self, data):
-        self.text += "" if self.style else data
+        self.text += "" if self.style else data.replace("\u00a0", " ")
 
     def images(self):
         return [attributes for tag, attributes in self.tags if tag == "img"]
@@ -403,29 +401,13 @@ def test_the_result_comes_last(three, quickly):
 
 
 @pytest.mark.parametrize("settings", [{}, {"trainable": False, "filters": 2}])
-def test_an_epoch_on_lightning_is_scaled_up_from_few_circuits(open_run, settings, monkeypatch):
-    """A clock that counts circuits: a tenth of a second each, so that half a second holds five."""
-    counted = []
-
-    def seconds(step, device, *, rounds):
-        step()
-        counted.append(rounds)
-        return 0.1 * ran.pop()
-
-    ran, right = [], QuantumLayer.forward
-
-    def forward(layer, inputs):
-        if layer.backend == "lightning.qubit":
-            ran.append(len(inputs))
-        return right(layer, inputs)
-
-    monkeypatch.setattr(clock, "seconds", seconds)
-    monkeypatch.setattr(QuantumLayer, "forward", forward)
+def test_an_epoch_on_lightning_is_scaled_up_from_few_circuits(open_run, settings, circuits_on_a_clock):
+    """A tenth of a second each, so that half a second holds five."""
     run = open_run(stride=4, **settings)
     found = report.beside_lightning(run, 0.25)
     total = 4 * settings.get("filters", 1) * 1079
     assert found["circuits_per_epoch"] == total and found["circuits_timed"] == 5
-    assert found["seconds"] == pytest.approx(0.1 * total) and counted == [1, 3]
+    assert found["seconds"] == pytest.approx(0.1 * total) and circuits_on_a_clock == [1, 3]
     told = f"took 0.25 s. On lightning.qubit, one circuit after the other, its {total:,} circuits alone take "
     assert told + f"{0.1 * total:,.1f} s, scaled up from " in found["sentence"]
     assert f"scaled up from {5 / (total / 1079):.2g} images, 5 circuits (" in found["sentence"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from qnnkit.report.sentences import EQUAL_SIZE, Compared, conclusions
+from qnnkit.report.sentences import EQUAL_SIZE, Compared, conclude
 from qnnkit.stats import Comparison, compare, holm, mean_interval, verdict, verdicts, wilson
 
 ERROR = 1e-12
@@ -282,7 +282,7 @@ def family_of(*rows):
 
 
 def test_conclusions_say_what_is_shown_and_what_is_not():
-    told = conclusions(
+    told = conclude(
         family_of(
             ("q hybrid", "q classical", "10 %", 0.036, 0.01, True),
             ("q hybrid", "q classical", "25 %", 0.02, 0.2, True),
@@ -304,7 +304,7 @@ def test_conclusions_say_what_is_shown_and_what_is_not():
 
 
 def test_conclusions_say_plainly_when_the_classical_control_wins():
-    told = conclusions(family_of(("a", "b", "", -0.03, 0.01, True), ("c", "d", "", 0.001, 0.9, True)))
+    told = conclude(family_of(("a", "b", "", -0.03, 0.01, True), ("c", "d", "", 0.001, 0.9, True)))
     assert told[1] == "b did better than a, by 3.0 points."
     assert told[2] == "No difference is shown between c and d."
     assert told[-1].endswith(
@@ -316,14 +316,14 @@ def test_conclusions_say_plainly_when_the_classical_control_wins():
 @pytest.mark.parametrize("gap", [-0.4, 0.0, 0.4])
 def test_conclusions_claim_nothing_that_the_corrected_test_does_not_show(gap, p):
     """Also where p of the comparison alone, half of it here, would."""
-    told = " ".join(conclusions(family_of(("a", "b", "10 %", gap, p, True))))
+    told = " ".join(conclude(family_of(("a", "b", "10 %", gap, p, True))))
     assert "did better than" not in told and "wins" not in told
     assert "No advantage of a circuit is shown" in told
     assert ("1 cannot be tested" in told and "Nothing can be said of a and b" in told) == math.isnan(p)
 
 
 def test_conclusions_of_nothing():
-    assert conclusions([]) == ["No two nets could be compared, so nothing can be said of any difference."]
+    assert conclude([]) == ["No two nets could be compared, so nothing can be said of any difference."]
 
 
 def test_wilson_is_what_tables_say():

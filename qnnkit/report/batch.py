@@ -342,11 +342,10 @@ def _cells(row: Row, settings: list[str], nets: list[str], score: Score) -> list
         reached, low, high = (number(found.get(key)) for key in ("score", "low", "high"))
         if reached is None:
             cells.append(Cell())
-        elif low is None or high is None:
-            cells.append(Cell(score.tell(reached), reached))
         else:
-            mean, ends = score.with_interval(reached, low, high).split(" ", 1)
-            cells.append(Cell(f"{mean} {ends.replace(' ', chr(160))}", reached))  # two lines at most
+            known = low is not None and high is not None
+            told = score.with_interval(reached, low, high) if known else score.tell(reached)
+            cells.append(Cell(told, reached))
     cells.append(Cell() if row.validation is None else Cell(score.tell(row.validation), row.validation))
     main: dict[str, Any] = next((row.nets[net] for net in MAIN_NETS if net in row.nets), {})
     quantum, classical = (number(main.get(key)) for key in ("quantum", "classical"))

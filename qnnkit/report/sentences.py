@@ -33,7 +33,7 @@ TRAINED = "the classical control that is trained, though the circuit is frozen"
 LORA = "LoRA, which has no circuit"
 
 
-def conclusions(family: Sequence[Compared], score: Score = ACCURACY) -> list[str]:
+def conclude(family: Sequence[Compared], score: Score = ACCURACY) -> list[str]:
     """What the data show, what they do not, and whether the circuits helped: sentences, nothing else.
 
     Judged is by the corrected p alone; where it is not below 0.05 no net is called better.

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats, workspace
 from qnnkit.report.batch import data_notes, noted, number, read_batch, show
-from qnnkit.report.sentences import AS_FROZEN, EQUAL_SIZE, LORA, TRAINED, Compared
-from qnnkit.report.sentences import conclusions as concluded
+from qnnkit.report.sentences import AS_FROZEN, EQUAL_SIZE, LORA, TRAINED, Compared, conclude
 from qnnkit.report.tables import latex, metrics_of, records, told_comparisons, told_means
 from qnnkit.runs import Run, reading, sums
 from qnnkit.runs.folder import settings_of, settled
@@ -359,7 +358,7 @@ def conclusions(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> lis
         )
         for row in records(table)
     ]
-    sentences = concluded(family, score)
+    sentences = conclude(family, score)
     if several:
         sentences[0] += " Percentages are shares of the training data."
     return [*sentences, SAME_DATA] if family else sentences
