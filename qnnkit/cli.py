@@ -394,7 +394,7 @@ def report(
     ] = False,
     recipe: RecipeOption = None,
 ) -> None:
-    """Write the report of a finished run anew, and print its table; or only verify the run.
+    """Execute 04_analyze of a finished run again, which writes its report, and print its table; or verify the run.
 
     Of a batch it writes the page and the study of what has finished, and prints the conclusions.
     """
@@ -412,7 +412,7 @@ def report(
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
-        print_result(begun, reports.finish(begun))
+        print_result(begun, runs.analyze(begun))
         return
     findings = reports.verify_run(begun)
     for finding in findings:

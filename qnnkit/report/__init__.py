@@ -14,11 +14,8 @@ from qnnkit.report.learning import (
     keep_sizes,
 )
 from qnnkit.report.run import (
-    beside_lightning,
     curves,
     finish,
-    predict,
-    render,
     scores,
     summary,
     table,
@@ -31,7 +28,6 @@ from qnnkit.report.verify import verify as verify_run
 
 __all__ = [
     "Study",
-    "beside_lightning",
     "comparisons",
     "conclusions",
     "curves",
@@ -56,9 +52,7 @@ __all__ = [
     "keep_preview",
     "keep_sample",
     "keep_sizes",
-    "predict",
     "read_study",
-    "render",
     "scores",
     "robustness",
     "summary",

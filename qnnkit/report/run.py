@@ -13,25 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qnnkit import gradients, measure, stats, workspace
-from qnnkit.device import machine
+from qnnkit.report import page
 from qnnkit.report.adapted import beside_base
-from qnnkit.report.circuits import labelled
 from qnnkit.report.criteria import judge
 from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
-from qnnkit.runs import Run, build, export, seen_by, sums, trained
+from qnnkit.runs import NOTEBOOKS, Run, build, export, sums
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import MAIN_NETS
-from qnnkit.tasks import Predictions
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def predict(run: Run, net: str | None = None) -> Predictions:
-    """The test split through a trained net of the run's first seed, on the CPU; of labelled samples."""
-    model = trained(run, net)
-    return Predictions.of(model, seen_by(run, model).test)
 
 
 def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
@@ -183,48 +175,11 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{interval.mean:{form}}{half}"
 
 
-def beside_lightning(run: Run, seconds_per_epoch: float) -> dict[str, Any]:
-    """How long the circuits of one training epoch take on lightning.qubit, which runs them one by one.
-
-    Times those of two images, or as many as half a second allows, and scales up.
-
-    Args:
-        run: Its net is built anew: the time does not depend on the weights.
-        seconds_per_epoch: What the run itself measured, for the sentence.
-
-    Returns:
-        `seconds` per epoch (None where there is no lightning.qubit, or no circuit), what they follow from,
-        and a `sentence`.
-    """
-    splits = labelled(run)
-    if splits is None:
-        return {"seconds": None, "sentence": "lightning.qubit is timed beside nets of images only."}
-    model, train = build(run, run.nets[0], run.config.seed), splits.train
-    try:
-        alone = measure.one_by_one(model, train.images[:1])
-    except ValueError as error:
-        return {"seconds": None, "sentence": f"lightning.qubit could not be timed beside it. {error}"}
-    if not alone.circuits_per_image:
-        told = f"An epoch took {seconds_per_epoch:.2f} s. The net has no circuit to time on lightning.qubit."
-        return {"seconds": None, "sentence": told}
-    way = "forward and backward" if alone.trains else "forward"
-    timed, total = alone.circuits_timed, alone.circuits_per_image * len(train)
-    found = {
-        "seconds": alone.seconds_per_image * len(train),
-        "circuits_timed": timed,
-        "circuits_per_epoch": total,
-        "machine": f"{machine.processor()}, cores: {machine.cores()}",
-    }
-    found["sentence"] = (
-        f"An epoch of the hybrid net took {seconds_per_epoch:.2f} s. On lightning.qubit, one circuit after "
-        f"the other, its {total:,} circuits alone take {found['seconds']:,.1f} s, scaled up from "
-        f"{timed / alone.circuits_per_image:.2g} images, {timed} circuits ({way}; {found['machine']})."
-    )
-    return found
-
-
 def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Writes report.html and, last, result.json; returns the result.
+
+    Where `runs.launch` is executing 04_analyze, the page shows what that notebook has shown so far; elsewhere
+    the figures that notebooks have kept.
 
     Args:
         run: Whose nets are all trained.
@@ -245,6 +200,8 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 
 
 def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]) -> dict[str, Any]:
+    notebook = page.executed(run.notebook(NOTEBOOKS[-1]))
+    shown = page.body(notebook) if notebook else page.Body(_figures(run), [])
     before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
     if not before:
         run.note_provenance(**_spent(run))
@@ -257,7 +214,6 @@ def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]
         "nets": rows,
         "score": run.score.name,
         "verdicts": verdicts(rows, run.score),
-        "lightning": before.get("lightning") or beside_lightning(run, rows[0]["seconds_per_epoch"]),
         "robustness": hardened or before.get("robustness", []),
         "planned": before.get("planned") or beside_plan(run),
         "adapter": before.get("adapter") or beside_base(run),
@@ -266,7 +222,7 @@ def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config_digest": run.asked.digest(),
     }
-    workspace.write_bytes(run.report, render(run, result).encode())
+    workspace.write_bytes(run.report, render(run, result, shown).encode())
     # What was trained keeps the hashes it had: they would say nothing if every report took them anew.
     fresh, kept = hashes(run.folder), sums.read(run.folder) if before else None
     drawn = {name: digest for name, digest in fresh.items() if name.startswith(("report.html", "figures/"))}
@@ -290,31 +246,30 @@ def _spent(run: Run) -> dict[str, Any]:
     }
 
 
-def render(run: Run, result: dict[str, Any]) -> str:
-    """The run's page: table, sentences, every kept figure, settings and provenance, in one HTML file."""
-    from jinja2 import Environment, PackageLoader
-
-    page = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True).get_template("run.html")
+def render(run: Run, result: dict[str, Any], shown: page.Body) -> str:
+    """The run's page: table, sentences, what 04_analyze shows, settings and provenance, in one HTML file."""
     return page.render(
+        "run.html",
+        title=f"{run.config.title}: {run.folder.name}",
         run=run,
         result=result,
         table=table(result["nets"], run.score).join(scores(result["nets"])),
-        figures=[_figure(path) for path in sorted((run.folder / "figures").glob("*.png"))],
-        settings=run.config.flat(),
-        provenance=run.provenance,
-        notes=[
-            *(run.provenance.get("notes") or run.splits.notes),
-            *_starts(run),
-            *_placed(run),
-            *_surveyed(run),
-        ],
-        gradients=_of_gradients(run),
-        machine=[
-            f"{row['net']}, seed {row['seed']}: {row['sentence']}"
-            for row in run.rows("metrics")
-            if row["event"] == "warning" and row["of"] == "machine"
-        ],
+        sentences=_sentences(run, result),
+        notebooks=sorted(path.name for path in run.notebook("any").parent.glob("*.ipynb")),
+        body=shown,
     )
+
+
+def _sentences(run: Run, result: dict[str, Any]) -> list[str]:
+    """What is to be known of data, machine, gradients and plan."""
+    told = [result[name]["sentence"] for name in ("adapter", "planned") if result[name]]
+    machine = [
+        f"{row['net']}, seed {row['seed']}: {row['sentence']}"
+        for row in run.rows("metrics")
+        if row["event"] == "warning" and row["of"] == "machine"
+    ]
+    notes = run.provenance.get("notes") or run.splits.notes
+    return [*told, *_of_gradients(run), *_starts(run), *notes, *_placed(run), *_surveyed(run), *machine]
 
 
 def _of_gradients(run: Run) -> list[str]:
@@ -353,6 +308,11 @@ def _surveyed(run: Run) -> list[str]:
         return []
     told = measure.reading.net_sentences(found)
     return [f"Measured on {found['machine']['name']}: {sentence}" for sentence in told]
+
+
+def _figures(run: Run) -> str:
+    """The figures that notebooks have kept, for the page of a run whose 04_analyze is not being launched."""
+    return page.render("figures.html", figures=map(_figure, sorted((run.folder / "figures").glob("*.png"))))
 
 
 def _figure(path: Path) -> dict[str, str]:

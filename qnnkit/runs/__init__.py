@@ -2,6 +2,7 @@
 
 from qnnkit.runs.chain import (
     NOTEBOOKS,
+    analyze,
     check_finished,
     chosen,
     epoch_line,
@@ -37,6 +38,7 @@ __all__ = [
     "Run",
     "Status",
     "Stopped",
+    "analyze",
     "best",
     "build",
     "check_finished",

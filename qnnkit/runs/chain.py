@@ -64,7 +64,7 @@ def check_finished(run: Run, parameters: Mapping[str, Any]) -> None:
         if not run.notebook(name).exists():
             continue
         known = declared(find_notebook(name))
-        used = json.loads(run.notebook(name).read_bytes())["metadata"]["papermill"]["parameters"]
+        used = _used(run, name)
         for each in parameters.keys() & known.keys():
             if used.get(each, ast.literal_eval(known[each]["default"])) != parameters[each]:
                 rule = f"be what {name} of this run has finished with"
@@ -104,6 +104,26 @@ def run_notebooks(
         if run.result is None and NOTEBOOKS[-1] not in names and "03_train" in names and finish is not None:
             finish(run)
     return run.result
+
+
+def analyze(run: Run, echo: Callable[[str], None] = print) -> dict[str, Any] | None:
+    """Executes 04_analyze of a trained run anew, with the parameters it had: report, figures and result.
+
+    Raises:
+        NotebookError: The notebook stopped; the earlier page stays.
+        BlockingIOError: Another process runs the notebooks of this run.
+    """
+    name = NOTEBOOKS[-1]
+    with alone(run.folder, "chain"), mirrored(run.folder, echo):
+        source = find_notebook(name)
+        used = _used(run, name) if run.notebook(name).exists() else {}
+        launch(source, run.notebook(name), _parameters(run, source, used), placement_for_kernels(run))
+    return run.result
+
+
+def _used(run: Run, name: str) -> dict[str, Any]:
+    """The parameters with which a notebook of the run was executed."""
+    return json.loads(run.notebook(name).read_bytes())["metadata"]["papermill"]["parameters"]
 
 
 def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
@@ -153,9 +173,9 @@ def _run_notebooks(
 
 def _parameters(run: Run, notebook: Path, own: Mapping[str, Any]) -> dict[str, Any]:
     """What a notebook declares of the run's settings and its own; the rest it reads from the run folder."""
-    values: dict[str, Any] = {"recipe": run.config.recipe, "run_dir": str(run.folder)}
+    values: dict[str, Any] = {**own, "recipe": run.config.recipe, "run_dir": str(run.folder)}
     values |= {"device": run.config.device, "backend": run.config.backend}
-    values |= {"data_dir": getattr(run.config, "data_dir", None), **own}
+    values |= {"data_dir": getattr(run.config, "data_dir", None)}
     return {name: value for name, value in values.items() if name in declared(notebook) and value is not None}
 
 

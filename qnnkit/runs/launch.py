@@ -25,6 +25,8 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 START_TIMEOUT = 300
 """Seconds that a kernel has to start; papermill's own 60 are too few where many start at once."""
+ANNOUNCED = "QNNKIT_NOTEBOOK"
+"""The variable that tells a kernel which file its notebook's executed copy is being written to."""
 STOP_TIMEOUT = 60.0
 """Seconds that an interrupted kernel has to finish its step and save it; Jupyter's own 5 are too few."""
 
@@ -103,7 +105,8 @@ def launch(
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
     try:
         usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
-        with _environment({**usual, **(environment or {})}), _kernels() as config:
+        announced = {ANNOUNCED: str(running.absolute())}
+        with _environment({**usual, **announced, **(environment or {})}), _kernels() as config:
             papermill.execute_notebook(
                 str(notebook),
                 str(running),

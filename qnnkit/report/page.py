@@ -1,0 +1,97 @@
+"""HTML pages that stand by themselves: a head, then an executed notebook without its code."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qnnkit.runs.launch import ANNOUNCED
+
+SETUP = ("parameters", "injected-parameters")
+_HEADING = re.compile(r'<h2 id="([^"]*)">(.*?)</h2>', re.DOTALL)
+_ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
+
+
+class Body(NamedTuple):
+    """What a notebook shows, as HTML."""
+
+    html: str
+    sections: list[tuple[str, str]]
+    """Anchor and title of each section, as HTML."""
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of this folder, filled in; text is escaped."""
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
+    environment.filters["unbroken"] = unbroken
+    return environment.get_template(template).render(**values)
+
+
+def unbroken(text: Any) -> str:
+    """A number with its interval, "97.6 (95.2 to 99.2)", that breaks before its bracket only."""
+    return str(text).replace(" to ", "\u00a0to\u00a0")
+
+
+def executed(copy: Path) -> Path | None:
+    """The notebook whose executed copy will be `copy`, if this kernel is executing it just now."""
+    announced = os.environ.get(ANNOUNCED)
+    running = copy.absolute().with_suffix(".running.ipynb")
+    return running if announced and Path(announced) == running and running.is_file() else None
+
+
+def body(notebook: Path) -> Body:
+    """The text and results of an executed notebook: of what follows its parameters, without code.
+
+    Of a notebook that is still being executed, the sections that have ended.
+
+    Args:
+        notebook: As papermill writes it; it saves before each cell what the cells before have shown.
+    """
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    shown: Any = nbformat.read(notebook, as_version=4)
+    cells = shown.cells
+    tagged = [i for i, cell in enumerate(cells) if set(SETUP) & set(cell.metadata.get("tags", ()))]
+    start, end = max(tagged, default=-1) + 1, len(cells)
+    running = [i for i, cell in enumerate(cells) if _status(cell) in ("running", "pending")]
+    if running:
+        end = max(_sections(cells[: running[0]]), default=running[0])
+    shown.cells = cells[start:end]
+    _describe_images(shown.cells)
+    exporter = HTMLExporter(
+        template_name="basic",
+        exclude_input=True,
+        exclude_input_prompt=True,
+        exclude_output_prompt=True,
+        embed_images=True,
+    )
+    content, _ = exporter.from_notebook_node(shown)
+    content = _ANCHOR.sub("", content)
+    return Body(content, _HEADING.findall(content))
+
+
+def _status(cell: Any) -> str | None:
+    return cell.metadata.get("papermill", {}).get("status") if cell.cell_type == "code" else None
+
+
+def _sections(cells: list[Any]) -> list[int]:
+    """The places of the cells that begin a section."""
+    return [i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and cell.source.startswith("## ")]
+
+
+def _describe_images(cells: list[Any]) -> None:
+    """Gives each image the title of its section for those who cannot see it, unless it says more itself."""
+    title = ""
+    for cell in cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+            title = cell.source.splitlines()[0].removeprefix("## ")
+        for output in cell.get("outputs", ()):
+            for kind in output.get("data", {}):
+                if kind.startswith("image/"):
+                    output.metadata.setdefault(kind, {}).setdefault("alt", html.escape(title, quote=True))
