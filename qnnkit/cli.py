@@ -394,7 +394,7 @@ def report(
     ] = False,
     recipe: RecipeOption = None,
 ) -> None:
-    """Execute 04_analyze of a finished run again, which writes its report, and print its table; or verify the run.
+    """Execute 04_analyze of a finished run again, which writes its report; or only verify the run.
 
     Of a batch it writes the page and the study of what has finished, and prints the conclusions.
     """

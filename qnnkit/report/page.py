@@ -82,7 +82,9 @@ def _status(cell: Any) -> str | None:
 
 def _sections(cells: list[Any]) -> list[int]:
     """The places of the cells that begin a section."""
-    return [i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and cell.source.startswith("## ")]
+    return [
+        i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and cell.source.startswith("## ")
+    ]
 
 
 def _describe_images(cells: list[Any]) -> None:
