@@ -40,13 +40,14 @@ def count_parameters(run: Run) -> dict[str, dict[str, int]]:
     return {net: layers.count_parameters(build(run, net, run.config.seed, bare=True)) for net in run.nets}
 
 
-def first_batch(run: Run, place: torch.device | str = "cpu") -> Any:
-    """The first training samples in a batch, as the task takes it, on a device."""
+def first_batch(
+    run: Run, place: torch.device | str = "cpu", *, split: str = "train", n: int | None = None
+) -> Any:
+    """The first `n` samples of a split, by default a batch, as the task takes them, on a device."""
     from accelerate.utils import send_to_device
 
-    return send_to_device(
-        next(iter(run.splits.batches("train", run.config.batch_size, shuffle=False))), place
-    )
+    batches = run.splits.batches(split, n or run.config.batch_size, shuffle=False)
+    return send_to_device(next(iter(batches)), place)
 
 
 def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu") -> Splits:
