@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import os
 import re
@@ -107,4 +106,4 @@ def _describe_images(cells: list[Any]) -> None:
         for output in cell.get("outputs", ()):
             for kind in output.get("data", {}):
                 if kind.startswith("image/"):
-                    output.metadata.setdefault(kind, {}).setdefault("alt", html.escape(title, quote=True))
+                    output.metadata.setdefault(kind, {}).setdefault("alt", title)
