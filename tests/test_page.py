@@ -90,7 +90,7 @@ def test_text_of_outputs_stays_text(notebook):
     assert "<script>" not in page.body(path).html
     picture = code("2", shows(image_png=RED_DOT))
     found = page.body(notebook(new_markdown_cell('## A "quoted" title'), picture)).html
-    assert 'alt="A &quot;quoted&quot; title"' in found
+    assert "alt='A \"quoted\" title'" in found
 
 
 def test_only_the_notebook_that_is_being_launched_counts(notebook, tmp_path, monkeypatch):
