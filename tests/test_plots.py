@@ -198,13 +198,6 @@ def test_nothing_overlaps_or_sticks_out(name):
 
 
 AXES = {
-    "gradient_history": [("optimizer step", "gradient norm, before clipping")],
-    "gradient_snr": [("epoch", "signal to noise, one step")],
-    "gradient_variances": [("qubits", "variance of a weight's derivative (1/rad²)"), ("qubits", "")],
-    "spectra": [("", ""), ("frequency (radians per unit of the feature)", "")],
-    "robustness": [("shots per circuit", "test accuracy (%)"), ("probability of an error", "")],
-    "step_parts": [("median time of a part (ms); the step takes 25.2 ms", "")],
-    "strategies": [("seconds per epoch (logarithmic)", "")],
     "machines": [
         ("time of an epoch (s)", ""),
         ("peak memory (MB)", ""),
@@ -213,15 +206,10 @@ AXES = {
     ],
     "class_balance-digits": [("class", "images")],
     "confusion-digits": [("predicted class", "true class"), ("", "images")],
-    "gradient_errors": [("largest error of a weight's gradient (relative)", "")],
-    "gradient_sizes": [("mean absolute gradient of one weight", "")],
-    "training_curves-four": [("epoch", "validation loss"), ("epoch", "validation accuracy (%)")],
-    "comparison-four": [("test accuracy (%): a dot per seed, the mean and its 95 % interval", "")],
     "benchmark-both": [
         ("time (ms): median, least to most", ""),
         ("wires", "time (ms): median, least to most"),
     ],
-    "feature_maps-one": [("", ""), ("", ""), ("", "expectation value")],
     "similarities-digits": [("caption", "image"), ("", "cosine similarity")],
 }
 
@@ -248,6 +236,24 @@ def test_png_and_what_it_leaves_behind(name):
     assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
     assert pyplot.get_fignums() == []
     assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS and mpl.get_backend() == backend
+
+
+def test_live_redraws_at_the_end(monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, figure):
+            shown.append(figure)
+
+    monkeypatch.setattr(
+        "IPython.display.display", lambda figure, display_id: shown.append(figure) or Handle()
+    )
+    live = plots.Live(lambda: plots.picture.picture(2, 1))
+    live.update()
+    live.update()  # too soon
+    assert len(shown) == 1
+    live.update(final=True)
+    assert len(shown) == 2 and shown[0] is not shown[1]
 
 
 # --- what the figures show ------------------------------------------------------------------------------
