@@ -120,7 +120,7 @@ def test_a_net_without_a_circuit(tmp_path, capsys):
         "This net has no circuit",
         "no feature maps",
         "hardware would change nothing",
-        "no angles",
+        "There are no angles",
     ):
         assert sentence in told
     assert (
