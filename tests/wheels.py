@@ -75,7 +75,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Of an editable qnnkit there, the path stands in a .pth file, which is not read here.
         lines = (sysconfig.get_path("purelib"), f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))")
         own = next((folder / "lib").glob("python*/site-packages"))
-        (folder / "share" / "jupyter").symlink_to(Path(sys.prefix, "share", "jupyter"))  # nbconvert's templates
+        templates = Path(sys.prefix, "share", "jupyter")  # nbconvert's
+        (folder / "share" / "jupyter").symlink_to(templates)
         (own / "zz_packages.pth").write_text("\n".join(lines))
 
     return once(tmp_path_factory, "installed", install) / "venv"

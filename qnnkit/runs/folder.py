@@ -41,7 +41,6 @@ from qnnkit.settings import (
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from qnnkit.data import Splits
 
@@ -229,7 +228,7 @@ class Run:
 
         return pd.DataFrame(list(self.tested().values()))
 
-    def save_figure(self, figure: Figure, name: str, title: str = "", description: str = "") -> None:
+    def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
         buffer = io.BytesIO()
         metadata = {"Software": "qnnkit", "Title": title, "Description": description}
