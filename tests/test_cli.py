@@ -304,13 +304,6 @@ def test_train_takes_epochs(qnnkit, pictures):
     assert runs.open_run("run").config.epochs == 2 and len(runs.open_run("run").epochs()) == 2
 
 
-def test_report_writes_the_page_anew(qnnkit, pictures):
-    begun = finish("run")
-    begun.report.unlink()
-    status, out, _ = qnnkit("report", "run")
-    assert status == 0 and "75.0 (one seed)" in out and begun.report.exists()
-
-
 def test_report_of_a_run_that_is_not_trained(qnnkit, pictures):
     runs.open_run("run", "folder_quanv", data_dir="pictures")
     refused(qnnkit("report", "run"), "is not finished. Finish it: qnnkit run")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -172,6 +174,24 @@ def test_a_finished_run_is_only_printed(finished: runs.Run) -> None:
     assert done.returncode == 0, done.stderr
     assert str(finished.report) in done.stdout and "hybrid" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*") if path.is_file()} == before
+
+
+def test_the_report_is_written_anew_from_the_users_own_notebook(finished: runs.Run, tmp_path: Path) -> None:
+    """With the parameters that the notebook had, in a workspace that holds another 04."""
+    shutil.copytree(finished.folder, tmp_path / "runs" / "copy")
+    own = read(ROOT / "notebooks" / "04_analyze.ipynb")
+    cells = [nbformat.v4.new_markdown_cell("## My own section"), nbformat.v4.new_code_cell("hardware_images")]
+    own.cells[-3:-3] = cells
+    (tmp_path / "notebooks").mkdir()
+    nbformat.write(own, tmp_path / "notebooks" / "04_analyze.ipynb")
+    environment = {**os.environ, "QNNKIT_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "qnnkit", "report", "runs/copy"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "runs" / "copy" / "report.html").read_text()
+    assert "My own section" in page and "<pre>8</pre>" in page
+    result = json.loads((tmp_path / "runs" / "copy" / "result.json").read_text())
+    assert result["nets"] == finished.result["nets"]
 
 
 @pytest.fixture
