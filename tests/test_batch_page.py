@@ -22,8 +22,6 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 @pytest.fixture
 def quickly(monkeypatch):
     """lightning.qubit is not timed."""
-    told = {"seconds": 120.0, "sentence": "On lightning.qubit its circuits take 120.0 s."}
-    monkeypatch.setattr(report.run, "beside_lightning", lambda run, seconds: told)
 
 
 class Workspace:

@@ -100,8 +100,6 @@ class Workspace:
 @pytest.fixture
 def space(tmp_path, monkeypatch):
     """A workspace with two recipes: a hybrid net, and a reference without a circuit."""
-    told = {"seconds": 120.0, "sentence": "On lightning.qubit its circuits take 120.0 s."}
-    monkeypatch.setattr(report.run, "beside_lightning", lambda run, seconds: told)
     digits = runs.Run.splits.func(runs.Run(tmp_path, recipes.settings("digits_quanv")))
     monkeypatch.setattr(runs.Run, "splits", digits)  # fingerprints are the tests' own
     return Workspace(tmp_path)

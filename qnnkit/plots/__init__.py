@@ -12,7 +12,7 @@ from qnnkit.plots.music import loss_matrices, loss_matrix, piano_roll
 from qnnkit.plots.nets import circuit, comparison, confusion, gradient_errors, gradient_sizes, training_curves
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
 from qnnkit.plots.reach import fidelity_histograms, gradient_variances, spectra
-from qnnkit.plots.study import study_costs, study_curves, study_fractions, study_scores
+from qnnkit.plots.study import stamped
 from qnnkit.plots.times import benchmark
 
 __all__ = [
@@ -44,10 +44,7 @@ __all__ = [
     "MARKERS",
     "STYLES",
     "benchmark",
-    "study_curves",
-    "study_fractions",
-    "study_scores",
-    "study_costs",
+    "stamped",
     "images_found",
     "captions_found",
     "similarities",

@@ -1,6 +1,6 @@
 """What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
 
-from qnnkit.report.batch import write_batch_page
+from qnnkit.report.batch import analyze_batch, write_batch_page
 from qnnkit.report.circuits import keep_circuit, keep_errors, keep_maps, keep_robustness, robustness
 from qnnkit.report.criteria import judge
 from qnnkit.report.groups import by_group, keep_groups
@@ -22,20 +22,19 @@ from qnnkit.report.run import (
     verdicts,
 )
 from qnnkit.report.shown import keep_mistakes, keep_preview, keep_sample
-from qnnkit.report.study import Study, comparisons, conclusions, figures, means, read_study, write_study
-from qnnkit.report.tables import told_comparisons, told_means
+from qnnkit.report.study import Study, comparisons, means, metrics, read_study, verdict
 from qnnkit.report.verify import verify as verify_run
 
 __all__ = [
     "Study",
+    "analyze_batch",
     "comparisons",
-    "conclusions",
     "curves",
-    "figures",
     "gradient_table",
     "finish",
     "judge",
     "means",
+    "metrics",
     "keep_circuit",
     "keep_errors",
     "keep_expressivity",
@@ -57,10 +56,8 @@ __all__ = [
     "robustness",
     "summary",
     "table",
-    "told_comparisons",
-    "told_means",
+    "verdict",
     "verdicts",
     "verify_run",
     "write_batch_page",
-    "write_study",
 ]
