@@ -394,7 +394,7 @@ def report(
     ] = False,
     recipe: RecipeOption = None,
 ) -> None:
-    """Execute 04_analyze of a finished run again, which writes its report, and print its table; or verify it.
+    """Execute 04_analyze of a finished run again, which writes its report; or only verify the run.
 
     Of a batch it executes 06_study on what has finished, and prints what that shows.
     """

@@ -364,7 +364,7 @@ def test_training_tells_what_the_data_are(tmp_path, monkeypatch, qnnkit):
     splits = replace(made.splits, notes=("Left out 2 files that cannot be read.",))
     final = {"net": "hybrid", "seed": 0, "test_accuracy": 0.9, "best_epoch": 1}
     monkeypatch.setattr(runs.Run, "load_data", lambda self: splits)
-    monkeypatch.setattr("qnnkit.runs.nets._train", lambda *given: final)
+    monkeypatch.setattr("qnnkit.runs.trainings._train", lambda *given: final)
     status, out, err = qnnkit("train", "--run-dir", str(tmp_path / "run"))
     assert status == 0, err
     assert out.startswith("Note: Left out 2 files that cannot be read.\n")

@@ -70,8 +70,8 @@ def pair(out):
 
 def test_music_is_trained_written_drawn_and_heard(base):
     assert base.result["nets"][0]["score"] < torch.tensor(163.0).log()
-    report.keep_preview(base)
-    picture, *sounds = report.keep_mistakes(base, 1)
+    report.preview(base)
+    picture, *sounds = report.mistakes(base, 1)
     assert {path.stem for path in (base.folder / "figures").iterdir()} >= {"01_rolls", "05_music"}
     assert len(read_midi(base.folder / "music" / "1.mid")) > 0
     assert (base.folder / "model" / "model.safetensors").exists() and picture is not None

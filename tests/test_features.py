@@ -13,10 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import controls, report, runs, workspace
+from qnnkit import controls, runs, workspace
 from qnnkit.data import ImageSet, ImageSplits
 from qnnkit.layers import QuantumLayer, Quanv2d
 from qnnkit.models import QuanvNet, QuanvSettings, features
+from qnnkit.tasks import Predictions
 from tests.toys import each_epoch
 
 FLOAT32 = 1e-6  # one batch of another size may add in another order
@@ -46,6 +47,11 @@ def close(found: ImageSplits, net, images: ImageSplits) -> None:
         torch.testing.assert_close(part.images, net.features(whole.images), rtol=0, atol=FLOAT32)
         assert part.labels is whole.labels and part.sources is whole.sources
         assert part.images.grad_fn is None and not part.images.requires_grad
+
+
+def predicted(run, net=None):
+    model = runs.trained(run, net)
+    return Predictions.of(model, runs.seen_by(run, model).test)
 
 
 @pytest.fixture
@@ -352,7 +358,7 @@ def test_circuits_run_once_and_the_training_is_the_same(open_run, home, monkeypa
     assert n_images * 9 <= sum(rows_seen) // 2 < n_images * 9 + 100  # two nets, 9 patches an image, once
     assert len(files(home)) == 3  # the frozen classical layer as well
     rows_seen.clear()
-    report.predict(run), report.predict(run, "no_entanglement")
+    predicted(run), predicted(run, "no_entanglement")
     list(runs.train_all(open_run("again")))
     assert sum(rows_seen) < 300  # single images, to ask for shapes and sizes
     assert rows(open_run("again")) == rows(run)
@@ -362,7 +368,7 @@ def test_circuits_run_once_and_the_training_is_the_same(open_run, home, monkeypa
     assert cached.keys() == uncached.keys() and len(cached) == 3 * 5
     for key, row in uncached.items():
         assert cached[key] == pytest.approx(row, abs=SAME_TRAINING)
-    with_maps, with_images = (report.predict(each).class_probs for each in (run, open_run("uncached")))
+    with_maps, with_images = (predicted(each).class_probs for each in (run, open_run("uncached")))
     np.testing.assert_allclose(with_maps, with_images, atol=SAME_TRAINING)
 
 
@@ -390,17 +396,16 @@ def test_a_frozen_weight_of_an_older_checkpoint_counts(open_run, home):
     run = open_run(epochs=2, controls=[])
     list(runs.train_all(run))
     [first] = files(home)
-    build_again = runs.nets.build  # pyright: ignore[reportAttributeAccessIssue]
 
     def other(run, net, seed):
-        return build_again(run, net, seed + 1)
+        return runs.build(run, net, seed + 1)
 
     run.folder.joinpath("metrics.jsonl").unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs.nets, "build", other)
+        patch.setattr(runs.trainings, "build", other)
         [again] = runs.train_all(run)
     assert files(home) == [first]
-    assert (report.predict(run).predicted == run.splits.test.labels.numpy()).mean() == again["test_accuracy"]
+    assert (predicted(run).predicted == run.splits.test.labels.numpy()).mean() == again["test_accuracy"]
 
 
 def test_bfloat16_reads_them_too(open_run):

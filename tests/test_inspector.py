@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import gradients, layers, report, runs
+from qnnkit import gradients, layers, runs
 from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector, views
 from qnnkit.inspector.source import Source, done_before
@@ -367,29 +367,6 @@ def test_a_wrong_choice_is_refused_in_one_sentence(trained, wrong, told):
     with pytest.raises(ValueError, match="Argument") as error:
         Inspector(trained, **wrong)
     assert told in str(error.value)
-
-
-def test_the_report_keeps_what_an_inspector_begins_with(copied, capsys):
-    always = ["12_gates", "15_layer", "16_image", "17_what_if"]
-    assert len(report.keep_inspection(copied)) == 6
-    kept = sorted(path.stem for path in (copied.folder / "figures").glob("*.png"))
-    assert kept == ["10_gradients", "11_snr", *always] and capsys.readouterr().out == ""
-    (copied.folder / "gradients.jsonl").unlink()
-    shutil.rmtree(copied.folder / "figures")
-    assert len(report.keep_inspection(copied)) == 4
-    assert sorted(path.stem for path in (copied.folder / "figures").glob("*.png")) == always
-    assert "No gradients of net hybrid" in capsys.readouterr().out
-
-
-def test_the_report_keeps_every_circuit_up_to_four(tmp_path):
-    run = begun(tmp_path / "run", filters=5, stride=2, n_layers=1)
-    report.keep_inspection(run)
-    paths = sorted((run.folder / "figures").glob("12_*.png"))
-    assert [path.stem for path in paths] == ["12_gates", "12_gates_2", "12_gates_3", "12_gates_4"]
-    texts = [Image.open(path).text["Description"] for path in paths]
-    assert all(f"quanv.filters.{i}, one batch" in text for i, text in enumerate(texts))
-    assert all("the first 4 of 5 circuits" in text for text in texts)
-    assert len({path.read_bytes() for path in paths}) == 4, "each is another circuit's"
 
 
 # --- whose weights, and which cannot learn ----------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qnnkit import QuantumLayer, circuits, gradients, plots, recipes
+from qnnkit import QuantumLayer, circuits, gradients, recipes
 from qnnkit.gradients import landscape
 from qnnkit.tasks import Classification, Step
 
@@ -143,14 +143,3 @@ def test_nets_without_circuits_and_bad_numbers():
     ):
         with pytest.raises(ValueError, match=f"Argument `{name}` must be .+, but is {bad}"):
             gradients.lines(*given, **{name: bad})
-
-
-def test_pictures_show_the_numbers():
-    model, batch = net()
-    found = gradients.lines(model, Classification(), batch, n_points=7)
-    figure = plots.landscape_lines(found.offsets, found.losses, found.names)
-    np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), found.losses[1])
-    found = gradients.plane(model, Classification(), batch, n_points=5)
-    figure = plots.landscape_plane(found.offsets, found.losses, found.names)
-    np.testing.assert_allclose(figure.axes[0].collections[0].get_array().ravel(), found.losses.ravel())
-    assert plots.landscape_plane(found.offsets, np.ones((5, 5)), found.names).png()

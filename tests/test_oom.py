@@ -504,7 +504,7 @@ def test_a_run_tells_it_before_and_after_the_epochs_too(tmp_path, monkeypatch, w
 
     run = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
     with monkeypatch.context() as patch, pytest.raises(OutOfMemory) as caught:
-        patch.setattr(runs.nets, when, fail)
+        patch.setattr(runs.trainings, when, fail)
         list(runs.train_all(run))
     sentence = str(caught.value)
     assert sentence.startswith("Memory ran out at net hybrid, seed 0, before or after its epochs: ")

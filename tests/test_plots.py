@@ -8,11 +8,10 @@ import itertools
 import matplotlib as mpl
 import numpy as np
 import pytest
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from qnnkit import QuantumLayer, circuits, plots
+from qnnkit import plots
 
 CLASSES = {
     "one": ["one"],
@@ -28,20 +27,6 @@ SETTINGS = {name: value for name, value in mpl.rcParams.items() if "backend" not
 
 def images_of(n: int, channels: int = 1) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (n, channels, 14, 14), dtype=np.uint8)
-
-
-def curves(seeds: int, epochs: int, missing: int = 0) -> dict[str, np.ndarray]:
-    """Loss falls and accuracy rises; the last seed stopped `missing` epochs early."""
-    fall = np.linspace(2.0, 0.1, epochs) + 0.1 * np.arange(seeds)[:, None]
-    if missing:
-        fall[-1, -missing:] = np.nan
-    return {"epoch": np.arange(1, epochs + 1), "loss": fall, "accuracy": 1 - fall / 3}
-
-
-def quantum_layer(ansatz: str, embedding: str, n_layers: int) -> plots.Picture:
-    qnode, shapes = circuits.build(ansatz, embedding=embedding, n_layers=n_layers)
-    layer = QuantumLayer(qnode, shapes, torch.zeros_like)
-    return plots.circuit(layer, torch.ones(circuits.embedding_of(ansatz, embedding).n_features(4)))
 
 
 def by_classes(draw):
@@ -110,67 +95,7 @@ WIDTHS = {
     for j, peer in enumerate(PEERS)
 }
 
-POINTS = {
-    "shots": [(100, 0.8, 0.7, 0.88), (1_000, 0.92, 0.83, 0.97), (10_000, 0.95, 0.87, 0.99)],
-    "depolarizing": [(0.001, 0.95, 0.87, 0.99), (0.01, 0.9, 0.8, 0.95), (0.05, 0.6, 0.5, 0.7)],
-    "readout": [(0.0, 0.95, 0.87, 0.99), (0.01, 0.93, 0.85, 0.98), (0.05, 0.9, 0.8, 0.95)],
-}
-PARTS = {"loading": "other", "classical forward": "classical", "quantum forward": "quantum", "rest": "other"}
-
-VARIANCES = [
-    {
-        "n_qubits": n,
-        "depth": depth,
-        "observable": observable,
-        "initialisation": start,
-        "variance": 0.0 if (start, n) == ("small", 4) else 4.0**-n,
-        "low": 0.0 if (start, n) == ("small", 4) else 4.5**-n,
-        "high": 0.0 if (start, n) == ("small", 4) else 3.5**-n,
-    }
-    for observable in ("local", "global")
-    for start in ("uniform", "small", "gaussian", "identity_block")
-    for depth in ("2", "10n")
-    for n in range(2, 13)
-]
-RANDOM = {"local": {n: 2.0**-n for n in (2, 12)}, "global": {n: 4.0**-n for n in (2, 12)}}
-SHARES = np.exp(-np.arange(75.0)) * (1 - np.exp(-1))
-SPECTRA = {"feature 0": ((0, 1, 2, 3), (0.1, 0.0, 1e-4, 0)), "feature 1": ((0, 0.5, 1.5), (0.2, 0.1, 0.05))}
-
-STEPS = list(range(3, 603, 3))
-NORMS = {
-    "quantum": np.geomspace(1e-2, 1e-4, 200),
-    "classical": np.geomspace(3, 0.2, 200),
-    "a_layer.of_many.whose_name.is_long.weights": np.where(np.arange(200) % 9, 0.1, np.nan),
-}
-EPOCHS = list(range(1, 13))
-FALL = np.geomspace(2, 0.1, 12)
-
 FIGURES = {
-    "gradient_variances": lambda: plots.gradient_variances(VARIANCES, RANDOM),
-    "gradient_variances-one": lambda: plots.gradient_variances(VARIANCES[:1]),
-    "gradient_variances-dead": lambda: plots.gradient_variances(
-        [VARIANCES[0] | {"variance": 0.0, "low": 0.0, "high": 0.0}]
-    ),
-    "fidelity_histograms": lambda: plots.fidelity_histograms(
-        dict.fromkeys(circuits.CIRCUITS, SHARES), SHARES
-    ),
-    "fidelity_histograms-one": lambda: plots.fidelity_histograms({"x" * 30: SHARES}, SHARES),
-    "spectra": lambda: plots.spectra(SPECTRA),
-    "spectra-one": lambda: plots.spectra({"x": ((0,), (0.0,))}),
-    "gradient_history": lambda: plots.gradient_history(STEPS, NORMS, {"quantum": 3e-3, "classical": None}),
-    "gradient_history-zero": lambda: plots.gradient_history([1, 2], {"quantum": [0.0, np.nan]}),
-    "gradient_snr": lambda: plots.gradient_snr(
-        EPOCHS, {"quantum": (FALL, FALL / 2, 2 * FALL), "classical": (FALL / 3, FALL / 4, FALL / 2)}, 45
-    ),
-    "gradient_snr-unknown": lambda: plots.gradient_snr([1], {"quantum": ([np.nan], [np.nan], [np.nan])}),
-    "robustness": lambda: plots.robustness((0.95, 0.87, 0.99), POINTS),
-    "robustness-shots": lambda: plots.robustness((0.95, 0.87, 0.99), {"shots": POINTS["shots"]}),
-    "step_parts": lambda: plots.step_parts(list(PARTS), list(PARTS.values()), [0.1, 1.2, 24.0, -0.1]),
-    "strategies": lambda: plots.strategies(
-        ["lightning.qubit", "batched", "batch 64", "frozen, cached"],
-        ["simulator", "simulator", "batch", "circuit"],
-        [2010.0, 0.3, None, 0.04],
-    ),
     "machines": lambda: plots.machines(
         [
             *["AMD EPYC, 2 cores"],
@@ -186,7 +111,6 @@ FIGURES = {
     ),
     "machines-one": lambda: plots.machines(["a"], ["cpu"], [0.24], [521.0], [None], [1.2]),
     "machines-unknown": lambda: plots.machines(["a", "b"], ["cpu"] * 2, *[[None, None]] * 4),
-    "strategies-none": lambda: plots.strategies(["batch 64"], ["batch"], [None]),
     **by_classes(class_samples),
     **by_classes(class_balance),
     **by_classes(confusion),
@@ -196,47 +120,17 @@ FIGURES = {
     "class_samples-uneven": lambda: plots.class_samples(images_of(3), np.array([0, 0, 2]), ["a", "b", "c"]),
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
-    "gradient_errors": lambda: plots.gradient_errors(
-        ["backprop", "parameter-shift", "adjoint", "finite-diff"], [0.0, 1e-7, 0.5, 1e-9], 1e-5
-    ),
-    "gradient_errors-nan": lambda: plots.gradient_errors(["backprop", "adjoint"], [np.nan, np.inf], 1e-5),
-    "gradient_sizes": lambda: plots.gradient_sizes(
-        [f"quanv.filters.{i}.weights" for i in range(8)] + [f"reader.{i}.bias" for i in range(20)],
-        ["quantum"] * 8 + ["classical"] * 20,
-        [10.0 ** -(i % 7) for i in range(26)] + [0.0, np.nan],
-    ),
-    "gradient_sizes-zero": lambda: plots.gradient_sizes(["a", "b"], ["quantum"] * 2, [0.0, np.nan]),
-    "gradient_sizes-one": lambda: plots.gradient_sizes(["weights"], ["quantum"], [1e-3]),
-    "training_curves-one": lambda: plots.training_curves({"hybrid": curves(1, 1)}),
-    "training_curves-four": lambda: plots.training_curves({net: curves(3, 12, 4) for net in NETS}),
-    "training_curves-nan": lambda: plots.training_curves({"a": curves(1, 5, 5), "b": curves(2, 30)}),
     "labelled_images": lambda: plots.labelled_images(images_of(12), ["3, not 8\n97 %"] * 12),
     "labelled_images-long": lambda: plots.labelled_images(
         images_of(7, channels=3), [f"{CLASSES['long'][0]}\nnot {CLASSES['long'][3]}\n100 %"] * 7
     ),
     "labelled_images-none": lambda: plots.labelled_images(images_of(0), []),
-    "feature_maps-one": lambda: plots.feature_maps(images_of(1), np.zeros((1, 1, 7, 7)), ["map 0"]),
-    "feature_maps-many": lambda: plots.feature_maps(
-        images_of(4, channels=3),
-        np.ones((4, 16, 7, 7)),
-        [f"filter {i // 4}, wire {i % 4}" for i in range(16)],
-    ),
-    "comparison-one": lambda: plots.comparison({"hybrid": [0.9]}, {"hybrid": (0.9, None, None)}),
-    "comparison-four": lambda: plots.comparison(
-        {net: [0.95, 0.96, 0.99] for net in NETS}, {net: (0.97, 0.94, 0.99) for net in NETS}
-    ),
-    "comparison-many": lambda: plots.comparison(
-        {f"net {i}": [0.9, 0.8] for i in range(9)}, {f"net {i}": (0.85, 0.8, 0.9) for i in range(9)}
-    ),
     "benchmark-both": lambda: plots.benchmark(
         TIMES, WIDTHS, "A processor, 2 cores, torch on 2 of them", PEERS
     ),
     "benchmark-times": lambda: plots.benchmark(TIMES, {}, "A long kind of machine, " * 9, PEERS),
     "benchmark-widths": lambda: plots.benchmark({}, WIDTHS, "$ one", PEERS),
     "benchmark-one": lambda: plots.benchmark({"W1": {"a": (1.0, 1.0, 1.0)}}, {}, "one", ["a"]),
-    "circuit-data_reuploading": lambda: quantum_layer("data_reuploading", "angle", 2),
-    "circuit-strongly_entangling": lambda: quantum_layer("strongly_entangling", "amplitude", 3),
-    "circuit-random": lambda: quantum_layer("random", "iqp", 1),
 }
 
 
@@ -338,7 +232,7 @@ def test_axes_are_named(name):
     assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == AXES[name]
 
 
-@pytest.mark.parametrize("name", [*AXES, "class_samples-one", "labelled_images", "circuit-random"])
+@pytest.mark.parametrize("name", [*AXES, "class_samples-one", "labelled_images"])
 def test_png_and_what_it_leaves_behind(name):
     from matplotlib import pyplot
 
@@ -394,85 +288,10 @@ def test_class_balance_shows_the_counts():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["train (8)", "test (3)"]
 
 
-def test_gradient_errors_tells_right_from_wrong_by_colour():
-    figure = plots.gradient_errors(["a", "b", "c"], [1e-9, 1e-2, np.nan], 1e-5)
-    colours = [bar.get_facecolor() for bar in figure.axes[0].patches]
-    good, bad = (mpl.colors.to_rgba(plots.COLOURS[i]) for i in (2, 1))
-    assert colours[:2] == [good, bad] and good not in colours[2:]
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b", "c: nan"]
-
-
-def test_gradient_history_shows_norms_and_where_clipping_sets_in():
-    norms = {"quantum": [0.3, 0.0, np.nan, 0.1], "classical": [1.0, 2.0, 3.0, 4.0]}
-    [axes] = plots.gradient_history([2, 4, 6, 8], norms, {"quantum": 0.2, "classical": None}).axes
-    quantum, clipping, classical = axes.lines
-    assert np.array_equal(quantum.get_ydata(), [0.3, np.nan, np.nan, 0.1], equal_nan=True)
-    assert classical.get_ydata().tolist() == [1, 2, 3, 4] and classical.get_xdata().tolist() == [2, 4, 6, 8]
-    assert set(clipping.get_ydata()) == {0.2} and clipping.get_color() == quantum.get_color()
-    assert axes.get_yscale() == "log"
-
-
-def test_gradient_snr_draws_the_line_of_noise():
-    [axes] = plots.gradient_snr([1, 2], {"quantum": ([1.0, 0.5], [0.5, 0.2], [1.5, 0.8])}, 16).axes
-    ratio, noise = axes.lines
-    assert ratio.get_ydata().tolist() == [1.0, 0.5] and set(noise.get_ydata()) == {0.25}
-    assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 1.5
-
-
-def test_gradient_sizes_keeps_the_rows_in_order():
-    figure = plots.gradient_sizes(["a", "b", "c"], ["classical", "quantum", "classical"], [0.1, 0.2, 0.3])
-    bars = {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in figure.axes[0].patches}
-    assert bars == {0: 0.1, 1: 0.2, 2: 0.3}
-    low, high = figure.axes[0].get_ylim()
-    assert low > high  # the first is on top
-
-
-def test_training_curves_skips_missing_epochs():
-    values = np.array([[1.0, 2.0, 3.0], [3.0, np.nan, np.nan]])
-    figure = plots.training_curves(
-        {"net": {"epoch": range(1, values.shape[1] + 1), "loss": values, "accuracy": values / 10}}
-    )
-    loss, accuracy = (axes.lines[0].get_ydata() for axes in figure.axes)
-    assert loss.tolist() == [2, 2, 3] and accuracy.tolist() == pytest.approx([20, 20, 30])
-    assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2, 3]
-
-
-def test_training_curves_before_the_first_epoch_are_empty_axes():
-    figure = plots.training_curves({})
-    assert [(axes.get_ylabel(), len(axes.lines)) for axes in figure.axes] == [("validation loss", 0)]
-    FigureCanvasAgg(figure).draw()
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 3, 12])
-def test_training_curves_ticks_are_whole_epochs(epochs):
-    figure = plots.training_curves({"net": curves(2, epochs)})
-    FigureCanvasAgg(figure).draw()
-    for axes in figure.axes:
-        shown = [at for at in axes.get_xticks() if 0.5 <= at <= epochs + 0.5]
-        assert shown and all(at == round(at) for at in shown)
-
-
 def test_confusion_has_the_truth_in_rows():
     figure = plots.confusion(np.array([[5, 1], [0, 7]]), ["a", "b"])
     cells = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
     assert cells == {(0, 0): "5", (1, 0): "1", (1, 1): "7"}  # (column, row)
-
-
-def test_comparison_in_percent():
-    figure = plots.comparison({"a": [0.5, 0.7], "b": [0.9]}, {"a": (0.6, 0.4, 0.8), "b": (0.9, None, None)})
-    lines = [
-        pytest.approx(line.get_xdata().tolist() if hasattr(line.get_xdata(), "tolist") else line.get_xdata())
-        for line in figure.axes[0].lines
-    ]
-    assert lines == [[50, 70], [40, 80], [60], [90], [90]]
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b"]
-
-
-def test_feature_maps_share_one_scale():
-    maps = np.array([[[[-1.0, 0.5]], [[0.0, 0.1]]]])
-    figure = plots.feature_maps(images_of(1), maps, ["m", "n"])
-    assert [axes.get_title() for axes in figure.axes[:3]] == ["image", "m", "n"]
-    assert all(axes.images[0].get_clim() == (-1, 1) for axes in figure.axes[1:3])
 
 
 def test_benchmark_shows_medians_and_spreads_in_the_peers_colours():
@@ -491,62 +310,6 @@ def test_benchmark_shows_medians_and_spreads_in_the_peers_colours():
     assert list(medians.get_xdata()) == [4, 8] and list(medians.get_ydata()) == [1.5, 3]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
     assert figure.get_suptitle() == "machine"
-
-
-def test_live_redraws_at_the_end(monkeypatch):
-    from IPython import display
-
-    shown = []
-
-    class Handle:
-        def update(self, figure):
-            shown.append(figure)
-
-    monkeypatch.setattr(display, "display", lambda figure, display_id: shown.append(figure) or Handle())
-    live = plots.Live(lambda: plots.comparison({"a": [0.5]}, {"a": (0.5, None, None)}))
-    live.update()
-    live.update()  # too soon
-    assert len(shown) == 1
-    live.update(final=True)
-    assert len(shown) == 2 and shown[0] is not shown[1]
-
-
-@pytest.mark.parametrize("values", [[2.4e-3, 1.8e-3, 5.8e-3], [1e-9, 1e-3, 0.5], [3e-5]])
-def test_labels_of_a_logarithmic_axis_do_not_touch(values):
-    """Also within one decade, where matplotlib would label every minor tick."""
-    figure = plots.gradient_sizes(["a"] * len(values), ["quantum"] * len(values), values)
-    figure.png()
-    axis = figure.axes[0].xaxis
-    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    boxes = [tick.label1.get_window_extent() for tick in ticks if tick.label1.get_text()]
-    boxes = sorted((box for box in boxes if box.width), key=lambda box: box.x0)
-    assert len(boxes) >= 2
-    for left, right in itertools.pairwise(boxes):
-        assert left.x1 < right.x0
-
-
-def test_gradient_variances_shows_every_line_and_its_interval():
-    figure = plots.gradient_variances(VARIANCES, RANDOM)
-    local, _ = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == ["local observable", "global observable"]
-    assert len(local.containers) == 8 and len({line[0].get_color() for line in local.containers}) == 4
-    line, _, bars = local.containers[0]
-    assert np.allclose(line.get_ydata(), [4.0**-n for n in range(2, 13)])
-    assert np.allclose(
-        [bar[:, 1] for bar in bars[0].get_segments()], [(4.5**-n, 3.5**-n) for n in range(2, 13)]
-    )
-    assert len(local.containers[2][0].get_ydata()) == 10  # where all weights are dead there is no point
-    [reference] = [line for line in local.lines if line.get_label() == "random circuit"]
-    assert list(reference.get_ydata()) == list(RANDOM["local"].values())
-
-
-def test_spectra_tell_what_is_possible_from_what_is_expressed():
-    axes, _ = plots.spectra(SPECTRA).axes
-    assert [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches] == [
-        (0, 0.1),
-        (2, 1e-4),
-    ]
-    assert list(axes.lines[0].get_xdata()) == [1, 3]
 
 
 def test_images_found_frames_the_right_ones():

@@ -5,16 +5,15 @@ import io
 import json
 import math
 import re
-import time
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
-from qnnkit import plots, report, runs, stats, tasks
-from qnnkit.device import machine
+from qnnkit import report, runs, stats, tasks
 from qnnkit.tasks import Predictions
 
 T_95_3 = 4.302653  # Student's t for a 95 % interval of three values, from a printed table
@@ -68,11 +67,10 @@ def one(open_run):
     return run
 
 
-@pytest.fixture
-def quickly(monkeypatch):
-    """lightning.qubit is not timed."""
-    told = {"seconds": 120.0, "sentence": "On lightning.qubit its circuits take 120.0 s."}
-    monkeypatch.setattr(report.run, "beside_lightning", lambda run, seconds: told | {"epoch": seconds})
+def drawn():
+    figure = Figure(figsize=(3, 2))
+    figure.subplots().plot([1, 2])
+    return figure
 
 
 # --- numbers -----------------------------------------------------------------------------------------------
@@ -161,7 +159,7 @@ def test_verdicts_are_corrected_over_the_controls(open_run):
     assert told[0].startswith("No difference is shown between hybrid and classical: +4.0 points")
 
 
-def test_what_else_the_test_images_say(open_run, quickly):
+def test_what_else_the_test_images_say(open_run):
     """Means over seeds in result.json and on the page; the printed table stays as narrow as it was."""
     run = open_run(n_seeds=2)
     for seed, f1, ece in ((0, 0.90, 0.02), (1, 0.91, 0.04)):
@@ -197,36 +195,22 @@ def test_no_verdict_without_the_hybrid_net_or_with_fewer_seeds(three):
     assert report.verdicts([rows[0], rows[1] | {"scores": [0.9]}]) == []
 
 
-def test_curves_by_seed_and_epoch(open_run):
-    run = open_run(n_seeds=2)
-    assert report.curves(run) == {}
-    log_epochs(run, "hybrid", 1, [0.9, 0.8], [0.1, 0.2])  # stopped early
-    log_epochs(run, "hybrid", 0, [0.7, 0.6, 0.5], [0.3, 0.4, 0.5])
-    found = report.curves(run)
-    assert list(found) == ["hybrid"]
-    nan = float("nan")
-    np.testing.assert_array_equal(found["hybrid"]["loss"], [[0.7, 0.6, 0.5], [0.9, 0.8, nan]])
-    np.testing.assert_array_equal(found["hybrid"]["accuracy"], [[0.3, 0.4, 0.5], [0.1, 0.2, nan]])
-    np.testing.assert_array_equal(found["hybrid"]["epoch"], [1, 2, 3])
-
-
-def test_curves_have_what_was_validated_within_epochs(open_run):
+def test_validations_within_epochs_have_a_fraction_and_stand_once(open_run):
     """Also before the first epoch has ended, and once each where a kill has left a row twice."""
     run = open_run(n_seeds=1)
+    assert run.validations().empty
     row = {"event": "validation", "net": "hybrid", "seed": 0, "epoch": 1, "step": 3, "steps": 4}
     for loss in (0.9, 0.8):
         run.log("metrics", row | {"validation_loss": loss, "validation_accuracy": 0.1})
-    np.testing.assert_array_equal(report.curves(run)["hybrid"]["epoch"], [0.75])
+    assert run.validations()["epoch"].tolist() == [0.75]
     log_epochs(run, "hybrid", 0, [0.7, 0.6], [0.3, 0.4])
     run.log("metrics", row | {"epoch": 2, "step": 1, "validation_loss": 0.65, "validation_accuracy": 0.35})
-    found = report.curves(run)["hybrid"]
-    np.testing.assert_array_equal(found["epoch"], [0.75, 1, 1.25, 2])
-    np.testing.assert_array_equal(found["loss"], [[0.8, 0.7, 0.65, 0.6]])
-    plots.training_curves(report.curves(run))
-    run.log(
-        "metrics", row | {"epoch": 2, "step": 2, "steps": 8, "validation_loss": 0.6, "validation_accuracy": 0}
-    )
-    assert report.curves(run)["hybrid"]["loss"][0, 2] == 0.6  # the same place, on half as many processes
+    found = run.validations()
+    assert found["epoch"].tolist() == [0.75, 1, 1.25, 2]
+    assert found["validation_loss"].tolist() == [0.8, 0.7, 0.65, 0.6]
+    other = {"epoch": 2, "step": 2, "steps": 8, "validation_loss": 0.6, "validation_accuracy": 0}
+    run.log("metrics", row | other)
+    assert run.validations()["validation_loss"][2] == 0.6  # the same place, on half as many processes
 
 
 PROBABILITIES = np.array(
@@ -272,7 +256,7 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == "img"]
 
 
-def test_finish_writes_what_it_returns(three, quickly):
+def test_finish_writes_what_it_returns(three):
     result = report.finish(three)
     assert json.loads((three.folder / "result.json").read_text()) == result == three.result
     assert result["recipe"] == "digits_quanv" and result["seeds"] == [0, 1, 2]
@@ -284,7 +268,7 @@ def test_finish_writes_what_it_returns(three, quickly):
         assert told in page.text
 
 
-def test_the_page_of_one_seed(one, quickly):
+def test_the_page_of_one_seed(one):
     report.finish(one)
     text = Page(one.report.read_text()).text
     assert "90.0 (one seed)" in text and "shows nothing about which is better" in text
@@ -303,11 +287,10 @@ def test_finish_refuses_while_a_net_is_missing(open_run, lost):
     assert not run.report.exists() and run.result is None
 
 
-def test_every_kept_figure_is_in_the_page_whole(three, quickly):
+def test_every_kept_figure_is_in_the_page_whole(three):
     kept = {}
     for name, title in (("01_curves", "Learning curves"), ("02_again", "The same & again")):
-        figure = plots.training_curves(report.curves(three))
-        three.keep(figure, name, title, f"Read {title} from the left.")
+        three.save_figure(drawn(), name, title, f"Read {title} from the left.")
         kept[title] = (three.folder / "figures" / f"{name}.png").read_bytes()
     report.finish(three)
     html = three.report.read_text()
@@ -349,7 +332,7 @@ def test_hostile_names_stay_text(tmp_path):
     log_epochs(run, "hybrid", 0, [1.0], [0.5])
     run.note_provenance(machine={"cpu": "<script>alert(4)</script>"})
     title = "<script>alert(5)</script>"
-    run.keep(plots.training_curves(report.curves(run)), "01", title, f'"{HOSTILE}"')
+    run.save_figure(drawn(), "01", title, f'"{HOSTILE}"')
     report.finish(run)
     page = Page(run.report.read_text())
     assert [tag for tag, _ in page.tags if tag == "script"] == []
@@ -378,7 +361,7 @@ PLAN = {"device": "cpu", "peak_bytes": 530_000_000, "seconds_per_epoch": 0.41}
         (None, 541e6, None),
     ],
 )
-def test_what_was_planned_stands_beside_what_was_measured(open_run, quickly, plan, peak, sentence):
+def test_what_was_planned_stands_beside_what_was_measured(open_run, plan, peak, sentence):
     run = open_run(n_seeds=1)
     log_final(run, "hybrid", 0, 0.9)
     log_final(run, "classical", 0, 0.8)
@@ -389,7 +372,7 @@ def test_what_was_planned_stands_beside_what_was_measured(open_run, quickly, pla
     assert sentence is None or sentence in run.report.read_text()
 
 
-def test_the_result_comes_last(three, quickly):
+def test_the_result_comes_last(three):
     """Where the page cannot be written, there is no result, and so the run is not finished."""
     three.report.mkdir()
     with pytest.raises(OSError, match=r"Cannot write .*report\.html"):
@@ -400,57 +383,7 @@ def test_the_result_comes_last(three, quickly):
     assert three.result is not None
 
 
-@pytest.mark.parametrize("settings", [{}, {"trainable": False, "filters": 2}])
-def test_an_epoch_on_lightning_is_scaled_up_from_few_circuits(open_run, settings, circuits_on_a_clock):
-    """A tenth of a second each, so that half a second holds five."""
-    run = open_run(stride=4, **settings)
-    found = report.beside_lightning(run, 0.25)
-    total = 4 * settings.get("filters", 1) * 1079
-    assert found["circuits_per_epoch"] == total and found["circuits_timed"] == 5
-    assert found["seconds"] == pytest.approx(0.1 * total) and circuits_on_a_clock == [1, 3]
-    told = f"took 0.25 s. On lightning.qubit, one circuit after the other, its {total:,} circuits alone take "
-    assert told + f"{0.1 * total:,.1f} s, scaled up from " in found["sentence"]
-    assert f"scaled up from {5 / (total / 1079):.2g} images, 5 circuits (" in found["sentence"]
-    way = "forward and backward" if settings.get("trainable", True) else "forward"
-    assert f"({way}; {machine.processor()}, " in found["sentence"]
-
-
-def test_an_epoch_on_lightning_as_measured(open_run):
-    """Circuits timed on lightning.qubit, scaled up to the epoch: what was timed fits into the call."""
-    run = open_run()
-    start = time.perf_counter()
-    found = report.beside_lightning(run, 0.25)
-    elapsed = time.perf_counter() - start
-    assert 0 < found["circuits_timed"] <= 98 and found["circuits_per_epoch"] == 49 * 1079
-    timed = found["seconds"] * found["circuits_timed"] / found["circuits_per_epoch"]
-    assert 0.05 * found["circuits_timed"] / 1000 < timed < elapsed, "no circuit takes less than 50 us there"
-    json.dumps(found, allow_nan=False)
-
-
-def test_without_lightning_the_report_says_so(three, monkeypatch):
-    import pennylane as qp
-
-    def none(name, **settings):
-        if name == "lightning.qubit":
-            raise RuntimeError("Device lightning.qubit does not exist.")
-        return device(name, **settings)
-
-    device = qp.device
-    monkeypatch.setattr(qp, "device", none)
-    result = report.finish(three)
-    assert result["lightning"]["seconds"] is None
-    text = Page(three.report.read_text()).text
-    assert "lightning.qubit could not be timed beside it. " in text and "does not exist" in text
-
-
-def test_a_report_written_anew_keeps_the_measured_time(three, quickly, monkeypatch):
-    first = report.finish(three)["lightning"]
-    assert first["epoch"] == 0.5 and first["sentence"] in Page(three.report.read_text()).text
-    monkeypatch.setattr(report.run, "beside_lightning", None)
-    assert report.finish(three)["lightning"] == first
-
-
-def test_predict_is_the_trained_net_on_the_test_images(tmp_path):
+def test_predictions_of_a_trained_net_are_those_of_its_test(tmp_path):
     root, generator = tmp_path / "pictures", np.random.default_rng(0)
     for name in ("a", "b"):
         (root / name).mkdir(parents=True)
@@ -470,7 +403,7 @@ def test_predict_is_the_trained_net_on_the_test_images(tmp_path):
 
     labels = run.splits.test.labels
     for net in run.nets:
-        predictions = report.predict(run, net)
+        predictions = Predictions.of(runs.trained(run, net), run.splits.test)
         assert predictions.class_probs.shape == (4, 2)
         np.testing.assert_allclose(predictions.class_probs.sum(1), 1, atol=1e-6)
         assert torch.equal(torch.tensor(predictions.labels), run.splits.test.labels)
@@ -486,7 +419,7 @@ def test_predict_is_the_trained_net_on_the_test_images(tmp_path):
         assert finals[net]["test_ece"] == pytest.approx(calibration, abs=1e-6)
 
 
-def test_a_damaged_figure_costs_only_itself(three, quickly):
+def test_a_damaged_figure_costs_only_itself(three):
     (three.folder / "figures").mkdir(exist_ok=True)
     (three.folder / "figures" / "09_broken.png").write_bytes(b"no picture")
     report.finish(three)

@@ -34,8 +34,6 @@ def finished(tmp_path, monkeypatch):
     for name in ("train.log", ".hidden", ".sync/piece"):
         (run.folder / name).parent.mkdir(exist_ok=True)
         (run.folder / name).write_text("{}")
-    told = {"seconds": None, "sentence": "Not timed."}
-    monkeypatch.setattr(report.run, "beside_lightning", lambda run, seconds: told)
     result = report.finish(run)
     for net in run.nets:  # in words: nothing can be read of them, which `finish` would
         checkpoints = workspace.make_folder(run.checkpoints(net, 0))

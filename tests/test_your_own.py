@@ -248,10 +248,10 @@ def test_what_its_task_shows_is_shown(home: Path) -> None:
     (home / "mine.py").write_text(RECIPE + SHOWN)
     run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
     list(runs.train_all(run))
-    [figure] = report.keep_preview(run)
+    [figure] = report.preview(run)
     assert figure.get_axes() and (run.folder / "figures" / "01_preview.png").read_bytes()[:4] == b"\x89PNG"
     net, test = runs.trained(run), run.splits.test
-    [worst] = report.keep_mistakes(run, 4)
+    [worst] = report.mistakes(run, 4)
     assert worst == (net(test.inputs)[:, 0] - test.targets).abs().max().item()
     assert run.finals()["test_most"].tolist() == [pytest.approx(worst)]
 

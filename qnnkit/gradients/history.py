@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qnnkit import checks, workspace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NONE_HERE = (
     "hold gradients of a training",
@@ -174,6 +177,23 @@ class History:
         """The seeds that a net is recorded for."""
         return [seed for each, seed in self.trainings if each == checks.choice("net", net, self.nets)]
 
+    def frame(self) -> pd.DataFrame:
+        """One row per net, seed, observed update and layer, or group of layers (its `layer` is "all")."""
+        import pandas as pd
+
+        rows = [
+            {"net": net, "seed": seed, "epoch": row["epoch"], "step": step, "layer": "all"}
+            | {name: each.get(name) for name in OF_EPOCH}
+            | ({"layer": each["layer"]} if "layer" in each else {})
+            | {name: each[name][i] for name in OF_SERIES[2:]}
+            for (net, seed), training in self.trainings.items()
+            for row in training.rows
+            for each in (*row["groups"], *row["layers"])
+            for i, step in enumerate(row["steps"])
+        ]
+        numbers = dict.fromkeys(("clipped", *OF_EPOCH[2:], *OF_SERIES[2:]), float)  # None is NaN
+        return pd.DataFrame(rows).astype(numbers)
+
     @property
     def warnings(self) -> list[str]:
         """Every warning, with its net, seed and epochs; one that several epochs gave is told once."""
@@ -242,6 +262,7 @@ def read(path: str | Path) -> History:
     return history(rows, damaged + half)
 
 
+OF_EPOCH = ("group", "n_weights", "snr", "snr_low", "snr_high", "clipped")
 OF_SERIES = ("group", "n_weights", "norm", "mean", "share", "ratio")
 
 

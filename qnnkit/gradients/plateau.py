@@ -105,6 +105,11 @@ class Scan:
     embedding: str | None
     rows: tuple[Row, ...]
 
+    @property
+    def qubits(self) -> list[int]:
+        """The widths that were scanned."""
+        return sorted({row.n_qubits for row in self.rows})
+
     def lines(self) -> dict[tuple[str, str, str], list[Row]]:
         """(depth, observable, initialisation) -> rows by number of qubits."""
         found: dict[tuple[str, str, str], list[Row]] = {}

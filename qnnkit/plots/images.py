@@ -6,8 +6,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 
 from qnnkit.plots.picture import COLOURS, Picture, inches, legend_beside, name_ticks, picture, row_name, show
 
@@ -76,26 +74,20 @@ def labelled_images(images: np.ndarray, titles: Sequence[str], columns: int = 6)
     return figure
 
 
-def feature_maps(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Picture:
-    """Images beside what the circuits make of them; every map on one scale from -1 to 1.
-
-    Args:
-        images: uint8, of shape (n, channels, height, width).
-        maps: Expectation values, of shape (n, n_maps, rows, columns).
-        names: One per map.
-    """
-    n, n_maps = maps.shape[:2]
-    figure = picture(1.25 * (n_maps + 1) + 1, 1.25 * n + 0.4)
-    axes = figure.subplots(n, n_maps + 1, squeeze=False)
-    scale = {"cmap": "RdBu_r", "norm": Normalize(-1, 1)}
-    for row, image in enumerate(images):
-        show(axes[row][0], image)
-        for axis, values in zip(axes[row][1:], maps[row], strict=True):
-            axis.imshow(values, **scale)
-        for axis in axes[row]:
-            axis.set_xticks([])
-            axis.set_yticks([])
-    for axis, name in zip(axes[0], ("image", *names), strict=True):
-        axis.set_title(name, fontsize=9)
-    figure.colorbar(ScalarMappable(**scale), ax=axes, label="expectation value", shrink=0.8)
+def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
+    """Counts of (true class, predicted class); rows are the truth."""
+    upright, names = max(map(len, classes)) > 3, inches(classes)
+    side = min(9.2, 0.42 * max(3, len(classes)) + 0.8)
+    figure = picture(side + 1.4 + names, side + 0.6 + (names if upright else 0.2))
+    axis = figure.subplots()
+    image = axis.imshow(matrix, cmap="Blues", vmin=0, vmax=max(1, matrix.max()))
+    if len(classes) <= 30:
+        for (row, column), count in np.ndenumerate(matrix):
+            if count:
+                colour = "white" if count > matrix.max() / 2 else "black"
+                axis.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
+    name_ticks(axis.xaxis, classes, rotation=90 if upright else 0)
+    name_ticks(axis.yaxis, classes)
+    axis.set(xlabel="predicted class", ylabel="true class")
+    figure.colorbar(image, ax=axis, label="images", shrink=0.8)
     return figure

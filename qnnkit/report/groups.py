@@ -63,7 +63,8 @@ def keep_groups(run: Run) -> list[pd.DataFrame | Picture]:
     own: set[str] = set(getattr(run.config, "composers", None) or ())
     figure = _picture(means, halves, [set() if name == BASE else own for name in means.index])
     table = means.map("{:.4f}".format) + halves.map(lambda h: "" if math.isnan(h) else f" ± {h:.4f}")
-    return [table, run.keep(figure, "05_groups", "Loss on each group of the test split", told)]
+    run.save_figure(figure, "05_groups", "Loss on each group of the test split", told)
+    return [table, figure]
 
 
 def _picture(means: pd.DataFrame, halves: pd.DataFrame, own: Sequence[set[str]]) -> Picture:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import itertools
 import os
 import re
 from pathlib import Path
@@ -62,7 +62,7 @@ def body(notebook: Path) -> Body:
     running = [i for i, cell in enumerate(cells) if _status(cell) in ("running", "pending")]
     if running:
         end = max(_sections(cells[: running[0]]), default=running[0])
-    shown.cells = cells[start:end]
+    shown.cells = _with_results(cells[start:end])
     _describe_images(shown.cells)
     exporter = HTMLExporter(
         template_name="basic",
@@ -82,7 +82,19 @@ def _status(cell: Any) -> str | None:
 
 def _sections(cells: list[Any]) -> list[int]:
     """The places of the cells that begin a section."""
-    return [i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and cell.source.startswith("## ")]
+    return [
+        i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and cell.source.startswith("## ")
+    ]
+
+
+def _with_results(cells: list[Any]) -> list[Any]:
+    """Without the sections whose code has shown nothing, such as one on circuits of a net that has none."""
+    found = []
+    for start, end in itertools.pairwise([0, *_sections(cells), len(cells)]):
+        code = [cell for cell in cells[start:end] if cell.cell_type == "code"]
+        if not code or any(cell.outputs for cell in code):
+            found += cells[start:end]
+    return found
 
 
 def _describe_images(cells: list[Any]) -> None:
@@ -94,4 +106,4 @@ def _describe_images(cells: list[Any]) -> None:
         for output in cell.get("outputs", ()):
             for kind in output.get("data", {}):
                 if kind.startswith("image/"):
-                    output.metadata.setdefault(kind, {}).setdefault("alt", html.escape(title, quote=True))
+                    output.metadata.setdefault(kind, {}).setdefault("alt", title)

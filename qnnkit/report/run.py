@@ -26,31 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def curves(run: Run) -> dict[str, dict[str, np.ndarray]]:
-    """Net -> validation loss and score, of shape (seeds, validations), and the `epoch` of each validation.
-
-    Those within an epoch lie between two whole numbers; what a seed has not, as after an early stop, is NaN.
-    """
-    import pandas as pd
-
-    epochs, between, found = run.epochs(), run.epochs("validation"), {}
-    if len(between):
-        between["epoch"] += between["step"] / between["steps"] - 1
-    rows = pd.concat([epochs, between])
-    if len(rows):  # resumed on more processes, a place in an epoch may have been validated by another step
-        rows = rows.drop_duplicates(["net", "seed", "epoch"], keep="last")
-    names = dict.fromkeys(("loss", run.score.on_validation))
-    for net in run.nets if len(rows) else ():
-        of_net = rows[rows["net"] == net]
-        if len(of_net):
-            table = of_net.pivot(
-                index="seed", columns="epoch", values=[f"validation_{name}" for name in names]
-            )
-            found[net] = {"epoch": table[f"validation_{next(iter(names))}"].columns.to_numpy()}
-            found[net] |= {name: table[f"validation_{name}"].to_numpy() for name in names}
-    return found
-
-
 def summary(run: Run) -> list[dict[str, Any]]:
     """One row per net: its score with its 95 % interval, parameters, seconds per epoch and so on.
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from qnnkit import tasks
-from qnnkit.data import write_sample
 from qnnkit.runs import Run, seen_by, trained
 
 
-def keep_preview(run: Run) -> list[Any]:
+def preview(run: Run) -> list[Any]:
     """What the task's `preview` shows of the data, figures kept; nothing where it has none."""
     return _kept(run, "preview", "01_preview", "Some of the data", run.splits)
 
 
-def keep_mistakes(run: Run, n: int) -> list[Any]:
+def mistakes(run: Run, n: int) -> list[Any]:
     """What the task's `mistakes` shows of the run's own net, first seed, figures kept.
 
     Args:
@@ -24,22 +23,6 @@ def keep_mistakes(run: Run, n: int) -> list[Any]:
     net = trained(run)
     offered = {"n": n, "seed": run.config.seed, "folder": run.folder, "seen": seen_by(run, net)}
     return _kept(run, "mistakes", "05_mistakes", "Where it errs", net, run.splits, **offered)
-
-
-def keep_sample(run: Run, per_class: int) -> None:
-    """Writes a small sample of each class of the training images to the run folder, once, and says where.
-
-    Args:
-        run: The run.
-        per_class: Images of each class; a class with fewer gives all it has.
-    """
-    train, folder = run.splits.train, run.folder / "sample"
-    if not hasattr(train, "images") or "n_classes" not in run.splits.sizes:
-        print("A sample folder is made of labelled images only.")
-        return
-    if not folder.exists():
-        write_sample(run.splits, folder, per_class=per_class, seed=run.config.seed)  # type: ignore[arg-type]
-    print("The sample is in", folder, "and is made once per run")
 
 
 def _kept(run: Run, part: str, name: str, title: str, *given: Any, **offered: Any) -> list[Any]:
@@ -55,6 +38,6 @@ def _kept(run: Run, part: str, name: str, title: str, *given: Any, **offered: An
             told = f"As `{part}` of the recipe's task draws it."
             each = tasks.Shown(each, f"{name}_{number + 1}" if number else name, title, told)
         if hasattr(each.content, "savefig"):
-            run.keep(each.content, each.name, each.title, each.description)
+            run.save_figure(each.content, each.name, each.title, each.description)
         kept.append(each.content)
     return kept

@@ -15,20 +15,12 @@ from qnnkit.runs.export import export, merge
 from qnnkit.runs.folder import Run, open_run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, find_notebook, launch
-from qnnkit.runs.nets import (
-    Stopped,
-    best,
-    build,
-    count_parameters,
-    first_batch,
-    seen_by,
-    train_all,
-    trained,
-)
+from qnnkit.runs.nets import best, build, count_parameters, first_batch, seen_by, trained
 from qnnkit.runs.placing import placed
 from qnnkit.runs.planning import to_plan
 from qnnkit.runs.reading import frame
 from qnnkit.runs.status import Status
+from qnnkit.runs.trainings import Stopped, Training, train_all, training
 from qnnkit.runs.using import load_model, predict, prediction_line
 from qnnkit.runs.watching import watch
 
@@ -38,6 +30,7 @@ __all__ = [
     "Run",
     "Status",
     "Stopped",
+    "Training",
     "analyze",
     "best",
     "build",
@@ -67,5 +60,6 @@ __all__ = [
     "to_plan",
     "train_all",
     "trained",
+    "training",
     "watch",
 ]

@@ -41,9 +41,9 @@ from qnnkit.settings import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from qnnkit.data import Splits
-    from qnnkit.plots import Picture
 
 
 OF_NETS = ("seed", "n_seeds", "controls")
@@ -204,6 +204,20 @@ class Run:
 
         return pd.DataFrame(trainings(self.rows("metrics"), event, self.config.epochs))
 
+    def validations(self) -> pd.DataFrame:
+        """One row per net, seed and validation; of one within an epoch, `epoch` is a fraction."""
+        import pandas as pd
+
+        between = self.epochs("validation")
+        if len(between):
+            between["epoch"] += between["step"] / between["steps"] - 1
+        rows = pd.concat([self.epochs(), between])
+        if not len(rows):
+            return rows
+        # Resumed on more processes, a place in an epoch may have been validated by another step.
+        rows = rows.drop_duplicates(["net", "seed", "epoch"], keep="last")
+        return rows.sort_values(["seed", "epoch"], kind="stable", ignore_index=True)
+
     def tested(self) -> dict[tuple[str, int], dict[str, Any]]:
         """(net, seed) -> the row of its test, for those that have been trained for as long as is asked."""
         rows = trainings(self.rows("metrics"), "test", self.config.epochs)
@@ -215,18 +229,15 @@ class Run:
 
         return pd.DataFrame(list(self.tested().values()))
 
-    def keep(self, figure: Picture, name: str, title: str, description: str) -> Picture:
-        """Writes a figure to figures/<name>.png, with its title and how to read it, for the report."""
-        path = workspace.make_folder(self.folder / "figures") / f"{name}.png"
-        if hasattr(figure, "png"):
-            content = figure.png(Title=title, Description=description)
-        else:  # a user's own, of matplotlib
-            buffer = io.BytesIO()
-            figure.savefig(buffer, metadata={"Title": title, "Description": description})
-            content = buffer.getvalue()
-        workspace.write_bytes(path, content)
+    def save_figure(self, figure: Figure, name: str, title: str = "", description: str = "") -> None:
+        """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
+        buffer = io.BytesIO()
+        metadata = {"Software": "qnnkit", "Title": title, "Description": description}
+        figure.savefig(buffer, format="png", dpi=110, metadata=metadata)
+        workspace.write_bytes(
+            workspace.make_folder(self.folder / "figures") / f"{name}.png", buffer.getvalue()
+        )
         keep_mirrored(self.folder)
-        return figure
 
     def note_provenance(self, **facts: Any) -> None:
         """Adds facts to provenance.json; those that are there already are replaced."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import nn
 
 from qnnkit.settings import Settings
 
-T = TypeVar("T")
 SIGNS = (
     "out of memory",  # CUDA, ROCm, and MPS: "MPS backend out of memory"
     "can't allocate memory",  # DefaultCPUAllocator, on Linux and macOS
@@ -42,23 +39,6 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
-
-
-def telling(compute: Callable[[], T], told: Callable[[], str], device: torch.device) -> T:
-    """What `compute` gives.
-
-    Raises:
-        OutOfMemory: Memory ran out meanwhile; it says what `told` gives.
-    """
-    try:
-        return compute()
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, OutOfMemory) or not ran_out(error):
-            raise
-        sentence = told()
-    # Out here the error is gone, and with it the frames that hold what was being computed.
-    release(device)
-    raise OutOfMemory(sentence)
 
 
 def in_use(device: torch.device) -> int:

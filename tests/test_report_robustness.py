@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qnnkit import layers, recipes, report, runs
+from qnnkit import layers, noise, recipes, report, runs
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_many_circuits_take_fewer_images(run, monkeypatch, capsys, circuits, ask
         return []
 
     monkeypatch.setattr(layers, "circuits_per_image", lambda model, images: circuits)
-    monkeypatch.setattr(report.circuits.noise, "robustness", robustness)
+    monkeypatch.setattr(noise, "robustness", robustness)
     assert report.robustness(run, runs.build(run, "hybrid", 0), asked) == []
     n_test = len(run.splits.test)
     assert given == [(min(used, n_test),) * 2]

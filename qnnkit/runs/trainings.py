@@ -1,0 +1,270 @@
+"""The training of a run's nets: what `train.fit` is given, and what is kept of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qnnkit import device, gradients, layers, measure, recipes, tasks, train, workspace
+from qnnkit.checkpoint import Store, weights
+from qnnkit.data import Splits
+from qnnkit.data.splits import SPLITS
+from qnnkit.measure import Placement
+from qnnkit.models.causal_lm import in_four_bits
+from qnnkit.runs.folder import Run
+from qnnkit.runs.journal import Journal, speed
+from qnnkit.runs.lock import alone, mirrored
+from qnnkit.runs.nets import build, seen_by
+from qnnkit.runs.trackers import tracked
+from qnnkit.train import memory
+from qnnkit.train.processes import is_main, n_processes, wait_for_all
+
+
+class Stopped(KeyboardInterrupt):
+    """A person has stopped a training: a notebook shows the sentence, and nothing of where it was stopped."""
+
+    def _render_traceback_(self) -> list[str]:  # which IPython asks for
+        return [str(self)]
+
+
+class Training:
+    """The training of one net of a run from one seed; `training` gives these.
+
+    Example:
+        with runs.training(run) as todo:
+            for one in todo:
+                model = runs.build(run, one.net, one.seed)
+                loaders, kept = one.prepare(model)
+                progress = train.fit(model, run.task, loaders, run.config, **kept)
+                one.test(model, progress)
+    """
+
+    def __init__(self, run: Run, net: str, seed: int, place: torch.device, on_row: Any, on_warning: Any):
+        self.run, self.net, self.seed, self.place = run, net, seed, place
+        measure.reset_peak(place)
+        self.journal = Journal(run, net, seed, place, on_row, on_warning)
+
+    def prepare(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `train.fit` is given to train `model`, an untrained net, such that the run keeps it all.
+
+        Returns:
+            Loaders "train", "validation" and "test"; keyword arguments: where to compute, folder and
+            identity of the checkpoints, groups of parameters, and what is called with rows and warnings.
+        """
+        run, config, net, seed = self.run, self.run.config, self.net, self.seed
+        folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `fit` says what is damaged
+            begun = Store(folder, identity).restore()
+        built = _built(run, net, seed, model, begun is not None)
+        if begun is not None:
+            weights.load(folder, model, begun["model"])  # frozen weights count from here on
+        self.splits: Splits = seen_by(run, model, self.place)
+        self.loaders = {
+            split: self.splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)
+            for split in SPLITS
+        }
+        groups, watch = recipes.parameter_groups(model, config), None
+        if n := config.gradient_samples:
+            whose = {"event": "epoch", "net": net, "seed": seed}
+            rows = run.rows("gradients") if begun is not None else []
+            earlier = [row for row in rows if whose.items() <= row.items()]
+            watch = gradients.Watch(model, groups, per_epoch=n, log=self.journal.gradients, earlier=earlier)
+        return self.loaders, {
+            "groups": groups,
+            "device": self.place,
+            "seed": seed,
+            "folder": folder,
+            "identity": identity,
+            "log": self.journal.epoch,
+            "watch": watch,
+            "on_update": self.journal.update,
+            "on_validation": self.journal.validation,
+            "tell": self.journal.machine,
+            "built": built,
+        }
+
+    def test(self, model: nn.Module, progress: train.Progress) -> dict[str, Any]:
+        """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
+        run = self.run
+        micro_batch = progress.micro_batch or run.config.micro_batch
+        found = _test(model, run.task, self.loaders["test"], self.splits, self.place, micro_batch)
+        return self.journal.end(progress.rows, _final(run, model, progress, found))
+
+
+class Todo:
+    """The nets of a run, of every seed, that are not trained yet; iterates over a `Training` of each."""
+
+    def __init__(self, run: Run, place: torch.device, on_row: Any, on_warning: Any):
+        self.run, self.given = run, (place, on_row, on_warning)
+        self.finished = run.tested()
+        self.last: Training | None = None
+
+    def __iter__(self) -> Iterator[Training]:
+        for seed in self.run.seeds:
+            for net in self.run.nets:
+                if (net, seed) not in self.finished:
+                    yield self.begin(net, seed)
+
+    def begin(self, net: str, seed: int) -> Training:
+        """The training of one of them."""
+        self.last = Training(self.run, net, seed, *self.given)
+        return self.last
+
+
+@contextlib.contextmanager
+def training(
+    run: Run,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> Iterator[Todo]:
+    """Holds a run's folder while its nets are trained, on its device and threads; gives the untrained ones.
+
+    Under `accelerate launch` every process enters it; the first one writes.
+
+    Args:
+        run: The run; its metrics.jsonl gets the rows, its folder the checkpoints.
+        on_row: Called with each row: "step" every 5 s of training, "validation" within an epoch, "epoch".
+        on_warning: Called with a sentence as soon as gradients say that a circuit will not learn, once for
+            each kind of fault of a net and seed (gradients.jsonl holds the warnings of every epoch), and when
+            the machine does not keep up: metrics.jsonl has these.
+
+    Raises:
+        BlockingIOError: Another process is training this run.
+        Stopped: A person has stopped it (Ctrl-C, or a notebook's stop button); a KeyboardInterrupt.
+        OutOfMemory: Memory ran out, in an epoch or beside it; the message has the next remedy.
+    """
+    from qnnkit.runs.placing import placed
+
+    run.tested()
+    wait_for_all()  # nobody writes before all have read
+    with contextlib.ExitStack() as work:
+        if is_main():
+            work.enter_context(alone(run.folder, "train"))
+            work.enter_context(mirrored(run.folder))
+        where = placed(run, locked=True)
+        if is_main():
+            _note(run, where, on_warning)
+        config = run.config
+        about = config.title, run.folder.name, run.provenance.get("begun"), config.flat()
+        track = work.enter_context(tracked(config.trackers, *about))
+
+        def note(row: dict[str, Any]) -> None:
+            track(row, row["updates"], f"{row['net']}/seed{row['seed']}")
+            if on_row:
+                on_row(row)
+
+        todo = Todo(run, device.choose(where.device), note, on_warning)
+        work.enter_context(measure.threads(where.threads))
+        try:
+            yield todo
+        except KeyboardInterrupt:
+            if todo.last is None:
+                raise
+            raise Stopped(_where(todo.last)) from None
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, memory.OutOfMemory) or not memory.ran_out(error) or todo.last is None:
+                raise
+            one = todo.last
+            told = f"net {one.net}, seed {one.seed}, before or after its epochs"
+            raise memory.OutOfMemory(memory.stopped(told, 0, config, one.place, n_processes())) from None
+
+
+def train_all(
+    run: Run,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Trains what is not trained yet; yields the final row of each net and seed, finished before or now.
+
+    The loop that 03_train shows, as a function; arguments and errors are those of `training`.
+    """
+    with training(run, on_row, on_warning) as todo:
+        for seed in run.seeds:
+            for net in run.nets:
+                if (net, seed) not in todo.finished:
+                    todo.finished[net, seed] = _train(todo.begin(net, seed))
+                yield todo.finished[net, seed]
+
+
+def _train(one: Training) -> dict[str, Any]:
+    run, model = one.run, build(one.run, one.net, one.seed)
+    loaders, kept = one.prepare(model)
+    return one.test(model, train.fit(model, run.task, loaders, run.config, **kept))
+
+
+def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) -> None:
+    """What the run's provenance says of data and machine."""
+    facts = {name: getattr(where, name) for name in ("backend", "threads", "sentence")}
+    facts |= {"processes": n_processes(), "precision": run.config.precision}
+    notes = list(run.splits.notes)
+    if getattr(run.config, "four_bit", False):
+        notes.append(in_four_bits(str(getattr(run.config, "pretrained", None)), where.device)[1])
+        if on_warning:
+            on_warning(notes[-1])
+    data = run.splits.fingerprint()
+    run.note_provenance(data=data, notes=notes, device=where.device, trained=facts)
+
+
+def _where(one: Training) -> str:
+    whose = {"event": "epoch", "net": one.net, "seed": one.seed}
+    done = [row["epoch"] for row in one.run.rows("metrics") if whose.items() <= row.items()]
+    return (
+        f"Stopped in net {one.net}, seed {one.seed}, after {max(done, default=0)} of {one.run.config.epochs} "
+        "epochs. Run this again to go on from here: nothing is trained twice."
+    )
+
+
+def _built(run: Run, net: str, seed: int, model: nn.Module, begun: bool) -> weights.Built | None:
+    """How whoever resumes has the frozen weights of `model` anew; None where building draws others."""
+    built = weights.Built(weights.digest(model), functools.partial(build, run, net, seed))
+    own = not begun and not run.recipe.shipped and built.digest  # a user's may draw otherwise each time
+    return None if own and weights.digest(built.again()) != built.digest else built
+
+
+def _final(run: Run, model: nn.Module, progress: train.Progress, test: dict[str, float]) -> dict[str, Any]:
+    """What a trained net came to."""
+    score = run.task.score
+    sign = 1 if run.task.monitor == score.on_validation else -1  # what is to fall is watched as minus itself
+    found = {
+        "epochs": run.config.epochs,
+        "epochs_trained": progress.epoch,
+        "best_epoch": progress.best_epoch,
+        f"validation_{score.on_validation}": sign * progress.best_score[0],
+        **{f"test_{name}": value for name, value in test.items()},
+        "n_test": len(run.splits.test),
+        **layers.count_parameters(model),
+        "circuits_per_image": layers.circuits_per_image(model, run.splits.example()),
+        "seconds_per_epoch": progress.seconds_per_epoch,
+        **speed(run, progress.seconds_per_epoch),
+    }
+    return found | ({"micro_batch": progress.micro_batch} if progress.micro_batch else {})
+
+
+def _test(
+    model: nn.Module,
+    task: tasks.Task,
+    loader: Any,
+    splits: Splits,
+    place: torch.device,
+    micro_batch: int | None,
+) -> dict[str, float]:
+    """The task's numbers on the test split; `judge` is given what the same pass gave."""
+    judge, seen = getattr(task, "judge", lambda: {}), []
+    with contextlib.ExitStack() as stack:
+        if "outputs" in inspect.signature(judge).parameters:
+
+            def note(module: nn.Module, given: Any, outputs: Tensor) -> None:
+                seen.append(outputs.detach().cpu())
+
+            stack.enter_context(model.register_forward_hook(note))
+        means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
+    offered = {"outputs": torch.cat(seen)} if seen else {}
+    return tasks.asked(judge, **offered, splits=splits, net=model, means=means) | means

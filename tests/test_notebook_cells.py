@@ -1,0 +1,129 @@
+"""02 and 04, cell by cell, for nets of every kind: what they show, and what they leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import nbformat
+import pytest
+import torch
+from matplotlib import pyplot
+
+from qnnkit import runs
+
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+TINY = {"n_seeds": 1, "train_fraction": 0.1, "controls": [], "threads": 1}
+NETS = {
+    "quanv": {},
+    "frozen filters": {"filters": 2, "trainable": False, "circuit": "random"},
+    "iqp": {"circuit": "hardware_efficient", "embedding": "iqp", "n_layers": 1},
+    "amplitude": {"circuit": "strongly_entangling", "embedding": "amplitude"},
+    "resnet": {"recipe": "resnet_circuit_trained", "dataset": "digits", "stem_stride": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def style():
+    """Figures are not shown; what a notebook sets of matplotlib is put back."""
+    with matplotlib.rc_context({"backend": "agg"}):
+        yield
+        pyplot.close("all")
+
+
+def begun(folder, recipe="digits_quanv", **settings):
+    return runs.open_run(folder, recipe, **TINY | settings)
+
+
+def cells(name, run, **parameters):
+    """Runs a notebook's cells here; returns its variables."""
+    found = {}
+    parameters |= {"recipe": None, "run_dir": str(run.folder)}
+    for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type == "code" and "setup" not in tags:
+            exec(compile(cell.source, f"{name}, {cell.source[:40]!r}", "exec"), found)
+            found |= parameters if "parameters" in tags else {}
+    return found
+
+
+def figures(run):
+    return {path.stem for path in (run.folder / "figures").glob("*.png")}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_gradient_check_of_every_kind_of_circuit(tmp_path, capsys, name):
+    run = begun(tmp_path / "run", **NETS[name])
+    found = cells("02_gradient_check", run, plateau_qubits=2)
+    assert figures(run) >= {"02_circuit", "02_gates", "02_sizes", "02_fidelities"}
+    assert ("02_errors" in figures(run)) == bool(len(found["comparisons"]))
+    assert ("02_spectrum" in figures(run)) != ("No spectrum:" in capsys.readouterr().out)
+    fresh = runs.build(run, run.nets[0], 0).state_dict()
+    assert all(torch.equal(value, fresh[key]) for key, value in found["model"].state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "depths", "mirrored"),
+    [
+        ({}, {"2", "8"}, True),
+        ({"circuit": "hardware_efficient", "n_layers": 1, "embedding": "iqp"}, {"1", "4"}, False),
+    ],
+)
+def test_the_plateau_scan_is_of_the_runs_own_circuit_and_depth(tmp_path, settings, depths, mirrored):
+    run = begun(tmp_path / "run", **settings)
+    found = cells("02_gradient_check", run, plateau_qubits=4, plateau_starts=20)
+    rows = found["scan"].rows
+    assert {row.depth for row in rows} == depths and found["scan"].qubits == [2, 4]
+    assert ("identity_block" in {row.initialisation for row in rows}) == mirrored
+    assert "02_plateau" in figures(run)
+
+
+@pytest.mark.parametrize("name", ["frozen filters", "resnet"])
+def test_the_analysis_of_a_trained_net(tmp_path, capsys, name):
+    run = begun(tmp_path / "run", **NETS[name], epochs=1)
+    list(runs.train_all(run))
+    found = cells("04_analyze", run, hardware_images=0)
+    assert {
+        "03_comparison",
+        "04_curves",
+        "05_confusion",
+        "08_circuit",
+        "10_gradients",
+        "13_landscape",
+    } <= figures(run)
+    assert "The loss of " in capsys.readouterr().out
+    circuits = found["layers"].circuits_per_image(found["model"], run.splits.example())
+    assert found["n"] == len(found["batch"][0]) == max(8, min(64, 4096 // circuits))
+    assert run.result is not None and run.result["robustness"] == []
+
+
+def test_the_recorded_gradients_of_groups_and_layers(tmp_path):
+    run = begun(tmp_path / "run", epochs=1, quantum_clip_norm=1e-3, controls=["classical"])
+    list(runs.train_all(run))
+    last = cells("04_analyze", run, hardware_images=0)["last"]
+    groups = last[last["layer"] == "all"].groupby("group").median(numeric_only=True)
+    assert groups.loc["quantum", "n_weights"] == 24 and groups.loc["quantum", "clipped"] == 1
+    assert groups["share"].sum() == pytest.approx(1, abs=0.02)
+    layers = last[last["layer"] != "all"].groupby("layer").first()
+    weights = runs.build(run, "hybrid", 0).parameters()
+    assert layers["n_weights"].sum() == sum(weight.numel() for weight in weights)
+    assert (layers["norm"] > 0).all() and (layers["ratio"] > 0).all()
+
+
+def test_a_net_without_a_circuit(tmp_path, capsys):
+    run = begun(tmp_path / "run", "cnn", width=4, hidden=4, epochs=1)
+    cells("02_gradient_check", run)
+    list(runs.train_all(run))
+    cells("04_analyze", run)
+    told = capsys.readouterr().out
+    for sentence in (
+        "This net has no circuit",
+        "no feature maps",
+        "hardware would change nothing",
+        "no angles",
+    ):
+        assert sentence in told
+    assert (
+        figures(run) & {"02_circuit", "02_errors", "02_gates", "07_maps", "08_circuit", "09_hardware"}
+        == set()
+    )

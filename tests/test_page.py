@@ -1,0 +1,103 @@
+"""An executed notebook as the body of a page: what follows its parameters and has shown something."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from qnnkit.report import page
+from qnnkit.runs.launch import ANNOUNCED
+
+RED_DOT = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8Dwn4EIwDiqEF8FAJrqBf0b0m9qAAAAAElFTkSuQmCC"
+)
+
+
+def code(source, *outputs, tags=(), status="completed"):
+    metadata = {"tags": list(tags), "papermill": {"status": status}}
+    return new_code_cell(source, outputs=list(outputs), metadata=metadata)
+
+
+def says(text):
+    return new_output("stream", name="stdout", text=text)
+
+
+def shows(**data):
+    return new_output("display_data", data={name.replace("_", "/"): value for name, value in data.items()})
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    def write(*cells):
+        path = tmp_path / "04_analyze.running.ipynb"
+        front = [
+            new_markdown_cell("# Title"),
+            code("first = 1", tags=["setup"]),
+            new_markdown_cell("## Parameters"),
+        ]
+        front += [
+            code("run_dir: str = 'a'", tags=["parameters"]),
+            code("run_dir = 'b'", tags=["injected-parameters"]),
+        ]
+        nbformat.write(new_notebook(cells=[*front, *cells]), path)
+        return path
+
+    return write
+
+
+def test_what_was_shown_without_code_and_without_the_way_there(notebook):
+    path = notebook(
+        new_markdown_cell("## What came out\n\nProse with *stress*."),
+        code("print('secret source')", says("97.6 %")),
+        code("figure", shows(image_png=RED_DOT)),
+    )
+    found = page.body(path)
+    assert found.sections == [("What-came-out", "What came out")]
+    assert "97.6 %" in found.html and "<em>stress</em>" in found.html and 'alt="What came out"' in found.html
+    for gone in ("secret source", "Title", "Parameters", "run_dir", "¶"):
+        assert gone not in found.html
+
+
+def test_a_section_that_shows_nothing_is_left_out(notebook):
+    path = notebook(
+        new_markdown_cell("## Circuits\n\nHow to read them."),
+        code("None"),
+        new_markdown_cell("## Prose alone"),
+        new_markdown_cell("## Losses"),
+        code("1", says("0.5")),
+    )
+    assert [name for _, name in page.body(path).sections] == ["Prose alone", "Losses"]
+
+
+@pytest.mark.parametrize("status", ["running", "pending"])
+def test_a_notebook_that_still_runs_ends_before_the_section_that_does(notebook, status):
+    path = notebook(
+        new_markdown_cell("## Done"),
+        code("1", says("done")),
+        new_markdown_cell("## Write the report"),
+        code("finish()", says("half"), status=status),
+        new_markdown_cell("How to read it."),
+    )
+    found = page.body(path)
+    assert (
+        found.sections == [("Done", "Done")] and "half" not in found.html and "How to read" not in found.html
+    )
+
+
+def test_text_of_outputs_stays_text(notebook):
+    path = notebook(new_markdown_cell("## <b>& a class"), code("1", says("<script>alert(1)</script>")))
+    assert "<script>" not in page.body(path).html
+    picture = code("2", shows(image_png=RED_DOT))
+    found = page.body(notebook(new_markdown_cell('## A "quoted" title'), picture)).html
+    assert "alt='A \"quoted\" title'" in found
+
+
+def test_only_the_notebook_that_is_being_launched_counts(notebook, tmp_path, monkeypatch):
+    running, copy = notebook(), tmp_path / "04_analyze.ipynb"
+    assert page.executed(copy) is None
+    monkeypatch.setenv(ANNOUNCED, str(running))
+    assert page.executed(copy) == running
+    assert page.executed(tmp_path / "other" / "04_analyze.ipynb") is None, "of another run"
+    running.unlink()
+    assert page.executed(copy) is None
