@@ -142,7 +142,7 @@ def _row(study: Study, planned: dict[str, Any]) -> dict[str, Any]:
     folder = Path(os.path.normpath(study.folder / str(planned["folder"])))
     settings, id_ = settings_in(planned), str(planned.get("id", folder.name))
     row: dict[str, Any] = {"id": id_, "settings": settings, "state": "unfinished", "notes": []}
-    row |= {"nets": {}, "costs": {}, "validation": ""}
+    row |= {"folder": folder.name, "nets": {}, "costs": {}, "validation": ""}
     try:
         outcome = state.look(id_, folder, settings, study.score)
         row["state"], why = outcome.state, study.left_out.get(id_)
@@ -168,7 +168,7 @@ def _fill(row: dict[str, Any], result: dict[str, Any], study: Study) -> None:
                 "other weights": f"{each['classical']:,}",
                 "s / epoch": f"{each['seconds_per_epoch']:.2f}",
             }
-    own = study.frame[(study.frame["run"] == row["id"]) & study.frame["net"].isin(MAIN_NETS)]
+    own = study.frame[(study.frame["run"] == row["folder"]) & study.frame["net"].isin(MAIN_NETS)]
     validation = own[f"validation_{score.on_validation}"].mean()
     row["validation"] = score.tell(validation) if validation == validation else ""
     row["notes"] += [f"{each['criterion']}: {each['sentence']}" for each in result.get("criteria", ())]
@@ -230,7 +230,6 @@ def _render(study: Study, shown: page.Body, files: list[str], copy: bool) -> str
         recipe=show(batch["recipe"]),
         counts=", ".join(f"{count} {each}" for each, count in counts.items()),
         table=_sortable(_linked(study, table)),
-        plain=table.to_html(index=False),
         verdict=verdict(comparisons(study.frame, study.score)[0])
         if len(study.frame)
         else "No run has finished yet.",
@@ -290,20 +289,10 @@ def _sortable(table: pd.DataFrame) -> str:
 
     number = "function (data, type) { return type === 'sort' ? parseFloat(data.replaceAll(',', '')) : data; }"
     numeric = [index for index, name in enumerate(table) if _is_numeric(table[name])]
-    options: dict[str, Any] = (
-        {
-            "columnDefs": [
-                {
-                    "targets": numeric,
-                    "type": "num",
-                    "className": "dt-right",
-                    "render": JavascriptFunction(number),
-                }
-            ]
-        }
-        if numeric
-        else {}
-    )
+    columns: list[Any] = [{"targets": [list(table).index("notes")], "className": "told"}]
+    if numeric:
+        render = {"type": "num", "render": JavascriptFunction(number)}
+        columns.append({"targets": numeric, "className": "dt-right", **render})
     made = to_html_datatable(
         table,
         connected=False,
@@ -314,11 +303,12 @@ def _sortable(table: pd.DataFrame) -> str:
         maxBytes=0,
         lengthMenu=[25, 100, 500],
         table_id="runs",
-        classes="compact",
+        classes="compact nowrap",
         style="margin:0",
-        **options,
+        columnDefs=columns,
     )
-    return generate_init_offline_itables_html(dt_bundle) + made
+    script = generate_init_offline_itables_html(dt_bundle).partition("<div")[0]  # then words on notebooks
+    return script + made
 
 
 def _is_numeric(column: pd.Series) -> bool:
