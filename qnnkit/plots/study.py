@@ -28,6 +28,8 @@ def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
     """
     figure = _Whole(figsize=(width, height), layout=ConstrainedLayoutEngine())
     plot.on(figure).plot()
+    for legend in figure.legends:
+        legend.set_bbox_to_anchor((1.01, 0.5))  # beside the axes, not over them
     figure.text(1, -0.06 / height, stamp, ha="right", va="top", fontsize=6, color="#555")
     for text in figure.findobj(Text):
         text.set_parse_math(False)

@@ -171,7 +171,8 @@ def _fill(row: dict[str, Any], result: dict[str, Any], study: Study) -> None:
     own = study.frame[(study.frame["run"] == row["folder"]) & study.frame["net"].isin(MAIN_NETS)]
     validation = own[f"validation_{score.on_validation}"].mean()
     row["validation"] = score.tell(validation) if validation == validation else ""
-    row["notes"] += [f"{each['criterion']}: {each['sentence']}" for each in result.get("criteria", ())]
+    judged = ((each["criterion"], each["sentence"].partition(":")[0]) for each in result.get("criteria", ()))
+    row["notes"] += [f"{criterion}: {how}." for criterion, how in judged]
 
 
 def _files(study: Study) -> list[str]:
