@@ -179,7 +179,7 @@ def test_five_hundred_runs(space):
             {"id": f"run-{index}", "folder": f"../../runs/{index}", "settings": {"seed": index}}
         )
     space.plan("last", seed=500)
-    html, page = read(space)
+    html, _ = read(space)
     assert len(rows(space)) == 501 and "run-499" in html and len(html) < 3_000_000
 
 

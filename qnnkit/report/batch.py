@@ -148,10 +148,11 @@ def _row(study: Study, planned: dict[str, Any]) -> dict[str, Any]:
         row["state"], why = outcome.state, study.left_out.get(id_)
         row["notes"] += [str(outcome.error)] if outcome.error else []
         if outcome.state == "finished":
-            _fill(row, reading.facts(folder, "result.json"), study)
             row["state"] = "unfinished" if why else "finished"
             row["notes"] += [f"Left out of the study: {why}"] if why else []
+            _fill(row, reading.facts(folder, "result.json"), study)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        row["state"] = "unfinished"
         row["notes"].append(f"Its folder cannot be read ({type(error).__name__}: {error}).")
     return row
 
