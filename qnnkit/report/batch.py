@@ -302,6 +302,7 @@ def _sortable(table: pd.DataFrame) -> str:
         showIndex=False,
         display_logo_when_loading=False,
         column_filters="footer",
+        text_in_header_can_be_selected=False,  # a click on it sorts
         maxBytes=0,
         lengthMenu=[25, 100, 500],
         table_id="runs",
