@@ -289,7 +289,7 @@ def test_sorting_and_filtering(browser, four):
     assert order() == ["poor", "good", "lost", "next", "fair"], "10 after 4"
     page.locator("#runs thead th", has_text="n_layers").click()
     assert order() == ["fair", "next", "lost", "good", "poor"]
-    page.locator("#runs tfoot input").nth(3).fill("finished")
+    page.locator("#runs tfoot input").nth(3).press_sequentially("finished")
     assert order() == ["fair", "good", "poor"]
     page.set_viewport_size({"width": 390, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
