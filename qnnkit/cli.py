@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from qnnkit import device, warm, workspace
-from qnnkit.cli_output import judged_anew, print_result, tell_data, write_study
+from qnnkit.cli_output import judged_anew, print_result, show_batch, tell_data
 from qnnkit.cli_settings import asked_for, parse_settings, settings_kind
 
 RecipeOption = Annotated[
@@ -180,17 +180,17 @@ def batch(
     with _ending_cleanly(KeyboardInterrupt):
         try:
             outcomes = batches.run_batch(file, scheduler=scheduler, echo=echo)
+            failed = [each for each in outcomes if each.state == "failed"]
+            for each in failed:
+                where = f" Notebook: {each.notebook}" if each.notebook else ""
+                typer.echo(f"Run {each.id} failed: {each.error}{where}")
+            show_batch(folder, again=False)
         except KeyboardInterrupt:
             typer.echo("Stopped. The same command goes on.")
             raise typer.Exit(130) from None
         except ModuleNotFoundError as error:
             typer.echo(f"qnnkit: {error}", err=True)
             raise typer.Exit(2) from None
-    failed = [each for each in outcomes if each.state == "failed"]
-    for each in failed:
-        where = f" Notebook: {each.notebook}" if each.notebook else ""
-        typer.echo(f"Run {each.id} failed: {each.error}{where}")
-    write_study(folder)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -396,7 +396,7 @@ def report(
 ) -> None:
     """Execute 04_analyze of a finished run again, which writes its report; or only verify the run.
 
-    Of a batch it writes the page and the study of what has finished, and prints the conclusions.
+    Of a batch it executes 06_study on what has finished, and prints what that shows.
     """
     from qnnkit import report as reports
     from qnnkit import runs
@@ -406,7 +406,7 @@ def report(
             raise ValueError(
                 f"Option --verify must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
             )
-        write_study(workspace.place(run_dir))
+        show_batch(workspace.place(run_dir))
         return
     begun = runs.open_run(run_dir, recipe)
     if begun.result is None:

@@ -18,20 +18,31 @@ def tell_data(begun: Any, tell: Any) -> None:
         tell(f"Batch size: {begun.config.batch_size}, measured when the run began.")
 
 
-def write_study(folder: Path) -> None:
-    """Writes what a batch shows, tells it, and where it is."""
+def show_batch(folder: Path, *, again: bool = True) -> None:
+    """Makes the page of a batch, and prints what the batch shows and where.
+
+    Args:
+        folder: The batch's.
+        again: Also where the page already shows what the runs have come to; then an error is raised, else it
+            is one sentence.
+    """
     from qnnkit import report as reports
 
-    study = reports.write_study(folder)
-    if study is not None:
-        told = f"{study.finished} of {study.planned} runs" if study.left_out else f"{study.planned} runs"
-        typer.echo(f"\nStudy of {told}:")
-        for sentence in reports.conclusions(reports.comparisons(study.frame, study.score)[0], study.score):
-            typer.echo(f"- {sentence}")
+    try:
+        page = reports.analyze_batch(folder, again=again)
+        study = reports.read_study(folder)
+    except Exception as error:  # whatever it is, the runs are done
+        if again:
+            raise
+        typer.echo(f"The page of the batch could not be made: {error} Make it anew: qnnkit report {folder}")
+        return
+    if len(study.frame):
+        typer.echo(f"\nStudy of {study.finished} of {study.planned} runs:")
+        typer.echo(reports.verdict(reports.comparisons(study.frame, study.score)[0]))
         for note in study.notes:
             typer.echo(f"Note: {note}")
         typer.echo(f"\nStudy: {folder / 'study'}")
-    typer.echo(f"Report: {reports.write_batch_page(folder)}")
+    typer.echo(f"Report: {page}")
 
 
 def judged_anew(begun: Any, result: dict[str, Any]) -> dict[str, Any]:

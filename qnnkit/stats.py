@@ -245,13 +245,15 @@ class Score:
         found = mean_interval(values, samples=min(sizes) if len(sizes) == len(values) else None)
         return replace(found, low=max(0.0, found.low), high=min(1.0, found.high)) if found.known else found
 
-    def with_interval(self, mean: float, low: float, high: float) -> str:
-        """A mean with the ends of its interval, without its unit.
+    def with_interval(self, mean: float, low: float | None, high: float | None) -> str:
+        """A mean with the ends of its interval, where they are known, without its unit.
 
         Example:
             >>> ACCURACY.with_interval(0.989, 0.962, 0.997), LOSS.with_interval(0.5, 0.5, 0.5000001)
             ('98.9 (96.2 to 99.7)', '0.500 (0.5000000 to 0.5000001)')
         """
+        if low is None or high is None or not math.isfinite(high - low):
+            return "" if math.isnan(mean) else self.tell(mean)
         ends = (self.with_unit(end, beside=other) for end, other in ((low, high), (high, low)))
         return f"{self.tell(mean)} ({' to '.join(end.removesuffix(self.per).rstrip() for end in ends)})"
 

@@ -1241,13 +1241,13 @@ def test_real_kills_at_many_moments_change_no_number(home, pictures):
 
 
 @pytest.mark.slow
-def test_the_study_notebook(home, tmp_path):
+def test_the_study_notebook(home):
     from qnnkit import runs
 
     values = {"run_dir": "batches/toy", "epochs": 1, "n_seeds": 2, "workers": 2, "fractions": [0.5, 1.0]}
-    runs.launch(ROOT / "notebooks" / "06_study.ipynb", tmp_path / "06_study.ipynb", values)
+    copy = home / "batches" / "toy" / "06_study.ipynb"
+    runs.launch(ROOT / "notebooks" / "06_study.ipynb", copy, values)
     assert [each.state for each in batch.read("batches/toy")] == ["finished"] * 2
     page = (home / "batches" / "toy" / "report.html").read_text()
-    index = json.loads((home / "batches" / "toy" / "study" / "index.json").read_text())
-    assert index["finished"] == 2 and "Of 4 comparisons" in index["conclusions"][0]
-    assert index["conclusions"][0].split(",")[0] in page and "fractions.pdf" in index["files"]
+    assert "Of 4 comparisons" in page and 'href="study/fractions.pdf"' in page
+    assert page.count("data:image/png;base64,") == 4, "what the notebook had shown when it wrote the page"

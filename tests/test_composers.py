@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from benchmarks import composers as benchmark
-from qnnkit import adapters, report, runs, stats, tasks, workspace
+from qnnkit import adapters, report, runs, stats, tasks
 from qnnkit.data.music import by_composer
 from qnnkit.data.music_events import Piece
 from qnnkit.data.music_midi import read_midi
 from qnnkit.models import causal_lm
-from qnnkit.report.batch import write_batch_page
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -162,19 +161,6 @@ def test_the_benchmark_writes_what_it_found(out, pair):
     assert len(written["rows"]) == sum(len(run.finals()) for run in pair)
     assert written["weights"]["hybrid"] == pytest.approx(written["weights"]["lora"], rel=0.05)
     assert (out / "composers.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_the_page_of_a_batch_shows_it(pair, tmp_path):
-    planned = [
-        {"id": name, "folder": str(run.folder), "settings": {"composers": [name], "n_layers": 2}}
-        for name, run in zip(("bach", "mozart"), pair, strict=True)
-    ]
-    waiting = {"id": "x", "folder": str(tmp_path / "x"), "settings": {"composers": ["scarce"], "n_layers": 2}}
-    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "x", "runs": [*planned, waiting]})
-    page = write_batch_page(tmp_path).read_text()
-    assert "<h2>Losses by group</h2>" in page and page.count("data:image/png;base64,") == 1
-    workspace.write_json(tmp_path / "batch.json", {"name": "b", "recipe": "x", "runs": planned[:1]})
-    assert "Losses by group" not in write_batch_page(tmp_path).read_text()
 
 
 # --- switching ---------------------------------------------------------------------------------------------

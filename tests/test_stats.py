@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from qnnkit.report.sentences import EQUAL_SIZE, Compared, conclude
-from qnnkit.stats import Comparison, compare, holm, mean_interval, verdict, verdicts, wilson
+from qnnkit.stats import compare, holm, mean_interval, verdict, verdicts, wilson
 
 ERROR = 1e-12
 
@@ -264,66 +263,6 @@ def test_verdicts_over_several_controls_are_corrected():
     assert "b: they score the same on each of 3 seeds" in among[1]
     clear = verdicts("hybrid", hybrid, {"classical": [0.43, 0.45, 0.471], "b": hybrid})
     assert clear[0].startswith("hybrid did better") and "; p < 0.001 after Holm's correction." in clear[0]
-
-
-def family_of(*rows):
-    """(name, other, where, difference, corrected p, whether the classical control) as comparisons."""
-    return [
-        Compared(
-            name,
-            other,
-            where,
-            Comparison(gap, gap - 0.01, gap + 0.01, 1.0, p / 2, 10),
-            p,
-            control=EQUAL_SIZE if control else "",
-        )
-        for name, other, where, gap, p, control in rows
-    ]
-
-
-def test_conclusions_say_what_is_shown_and_what_is_not():
-    told = conclude(
-        family_of(
-            ("q hybrid", "q classical", "10 %", 0.036, 0.01, True),
-            ("q hybrid", "q classical", "25 %", 0.02, 0.2, True),
-            ("q hybrid", "q classical", "50 %", -0.01, 0.06, True),
-            ("q hybrid", "q classical", "100 %", -0.012, 0.04, True),
-            ("q hybrid", "cnn reference", "10 %", -0.1, 0.001, False),
-            ("q hybrid", "cnn reference", "100 %", -0.08, 0.001, False),
-        )
-    )
-    assert told == [
-        "Of 6 comparisons over the same seeds and splits, 4 show a difference (paired t-test, p < 0.05 after "
-        "Holm's correction for all of them).",
-        "q hybrid did better than q classical at 10 %, by 3.6 points; q classical did better than q hybrid "
-        "at 100 %, by 1.2 points; no difference is shown at 25 % and 50 %.",
-        "cnn reference did better than q hybrid at 10 % and 100 %, by 10.0 and 8.0 points.",
-        "Beside the classical control of equal size, the circuit did better in 1 of 4 cases and worse in 1; "
-        "in 2 no difference is shown. Neither is better throughout.",
-    ]
-
-
-def test_conclusions_say_plainly_when_the_classical_control_wins():
-    told = conclude(family_of(("a", "b", "", -0.03, 0.01, True), ("c", "d", "", 0.001, 0.9, True)))
-    assert told[1] == "b did better than a, by 3.0 points."
-    assert told[2] == "No difference is shown between c and d."
-    assert told[-1].endswith(
-        "Where the data decide, the classical control wins; no advantage of a circuit is shown."
-    )
-
-
-@pytest.mark.parametrize("p", [0.05, 0.3, 1.0, math.nan])
-@pytest.mark.parametrize("gap", [-0.4, 0.0, 0.4])
-def test_conclusions_claim_nothing_that_the_corrected_test_does_not_show(gap, p):
-    """Also where p of the comparison alone, half of it here, would."""
-    told = " ".join(conclude(family_of(("a", "b", "10 %", gap, p, True))))
-    assert "did better than" not in told and "wins" not in told
-    assert "No advantage of a circuit is shown" in told
-    assert ("1 cannot be tested" in told and "Nothing can be said of a and b" in told) == math.isnan(p)
-
-
-def test_conclusions_of_nothing():
-    assert conclude([]) == ["No two nets could be compared, so nothing can be said of any difference."]
 
 
 def test_wilson_is_what_tables_say():

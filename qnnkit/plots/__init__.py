@@ -7,7 +7,7 @@ from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, s
 from qnnkit.plots.machines import machines
 from qnnkit.plots.music import loss_matrices, loss_matrix, piano_roll
 from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
-from qnnkit.plots.study import study_costs, study_curves, study_fractions, study_scores
+from qnnkit.plots.study import stamped
 from qnnkit.plots.times import benchmark
 
 __all__ = [
@@ -26,10 +26,7 @@ __all__ = [
     "MARKERS",
     "STYLES",
     "benchmark",
-    "study_curves",
-    "study_fractions",
-    "study_scores",
-    "study_costs",
+    "stamped",
     "images_found",
     "captions_found",
     "similarities",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats
-from qnnkit.runs import Run, frame
+from qnnkit.runs import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,8 +19,6 @@ OF_NET, OF_BASE = "test_loss_on_", "test_base_on_"
 BASE = "base"
 SAME = 1e-4
 """Losses of one base that two runs computed differ by less, relative to themselves."""
-MOST_ROWS = 60
-"""Of a picture."""
 
 
 def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -70,35 +65,6 @@ def keep_groups(run: Run) -> list[pd.DataFrame | Picture]:
     table = means.map("{:.4f}".format) + halves.map(lambda h: "" if math.isnan(h) else f" ± {h:.4f}")
     run.save_figure(figure, "05_groups", "Loss on each group of the test split", told)
     return [table, figure]
-
-
-def batch_groups(folder: Path, planned: Sequence[dict[str, Any]]) -> str | None:
-    """A picture of the losses on groups over the finished runs of a batch, for its page; None without any.
-
-    Args:
-        folder: The batch's.
-        planned: The runs of its batch.json, each with `folder` and `settings`.
-    """
-    import pandas as pd
-
-    tables = []
-    for run in planned:
-        place, settings = Path(os.path.normpath(folder / str(run["folder"]))), run.get("settings")
-        rows = frame(place) if (place / "result.json").is_file() else pd.DataFrame()
-        if rows.filter(regex=f"^{OF_NET}").empty:
-            continue
-        known = settings if isinstance(settings, dict) else {}
-        varied = [f"{name} {value}" for name, value in known.items() if name not in ("seed", "composers")]
-        own = known.get("composers") or []
-        tables.append(rows.assign(varied=", ".join(varied), own=" + ".join(map(str, own)) or "all"))
-    if len(tables) < 2:
-        return None
-    rows = pd.concat(tables)
-    named = ["net", "own"] + (["varied"] if len(set(rows["varied"])) > 1 else [])
-    means, halves = (table.head(MOST_ROWS) for table in by_group(rows, named))
-    parts = [str(name).split(", ") for name in means.index]
-    own = [set(part[1].split(" + ")) if len(part) > 1 else set() for part in parts]
-    return f"data:image/png;base64,{base64.b64encode(_picture(means, halves, own).png()).decode()}"
 
 
 def _picture(means: pd.DataFrame, halves: pd.DataFrame, own: Sequence[set[str]]) -> Picture:

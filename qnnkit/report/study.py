@@ -1,37 +1,31 @@
-"""A study: what a batch of models, data fractions and seeds shows, as tables, figures and sentences."""
+"""A study: the finished runs of a batch as one table, and what they show of models and data fractions."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
 import math
 import os
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import stats, workspace
-from qnnkit.report.batch import data_notes, noted, number, read_batch, show
-from qnnkit.report.sentences import AS_FROZEN, EQUAL_SIZE, LORA, TRAINED, Compared, conclude
-from qnnkit.report.tables import latex, metrics_of, records, told_comparisons, told_means
+from qnnkit import checks, stats, workspace
+from qnnkit.batch import state
 from qnnkit.runs import Run, reading, sums
 from qnnkit.runs.folder import settings_of, settled
 from qnnkit.runs.reading import trainings
 from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
-    from qnnkit.plots import Picture
-
+KEYS = ("model", "net", "train_fraction")
 COSTS = ("quantum", "classical", "frozen", "circuits_per_image", "seconds_per_epoch")
-_NO_MODEL = ("train_fraction", "seed", "n_seeds")
-"""Settings that vary within a model."""
 MOST_HYBRIDS = 7
 """Hybrid nets of so many models are compared with each other: above, every pair costs the others too much."""
 SAME_DATA = (
@@ -39,27 +33,43 @@ SAME_DATA = (
     "seed draws, such as initial weights and the order of the data, but not the choice of the training data "
     "or of the test data."
 )
-KEYS = ("model", "net", "train_fraction")
+BESIDE = {
+    "accuracy": (
+        stats.Score("macro_f1", "macro-F1"),
+        stats.Score("loss", "NLL", "nats", 1, "nats", 3, larger=False),
+        stats.Score("ece", "ECE", larger=False),
+    ),
+    "recall_1": (
+        stats.Score("zero_shot", "zero-shot accuracy"),
+        stats.Score("loss", "loss", "nats / pair", 1, "nats", 3, larger=False),
+    ),
+    "loss": (stats.Score("perplexity", "perplexity", "", 1, "", 2, larger=False),),
+}
+"""Score that nets are compared by -> what is computed beside it."""
+_NO_MODEL = ("train_fraction", "seed", "n_seeds")
+"""Settings that vary within a model."""
 
 
 @dataclass(frozen=True)
 class Study:
     """The finished runs of a batch, as one table."""
 
+    folder: Path
+    """Of the batch."""
     name: str
     frame: pd.DataFrame
     """One row per model, net, train_fraction and seed: metrics of the score, COSTS, run, and fingerprint of
     the data."""
-    curves: Mapping[tuple[str, str], Mapping[float, np.ndarray]]
-    """(model, net) -> train_fraction -> score on validation, (seeds, epochs); NaN where missing."""
+    curves: pd.DataFrame
+    """One row per model, net, train_fraction, seed and epoch: `validation`, the score there."""
     planned: int
     """Runs of the batch."""
-    left_out: tuple[str, ...]
-    """Of which these are not in the table: a sentence on each."""
+    left_out: Mapping[str, str]
+    """Which of them are not in the table, and why."""
     stamp: str
     """Start of a SHA-256 over the settings and results of the runs in the table."""
     notes: tuple[str, ...] = ()
-    """What its data were found to be, with how many runs were told so; and whether figures can be drawn."""
+    """What its data were found to be, with how many runs were told so."""
     score: stats.Score = stats.ACCURACY
     """What its nets are compared by."""
 
@@ -67,6 +77,44 @@ class Study:
     def finished(self) -> int:
         """Runs in the table."""
         return self.planned - len(self.left_out)
+
+    def save(self, shown: Any, name: str, title: str = "", size: tuple[float, float] = (8, 4)) -> Any:
+        """Writes a result with the study's stamp into `study/` of the batch's folder.
+
+        Args:
+            shown: A DataFrame (CSV), a Styler (LaTeX with booktabs), text, or a figure (PNG and PDF): a
+                `seaborn.objects.Plot`, or one of `qnnkit.plots`.
+            name: Of the file, without its ending.
+            title: Of the table or figure.
+            size: Of a figure: width and height in inches.
+
+        Returns:
+            What a notebook shows of it.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        import pandas as pd
+
+        files: dict[str, str | bytes]
+        stamp = f"qnnkit study {' '.join(self.name.split())} {self.stamp}"
+        if isinstance(shown, pd.DataFrame):
+            files = {".csv": shown.assign(stamp=self.stamp).to_csv(index=False, lineterminator="\n")}
+        elif hasattr(shown, "to_latex"):
+            files = {".tex": _latex(shown, title, stamp)}
+        elif isinstance(shown, str):
+            files = {".txt": f"{shown}\n\n{stamp}\n"}
+        else:
+            from qnnkit import plots
+
+            shown = shown if isinstance(shown, plots.Picture) else plots.stamped(shown, stamp, *size)
+            files = {".png": shown.png(Title=title, Stamp=stamp)}
+            files |= {".pdf": shown.pdf(Title=title, Keywords=stamp)}
+        place = workspace.make_folder(self.folder / "study")
+        for ending, content in files.items():
+            data = content.encode() if isinstance(content, str) else content
+            workspace.write_bytes(place / f"{name}{ending}", data)
+        return shown
 
 
 def read_study(folder: str | Path) -> Study:
@@ -86,47 +134,84 @@ def read_study(folder: str | Path) -> Study:
 
     folder = workspace.place(folder)
     batch = read_batch(folder)
-    score = batch["score"]
-    watched = f"validation_{score.on_validation}"
-    rows, epochs, behind, left_out = [], [], [], []
-    told: Counter[str] = Counter()
+    score, rows, epochs, behind = batch["score"], [], [], []
+    left_out: dict[str, str] = {}
+    notes: Counter[str] = Counter()
     for planned in batch["runs"]:
-        settings = planned.get("settings")
-        settings = settings if isinstance(settings, dict) else {}
         try:
-            found = _read_run(Path(os.path.normpath(folder / str(planned["folder"]))), settings, score)
+            place = Path(os.path.normpath(folder / str(planned["folder"])))
+            found = _read_run(place, settings_in(planned), score)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            varied = ", ".join(f"{name} {show(value)}" for name, value in settings.items())
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            left_out.append(f"Run {planned.get('id', '?')} ({varied or 'no setting'}) is left out: {why}")
+            left_out[str(planned.get("id", "?"))] = why
             continue
         rows += found[0]
         epochs += found[1]
         behind.append(found[2])
-        told.update(found[3])
-    names = [
-        *KEYS,
-        "seed",
-        *(metric.column for metric in metrics_of(score)),
-        watched,
-        *COSTS,
-        "epochs",
-        "best_epoch",
-        "n_test",
-        "run",
-        "data",
-    ]
-    frame = pd.DataFrame(rows, columns=pd.Index(names)).drop_duplicates([*KEYS, "seed"])
-    models = list(dict.fromkeys(frame["model"]))
-    nets = list(dict.fromkeys([*MAIN_NETS, *frame["net"]]))
-    place = {"model": models.index, "net": nets.index}
-    frame = frame.sort_values(
-        [*KEYS, "seed"], key=lambda column: column.map(place.get(str(column.name), lambda value: value))
-    ).reset_index(drop=True)
+        notes.update(found[3])
+    watched, n = f"validation_{score.on_validation}", len(behind)
+    names = [*KEYS, "seed", *(metric.name for metric in metrics(score)), watched, *COSTS, "epochs"]
+    frame = pd.DataFrame(rows, columns=pd.Index([*names, "best_epoch", "n_test", "run", "data"]))
+    curves = pd.DataFrame(epochs, columns=pd.Index([*KEYS, "seed", "epoch", "validation"]))
     stamp = hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12]
-    notes = [*noted(told, len(behind)), *_too_many(models)]
-    planned, curves = len(batch["runs"]), _curves(epochs, frame, watched)
-    return Study(batch["name"], frame, curves, planned, tuple(left_out), stamp, tuple(notes), score)
+    told = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
+    return Study(
+        folder,
+        batch["name"],
+        _ordered(frame.drop_duplicates([*KEYS, "seed"]), ["seed"]),
+        _ordered(curves.drop_duplicates([*KEYS, "seed", "epoch"], keep="last"), ["seed", "epoch"]),
+        len(batch["runs"]),
+        left_out,
+        stamp,
+        tuple(told),
+        score,
+    )
+
+
+def read_batch(folder: Path) -> dict[str, Any]:
+    """What batch.json says: name, recipe, score, and the runs that are listed with their folders.
+
+    Raises:
+        FileNotFoundError: No batch is there.
+        ValueError: It is damaged.
+    """
+    path = folder / "batch.json"
+    try:
+        content = json.loads(path.read_text())
+        runs = [planned for planned in content["runs"] if isinstance(planned, dict) and "folder" in planned]
+    except (FileNotFoundError, NotADirectoryError):
+        step = "Begin one: qnnkit batch FILE.yaml."
+        raise FileNotFoundError(checks.message("folder", "hold a batch", str(folder), step)) from None
+    except (ValueError, KeyError, TypeError) as error:
+        step = "Run the same qnnkit batch again; it writes it anew."
+        raise ValueError(f"Batch `{path}` is damaged ({type(error).__name__}: {error}). {step}") from None
+    name, recipe = str(content.get("name", folder.name)), content.get("recipe", "")
+    return {"name": name, "recipe": recipe, "score": state.score_of(content), "runs": runs}
+
+
+def settings_in(planned: Mapping[str, Any]) -> dict[str, Any]:
+    """What sets a run of a batch apart."""
+    settings = planned.get("settings")
+    return settings if isinstance(settings, dict) else {}
+
+
+def show(value: Any) -> str:
+    """A setting as people write it.
+
+    Example:
+        >>> show(True), show(None), show(0.0010000000474974513), show(["a", "b"])
+        ('yes', 'none', '0.001', 'a, b')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return ", ".join(map(show, value)) if isinstance(value, list) else str(value)
+
+
+def metrics(score: stats.Score) -> tuple[stats.Score, ...]:
+    """The score that nets are compared by, and what is computed beside it."""
+    return (score, *(BESIDE[score.name] if score == stats.SCORES.get(score.name) else ()))
 
 
 def _read_run(
@@ -147,31 +232,32 @@ def _read_run(
     run = Run(folder, settled(folder, settings_of(config)))
     if run.score != score:
         raise ValueError(f"its nets are compared by {run.score.word}, those of the batch by {score.word}.")
-    metrics, _ = workspace.parse_lines(content)
-    epochs = run.config.epochs
-    tests = {(row.get("net"), row.get("seed")): row for row in trainings(metrics, "test", epochs)}
-    label, provenance = _label(run.config.title, settings), _json(folder, "provenance.json") or {}
-    about = {"model": label, "train_fraction": run.config.train_fraction}
-    rows, watched = [], f"validation_{score.on_validation}"
+    logged, _ = workspace.parse_lines(content)
+    epochs, watched = run.config.epochs, f"validation_{score.on_validation}"
+    tests = {(row.get("net"), row.get("seed")): row for row in trainings(logged, "test", epochs)}
+    provenance = _json(folder, "provenance.json") or {}
+    about = {"model": _label(run.config.title, settings), "train_fraction": run.config.train_fraction}
+    where = {**about, "run": folder.name, "data": provenance.get("data"), "epochs": epochs}
+    names = (*(metric.name for metric in metrics(score)), watched, *COSTS, "best_epoch", "n_test")
+    rows = []
     for net, seed in itertools.product(run.nets, run.seeds):
-        test = tests.get((net, seed), {})
-        if number(test.get(f"test_{score.name}")) is None:
+        test = {name.removeprefix("test_"): value for name, value in tests.get((net, seed), {}).items()}
+        if reading.number(test, score.name) is None:
             raise ValueError(f"its metrics.jsonl tells no test {score.word} of {net}, seed {seed}.")
-        numbers = {metric.column: test.get(metric.there) for metric in metrics_of(score)}
-        numbers |= {name: test.get(name) for name in (*COSTS, watched, "best_epoch", "n_test")}
-        known = {name: number(value) for name, value in numbers.items()}
-        found = {name: math.nan if value is None else value for name, value in known.items()}
-        where = {"run": folder.name, "data": provenance.get("data"), "epochs": epochs}
-        rows.append({**about, **where, "net": net, "seed": seed, **found})
+        numbers = {name: reading.number(test, name) for name in names}
+        known = {name: math.nan if value is None else float(value) for name, value in numbers.items()}
+        rows.append({**where, "net": net, "seed": seed, **known})
     learned = [
-        {**about, **row}
-        for row in trainings(metrics, "epoch", epochs)
+        {**about, **{name: row.get(name) for name in ("net", "seed", "epoch")}, "validation": row[watched]}
+        for row in trainings(logged, "epoch", epochs)
         if row.get("net") in run.nets and row.get("seed") in run.seeds
+        if "epoch" in row and reading.number(row, watched) is not None
     ]
     told = json.dumps([result.get("nets"), result.get("verdicts")], sort_keys=True)
-    said = hashlib.sha256(told.encode()).hexdigest()
-    identity = f"{result.get('config_digest') or run.asked.digest()} {hashed} {said}"
-    return rows, learned, identity, data_notes(provenance)
+    identity = f"{result.get('config_digest') or run.asked.digest()} {hashed} "
+    identity += hashlib.sha256(told.encode()).hexdigest()
+    notes = provenance.get("notes")
+    return rows, learned, identity, list(dict.fromkeys(map(str, notes))) if isinstance(notes, list) else []
 
 
 def _json(folder: Path, name: str) -> dict[str, Any] | None:
@@ -192,23 +278,15 @@ def _label(recipe: str, settings: Mapping[str, Any]) -> str:
     return ", ".join(words) or recipe
 
 
-def _curves(
-    epochs: list[dict[str, Any]], frame: pd.DataFrame, watched: str
-) -> dict[tuple[str, str], dict[float, Any]]:
-    import pandas as pd
+def _ordered(frame: pd.DataFrame, more: list[str]) -> pd.DataFrame:
+    """By model as the batch lists them, net with the run's own first, and numbers."""
+    places = {"model": list(dict.fromkeys(frame["model"]))}
+    places["net"] = list(dict.fromkeys([*MAIN_NETS, *frame["net"]]))
 
-    found: dict[tuple[str, str], dict[float, Any]] = {}
-    rows = [row for row in epochs if number(row.get(watched)) is not None and "epoch" in row]
-    if not rows:
-        return found
-    learned = pd.DataFrame(rows).drop_duplicates([*KEYS, "seed", "epoch"], keep="last")
-    groups = _groups(learned)
-    for model, net, fraction in _groups(frame):
-        if (model, net, fraction) in groups:
-            one = groups[model, net, fraction]
-            table = one.pivot(index="seed", columns="epoch", values=watched)
-            found.setdefault((model, net), {})[fraction] = table.to_numpy(dtype=float)
-    return found
+    def key(column: Any) -> Any:
+        return column.map(places[column.name].index) if column.name in places else column
+
+    return frame.sort_values([*KEYS, *more], key=key).reset_index(drop=True)
 
 
 # --- what it shows -----------------------------------------------------------------------------------------
@@ -226,26 +304,24 @@ def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFr
     rows = []
     for key, group in _groups(frame).items():
         row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
-        for name, factor in ((metric.column, metric.factor) for metric in metrics_of(score)):
-            row |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
-            values = group[name].tolist()
+        for metric in metrics(score):
+            ends = (f"{metric.name}_low", f"{metric.name}_high")
+            row |= dict.fromkeys((metric.name, *ends), math.nan)
+            values = group[metric.name].tolist()
             if all(map(math.isfinite, values)):
-                interval = score.interval(values, group["n_test"] if name == score.name else ())
-                row[name] = interval.mean
+                interval = metric.interval(values, group["n_test"] if metric == score else ())
+                row[metric.name] = interval.mean
                 if interval.known:
-                    ends = interval.low, interval.high
-                    if factor == 100:  # a share
-                        ends = max(0.0, ends[0]), min(1.0, ends[1])
-                    row[f"{name}_low"], row[f"{name}_high"] = ends
+                    row |= zip(ends, (interval.low, interval.high), strict=True)
         rows.append(row | {name: group[name].median() for name in COSTS})
     return pd.DataFrame(rows)
 
 
 def comparisons(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> tuple[pd.DataFrame, list[str]]:
-    """Hybrid nets beside their controls, every classical reference and one another, seed by seed.
+    """Hybrid nets against their controls, every classical reference and one another, seed by seed.
 
     Frame and score are a study's. Compared are test scores of the same seeds on the same data, by the
-    fingerprints that the runs keep; `p_holm` is corrected over the whole table.
+    fingerprints that the runs keep; `p_holm` is corrected over the whole table, and `result` follows from it.
 
     Returns:
         The table, and a sentence on every pair that is not compared, or not with all of its seeds.
@@ -254,20 +330,20 @@ def comparisons(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> tup
     import pandas as pd
 
     rows, notes = [], []
-    hybrids = _hybrids(frame)
+    groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
+    hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
     if len(hybrids) > MOST_HYBRIDS:
         notes.append(
             f"Hybrid nets are not compared with one another: of {len(hybrids)} models there are too many "
             f"pairs for seeds to decide; of {MOST_HYBRIDS} or fewer they are."
         )
-    groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
-    for model, net, other_model, other_net in _pairs(frame):
+    for model, other_model, other_net in _pairs(frame, hybrids):
         for fraction in sorted(frame["train_fraction"].unique()):
-            ours = groups.get((model, net, fraction))
+            ours = groups.get((model, "hybrid", fraction))
             theirs = groups.get((other_model, other_net, fraction))
             if ours is None:
                 continue
-            pair = f"{model} {net} and {other_model} {other_net}, {_percent(fraction)}"
+            pair = f"{model} hybrid and {other_model} {other_net}, {100 * fraction:g} %"
             seeds = [] if theirs is None else [seed for seed in ours.index if seed in theirs.index]
             if theirs is None or not seeds:
                 notes.append(f"{pair}: not compared, for no finished run of the second has the same seeds.")
@@ -283,24 +359,16 @@ def comparisons(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> tup
             found = stats.compare(
                 ours.loc[seeds, score.name].tolist(), theirs.loc[seeds, score.name].tolist()
             )
-            rows.append(
-                {
-                    "model": model,
-                    "net": net,
-                    "other_model": other_model,
-                    "other_net": other_net,
-                    "train_fraction": fraction,
-                    "seeds": found.n,
-                    "difference": found.difference,
-                    "low": found.low if math.isfinite(found.low) else math.nan,
-                    "high": found.high if math.isfinite(found.high) else math.nan,
-                    "effect_size": found.effect,
-                    "p": found.p,
-                }
-            )
-    names = [*KEYS[:2], "other_model", "other_net", KEYS[2], "seeds", "difference", "low", "high"]
-    table = pd.DataFrame(rows, columns=pd.Index([*names, "effect_size", "p"]))
+            ends = (end if math.isfinite(end) else math.nan for end in (found.low, found.high))
+            pair = (model, "hybrid", other_model, other_net, fraction)
+            rows.append((*pair, found.n, found.difference, *ends, found.effect, found.p))
+    names = ["model", "net", "other_model", "other_net", "train_fraction", "seeds", "difference"]
+    table = pd.DataFrame(rows, columns=pd.Index([*names, "low", "high", "effect_size", "p"]))
     table["p_holm"] = pd.Series(stats.holm(table["p"].tolist()), dtype=float)
+    better = (table["difference"] > 0) == score.larger
+    table["result"] = better.map({True: "better", False: "worse"})
+    table.loc[~(table["p_holm"] < stats.ALPHA), "result"] = "no difference shown"
+    table.loc[table["p_holm"].isna(), "result"] = "cannot be tested"
     return table, notes
 
 
@@ -309,188 +377,85 @@ def _groups(frame: pd.DataFrame) -> dict[Any, Any]:
     return dict(list(frame.groupby(list(KEYS), sort=False)))
 
 
-def _pairs(frame: pd.DataFrame) -> list[tuple[str, str, str, str]]:
-    nets: dict[str, list[str]] = {}
-    for model, net, _ in _groups(frame):
-        nets.setdefault(model, []).extend([net] * (net not in nets.get(model, [])))
-    references = [model for model in nets if "reference" in nets[model]]
-    hybrids = _hybrids(frame)
-    return [
-        (model, "hybrid", *other)
-        for model in hybrids
-        for other in (
-            *((model, net) for net in nets[model] if net not in MAIN_NETS),
-            *((reference, "reference") for reference in references),
-        )
-    ] + [
-        (model, "hybrid", other, "hybrid")
-        for model, other in itertools.combinations(hybrids, 2)
-        if len(hybrids) <= MOST_HYBRIDS
-    ]
+def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str]]:
+    """(model of a hybrid net, model and net that it is compared with)."""
+    nets = frame[["model", "net"]].drop_duplicates()
+    controls = nets[~nets["net"].isin(MAIN_NETS)]
+    references = [(model, "reference") for model in nets.loc[nets["net"] == "reference", "model"]]
+    pairs = []
+    for model in hybrids:
+        pairs += [(model, model, net) for net in controls.loc[controls["model"] == model, "net"]]
+        pairs += [(model, *reference) for reference in references]
+    if len(hybrids) <= MOST_HYBRIDS:
+        pairs += [(model, other, "hybrid") for model, other in itertools.combinations(hybrids, 2)]
+    return pairs
 
 
-def _hybrids(frame: pd.DataFrame) -> list[str]:
-    """Models with a circuit."""
-    return list(frame.loc[frame["net"] == "hybrid", "model"].unique())
+_CONTROLS = {
+    "classical": "the classical control of equal size",
+    "classical_trained": "the classical control that is trained, though the circuit is frozen",
+    "lora": "LoRA, which has no circuit",
+}
+_AS_FROZEN = "the classical control that is as frozen as the circuit"
 
 
-def _control(row: Any, with_trained: set[str]) -> str:
-    """What classical control a comparison is with, in words; "" where with none."""
-    if row.model != row.other_model:
-        return ""
-    if row.other_net == "classical":
-        return AS_FROZEN if row.model in with_trained else EQUAL_SIZE
-    return {"classical_trained": TRAINED, "lora": LORA}.get(row.other_net, "")
+def verdict(compared: pd.DataFrame) -> str:
+    """What a table of `comparisons` shows and what it does not, in one line.
 
-
-def conclusions(table: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> list[str]:
-    """What the data show and what they do not, in sentences, from a table of `comparisons`."""
-    several = len(set(table["train_fraction"])) > 1
-    with_trained = set(table.loc[table["other_net"] == "classical_trained", "model"])
-    family = [
-        Compared(
-            f"{row.model} {row.net}",
-            f"{row.other_model} {row.other_net}",
-            _percent(row.train_fraction) if several else "",
-            stats.Comparison(row.difference, row.low, row.high, row.effect_size, row.p, row.seeds),
-            row.p_holm,
-            control=_control(row, with_trained),
-        )
-        for row in records(table)
-    ]
-    sentences = conclude(family, score)
-    if several:
-        sentences[0] += " Percentages are shares of the training data."
-    return [*sentences, SAME_DATA] if family else sentences
-
-
-def _too_many(models: Sequence[str]) -> list[str]:
-    from qnnkit.plots.study import MOST_MODELS
-
-    if len(models) <= MOST_MODELS:
-        return []
-    return [
-        f"No figures are drawn: {len(models)} models are more than the {MOST_MODELS} that colours tell "
-        "apart. The tables have all of them; name fewer in a batch of its own, which trains nothing anew."
-    ]
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:g} %"
-
-
-# --- writing -----------------------------------------------------------------------------------------------
-
-
-def figures(study: Study) -> dict[str, Picture]:
-    """Name -> figure; none where there are more models than colours tell apart, as the study's notes say."""
-    from qnnkit import plots
-    from qnnkit.plots.study import MOST_MODELS, stamped
-
-    if not 0 < len(set(study.frame["model"])) <= MOST_MODELS:
-        return {}
-    found: dict[tuple[str, str], dict[float, tuple[float, float, float]]] = {}
-    costs: dict[tuple[str, str], dict[str, float]] = {}
-    seeds: dict[tuple[str, str], dict[float, list[float]]] = {}
-    score = study.score
-    table = means(study.frame, score)
-    for row in records(table):
-        key = (row.model, row.net)
-        spread = tuple(getattr(row, f"{score.name}{end}") for end in ("", "_low", "_high"))
-        found.setdefault(key, {})[row.train_fraction] = spread
-        costs[key] = {  # those of the largest fraction stay
-            "weights": row.quantum + row.classical,
-            "circuits": row.circuits_per_image,
-            "seconds": row.seconds_per_epoch,
-        }
-    for (model, net, fraction), group in _groups(study.frame).items():
-        seeds.setdefault((model, net), {})[fraction] = group[score.name].tolist()
-    whole = max(table["train_fraction"])
-    last = {key: by_fraction[whole] for key, by_fraction in found.items() if whole in by_fraction}
-    drawn = {"scores": plots.study_scores(found, seeds, score)}
-    if study.curves:
-        drawn["curves"] = plots.study_curves(study.curves, score)
-    if len(set(table["train_fraction"])) > 1:
-        drawn["fractions"] = plots.study_fractions(found, score)
-    drawn["costs"] = plots.study_costs(last, costs, score)
-    return {name: stamped(figure, _stamp(study)) for name, figure in drawn.items()}
-
-
-def _titles(score: stats.Score) -> dict[str, tuple[str, str]]:
-    """Name of a figure -> its title, and how to read it."""
-    word = score.word[0].upper() + score.word[1:]
-    return {
-        "scores": (f"Test {score.word}", "A dot per seed, the mean and its 95 % interval."),
-        "curves": ("Learning curves", f"{score.validation_word.capitalize()} by epoch, mean over seeds."),
-        "fractions": (f"{word} against training fraction", f"Test {score.word}, mean and 95 % interval."),
-        "costs": (f"{word} against cost", f"Test {score.word} with the largest fraction of the data."),
-    }
-
-
-def _stamp(study: Study) -> str:
-    return f"qnnkit study {' '.join(study.name.split())} {study.stamp}"
-
-
-def write_study(folder: str | Path) -> Study | None:
-    """Writes tables, figures and conclusions into `study/` of a batch's folder; None if no run has finished.
-
-    Tables are CSV and LaTeX (booktabs), figures PNG and PDF; each names the stamp of the runs behind it, and
-    index.json lists them.
-
-    Raises:
-        FileNotFoundError: No batch is there.
-        ValueError: Its batch.json is damaged.
-        OSError: The folder cannot be written.
+    Counted is by p after correction alone; where that is not below 0.05 no net is called better.
     """
-    study = read_study(folder)
-    if not len(study.frame):
-        return None
-    place = workspace.make_folder(workspace.place(folder) / "study")
-    (place / "index.json").unlink(missing_ok=True)  # until all of it is written
-    score = study.score
-    table = means(study.frame, score)
-    compared, notes = comparisons(study.frame, score)
-    notes = [*study.notes, *notes]
-    sentences, stamp = conclusions(compared, score), _stamp(study)
-    told = told_means(table, score)
-    pages = {
-        "conclusions.txt": "\n".join([*sentences, "", *notes, *study.left_out, "", stamp, ""]),
-        "runs.csv": _csv(study.frame, study.stamp),
-        "means.csv": _csv(table, study.stamp),
-        "means.tex": latex(told, f"{study.name}: means over seeds and 95 % intervals.", stamp),
-        "comparisons.csv": _csv(compared, study.stamp),
-        "comparisons.tex": latex(
-            told_comparisons(compared, score),
-            f"{study.name}: test {score.word} of hybrid nets minus that of others, over the same seeds and "
-            "splits: 95 % interval, effect size (Cohen's d_z with Hedges' correction), p of the paired "
-            "t-test, and p after Holm's correction over the table.",
-            stamp,
-        ),
-    }
-    files = {name: page.encode() for name, page in pages.items()}
-    for name, figure in figures(study).items():
-        title, description = _titles(score)[name]
-        files[f"{name}.png"] = figure.png(Title=title, Description=description, Stamp=stamp)
-        files[f"{name}.pdf"] = figure.pdf(Title=title, Subject=description, Keywords=stamp)
-    for old in place.iterdir():
-        if old.suffix in (".png", ".pdf") and old.name not in files:
-            old.unlink()  # of an earlier state, which had it
-    for name, content in files.items():
-        workspace.write_bytes(place / name, content)
-    index = {
-        "name": study.name,
-        "stamp": study.stamp,
-        "planned": study.planned,
-        "finished": study.finished,
-        "left_out": list(study.left_out),
-        "notes": notes,
-        "conclusions": sentences,
-        "files": list(files),
-        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    workspace.write_json(place / "index.json", index)
-    return study
+    if not len(compared):
+        return "No two nets could be compared, so nothing can be said of any difference."
+    counts, n = Counter(compared["result"]), len(compared)
+    shown, untold = counts["better"] + counts["worse"], counts["cannot be tested"]
+    told = [
+        f"Of {n} comparison{'s' * (n > 1)} over the same seeds and splits, {shown} "
+        f"show{'s' * (shown == 1)} a difference (paired t-test, p < {stats.ALPHA} after Holm's correction "
+        "for all of them)."
+    ]
+    if untold:
+        told.append(f"{untold} cannot be tested: one seed, or one and the same difference on every seed.")
+    trained = set(compared.loc[compared["other_net"] == "classical_trained", "model"])
+    kinds = compared["other_net"].map(_CONTROLS).where(compared["model"] == compared["other_model"])
+    kinds[(compared["other_net"] == "classical") & compared["model"].isin(trained)] = _AS_FROZEN
+    for kind in kinds.dropna().unique():
+        results = compared.loc[kinds == kind, "result"]
+        won, lost = ((results == result).sum() for result in ("better", "worse"))
+        told.append(
+            f"Against {kind}, the circuit did better in {won} of {len(results)} "
+            f"case{'s' * (len(results) > 1)} and worse in {lost}"
+            + ("." if won and lost else "; that holds for these data, settings and seeds." if won else "")
+            + ("; where the data decide, the classical control wins." if lost and not won else "")
+            + ("; no advantage of a circuit is shown, nor of the control." if not won + lost else "")
+        )
+    return " ".join(told)
 
 
-def _csv(table: pd.DataFrame, stamp: str) -> str:
-    return table.assign(stamp=stamp).to_csv(index=False, lineterminator="\n")
+def _latex(styler: Any, title: str, stamp: str) -> str:
+    """A Styler as LaTeX; its first line names the runs behind it."""
+    from pandas.api.types import is_numeric_dtype
+
+    first = f"% {stamp}; needs \\usepackage{{booktabs}}\n"
+    data = styler.data
+    if not len(data):
+        return first + "% No two nets could be compared.\n"
+    words = [name for name in data if not is_numeric_dtype(data[name])]
+    styler = copy.deepcopy(styler).format(_escaped, subset=words).format_index(_escaped, axis=1)
+    return first + styler.to_latex(
+        hrules=True,
+        caption=_escaped(title),
+        position_float="centering",
+        column_format="".join("l" if name in words else "r" for name in data),
+    )
+
+
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{"<": r"$<$", ">": r"$>$", "±": r"$\pm$", "−": r"$-$", "\n": " "},
+}
+
+
+def _escaped(text: Any) -> str:
+    return str(text).translate(str.maketrans(_LATEX))
