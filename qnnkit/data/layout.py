@@ -59,7 +59,7 @@ def by_folder(place: Place) -> Layout:
     Raises:
         ValueError: There are fewer than two classes, an empty one, or one that a side lacks.
     """
-    top = _top(place, lambda _, inner: inner.folders and not inner.images)
+    top = outermost(place, lambda _, inner: inner.folders and not inner.images)
     bases = _bases(place, top, lambda level: level.folders)
     sides, others = _labelled(place, bases, lambda rest: rest.partition("/")[0] if "/" in rest else None)
     for base, side in bases.items():
@@ -93,7 +93,7 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
         found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
         return found[1] if found else None
 
-    top = _top(place, lambda outer, _: not outer.images)
+    top = outermost(place, lambda outer, _: not outer.images)
     is_flat = place.level(top.rstrip("/")).images
     bases = {top: "any"} if is_flat else _bases(place, top, lambda level: level.images)
     sides, others = _labelled(place, bases, label)
@@ -163,7 +163,7 @@ def _layout(place: Place, sides: dict[str, Classes], top: str, why: dict[str, li
     return layout
 
 
-def _top(place: Place, goes_on: Callable[[Level, Level], object]) -> str:
+def outermost(place: Place, goes_on: Callable[[Level, Level], object]) -> str:
     """The innermost folder around everything: while one holds a single folder, and `goes_on`."""
     top, level = "", place.level("")
     while len(level.folders) == 1:

@@ -12,11 +12,10 @@ from torch import Tensor
 from qnnkit import checks
 from qnnkit.data import duplicates, text_files
 from qnnkit.data import tokenizer as tokenizers
-from qnnkit.data.batches import seeded
 from qnnkit.data.duplicates import Content
-from qnnkit.data.splits import SPLITS
-from qnnkit.data.text_files import CHARACTERS, Document
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
+from qnnkit.data.splits import SPLITS, split_names
+from qnnkit.data.text_files import Document
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 
 def text(
@@ -33,22 +32,23 @@ def text(
     """Text in blocks of equal length, split by document.
 
     `root` is a text file (.txt, .md), JSON lines (.jsonl), or a folder, archive or address of such. A file or
-    a record is a document; a single text file is cut into several at blank lines, at about 2,000 characters.
+    a record is a document; a single text file is cut at blank lines into several of at most 2,000 characters.
     A record is {"text"}, a chat {"messages": [{"role", "content"}, ...]}, or an instruction {"instruction" or
     "prompt", "input" where there is one, "output", "response" or "completion"}. Of chats and instructions
     only the answers are predicted, and what is written around them is the tokenizer's chat template, or
     `User: ...` and `Assistant: ...` where it has none.
 
-    The documents of a split are joined, each with an end-of-text token, and cut into blocks. Which document
-    is in which split depends on `split_seed` alone, not on `part`: what an adapter to one speaker is tested
-    on was not seen by a base that was trained on all of the same text, with the same seed and shares.
+    The documents of a split are joined, each with an end-of-text token, and cut into blocks. Each document is
+    placed by `split_seed` and a hash, of a file's path or else of its text: one more or less moves no other.
+    `part` changes nothing: what an adapter to one speaker is tested on was not seen by a base that was
+    trained on all of the same text, with the same seed and shares.
 
     Args:
         root: Where the text lies.
         sequence_length: Tokens of a block.
         split_seed: Chooses which documents are held out.
-        validation_fraction: Share of the documents that choose the epoch.
-        test_fraction: Share of the documents that are looked at once, at the end.
+        validation_fraction: Share of the documents that choose the epoch, about; one at least.
+        test_fraction: Share of the documents that are looked at once, at the end; likewise.
         tokenizer: Folder or hub name of a model whose tokenizer to take, as an adapter to a model needs it;
             None trains a byte-level BPE on the training documents.
         vocabulary: Tokens of the one that is trained; 257, the fewest, reads letter by letter.
@@ -61,18 +61,16 @@ def text(
             `part` keeps nothing, or the tokenizer cannot be read or takes no sequences of this length.
         OSError: Nothing is there.
     """
-    require_fractions(validation_fraction, test_fraction)
     if sequence_length < 2:
         step = "Use 128 or 256."
         raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
     documents, notes = text_files.documents(root, part)
-    n, generator = len(documents), seeded("text", split_seed)
-    step = f"Add some to {root}: of a single text file, about {CHARACTERS:,} characters are a document."
-    shares = validation_fraction, test_fraction
-    sides = drawn(n, generator, *shares, what="documents", whole=n, step=step)
+    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    keys = [document.key for document in documents]
+    sides = split_names(keys, what="documents", split_seed=split_seed, **shares)
     kept: dict[str, list[Document]] = {name: [] for name in SPLITS}
     for document, side in zip(documents, sides, strict=True):
-        if document is not None:
+        if document.text:
             kept[side].append(document)
     chats = any(document.messages for part in kept.values() for document in part)
     if tokenizer is None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
 from qnnkit.data import fetch, places
+from qnnkit.data.layout import outermost
 
 TEXT, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson")
 SUFFIXES = (*TEXT, *RECORDS)
 """What is read; other files are left out."""
 CHARACTERS = 2000
-"""About how many a document has that is cut out of a single file."""
+"""Most that a document has which is cut out of a single file."""
 ASKED, ANSWERED = ("instruction", "prompt"), ("output", "response", "completion")
 """Keys of an instruction record; `input` may stand beside them."""
 KNOWN = (
@@ -40,16 +42,20 @@ class Document:
     """All of it, messages as `User: ...`."""
     messages: tuple[Message, ...] = ()
     """What it is made of where only answers are predicted; () for plain text."""
+    key: str = ""
+    """What its split is drawn by: a file's path, a record's text, or the first speech of several."""
 
 
-def documents(root: str | Path, part: str | None = None) -> tuple[list[Document | None], list[str]]:
+def documents(root: str | Path, part: str | None = None) -> tuple[list[Document], list[str]]:
     """The documents at `root`, in natural order, and sentences on what was left out.
 
-    Of which `part` keeps nothing stands as None, so that it does not change which split others are in.
+    A document of which `part` keeps nothing has the text "", so that it does not change which split others
+    are in.
 
     A file (.txt, .md) is a document, and so is a record of JSON lines (.jsonl, .ndjson). A single text file
-    is cut into several at blank lines, at about 2,000 characters: what stands between two blank lines, such
-    as a speech of a play, stays whole, unless it is a page long itself, which is cut at line ends.
+    is cut into several at blank lines, of 2,000 characters at most: what stands between two blank lines, such
+    as a speech of a play, stays whole, unless it is a page long itself, which is cut at line ends. Where a
+    document begins depends on the speeches near it alone, so that an edit changes only the documents near it.
 
     Args:
         root: A file, a folder or archive of files, or the address of one.
@@ -84,7 +90,7 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document 
     if part is not None:
         notes.append(f"part={part!r} keeps {kept:,} of {len(found):,} documents or speeches.")
     groups = _grouped(found) if cut else ([document] for document in found)
-    return [_joined([each for each in group if keeps(each.heading)]) for group in groups], notes
+    return [_joined(group, keeps) for group in groups], notes
 
 
 def _of_file(place: places.Place, name: str, cut: bool) -> Iterable[Document]:
@@ -101,7 +107,16 @@ def _of_file(place: places.Place, name: str, cut: bool) -> Iterable[Document]:
         raise _refused("files that can be read", name, step) from None
     if name.lower().endswith(RECORDS):
         return _records(name, text)
-    return _speeches(name, text) if cut else [Document(name, name, text.strip())]
+    if cut:
+        return _speeches(name, text)
+    return [
+        Document(
+            name,
+            name,
+            text.strip(),
+            key=name.removeprefix(outermost(place, lambda outer, _: not outer.files)),
+        )
+    ]
 
 
 def _refused(rule: str, where: str, step: str) -> ValueError:
@@ -113,7 +128,7 @@ def _speeches(name: str, text: str) -> Iterator[Document]:
     for number, speech in enumerate(re.split(r"\n[ \t]*(?:\n[ \t]*)+", text.strip("\n")), start=1):
         heading = speech.partition("\n")[0].strip().rstrip(":")
         for piece in _pages(speech):
-            yield Document(f"{name}, paragraph {number}", heading, piece)
+            yield Document(f"{name}, paragraph {number}", heading, piece, key=piece)
 
 
 def _pages(speech: str) -> Iterator[str]:
@@ -133,11 +148,17 @@ def _pages(speech: str) -> Iterator[str]:
 
 
 def _grouped(speeches: list[Document]) -> Iterator[list[Document]]:
-    """Speeches that follow each other and make a document of about CHARACTERS together."""
+    """Speeches that follow each other and make a document.
+
+    One begins where the hash of a speech says so, about every 4,000 characters, and else where the one before
+    is full. So after a speech that was added or taken out, the documents are soon those of before.
+    """
     group: list[Document] = []
     size = 0
     for speech in speeches:
-        if group and size + len(speech.text) > CHARACTERS:
+        number = int.from_bytes(hashlib.sha256(speech.text.encode()).digest()[:8], "big") / 2**64
+        begins = number < len(speech.text) / (2 * CHARACTERS)
+        if group and (begins or size + len(speech.text) > CHARACTERS):
             yield group
             group, size = [], 0
         group.append(speech)
@@ -145,11 +166,11 @@ def _grouped(speeches: list[Document]) -> Iterator[list[Document]]:
     yield group
 
 
-def _joined(group: list[Document]) -> Document | None:
-    """Speeches as one document, with blank lines between them."""
-    if len(group) < 2:
-        return group[0] if group else None
-    return Document(group[0].name, group[0].heading, "\n\n".join(speech.text for speech in group))
+def _joined(group: list[Document], keeps: Callable[[str], bool]) -> Document:
+    """The speeches of a document that are kept, with blank lines between them; its key is of all of them."""
+    kept = [speech for speech in group if keeps(speech.heading)]
+    text = "\n\n".join(speech.text for speech in kept)
+    return replace((kept or group)[0], text=text, key=group[0].key)
 
 
 def _records(name: str, text: str) -> Iterator[Document]:
@@ -197,14 +218,14 @@ def as_document(where: str, record: Any) -> Document:
     text = _as_text(messages) if messages or "text" not in record else words(record, "text")
     source = record.get("source")
     heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
-    return Document(where, heading, text, messages)
+    return Document(where, heading, text, messages, key=text)
 
 
 def _as_text(messages: tuple[Message, ...]) -> str:
     return "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
 
 
-def _chosen_by(part: str | None) -> Any:
+def _chosen_by(part: str | None) -> Callable[[str], bool]:
     """Whether a heading is kept."""
     if part is None:
         return lambda heading: True
