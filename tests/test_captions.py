@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 from qnnkit.data import load
-from qnnkit.data.captioned_tokens import CaptionTokenizer
 from qnnkit.data.captions import CaptionSet, CaptionSplits, captions, class_captions, digit_captions
 from qnnkit.data.splits import SPLITS
+from qnnkit.data.tokenizers import CaptionTokenizer
 
 WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", "chair")
 TEXTS = {f"{word}.png": [f"a {word}", f"The {word} on a mat."] for word in WORDS}

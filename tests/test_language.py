@@ -15,7 +15,7 @@ import torch
 
 from qnnkit import adapters, recipes, tasks, train, workspace
 from qnnkit.adapters import adapt
-from qnnkit.data import tokenizer as tokenizers
+from qnnkit.data import tokenizers
 from qnnkit.data.text import text
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import causal_lm

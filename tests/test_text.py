@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qnnkit.data import tokenizer as tokenizers
+from qnnkit.data import tokenizers
 from qnnkit.data.text import counts, encoded, text
 from qnnkit.data.text_files import Document, documents
 from qnnkit.data.tokens import IGNORED

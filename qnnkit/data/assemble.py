@@ -217,8 +217,7 @@ def split(
         )
         for side, chosen in zip(SPLITS, rows, strict=True)
     }
-    if repeated := duplicates.told(same, "images", "pixel for pixel"):
-        notes.append(repeated)
+    notes += duplicates.notes(same, "images", "pixel for pixel")
     return [gather(chosen) for chosen in rows], notes
 
 

@@ -20,10 +20,10 @@ from qnnkit.data.assemble import split, stack_files
 from qnnkit.data.batches import seeded
 from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
-from qnnkit.data.captioned_tokens import CaptionTokenizer, tokenizer_of
 from qnnkit.data.idx import mnist
 from qnnkit.data.places import open_place
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Pictured
+from qnnkit.data.tokenizers import CaptionTokenizer, caption_tokenizer
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
 """What is said of a digit; each of them is a caption of its own."""
@@ -217,7 +217,7 @@ def class_captions(
 
     sets = [worded(splits.split(name)) for name in SPLITS]
     if sequence_length is None and tokenizer in (None, "words"):
-        trained = tokenizer_of("words", [text for texts in prompts for text in texts], None)
+        trained = caption_tokenizer("words", [text for texts in prompts for text in texts], None)
         sequence_length = int(trained.encode([text for texts in prompts for text in texts])[1].sum(1).max())
     made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, sequence_length, splits.notes)
     return replace(made, classes=splits.classes, prompts=prompts)
@@ -256,7 +256,7 @@ def _with_tokens(
     notes: tuple[str, ...],
 ) -> CaptionSplits:
     texts = [part.texts()[0] for part in sets]
-    tokenizer = tokenizer_of(wanted, texts[0], sequence_length)
-    told = tokenizer.told([text for part in texts for text in part])
+    tokenizer = caption_tokenizer(wanted, texts[0], sequence_length)
+    losses = tokenizer.losses([text for part in texts for text in part])
     train, validation, test = sets
-    return CaptionSplits(name, train, validation, test, tokenizer, notes=(*notes, *told))
+    return CaptionSplits(name, train, validation, test, tokenizer, notes=(*notes, *losses))

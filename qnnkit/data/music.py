@@ -120,8 +120,7 @@ def music(
             f"{n_short:,} of {n_pieces:,} pieces are shorter than a block of {sequence_length} tokens: the "
             "rest of such a block is padded and not predicted."
         )
-    if repeated := duplicates.told(same, "pieces", "note for note"):
-        notes.append(repeated)
+    notes += duplicates.notes(same, "pieces", "note for note")
     sets = {name: _stack(rows, sequence_length) for name, rows in blocks.items()}
     augment = Transposition(transpose, split_seed) if transpose else None
     return TokenSplits("music", **sets, tokenizer=events, notes=tuple(notes), augment=augment)

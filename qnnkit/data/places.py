@@ -264,6 +264,11 @@ def unpacked(content: bytes) -> bytes:
     return b"".join(parts)
 
 
+def refusal(rule: str, value: object, next_step: str) -> ValueError:
+    """The error that says what is wrong with the data at `root`."""
+    return ValueError(checks.message("root", rule, value, next_step))
+
+
 def natural(name: str) -> tuple[list[str | int], str]:
     """A sort key by which 2 comes before 10."""
     parts = re.split(r"([0-9]+)", name)  # text at even places, digits at odd ones

@@ -13,6 +13,7 @@ from typing import Any
 from qnnkit import checks
 from qnnkit.data import fetch, places
 from qnnkit.data.layout import outermost
+from qnnkit.data.places import Place, first, open_place, refusal
 
 TEXT, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson")
 SUFFIXES = (*TEXT, *RECORDS)
@@ -68,11 +69,10 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document]
         OSError: Nothing is there.
     """
     keeps = _chosen_by(part)
-    with places.open_place(fetch.local(root), single=SUFFIXES) as place:
+    with open_place(fetch.local(root), single=SUFFIXES) as place:
         files = [member for member in place.members if member.base.lower().endswith(SUFFIXES)]
         if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
-            step = "Pass a part of it."
-            raise ValueError(checks.message("root", "hold 4 GiB of text at most", f"{n_bytes:,} bytes", step))
+            raise refusal("hold 4 GiB of text at most", f"{n_bytes:,} bytes", "Pass a part of it.")
         cut = len(files) == 1 and files[0].base.lower().endswith(TEXT)
         read = [document for member in files for document in _of_file(place, member.name, cut)]
         notes = place.notes(SUFFIXES, "text")
@@ -80,11 +80,10 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document]
     if len(found) < len(read):
         notes.append(f"Empty documents left out: {len(read) - len(found):,}.")
     if not found:
-        step = f"Put {', '.join(SUFFIXES)} files there."
-        raise ValueError(checks.message("root", "hold text", str(root), step))
+        raise refusal("hold text", str(root), f"Put {', '.join(SUFFIXES)} files there.")
     kept = sum(keeps(document.heading) for document in found)
     if not kept:
-        some = places.first(list(dict.fromkeys(document.heading for document in found)))
+        some = first(list(dict.fromkeys(document.heading for document in found)))
         step = f"Headings there: {some}."
         raise ValueError(checks.message("part", "be found in a heading", part, step))
     if part is not None:
@@ -93,34 +92,24 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document]
     return [_joined(group, keeps) for group in groups], notes
 
 
-def _of_file(place: places.Place, name: str, cut: bool) -> Iterable[Document]:
+def _of_file(place: Place, name: str, cut: bool) -> Iterable[Document]:
     """The documents of a file: its records, its speeches if it is to be cut, or else all of it."""
     try:
         content = place.read(name)
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         told = f"{name}, line {error.object[: error.start].count(10) + 1}"
-        raise _refused("text in UTF-8", told, "Save it as UTF-8.") from None
+        raise refusal("hold text in UTF-8", told, "Save it as UTF-8.") from None
     except (ValueError, OSError) as error:
         told = (error.strerror if isinstance(error, OSError) else None) or str(error)
         step = f"{told[:1].upper()}{told[1:]}: copy or download it anew, or take it away."
-        raise _refused("files that can be read", name, step) from None
+        raise refusal("hold files that can be read", name, step) from None
     if name.lower().endswith(RECORDS):
         return _records(name, text)
     if cut:
         return _speeches(name, text)
-    return [
-        Document(
-            name,
-            name,
-            text.strip(),
-            key=name.removeprefix(outermost(place, lambda outer, _: not outer.files)),
-        )
-    ]
-
-
-def _refused(rule: str, where: str, step: str) -> ValueError:
-    return ValueError(checks.message("root", f"hold {rule}", where, step))
+    top = outermost(place, lambda outer, _: not outer.files)
+    return [Document(name, name, text.strip(), key=name.removeprefix(top))]
 
 
 def _speeches(name: str, text: str) -> Iterator[Document]:
@@ -181,7 +170,9 @@ def _records(name: str, text: str) -> Iterator[Document]:
                 record = json.loads(line)
             except ValueError as error:
                 told = getattr(error, "msg", None) or str(error)
-                raise _refused("JSON in every line", where, f"Write one record a line ({told}).") from None
+                raise refusal(
+                    "hold JSON in every line", where, f"Write one record a line ({told})."
+                ) from None
             yield as_document(where, record)
 
 
@@ -196,10 +187,10 @@ def as_document(where: str, record: Any) -> Document:
         if isinstance(holder, dict) and isinstance(holder.get(key), str):
             return holder[key]
         told = holder.get(key) if isinstance(holder, dict) else holder
-        raise _refused(f"a text under {key!r}", where, f"There is {told!r}: write a text.")
+        raise refusal(f"hold a text under {key!r}", where, f"There is {told!r}: write a text.")
 
     if not isinstance(record, dict):
-        raise _refused("an object with keys in every line", where, f"Known keys are {KNOWN}.")
+        raise refusal("hold an object with keys in every line", where, f"Known keys are {KNOWN}.")
     messages: tuple[Message, ...] = ()
     asked = next((key for key in ASKED if key in record), None)
     answered = next((key for key in ANSWERED if key in record), None)
@@ -213,8 +204,8 @@ def as_document(where: str, record: Any) -> Document:
         messages = ({"role": "user", "content": "\n\n".join(filter(None, question))}, answer)
     elif "text" not in record:
         found = ", ".join(map(repr, list(record)[:8])) or "none"
-        rule = f"records with known keys ({KNOWN})"
-        raise _refused(rule, where, f"Its keys are {found}: rename them.")
+        rule = f"hold records with known keys ({KNOWN})"
+        raise refusal(rule, where, f"Its keys are {found}: rename them.")
     text = _as_text(messages) if messages or "text" not in record else words(record, "text")
     source = record.get("source")
     heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
