@@ -314,7 +314,7 @@ def test_new_captions_are_seen_beside_kept_images(tmp_path, monkeypatch):
     folder = pictures(tmp_path / "set")
     captions(with_json(folder, TEXTS), image_size=8)
     assert list((tmp_path / "home" / "datasets").glob("*.safetensors"))
-    monkeypatch.setattr(sys.modules["qnnkit.data.assemble"], "read", None)  # nothing is read anew
+    monkeypatch.setattr(sys.modules["qnnkit.data.images"], "read", None)  # nothing is read anew
     splits = captions(with_json(folder, TEXTS | {"cat.png": "a lion"}), image_size=8)
     assert of_all(splits)["cat.png"] == ("a lion",)
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from qnnkit import checks
 from qnnkit.data import fetch
 from qnnkit.data.arrays import digits
-from qnnkit.data.assemble import split, stack_files
 from qnnkit.data.batches import seeded
 from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
 from qnnkit.data.idx import mnist
-from qnnkit.data.places import open_place
+from qnnkit.data.images import split, stack_files
+from qnnkit.data.places import open_place, refusal
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Pictured
 from qnnkit.data.tokenizers import CaptionTokenizer, caption_tokenizer
 
@@ -158,8 +158,7 @@ def captions(
             read, or there are too few to split.
     """
     if not root:
-        rule = "name a folder of images and captions"
-        raise ValueError(checks.message("root", rule, root, "Pass the path of its folder."))
+        raise refusal("name a folder of images and captions", root, "Pass the path of its folder.")
     with open_place(fetch.local(root)) as place:
         found = listing(place)
         files = [(side, 0, member) for side, member in zip(found.sides, found.captions, strict=True)]

@@ -16,6 +16,7 @@ from typing import Any
 
 from qnnkit import checks, workspace
 from qnnkit.data import places
+from qnnkit.data.places import refusal
 
 TIMEOUT = 30.0
 """Seconds without an answer after which an address is given up."""
@@ -109,8 +110,7 @@ def _on_web(url: str, base: str) -> tuple[Listing, Callable[[Path], None]]:
     import requests
 
     if not base.lower().endswith((*FROM_WEB, ".npz")):
-        rule = f"end in {', '.join(FROM_WEB)} or .npz"
-        raise ValueError(checks.message("root", rule, url, "Pass the address of a single such file."))
+        raise refusal(f"end in {', '.join(FROM_WEB)} or .npz", url, "Pass the address of a single such file.")
     with requests.get(url, headers=PLAIN, stream=True, timeout=TIMEOUT) as reply:
         reply.raise_for_status()
         said = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified", "Content-Length")}
@@ -126,8 +126,7 @@ def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], None]
     except (ImportError, ValueError) as error:  # not installed; no such protocol
         is_google = url.lower().startswith(("gs://", "gcs://"))
         step = "Run: pip install 'qnnkit[cloud]'." if is_google else f"{str(error).rstrip('.')}."
-        rule = "be an address whose filesystem is installed"
-        raise ValueError(checks.message("root", rule, url, step)) from None
+        raise refusal("be an address whose filesystem is installed", url, step) from None
     filesystem.invalidate_cache()  # what was listed before in this process may have changed
     if filesystem.isfile(path):
         found, inside = {path: filesystem.info(path)}, {path: base}
@@ -138,9 +137,7 @@ def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], None]
         step = "Check the address, and that you may read there."
         raise FileNotFoundError(checks.message("root", "be an existing folder or file", url, step))
     if wrong := [name for name in inside.values() if ".." in name.split("/")]:
-        raise ValueError(
-            checks.message("root", "hold only names that stay inside it", wrong[0], "Rename it.")
-        )
+        raise refusal("hold only names that stay inside it", wrong[0], "Rename it.")
 
     def copy(folder: Path) -> None:
         for name in found:

@@ -15,6 +15,7 @@ from qnnkit.data.batches import seeded
 from qnnkit.data.duplicates import Content
 from qnnkit.data.music_events import DURATION, FILE, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.music_sources import Collection, collect
+from qnnkit.data.places import refusal
 from qnnkit.data.splits import SPLITS, split_names
 from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
@@ -203,7 +204,7 @@ def _sides(collection: Collection, **options: Any) -> list[str]:
             sides[row] = side
     if missing := [name for name in SPLITS if name not in sides]:
         step = f"The split {missing[0]} has no piece with a note: add some."
-        raise ValueError(checks.message("root", "hold pieces in all three splits", collection.composer, step))
+        raise refusal("hold pieces in all three splits", collection.composer, step)
     return sides
 
 

@@ -13,6 +13,7 @@ from qnnkit import checks
 from qnnkit.data import fetch, places
 from qnnkit.data.music_events import STEPS_PER_QUARTER, Note, Piece
 from qnnkit.data.music_midi import Unreadable, parse_midi
+from qnnkit.data.places import refusal
 
 JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi")
 SIDES = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
@@ -64,7 +65,7 @@ def collect(
         found, notes = _listed([root] if isinstance(root, str | Path) else root, stack)
         if not found:
             step = "Add MIDI files in a folder for each composer, or a JSON of steps."
-            raise ValueError(checks.message("root", "hold MIDI files or JSON of steps", str(root), step))
+            raise refusal("hold MIDI files or JSON of steps", str(root), step)
         names = list(found if composers is None else composers)
         chosen = dict(composers) if isinstance(composers, Mapping) else dict(zip(names, names, strict=True))
         for there in chosen.values():
@@ -148,7 +149,7 @@ def _read(composer: str, files: Sequence[File]) -> Collection:
     if not collection.pieces:
         where = ", ".join(dict.fromkeys(str(place and place.path) for place, _ in files))
         step = f"None of {n_midi} can be used: {places.first(left_out, 3)}. Export them anew."
-        raise ValueError(checks.message("root", f"hold a readable MIDI file of {composer}", where, step))
+        raise refusal(f"hold a readable MIDI file of {composer}", where, step)
     if left_out:
         told = f"Left out {len(left_out):,} of {n_midi:,} MIDI files of {composer}"
         collection.notes.append(f"{told}: {places.first(left_out, 3)}.")
@@ -173,7 +174,7 @@ def _read_json(place: places.Place, name: str, collection: Collection) -> None:
         step = (
             f"There, {str(error).partition(chr(10))[0].rstrip('.')}. Mend it, or leave it out by `composers`."
         )
-        raise ValueError(checks.message("root", rule, str(place.path / name), step)) from None
+        raise refusal(rule, str(place.path / name), step) from None
     for piece, side in full:
         collection.add(piece, side)
     if len(full) < len(pieces):
@@ -225,7 +226,7 @@ def _read_corpus(name: str, collection: Collection) -> None:
     paths = corpus.getComposer(name)
     if not paths:
         step = "`music21.corpus.getCorePaths()` lists what there is; a name is such as bach."
-        raise ValueError(checks.message("root", "name a composer of music21's corpus", CORPUS + name, step))
+        raise refusal("name a composer of music21's corpus", CORPUS + name, step)
     for path in paths:
         notes = []
         for element in corpus.parse(path).stripTies().flatten().notes:

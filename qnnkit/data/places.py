@@ -186,10 +186,9 @@ def _archive(path: Path, stack: contextlib.ExitStack, left_out: list[str]) -> Op
     except (*DAMAGE, OSError) as error:
         told = str(error).partition("\n")[0].rstrip(":") or "cut short"
         step = f"It cannot be read ({told}): copy or download it anew."
-        raise ValueError(checks.message("root", "be a whole archive", str(path), step)) from None
+        raise refusal("be a whole archive", str(path), step) from None
     if not any(names.values()):
-        step = "The archive is empty: make it anew."
-        raise ValueError(checks.message("root", "hold files", str(path), step))
+        raise refusal("hold files", str(path), "The archive is empty: make it anew.")
     return names, read
 
 
@@ -218,9 +217,8 @@ class _Header(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in b"LKxgX" and self.size > MAX_HEADER:
-            rule, step = "hold names of 128 KiB at most", "Nothing was read: make the archive anew."
             told = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
-            raise ValueError(checks.message("root", rule, told, step))
+            raise refusal("hold names of 128 KiB at most", told, "Nothing was read: make the archive anew.")
         return super()._proc_member(tar)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -308,8 +306,7 @@ def _inside(path: Path, name: str) -> str:
         clean = clean[2:]
     if clean.startswith("/") or re.match(r"[A-Za-z]:", clean) or ".." in PurePosixPath(clean).parts:
         step = "Nothing was read: make the archive anew, from inside the folder."
-        told = f"{path.name}: {name}"
-        raise ValueError(checks.message("root", "hold only members that stay inside it", told, step))
+        raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
     return clean
 
 
@@ -317,4 +314,4 @@ def _bound(path: Path, n_files: int, size: int, most: int) -> None:
     if n_files > MAX_FILES or size > most:
         rule = f"hold {MAX_FILES:,} files and {most / 2**30:.0f} GiB at most"
         told = f"{path.name} with {n_files:,} files, {size:,} bytes"
-        raise ValueError(checks.message("root", rule, told, "Unpack it and pass the folder."))
+        raise refusal(rule, told, "Unpack it and pass the folder.")

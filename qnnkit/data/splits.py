@@ -17,6 +17,7 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data.batches import DictBatches, seeded
+from qnnkit.data.places import refusal
 
 SPLITS = ("train", "validation", "test")
 SIDES = ("any", *SPLITS)
@@ -306,7 +307,7 @@ def split_rows(
             few = {classes[label]: there[label] for label in lacking[:5]} if any(classes) else there[0]
             step = "add some (three at least), or bring validation_fraction and test_fraction nearer to 1/3."
             rule = f"hold enough {what} {'of every class ' * (len(classes) > 1)}for all three splits"
-            raise ValueError(checks.message("root", rule, few, f"None is left for {side}: {step}"))
+            raise refusal(rule, few, f"None is left for {side}: {step}")
     return parts
 
 

@@ -77,9 +77,8 @@ def text(
     if short := [
         f"{each.n_lost:,} tokens in {name}" for name, each in packed.items() if not len(each.blocks)
     ]:
-        rule = f"hold a block of {sequence_length} tokens for every split"
         step = "Lower sequence_length, hold more out, try another split_seed, or add text."
-        raise refusal(rule, ", ".join(short), step)
+        raise refusal(f"hold a block of {sequence_length} tokens for every split", ", ".join(short), step)
     contents = {
         name: [Content(document.text.encode(), document.name) for document in parts[name]] for name in SPLITS
     }
@@ -204,9 +203,8 @@ def _written(document: Document, messages: list[dict[str, str]], tokenizer: Any,
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # templates refuse by errors of their own
         told = str(error).strip().split("\n")[0].rstrip(".")
-        rule = "hold chats that the tokenizer's template takes"
         step = f"The template says: {told}."
-        raise refusal(rule, document.name, step) from None
+        raise refusal("hold chats that the tokenizer's template takes", document.name, step) from None
 
 
 def counts(splits: TokenSplits) -> dict[str, dict[str, Any]]:

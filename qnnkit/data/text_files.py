@@ -12,7 +12,7 @@ from typing import Any
 
 from qnnkit import checks
 from qnnkit.data import fetch, places
-from qnnkit.data.layout import outermost
+from qnnkit.data.folders import outermost
 from qnnkit.data.places import Place, first, open_place, refusal
 
 TEXT, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson")
@@ -84,8 +84,7 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document]
     kept = sum(keeps(document.heading) for document in found)
     if not kept:
         some = first(list(dict.fromkeys(document.heading for document in found)))
-        step = f"Headings there: {some}."
-        raise ValueError(checks.message("part", "be found in a heading", part, step))
+        raise ValueError(checks.message("part", "be found in a heading", part, f"Headings there: {some}."))
     if part is not None:
         notes.append(f"part={part!r} keeps {kept:,} of {len(found):,} documents or speeches.")
     groups = _grouped(found) if cut else ([document] for document in found)
@@ -204,8 +203,7 @@ def as_document(where: str, record: Any) -> Document:
         messages = ({"role": "user", "content": "\n\n".join(filter(None, question))}, answer)
     elif "text" not in record:
         found = ", ".join(map(repr, list(record)[:8])) or "none"
-        rule = f"hold records with known keys ({KNOWN})"
-        raise refusal(rule, where, f"Its keys are {found}: rename them.")
+        raise refusal(f"hold records with known keys ({KNOWN})", where, f"Its keys are {found}: rename them.")
     text = _as_text(messages) if messages or "text" not in record else words(record, "text")
     source = record.get("source")
     heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
