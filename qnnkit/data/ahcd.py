@@ -77,9 +77,9 @@ def _table(place: Place, file: Member, what: str, columns: int, lowest: int, hig
     try:
         table = pd.read_csv(io.BytesIO(place.read(file.name)), header=None, dtype=np.int32).to_numpy()
     except (ValueError, OverflowError, UnicodeDecodeError) as error:  # pandas' own errors are ValueErrors
-        told = str(error).partition("\n")[0][:80]
+        reason = str(error).partition("\n")[0][:80]
         rule = "hold CSV files of whole numbers"
-        raise refusal(rule, file.name, f"It cannot be read ({told}): get the file anew.") from None
+        raise refusal(rule, file.name, f"It cannot be read ({reason}): get the file anew.") from None
     if table.shape[1] != columns:
         raise refusal(f"hold rows of {columns:,} numbers", {file.base: table.shape[1]}, "Get the file anew.")
     require_within(what, file.base, table, lowest, highest)

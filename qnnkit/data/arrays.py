@@ -113,8 +113,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             if sum(info.file_size for info in file.zip.infolist()) <= MAX_BYTES:
                 arrays = {name: np.asarray(file[name]) for name in file.files}
     except Exception as error:  # a damaged file makes NumPy raise almost anything
-        told = (str(error) or type(error).__name__).splitlines()[0]
-        step = f"It cannot be read ({told}): save it anew with np.savez, without objects."
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        step = f"It cannot be read ({reason}): save it anew with np.savez, without objects."
         raise refusal("be a whole .npz file", str(path), step) from None
     if arrays is None:
         raise refusal("unpack to 4 GiB at most", str(path), "Save fewer or smaller images.")

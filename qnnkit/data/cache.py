@@ -27,7 +27,7 @@ from qnnkit.data.places import Member
 FORMAT = 2
 """Of the file; another number when the same key is to mean other values."""
 ARRAYS = ("images", "labels", "sides")
-TOLD = ("sources", "classes", "notes")
+TEXTS = ("sources", "classes", "notes")
 
 
 def read(path: Path, key: str, names: Sequence[str], *, what: str, mended: str) -> dict[str, Tensor] | None:
@@ -95,15 +95,16 @@ def _key(members: Iterable[Member], options: Mapping[str, object]) -> str:
     return digest.hexdigest()
 
 
-def _tensors(stack: Stack) -> dict[str, torch.Tensor]:
-    told = json.dumps({name: getattr(stack, name) for name in TOLD}).encode()
+def _tensors(stack: Stack) -> dict[str, Tensor]:
+    texts = json.dumps({name: getattr(stack, name) for name in TEXTS}).encode()
     arrays = {name: np.require(getattr(stack, name), requirements=["C", "W"]) for name in ARRAYS}
     return {name: torch.from_numpy(each) for name, each in arrays.items()} | {
-        "told": torch.frombuffer(bytearray(told), dtype=torch.uint8)
+        "told": torch.frombuffer(bytearray(texts), dtype=torch.uint8)
     }
 
 
-def _stack(tensors: dict[str, torch.Tensor]) -> Stack:
+def _stack(tensors: dict[str, Tensor]) -> Stack:
     arrays: dict[str, Any] = {name: each.numpy() for name, each in tensors.items()}
-    told = json.loads(arrays.pop("told").tobytes())
-    return Stack(**arrays, **{name: tuple(told[name]) for name in TOLD})
+    texts = json.loads(arrays.pop("told").tobytes())
+    arrays |= {name: tuple(texts[name]) for name in TEXTS}
+    return Stack(**arrays)

@@ -86,11 +86,11 @@ def listing(place: Place) -> Listing:
     files = ", ".join(file.name for file in read.values())
     whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
     if not whole:
-        told = f"{files} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
+        value = f"{files} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
         step = f"Put the images beside it, or into images/, such as {first(missing, 1)}."
         if not missing:
             step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
-        raise refusal("hold images that have a caption", told, step)
+        raise refusal("hold images that have a caption", value, step)
     unread = [each.name for inside in found.values() for each in inside if each not in read.values()]
     why = {
         f"images of {files} that are not there": missing,
@@ -138,14 +138,14 @@ def _rows(text: str, file: Member) -> Iterator[Row]:
 def _json(text: str, file: Member) -> Any:
     """The content of a file; of JSON lines a list."""
     is_lines = file.base.lower().endswith(".jsonl")
-    found, told = [], file.name
+    found, value = [], file.name
     try:
         for number, each in enumerate(text.split("\n") if is_lines else [text], start=1):
-            told = f"{file.name}, line {number}" if is_lines else file.name
+            value = f"{file.name}, line {number}" if is_lines else file.name
             if each.strip() or not is_lines:
                 found.append(json.loads(each))
     except (ValueError, RecursionError) as error:
-        raise refusal("hold captions in JSON", told, f"Python says: {error}.") from None
+        raise refusal("hold captions in JSON", value, f"Python says: {error}.") from None
     return found if is_lines else found[0]
 
 
@@ -175,8 +175,8 @@ def _value(record: object, names: tuple[str, ...]) -> Any:
 
 def _wrong(file: Member, number: int, record: object) -> ValueError:
     rule = "name an image in every record of its captions"
-    told = f"{file.name} with {json.dumps(record, ensure_ascii=False)[:80]} as record {number + 1}"
-    return refusal(rule, told, EXAMPLE)
+    value = f"{file.name} with {json.dumps(record, ensure_ascii=False)[:80]} as record {number + 1}"
+    return refusal(rule, value, EXAMPLE)
 
 
 def _of_table(text: str, file: Member) -> Iterator[Row]:
@@ -187,14 +187,14 @@ def _of_table(text: str, file: Member) -> Iterator[Row]:
         names = {name.strip().lower(): name for name in reader.fieldnames or () if name}
         image, caption = (next((names[k] for k in known if k in names), None) for known in (IMAGE, CAPTIONS))
         if image is None or caption is None:
-            told = f"{file.name} with {list(reader.fieldnames or ())}"
-            raise refusal("hold the columns image and caption", told, "Name them in the first line.")
+            value = f"{file.name} with {list(reader.fieldnames or ())}"
+            raise refusal("hold the columns image and caption", value, "Name them in the first line.")
         for row in reader:
             if None in row:
-                told = f"{file.name} with more in line {reader.line_num}"
+                value = f"{file.name} with more in line {reader.line_num}"
                 step = "Put captions with such signs between quotation marks."
-                raise refusal("hold as many columns in every line", told, step)
+                raise refusal("hold as many columns in every line", value, step)
             yield row[image] or "", row[caption] or ""
     except csv.Error as error:
-        told = f"{file.name}, line {reader.line_num + 1}"
-        raise refusal("hold a table of captions", told, f"Python says: {error}.") from None
+        value = f"{file.name}, line {reader.line_num + 1}"
+        raise refusal("hold a table of captions", value, f"Python says: {error}.") from None

@@ -137,7 +137,7 @@ def captions(
     has the columns image and caption, and several rows for several captions. Images lie beside the file, in
     images/ there, or anywhere if no other is called so. Where files of captions, or images, lie in train/
     and test/ or validation/, these are the splits. What is missing, unreadable, empty or without a caption
-    is left out and told in the notes. An image is in one split with all its captions.
+    is left out, with a note. An image is in one split with all its captions.
 
     Args:
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.

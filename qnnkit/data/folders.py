@@ -61,7 +61,7 @@ class Layout:
 def by_folder(place: Place) -> Layout:
     """One folder per class, `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`.
 
-    Images of a class may lie in folders of its own. Other images and files are told in the notes.
+    Images of a class may lie in folders of its own. Notes list other images and files.
 
     Raises:
         ValueError: There are fewer than two classes, an empty one, or one that a side lacks.
@@ -105,8 +105,8 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
     sides, others = _labelled(place, bases, label)
     if not any(sides.values()):
         if not others:
-            told = ["Put them there, or in its folders train/ and test/.", *left_out(place, {})]
-            raise refusal("hold images", str(place.path), " ".join(told))
+            hints = ["Put them there, or in its folders train/ and test/.", *left_out(place, {})]
+            raise refusal("hold images", str(place.path), " ".join(hints))
         step = f"No name fits, such as {others[0]!r}: write one whose first group is the label."
         raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern.pattern, step))
     outside = [name for name in others if not name.startswith(tuple(bases))]
@@ -121,11 +121,11 @@ def of(place: Place, label_pattern: str | None = None) -> Layout:
         return by_name(place, label_pattern)
     try:
         layout = by_folder(place)
-    except ValueError as told:
+    except ValueError as refused:
         try:
             return by_name(place, None)
         except ValueError:
-            raise told from None
+            raise refused from None
     if {name.lower() for name in layout.classes} <= set(SIDES):  # rather sides than classes
         with contextlib.suppress(ValueError):
             return by_name(place, None)
@@ -137,9 +137,9 @@ def left_out(
 ) -> tuple[str, ...]:
     """Sentences on images that are not used, and on files that are neither images nor `read`."""
     others = [each.name for each in place.members if not each.is_image and each.base.lower() not in read]
-    told = {f"of {sum(each.is_image for each in place.members):,} images {x}": why[x] for x in why}
-    told |= {"files that are no images": others, "links or devices": place.left_out}
-    return tuple(f"Left out {len(x):,} {each}: {first(x)}." for each, x in told.items() if x)
+    groups = {f"of {sum(each.is_image for each in place.members):,} images {x}": why[x] for x in why}
+    groups |= {"files that are no images": others, "links or devices": place.left_out}
+    return tuple(f"Left out {len(x):,} {each}: {first(x)}." for each, x in groups.items() if x)
 
 
 def _labelled(

@@ -84,7 +84,7 @@ def _unreachable() -> str | None:
 def quiet() -> Iterator[None]:
     """Without progress bars of transformers, and without the Hub's words on what it tries again.
 
-    A net is built many times, and each time is short; what fails is told in one sentence.
+    A net is built many times, and each time is short; what fails is reported in one sentence.
     """
     from transformers.utils import logging as bars
 
@@ -126,9 +126,9 @@ def hub_images(
     try:
         found = datasets.load_dataset(*name.split(":"))
     except Exception as error:  # missing, gated, offline, made by a script: each has an error of its own
-        told = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         rule = "be a dataset of the Hub that can be read"
-        raise ValueError(checks.message("dataset", rule, f"hub:{name}", f"It says: {told}.")) from None
+        raise ValueError(checks.message("dataset", rule, f"hub:{name}", f"It says: {reason}.")) from None
     features = next(iter(found.values())).features
     kinds = (datasets.Image, datasets.ClassLabel)
     image, label = (

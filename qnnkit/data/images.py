@@ -156,24 +156,24 @@ def stack_pictures(
     grey: bool | None,
 ) -> Stack:
     """Pictures of any size and mode, brought to one, with a note on how many that changed."""
-    told, total = list(notes), len(pictures)
+    messages, total = list(notes), len(pictures)
     if films := [picture.source for picture in pictures if picture.n_frames > 1]:
-        told.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
+        messages.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
     counts = Counter(picture.size for picture in pictures)
     size = as_size(image_size) or max(counts, key=lambda each: (counts[each], each))
     grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
     mode = "L" if grey else "RGB"
     if n := total - counts[size]:
-        told.append(_resized(n, total, size))
+        messages.append(_resized(n, total, size))
     if others := [picture.mode for picture in pictures if picture.mode != mode]:
-        told.append(_converted(others, len(others), total, grey))
+        messages.append(_converted(others, len(others), total, grey))
     return Stack(
         np.stack([fit(picture.pixels, size, mode) for picture in pictures]),
         np.array([picture.label for picture in pictures], dtype=np.int64),
         np.array([SIDES.index(side) for side in sides], dtype=np.uint8),
         tuple(picture.source for picture in pictures),
         classes,
-        tuple(told),
+        tuple(messages),
     )
 
 
@@ -206,18 +206,18 @@ def stack_arrays(
     if len(set(shapes.values())) > 1:
         raise refusal("hold images of one size", shapes, "Resize them first.")
     images = np.concatenate([images for images, _ in parts.values()])
-    size, told, total = as_size(image_size) or images.shape[1:3], list(notes), len(images)
+    size, messages, total = as_size(image_size) or images.shape[1:3], list(notes), len(images)
     colour = images.ndim == 4
     grey = not colour if grey is None else grey
     if images.shape[1:3] != size:
-        told.append(_resized(total, total, size))
+        messages.append(_resized(total, total, size))
         images = np.stack([fit(pixels, size, "RGB" if colour else "L") for pixels in images])
     if colour and grey:
         images = np.stack([fit(pixels, size, "L") for pixels in images])
     elif not colour and not grey:
         images = np.repeat(images[..., None], 3, axis=3)
     if colour == grey:
-        told.append(_converted(["RGB" if colour else "L"], total, total, grey))
+        messages.append(_converted(["RGB" if colour else "L"], total, total, grey))
     rows = [(side, row) for side, (_, labels) in parts.items() for row in range(len(labels))]
     return Stack(
         images,
@@ -225,7 +225,7 @@ def stack_arrays(
         np.array([SIDES.index(side) for side, _ in rows], dtype=np.uint8),
         tuple(f"{prefix}{row}" if len(parts) == 1 else f"{prefix}{side}/{row}" for side, row in rows),
         classes,
-        tuple(told),
+        tuple(messages),
     )
 
 

@@ -100,7 +100,7 @@ def music(
         rule = f"be the folder of a model of music that this kit saved, with {FILE}"
         raise ValueError(checks.message("tokenizer", rule, str(tokenizer), step))
     events = MusicTokenizer() if tokenizer is None else MusicTokenizer.from_pretrained(tokenizer)
-    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
     collections = collect(root, composers)
     notes = [note for each in collections for note in each.notes]
     blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}

@@ -45,7 +45,7 @@ class Collection:
 def collect(
     root: str | Path | Sequence[str | Path], composers: Sequence[str] | Mapping[str, str] | None = None
 ) -> list[Collection]:
-    """The pieces of each composer; what is no music is told in the notes of the first, if all are read.
+    """The pieces of each composer; notes on what is no music stand with the first, if all are read.
 
     A composer is a folder of MIDI files (in a folder or zip, the folder next to the file counts; where there
     is none, the zip's or root's own name), or a JSON file, by its name without the suffix.
@@ -122,7 +122,7 @@ def _stem(name: str) -> str:
 
 
 def _read(composer: str, files: Sequence[File]) -> Collection:
-    """All pieces of a composer; files of MIDI that are of no use are left out, and told."""
+    """All pieces of a composer; MIDI files that are of no use are left out, with a note."""
     collection = Collection(composer)
     n_midi, left_out, n_drums = 0, [], 0
     for place, name in files:
@@ -151,8 +151,8 @@ def _read(composer: str, files: Sequence[File]) -> Collection:
         step = f"None of {n_midi} can be used: {places.first(left_out, 3)}. Export them anew."
         raise refusal(f"hold a readable MIDI file of {composer}", where, step)
     if left_out:
-        told = f"Left out {len(left_out):,} of {n_midi:,} MIDI files of {composer}"
-        collection.notes.append(f"{told}: {places.first(left_out, 3)}.")
+        left = f"Left out {len(left_out):,} of {n_midi:,} MIDI files of {composer}"
+        collection.notes.append(f"{left}: {places.first(left_out, 3)}.")
     if n_drums:
         collection.notes.append(f"Percussion was left out of {n_drums:,} MIDI files of {composer}.")
     return collection

@@ -113,9 +113,9 @@ class Place:
     def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
         """Sentences on what lies here and is not read, where only files of these suffixes are."""
         others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
-        told = {f"Files left out, no {what} ({', '.join(suffixes)})": others}
-        told["Left out, no files but links or devices"] = self.left_out
-        return [f"{why}: {len(names):,} ({first(names)})." for why, names in told.items() if names]
+        groups = {f"Files left out, no {what} ({', '.join(suffixes)})": others}
+        groups["Left out, no files but links or devices"] = self.left_out
+        return [f"{why}: {len(names):,} ({first(names)})." for why, names in groups.items() if names]
 
     def __enter__(self) -> Place:
         return self
@@ -184,8 +184,8 @@ def _archive(path: Path, stack: contextlib.ExitStack, left_out: list[str]) -> Op
     try:
         names, read = (_zip if path.name.lower().endswith(".zip") else _tar)(path, stack, left_out)
     except (*DAMAGE, OSError) as error:
-        told = str(error).partition("\n")[0].rstrip(":") or "cut short"
-        step = f"It cannot be read ({told}): copy or download it anew."
+        reason = str(error).partition("\n")[0].rstrip(":") or "cut short"
+        step = f"It cannot be read ({reason}): copy or download it anew."
         raise refusal("be a whole archive", str(path), step) from None
     if not any(names.values()):
         raise refusal("hold files", str(path), "The archive is empty: make it anew.")
@@ -217,8 +217,8 @@ class _Header(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in b"LKxgX" and self.size > MAX_HEADER:
-            told = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
-            raise refusal("hold names of 128 KiB at most", told, "Nothing was read: make the archive anew.")
+            value = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
+            raise refusal("hold names of 128 KiB at most", value, "Nothing was read: make the archive anew.")
         return super()._proc_member(tar)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -281,7 +281,7 @@ def first(names: list[str], most: int = 5) -> str:
 def _member(name: str, path: Path) -> Member:
     try:
         status = path.stat()
-    except OSError:  # a link to itself; told when it is read
+    except OSError:  # a link to itself; reported when it is read
         status = path.lstat()
     return Member(name, status.st_size, status.st_mtime_ns)
 
@@ -313,5 +313,5 @@ def _inside(path: Path, name: str) -> str:
 def _bound(path: Path, n_files: int, size: int, most: int) -> None:
     if n_files > MAX_FILES or size > most:
         rule = f"hold {MAX_FILES:,} files and {most / 2**30:.0f} GiB at most"
-        told = f"{path.name} with {n_files:,} files, {size:,} bytes"
-        raise refusal(rule, told, "Unpack it and pass the folder.")
+        value = f"{path.name} with {n_files:,} files, {size:,} bytes"
+        raise refusal(rule, value, "Unpack it and pass the folder.")

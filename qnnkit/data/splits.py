@@ -312,7 +312,7 @@ def split_rows(
 
 
 def split_names(names: Sequence[str], holder: str = "", **options: Any) -> list[str]:
-    """The split of each document or piece, by the hash of its name; equal names are told apart by a number.
+    """The split of each document or piece, by the hash of its name; equal names are numbered.
 
     Args:
         names: One each.

@@ -65,7 +65,7 @@ def text(
         step = "Use 128 or 256."
         raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
     documents, notes = text_files.documents(root, part)
-    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
     keys = [document.key for document in documents]
     sides = split_names(keys, what="documents", split_seed=split_seed, **shares)
     parts: dict[str, list[Document]] = {name: [] for name in SPLITS}
@@ -84,8 +84,8 @@ def text(
     }
     notes += [*about, *duplicates.notes(contents, "documents", "letter for letter")]
     notes += _losses(packed, sequence_length)
-    blocks = {name: each.blocks for name, each in packed.items()}
-    return TokenSplits("text", **blocks, tokenizer=made, notes=tuple(notes))
+    blocks = (each.blocks for each in packed.values())
+    return TokenSplits("text", *blocks, tokenizer=made, notes=tuple(notes))
 
 
 def _tokenizer(
@@ -121,12 +121,12 @@ class _Packed(NamedTuple):
 
 def _packed(documents: Sequence[Document], tokenizer: Any, length: int) -> _Packed:
     streams = [(document.name, encoded(document, tokenizer)) for document in documents]
-    answered = [(name, *stream) for name, stream in streams if stream is not None]
+    answered = [(name, stream) for name, stream in streams if stream is not None]
     none = torch.zeros(0, dtype=torch.int64)
-    tokens, labels = (torch.cat([none, *(each[part] for each in answered)]) for part in (1, 2))
+    tokens, labels = (torch.cat([none, *(stream[part] for _, stream in answered)]) for part in (0, 1))
     n, n_lost = divmod(len(tokens), length)
     tokens, labels = tokens[: n * length].view(n, length), labels[: n * length].view(n, length)
-    ends = torch.tensor([len(each[1]) for each in answered], dtype=torch.int64).cumsum(0)
+    ends = torch.tensor([len(stream[0]) for _, stream in answered], dtype=torch.int64).cumsum(0)
     first = torch.searchsorted(ends, torch.arange(n) * length, right=True)  # the document each begins in
     rows = (labels[:, 1:] != IGNORED).any(dim=1).nonzero().flatten()
     sources = tuple(answered[i][0] for i in first[rows].tolist())
@@ -202,8 +202,8 @@ def _written(document: Document, messages: list[dict[str, str]], tokenizer: Any,
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # templates refuse by errors of their own
-        told = str(error).strip().split("\n")[0].rstrip(".")
-        step = f"The template says: {told}."
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        step = f"The template says: {reason}."
         raise refusal("hold chats that the tokenizer's template takes", document.name, step) from None
 
 

@@ -97,11 +97,11 @@ def _of_file(place: Place, name: str, cut: bool) -> Iterable[Document]:
         content = place.read(name)
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        told = f"{name}, line {error.object[: error.start].count(10) + 1}"
-        raise refusal("hold text in UTF-8", told, "Save it as UTF-8.") from None
+        where = f"{name}, line {error.object[: error.start].count(10) + 1}"
+        raise refusal("hold text in UTF-8", where, "Save it as UTF-8.") from None
     except (ValueError, OSError) as error:
-        told = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        step = f"{told[:1].upper()}{told[1:]}: copy or download it anew, or take it away."
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        step = f"{reason[:1].upper()}{reason[1:]}: copy or download it anew, or take it away."
         raise refusal("hold files that can be read", name, step) from None
     if name.lower().endswith(RECORDS):
         return _records(name, text)
@@ -168,9 +168,9 @@ def _records(name: str, text: str) -> Iterator[Document]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                told = getattr(error, "msg", None) or str(error)
+                reason = getattr(error, "msg", None) or str(error)
                 raise refusal(
-                    "hold JSON in every line", where, f"Write one record a line ({told})."
+                    "hold JSON in every line", where, f"Write one record a line ({reason})."
                 ) from None
             yield as_document(where, record)
 
@@ -185,8 +185,8 @@ def as_document(where: str, record: Any) -> Document:
     def words(holder: Any, key: str) -> str:
         if isinstance(holder, dict) and isinstance(holder.get(key), str):
             return holder[key]
-        told = holder.get(key) if isinstance(holder, dict) else holder
-        raise refusal(f"hold a text under {key!r}", where, f"There is {told!r}: write a text.")
+        value = holder.get(key) if isinstance(holder, dict) else holder
+        raise refusal(f"hold a text under {key!r}", where, f"There is {value!r}: write a text.")
 
     if not isinstance(record, dict):
         raise refusal("hold an object with keys in every line", where, f"Known keys are {KNOWN}.")
