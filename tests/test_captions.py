@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 from qnnkit.data import load
-from qnnkit.data.captioned_tokens import CaptionTokenizer
 from qnnkit.data.captions import CaptionSet, CaptionSplits, captions, class_captions, digit_captions
 from qnnkit.data.splits import SPLITS
+from qnnkit.data.tokenizers import CaptionTokenizer
 
 WORDS = ("cat", "dog", "bird", "horse", "boat", "tree", "house", "cup", "lamp", "chair")
 TEXTS = {f"{word}.png": [f"a {word}", f"The {word} on a mat."] for word in WORDS}
@@ -314,7 +314,7 @@ def test_new_captions_are_seen_beside_kept_images(tmp_path, monkeypatch):
     folder = pictures(tmp_path / "set")
     captions(with_json(folder, TEXTS), image_size=8)
     assert list((tmp_path / "home" / "datasets").glob("*.safetensors"))
-    monkeypatch.setattr(sys.modules["qnnkit.data.assemble"], "read", None)  # nothing is read anew
+    monkeypatch.setattr(sys.modules["qnnkit.data.images"], "read", None)  # nothing is read anew
     splits = captions(with_json(folder, TEXTS | {"cat.png": "a lion"}), image_size=8)
     assert of_all(splits)["cat.png"] == ("a lion",)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qnnkit.data.captioned_tokens import CaptionTokenizer
+from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.layers import QuantumLayer, controls, count_parameters, exchanged_parameters
 from qnnkit.models import Clip
 from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, HEADS, LARGEST_LOGIT_SCALE, configuration

@@ -20,7 +20,7 @@ from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from PIL import Image
 
 from qnnkit import recipes
-from qnnkit.data import DATASETS, ImageSet, ImageSplits, assemble, kind, load, write_sample
+from qnnkit.data import DATASETS, ImageSet, ImageSplits, images, kind, load, write_sample
 from qnnkit.data.batches import _Rows
 from qnnkit.data.images import read
 from qnnkit.data.places import natural
@@ -567,7 +567,7 @@ def test_a_class_too_small_for_the_splits(tmp_path: Path) -> None:
 
 
 def test_too_much_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "MAX_BYTES", 11 * 64)
+    monkeypatch.setattr(images, "MAX_BYTES", 11 * 64)
     refused(ValueError, "image_size", contains="Pass a smaller one", root=folder_of(tmp_path))
     assert load("class_folder", root=tmp_path, image_size=4).image_size == (4, 4)
 

@@ -28,7 +28,7 @@ def home(tmp_path_factory):
     for author in ("ann", "bob"):
         folder = root / "text" / author
         folder.mkdir(parents=True)
-        for number in range(12):
+        for number in range(24):
             words = [SENTENCES[(number + index) % 4] for index in range(12)]
             (folder / f"{number}.txt").write_text(f"{author} says: {'. '.join(words)}.\n")
     return root

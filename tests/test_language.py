@@ -15,7 +15,7 @@ import torch
 
 from qnnkit import adapters, recipes, tasks, train, workspace
 from qnnkit.adapters import adapt
-from qnnkit.data import tokenizer as tokenizers
+from qnnkit.data import tokenizers
 from qnnkit.data.text import text
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import causal_lm
@@ -229,7 +229,7 @@ def test_a_fresh_process_reads_adapter_and_merged_model_without_the_kit(splits, 
     base, prompt = small(), "The quick brown fox"
     tasks.save(base, splits.tokenizer, tmp_path / "base")
     model = adapt(causal_lm(tmp_path / "base"), method, r=4)
-    config = Settings(epochs=1, batch_size=8, learning_rate=0.01)
+    config = Settings(epochs=1, batch_size=8, learning_rate=0.005)
     loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
     train.fit(model, Language(), loaders, config)
     shaken(model)

@@ -380,7 +380,7 @@ texts = Path({folder!r}).parent / "texts"
 texts.mkdir()
 for number in range(12):
     (texts / f"{{number}}.txt").write_text("the cat on the mat looked at dog number %d. " % number * 12)
-from qnnkit.data.tokenizer import trained
+from qnnkit.data.tokenizers import trained
 from qnnkit.models import causal_lm
 
 base = texts.parent / "base"

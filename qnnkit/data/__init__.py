@@ -10,14 +10,15 @@ from typing import Any
 from qnnkit import checks
 from qnnkit.data.ahcd import ahcd
 from qnnkit.data.arrays import digits, npz
-from qnnkit.data.assemble import split_stack
 from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.fetch import download
 from qnnkit.data.folders import class_folder, flat_folder
-from qnnkit.data.hub_images import hub_images
+from qnnkit.data.hub import hub_images
 from qnnkit.data.idx import emnist, fashion_mnist, kmnist, mnist
+from qnnkit.data.images import split_stack
 from qnnkit.data.kinds import Captions, Images, Music, Text, of, uncached
 from qnnkit.data.music import music
+from qnnkit.data.places import refusal
 from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
 from qnnkit.data.tensors import TensorSplits, arrays
@@ -72,7 +73,7 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     if inspect.signature(loader).parameters["root"].default is inspect.Parameter.empty and not options.get(
         "root"
     ):
-        raise ValueError(checks.message("root", f"say where {name} lies", None, "Pass its path."))
+        raise refusal(f"say where {name} lies", None, "Pass its path.")
     return loader(**options).keep(train_fraction, options.get("split_seed", 0))
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from qnnkit import checks
-from qnnkit.data.assemble import Stack, split_stack, stack_arrays
 from qnnkit.data.cache import stacked
 from qnnkit.data.idx import require_within
-from qnnkit.data.places import Member, Place, open_place
+from qnnkit.data.images import Stack, split_stack, stack_arrays
+from qnnkit.data.places import Member, Place, open_place, refusal
 from qnnkit.data.public import missing, obtain
 from qnnkit.data.splits import ImageSplits
 
@@ -78,11 +77,10 @@ def _table(place: Place, file: Member, what: str, columns: int, lowest: int, hig
     try:
         table = pd.read_csv(io.BytesIO(place.read(file.name)), header=None, dtype=np.int32).to_numpy()
     except (ValueError, OverflowError, UnicodeDecodeError) as error:  # pandas' own errors are ValueErrors
-        told = str(error).partition("\n")[0][:80]
-        rule, step = "hold CSV files of whole numbers", f"It cannot be read ({told}): get the file anew."
-        raise ValueError(checks.message("root", rule, file.name, step)) from None
+        reason = str(error).partition("\n")[0][:80]
+        rule = "hold CSV files of whole numbers"
+        raise refusal(rule, file.name, f"It cannot be read ({reason}): get the file anew.") from None
     if table.shape[1] != columns:
-        rule, value = f"hold rows of {columns:,} numbers", {file.base: table.shape[1]}
-        raise ValueError(checks.message("root", rule, value, "Get the file anew."))
+        raise refusal(f"hold rows of {columns:,} numbers", {file.base: table.shape[1]}, "Get the file anew.")
     require_within(what, file.base, table, lowest, highest)
     return table

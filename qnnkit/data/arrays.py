@@ -9,8 +9,8 @@ import numpy as np
 
 from qnnkit import checks
 from qnnkit.data import fetch
-from qnnkit.data.assemble import split_stack, stack_arrays
-from qnnkit.data.places import MAX_BYTES, first
+from qnnkit.data.images import split_stack, stack_arrays
+from qnnkit.data.places import MAX_BYTES, first, refusal
 from qnnkit.data.splits import ImageSplits
 
 NAMES = {
@@ -40,9 +40,8 @@ def digits(
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI (1998).
     """
     if root:
-        rule = "be left out for 'digits', which lie inside scikit-learn"
         step = "To load your own images, use the dataset 'class_folder' with this root."
-        raise ValueError(checks.message("root", rule, str(root), step))
+        raise refusal("be left out for 'digits', which lie inside scikit-learn", str(root), step)
     from sklearn.datasets import load_digits
 
     levels, labels = map(np.asarray, load_digits(return_X_y=True))
@@ -80,7 +79,7 @@ def npz(
     """
     if not root:
         rule = "name a .npz file with arrays called images and labels"
-        raise ValueError(checks.message("root", rule, root, "Pass the path of an .npz file."))
+        raise refusal(rule, root, "Pass the path of an .npz file.")
     path = fetch.local(root)
     if not path.is_file():
         step = "Check the path; on Colab, mount Drive first."
@@ -94,7 +93,7 @@ def npz(
     if used["train"] is None:
         shapes = {name: array.shape for name, array in arrays.items()}
         step = "Name the arrays images and labels (and test_images and test_labels)."
-        raise ValueError(checks.message("root", "hold arrays of images and labels", shapes, step))
+        raise refusal("hold arrays of images and labels", shapes, step)
     sides = {side: pair for side, pair in used.items() if pair is not None}
     sides = {side if len(sides) > 1 else "any": pair for side, pair in sides.items()}
     parts = {side: (_pixels(x, arrays[x]), _labels(y, arrays[y])) for side, (x, y) in sides.items()}
@@ -114,12 +113,11 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             if sum(info.file_size for info in file.zip.infolist()) <= MAX_BYTES:
                 arrays = {name: np.asarray(file[name]) for name in file.files}
     except Exception as error:  # a damaged file makes NumPy raise almost anything
-        told = (str(error) or type(error).__name__).splitlines()[0]
-        step = f"It cannot be read ({told}): save it anew with np.savez, without objects."
-        raise ValueError(checks.message("root", "be a whole .npz file", str(path), step)) from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        step = f"It cannot be read ({reason}): save it anew with np.savez, without objects."
+        raise refusal("be a whole .npz file", str(path), step) from None
     if arrays is None:
-        rule = "unpack to 4 GiB at most"
-        raise ValueError(checks.message("root", rule, str(path), "Save fewer or smaller images."))
+        raise refusal("unpack to 4 GiB at most", str(path), "Save fewer or smaller images.")
     return arrays
 
 
@@ -132,7 +130,7 @@ def _pixels(name: str, images: np.ndarray) -> np.ndarray:
         images = images[..., 0]
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3) or 0 in shape:
         rule = "hold images of shape (n, height, width) or (n, height, width, 3)"
-        raise ValueError(checks.message("root", rule, {name: shape}, "Reshape them first."))
+        raise refusal(rule, {name: shape}, "Reshape them first.")
     if images.dtype == np.uint8:
         return images
     kind, ends = images.dtype.kind, None
@@ -142,9 +140,8 @@ def _pixels(name: str, images: np.ndarray) -> np.ndarray:
             return np.rint(images * np.float32(255)).astype(np.uint8)
         if kind in "iu" and ends[0] >= 0 and ends[1] <= 255:
             return images.astype(np.uint8)
-    rule = "hold images of whole numbers in 0..255 or real ones in 0..1"
     value = {name: f"{images.dtype}" + (f" in {ends[0]:g}..{ends[1]:g}" if ends else "")}
-    raise ValueError(checks.message("root", rule, value, "Rescale them first."))
+    raise refusal("hold images of whole numbers in 0..255 or real ones in 0..1", value, "Rescale them first.")
 
 
 def _labels(name: str, labels: np.ndarray) -> np.ndarray:
@@ -152,9 +149,8 @@ def _labels(name: str, labels: np.ndarray) -> np.ndarray:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "biuU":
-        value = {name: f"{labels.dtype} of shape {labels.shape}"}
         rule = "hold labels of shape (n,), whole numbers or names"
-        raise ValueError(checks.message("root", rule, value, "Convert them first."))
+        raise refusal(rule, {name: f"{labels.dtype} of shape {labels.shape}"}, "Convert them first.")
     return labels
 
 
@@ -165,8 +161,8 @@ def _classes(
     known = np.unique(next(iter(parts.values()))[1])
     if named is not None:
         if named.ndim != 1:
-            value, step = {"classes": named.shape}, 'Save one name each, such as np.array(["cat", "dog"]).'
-            raise ValueError(checks.message("root", "hold classes of shape (n_classes,)", value, step))
+            step = 'Save one name each, such as np.array(["cat", "dog"]).'
+            raise refusal("hold classes of shape (n_classes,)", {"classes": named.shape}, step)
         known = named.astype(str) if known.dtype.kind == "U" else np.arange(len(named))
     for side, (_, labels) in parts.items():
         below = labels[labels < 0] if labels.dtype.kind == "i" else labels[:0]
@@ -174,10 +170,9 @@ def _classes(
             rule = f"hold labels among {first([str(label) for label in known], 10)}"
             rule = "hold labels of 0 or above" if named is None and len(below) else rule
             step = "Correct these labels, or leave their images out."
-            raise ValueError(checks.message("root", rule, {side: first([str(x) for x in wrong])}, step))
+            raise refusal(rule, {side: first([str(x) for x in wrong])}, step)
     if len(known) < 2:
-        step = "A net needs something to tell apart."
-        raise ValueError(checks.message("root", "hold two or more classes", known.tolist(), step))
+        raise refusal("hold two or more classes", known.tolist(), "A net needs something to tell apart.")
     order = np.argsort(known)
     names = tuple(str(label) for label in (known if named is None else named).tolist())
     return names, {

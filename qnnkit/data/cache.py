@@ -1,25 +1,69 @@
-"""What reading many files came to, kept as one file in the workspace."""
+"""Tensors that can be made again, cached as one file in the workspace: images out of many files, features.
+
+A file that is damaged, or of another key, counts as none.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 
 from qnnkit import __version__, workspace
-from qnnkit.data import kept
-from qnnkit.data.assemble import Stack
+from qnnkit.data.images import Stack
 from qnnkit.data.places import Member
 
 FORMAT = 2
 """Of the file; another number when the same key is to mean other values."""
 ARRAYS = ("images", "labels", "sides")
-TOLD = ("sources", "classes", "notes")
+TEXTS = ("sources", "classes", "notes")
+
+
+def read(path: Path, key: str, names: Sequence[str], *, what: str, mended: str) -> dict[str, Tensor] | None:
+    """The tensors of these names in a file that is whole; None without one.
+
+    A damaged one is warned of: `what` it held ("Images"), and how that is `mended` ("read anew").
+    """
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in names}
+            if file.metadata()["crc32"] != _checksum(tensors, key):
+                raise ValueError("its checksum does not fit")
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        warnings.warn(f"{what} `{path}` are damaged ({error}) and are {mended}.", stacklevel=3)
+        return None
+    return tensors
+
+
+def write(path: Path, key: str, tensors: Mapping[str, Tensor], *, what: str) -> None:
+    """Writes the file, whole or not at all; where nothing can be written there is a warning, no error."""
+    try:
+        workspace.make_folder(path.parent)
+        workspace.write_bytes(path, save(dict(tensors), metadata={"crc32": _checksum(tensors, key)}))
+    except OSError as error:
+        warnings.warn(f"{what} stay in memory. {error.strerror or error}", stacklevel=3)
+
+
+def _checksum(tensors: Mapping[str, Tensor], key: str) -> str:
+    """CRC-32 (hex) of all that a file says: a disk's flipped bit must not train on in silence."""
+    crc = zlib.crc32(key.encode())
+    for name, tensor in tensors.items():
+        crc = zlib.crc32(repr((name, tensor.dtype, tuple(tensor.shape))).encode(), crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
 
 
 def stacked(
@@ -35,11 +79,11 @@ def stacked(
         return make()
     key = _key(members, options)
     path = shelf / f"{key}.safetensors"
-    tensors = kept.read(path, key, (*ARRAYS, "told"), what="Images", mended="read anew")
+    tensors = read(path, key, (*ARRAYS, "told"), what="Images", mended="read anew")
     if tensors is not None:
         return _stack(tensors)
     stack = make()
-    kept.write(path, key, _tensors(stack), what="Images")
+    write(path, key, _tensors(stack), what="Images")
     return stack
 
 
@@ -51,15 +95,16 @@ def _key(members: Iterable[Member], options: Mapping[str, object]) -> str:
     return digest.hexdigest()
 
 
-def _tensors(stack: Stack) -> dict[str, torch.Tensor]:
-    told = json.dumps({name: getattr(stack, name) for name in TOLD}).encode()
+def _tensors(stack: Stack) -> dict[str, Tensor]:
+    texts = json.dumps({name: getattr(stack, name) for name in TEXTS}).encode()
     arrays = {name: np.require(getattr(stack, name), requirements=["C", "W"]) for name in ARRAYS}
     return {name: torch.from_numpy(each) for name, each in arrays.items()} | {
-        "told": torch.frombuffer(bytearray(told), dtype=torch.uint8)
+        "told": torch.frombuffer(bytearray(texts), dtype=torch.uint8)
     }
 
 
-def _stack(tensors: dict[str, torch.Tensor]) -> Stack:
+def _stack(tensors: dict[str, Tensor]) -> Stack:
     arrays: dict[str, Any] = {name: each.numpy() for name, each in tensors.items()}
-    told = json.loads(arrays.pop("told").tobytes())
-    return Stack(**arrays, **{name: tuple(told[name]) for name in TOLD})
+    texts = json.loads(arrays.pop("told").tobytes())
+    arrays |= {name: tuple(texts[name]) for name in TEXTS}
+    return Stack(**arrays)

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from qnnkit import checks
-from qnnkit.data.layout import SIDES, left_out
-from qnnkit.data.places import Member, Place, first
+from qnnkit.data.folders import SIDES, left_out
+from qnnkit.data.places import Member, Place, first, refusal
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
 NAMES = tuple(f"{stem}{suffix}" for stem in ("captions", "metadata") for suffix in SUFFIXES)
@@ -49,8 +48,7 @@ def listing(place: Place) -> Listing:
         if member.base.lower() in NAMES:
             found.setdefault(member.name[: -len(member.base)], []).append(member)
     if not found:
-        rule = f"hold a file of captions ({', '.join(NAMES)})"
-        raise ValueError(checks.message("root", rule, str(place.path), EXAMPLE))
+        raise refusal(f"hold a file of captions ({', '.join(NAMES)})", str(place.path), EXAMPLE)
     sided = {folder: SIDES.get(folder.rstrip("/").rpartition("/")[2].lower(), "any") for folder in found}
     if set(sided.values()) == {"any"} or "train" not in sided.values():  # the outermost is meant
         sided = {min(found, key=lambda folder: folder.count("/")): "any"}
@@ -76,9 +74,8 @@ def listing(place: Place) -> Listing:
                 continue
             texts = captions.setdefault(member, [])
             if sides.setdefault(member, sided[folder]) != sided[folder]:
-                rule = "name each image on one side"
                 step = f"{member.name} has captions in {sides[member]} too: leave one out."
-                raise ValueError(checks.message("root", rule, file.name, step))
+                raise refusal("name each image on one side", file.name, step)
             if isinstance(caption, str) and caption.strip():
                 texts.append(" ".join(caption.split()))
             elif caption is not None:  # else the image alone was named
@@ -89,11 +86,11 @@ def listing(place: Place) -> Listing:
     files = ", ".join(file.name for file in read.values())
     whole = {member: tuple(dict.fromkeys(texts)) for member, texts in captions.items() if texts}
     if not whole:
-        told = f"{files} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
+        value = f"{files} with {len(missing):,} images that are not there, {len(bare):,} without a caption"
         step = f"Put the images beside it, or into images/, such as {first(missing, 1)}."
         if not missing:
             step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
-        raise ValueError(checks.message("root", "hold images that have a caption", told, step))
+        raise refusal("hold images that have a caption", value, step)
     unread = [each.name for inside in found.values() for each in inside if each not in read.values()]
     why = {
         f"images of {files} that are not there": missing,
@@ -114,7 +111,7 @@ def _text(place: Place, file: Member) -> str:
         return place.read(file.name).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         step = f"Byte {error.start:,} is not: save the file anew, as UTF-8."
-        raise ValueError(checks.message("root", "hold captions in UTF-8", file.name, step)) from None
+        raise refusal("hold captions in UTF-8", file.name, step) from None
 
 
 def _rows(text: str, file: Member) -> Iterator[Row]:
@@ -128,8 +125,7 @@ def _rows(text: str, file: Member) -> Iterator[Row]:
     elif isinstance(content, dict):
         content = [{"image": image, "captions": captions} for image, captions in content.items()]
     if not isinstance(content, list):
-        told = f"{file.name} with {text.strip()[:40]}"
-        raise ValueError(checks.message("root", "hold a list of images and captions", told, EXAMPLE))
+        raise refusal("hold a list of images and captions", f"{file.name} with {text.strip()[:40]}", EXAMPLE)
     for number, record in enumerate(content):
         image, captions = _value(record, IMAGE), _value(record, CAPTIONS)
         if not isinstance(image, str):
@@ -142,15 +138,14 @@ def _rows(text: str, file: Member) -> Iterator[Row]:
 def _json(text: str, file: Member) -> Any:
     """The content of a file; of JSON lines a list."""
     is_lines = file.base.lower().endswith(".jsonl")
-    found, told = [], file.name
+    found, value = [], file.name
     try:
         for number, each in enumerate(text.split("\n") if is_lines else [text], start=1):
-            told = f"{file.name}, line {number}" if is_lines else file.name
+            value = f"{file.name}, line {number}" if is_lines else file.name
             if each.strip() or not is_lines:
                 found.append(json.loads(each))
     except (ValueError, RecursionError) as error:
-        step = f"Python says: {error}."
-        raise ValueError(checks.message("root", "hold captions in JSON", told, step)) from None
+        raise refusal("hold captions in JSON", value, f"Python says: {error}.") from None
     return found if is_lines else found[0]
 
 
@@ -180,8 +175,8 @@ def _value(record: object, names: tuple[str, ...]) -> Any:
 
 def _wrong(file: Member, number: int, record: object) -> ValueError:
     rule = "name an image in every record of its captions"
-    told = f"{file.name} with {json.dumps(record, ensure_ascii=False)[:80]} as record {number + 1}"
-    return ValueError(checks.message("root", rule, told, EXAMPLE))
+    value = f"{file.name} with {json.dumps(record, ensure_ascii=False)[:80]} as record {number + 1}"
+    return refusal(rule, value, EXAMPLE)
 
 
 def _of_table(text: str, file: Member) -> Iterator[Row]:
@@ -192,15 +187,14 @@ def _of_table(text: str, file: Member) -> Iterator[Row]:
         names = {name.strip().lower(): name for name in reader.fieldnames or () if name}
         image, caption = (next((names[k] for k in known if k in names), None) for known in (IMAGE, CAPTIONS))
         if image is None or caption is None:
-            told = f"{file.name} with {list(reader.fieldnames or ())}"
-            step = "Name them in the first line."
-            raise ValueError(checks.message("root", "hold the columns image and caption", told, step))
+            value = f"{file.name} with {list(reader.fieldnames or ())}"
+            raise refusal("hold the columns image and caption", value, "Name them in the first line.")
         for row in reader:
             if None in row:
+                value = f"{file.name} with more in line {reader.line_num}"
                 step = "Put captions with such signs between quotation marks."
-                told = f"{file.name} with more in line {reader.line_num}"
-                raise ValueError(checks.message("root", "hold as many columns in every line", told, step))
+                raise refusal("hold as many columns in every line", value, step)
             yield row[image] or "", row[caption] or ""
     except csv.Error as error:
-        told, step = f"{file.name}, line {reader.line_num + 1}", f"Python says: {error}."
-        raise ValueError(checks.message("root", "hold a table of captions", told, step)) from None
+        value = f"{file.name}, line {reader.line_num + 1}"
+        raise refusal("hold a table of captions", value, f"Python says: {error}.") from None

@@ -16,14 +16,14 @@ from torch import Tensor
 from qnnkit import checks
 from qnnkit.data import fetch
 from qnnkit.data.arrays import digits
-from qnnkit.data.assemble import split, stack_files
 from qnnkit.data.batches import seeded
 from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
-from qnnkit.data.captioned_tokens import CaptionTokenizer, tokenizer_of
 from qnnkit.data.idx import mnist
-from qnnkit.data.places import open_place
+from qnnkit.data.images import split, stack_files
+from qnnkit.data.places import open_place, refusal
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Pictured
+from qnnkit.data.tokenizers import CaptionTokenizer, caption_tokenizer
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
 """What is said of a digit; each of them is a caption of its own."""
@@ -137,7 +137,7 @@ def captions(
     has the columns image and caption, and several rows for several captions. Images lie beside the file, in
     images/ there, or anywhere if no other is called so. Where files of captions, or images, lie in train/
     and test/ or validation/, these are the splits. What is missing, unreadable, empty or without a caption
-    is left out and told in the notes. An image is in one split with all its captions.
+    is left out, with a note. An image is in one split with all its captions.
 
     Args:
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
@@ -158,8 +158,7 @@ def captions(
             read, or there are too few to split.
     """
     if not root:
-        rule = "name a folder of images and captions"
-        raise ValueError(checks.message("root", rule, root, "Pass the path of its folder."))
+        raise refusal("name a folder of images and captions", root, "Pass the path of its folder.")
     with open_place(fetch.local(root)) as place:
         found = listing(place)
         files = [(side, 0, member) for side, member in zip(found.sides, found.captions, strict=True)]
@@ -217,7 +216,7 @@ def class_captions(
 
     sets = [worded(splits.split(name)) for name in SPLITS]
     if sequence_length is None and tokenizer in (None, "words"):
-        trained = tokenizer_of("words", [text for texts in prompts for text in texts], None)
+        trained = caption_tokenizer("words", [text for texts in prompts for text in texts], None)
         sequence_length = int(trained.encode([text for texts in prompts for text in texts])[1].sum(1).max())
     made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, sequence_length, splits.notes)
     return replace(made, classes=splits.classes, prompts=prompts)
@@ -256,7 +255,7 @@ def _with_tokens(
     notes: tuple[str, ...],
 ) -> CaptionSplits:
     texts = [part.texts()[0] for part in sets]
-    tokenizer = tokenizer_of(wanted, texts[0], sequence_length)
-    told = tokenizer.told([text for part in texts for text in part])
+    tokenizer = caption_tokenizer(wanted, texts[0], sequence_length)
+    losses = tokenizer.losses([text for part in texts for text in part])
     train, validation, test = sets
-    return CaptionSplits(name, train, validation, test, tokenizer, notes=(*notes, *told))
+    return CaptionSplits(name, train, validation, test, tokenizer, notes=(*notes, *losses))

@@ -19,8 +19,8 @@ class Content:
     """Where the same content may be called otherwise."""
 
 
-def told(parts: Mapping[str, Iterable[Content]], what: str, how: str) -> str:
-    """A sentence on what stands in an earlier split too; "" where nothing does.
+def notes(parts: Mapping[str, Iterable[Content]], what: str, how: str) -> list[str]:
+    """A sentence on what stands in an earlier split too; none where nothing does.
 
     Args:
         parts: Split -> all that is in it, in the order train, validation, test.
@@ -29,7 +29,7 @@ def told(parts: Mapping[str, Iterable[Content]], what: str, how: str) -> str:
 
     Example:
         >>> parts = {"train": [Content(b"to be", "a.txt")], "test": [Content(b"to be", "b.txt")]}
-        >>> told(parts, "documents", "letter for letter").partition(", letter")[0]
+        >>> notes(parts, "documents", "letter for letter")[0].partition(", letter")[0]
         'Duplicates: 1 of 1 documents of test stand in an earlier split too'
     """
     seen: dict[bytes, tuple[str, str, int]] = {}  # digest -> the split, source and label that had it first
@@ -44,9 +44,9 @@ def told(parts: Mapping[str, Iterable[Content]], what: str, how: str) -> str:
                 pairs.append(f"{source} ({where}) = {each.source} ({name})")
                 otherwise += label != each.label
     if not pairs:
-        return ""
+        return []
     labelled = f", {otherwise:,} of them under another label" if otherwise else ""
-    return (
+    return [
         f"Duplicates: {len(pairs):,} of {n:,} {what} of {' and '.join(later)} stand in an earlier split too, "
         f"{how}{labelled}: {first(pairs, 3)}."
-    )
+    ]

@@ -16,6 +16,7 @@ from typing import Any
 
 from qnnkit import checks, workspace
 from qnnkit.data import places
+from qnnkit.data.places import refusal
 
 TIMEOUT = 30.0
 """Seconds without an answer after which an address is given up."""
@@ -53,8 +54,8 @@ def local(root: str | Path) -> Path:
         ValueError: What the URL needs is not installed, or it is of the web and of no single file.
         OSError: It cannot be reached, or nothing is there.
     """
-    told, path = str(root), Path(root).expanduser()
-    address = urllib.parse.urlsplit(told) if workspace.is_url(told) else None
+    source, path = str(root), Path(root).expanduser()
+    address = urllib.parse.urlsplit(source) if workspace.is_url(source) else None
     scheme = address.scheme.lower() if address else "file"
     if address and scheme != "file":
         base = urllib.parse.unquote(address.path.rstrip("/").rpartition("/")[2]) or "files"
@@ -62,20 +63,20 @@ def local(root: str | Path) -> Path:
         path = Path(urllib.request.url2pathname(address.path)) if address else path
         if not (workspace.is_remote(path) and path.is_file()):
             return path
-        told, base = str(path), path.name
-    folder = store() / "copies" / hashlib.sha256(told.encode()).hexdigest()[:16]
+        source, base = str(path), path.name
+    folder = store() / "copies" / hashlib.sha256(source.encode()).hexdigest()[:16]
     kept, part = folder / "origin.json", folder.with_name(f"{folder.name}.part")
     try:
-        files, copy = (_on_web if scheme in ("http", "https") else _on_filesystem)(told, base)
+        files, copy = (_on_web if scheme in ("http", "https") else _on_filesystem)(source, base)
     except Exception as error:  # each filesystem has errors of its own
         if str(error).startswith("Argument `"):
             raise
         if not kept.exists():
-            raise _unreachable(told, error) from None
-        why = f"`{told}` cannot be reached ({_reason(error)})"
+            raise _unreachable(source, error) from None
+        why = f"`{source}` cannot be reached ({_reason(error)})"
         warnings.warn(f"{why}; the copy from before is used.", stacklevel=3)
         return folder / base
-    origin = json.dumps({"from": told, "files": files}, sort_keys=True)
+    origin = json.dumps({"from": source, "files": files}, sort_keys=True)
     try:
         with _alone(folder):
             if not (kept.exists() and kept.read_text(encoding="utf-8") == origin):
@@ -89,7 +90,7 @@ def local(root: str | Path) -> Path:
                 part.rename(folder)
     except Exception as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise _unreachable(told, error) from None
+        raise _unreachable(source, error) from None
     return folder / base
 
 
@@ -109,8 +110,7 @@ def _on_web(url: str, base: str) -> tuple[Listing, Callable[[Path], None]]:
     import requests
 
     if not base.lower().endswith((*FROM_WEB, ".npz")):
-        rule = f"end in {', '.join(FROM_WEB)} or .npz"
-        raise ValueError(checks.message("root", rule, url, "Pass the address of a single such file."))
+        raise refusal(f"end in {', '.join(FROM_WEB)} or .npz", url, "Pass the address of a single such file.")
     with requests.get(url, headers=PLAIN, stream=True, timeout=TIMEOUT) as reply:
         reply.raise_for_status()
         said = {name: reply.headers.get(name) for name in ("ETag", "Last-Modified", "Content-Length")}
@@ -126,8 +126,7 @@ def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], None]
     except (ImportError, ValueError) as error:  # not installed; no such protocol
         is_google = url.lower().startswith(("gs://", "gcs://"))
         step = "Run: pip install 'qnnkit[cloud]'." if is_google else f"{str(error).rstrip('.')}."
-        rule = "be an address whose filesystem is installed"
-        raise ValueError(checks.message("root", rule, url, step)) from None
+        raise refusal("be an address whose filesystem is installed", url, step) from None
     filesystem.invalidate_cache()  # what was listed before in this process may have changed
     if filesystem.isfile(path):
         found, inside = {path: filesystem.info(path)}, {path: base}
@@ -138,9 +137,7 @@ def _on_filesystem(url: str, base: str) -> tuple[Listing, Callable[[Path], None]
         step = "Check the address, and that you may read there."
         raise FileNotFoundError(checks.message("root", "be an existing folder or file", url, step))
     if wrong := [name for name in inside.values() if ".." in name.split("/")]:
-        raise ValueError(
-            checks.message("root", "hold only names that stay inside it", wrong[0], "Rename it.")
-        )
+        raise refusal("hold only names that stay inside it", wrong[0], "Rename it.")
 
     def copy(folder: Path) -> None:
         for name in found:
@@ -164,8 +161,8 @@ def _reason(error: Exception) -> str:
     reply = getattr(error, "response", None)
     if reply is not None:
         return f"HTTP {reply.status_code} {reply.reason}"
-    told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return told.partition("\n")[0].rpartition("] ")[2].rstrip("'\")")
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason.partition("\n")[0].rpartition("] ")[2].rstrip("'\")")
 
 
 def download(urls: Sequence[str], path: Path, *, checksum: str | None = None) -> Path:

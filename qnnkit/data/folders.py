@@ -1,19 +1,204 @@
-"""Your own images in files: one folder per class, or one folder whose file names carry the label."""
+"""Your own images in files: the class and the side of each, by the folder it lies in or by its name."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
 from qnnkit.data import fetch
-from qnnkit.data.assemble import split_stack, stack_files
 from qnnkit.data.cache import stacked
-from qnnkit.data.layout import by_folder, by_name
-from qnnkit.data.places import open_place
+from qnnkit.data.images import split_stack, stack_files
+from qnnkit.data.places import Level, Member, Place, first, natural, open_place, refusal
 from qnnkit.data.splits import ImageSplits
+
+SIDES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""What folders that part a dataset may be called, in small or capital letters, and the splits they mean."""
+LAST_TWO_DIGITS = r"(\d{2})$"
+"""The label in a file's name where no other pattern is given: at its end, before the suffix."""
+
+Classes = dict[str, list[Member]]
+"""Class -> its images, both in natural order."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The labelled images of a place."""
+
+    sides: dict[str, Classes]
+    """By side: "any" where the place has no sides."""
+    top: str
+    """The folder around everything that archives often have, with a `/` at its end; or ""."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what was left out."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, as people count."""
+        return tuple(sorted({name for each in self.sides.values() for name in each}, key=natural))
+
+    @property
+    def files(self) -> list[tuple[str, int, Member]]:
+        """Side, label and file of each image."""
+        number = {name: label for label, name in enumerate(self.classes)}
+        return [
+            (side, number[name], member)
+            for side, classes in self.sides.items()
+            for name in sorted(classes, key=natural)
+            for member in classes[name]
+        ]
+
+
+def by_folder(place: Place) -> Layout:
+    """One folder per class, `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`.
+
+    Images of a class may lie in folders of its own. Notes list other images and files.
+
+    Raises:
+        ValueError: There are fewer than two classes, an empty one, or one that a side lacks.
+    """
+    top = outermost(place, lambda _, inner: inner.folders and not inner.images)
+    bases = _bases(place, top, lambda level: level.folders)
+    sides, others = _labelled(place, bases, lambda rest: rest.partition("/")[0] if "/" in rest else None)
+    for base, side in bases.items():
+        for name in place.level(base.rstrip("/")).folders:
+            sides[side].setdefault(name, [])
+    for side, classes in sides.items():
+        if len(classes) < 2 or not all(classes.values()):
+            counts = sorted((f"{len(images):,} in {name!r}" for name, images in classes.items()), key=natural)
+            rule = (
+                f"hold {'images in every class folder' if len(classes) > 1 else 'two or more class folders'}"
+            )
+            under = "<class>/" if side == "any" else f"{side}/<class>/"
+            step = f"Images found: {first(counts) or 'no folder'}. Put them in {under} there."
+            raise refusal(rule, str(place.path), " ".join([step, *left_out(place, {})]))
+    return _layout(place, sides, top, {"that lie in no class folder": others})
+
+
+def by_name(place: Place, label_pattern: str | None) -> Layout:
+    """Images whose names carry the label, in one folder and those in it.
+
+    Folders train/ and test/ (and validation/ or val/) that hold all images are the sides.
+
+    Raises:
+        ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
+    """
+    pattern = _compiled(label_pattern or LAST_TWO_DIGITS)
+
+    def label(rest: str) -> str | None:
+        base = rest.rpartition("/")[2]
+        found = pattern.search(base.rpartition(".")[0]) or pattern.search(base)
+        return found[1] if found else None
+
+    top = outermost(place, lambda outer, _: not outer.images)
+    is_flat = place.level(top.rstrip("/")).images
+    bases = {top: "any"} if is_flat else _bases(place, top, lambda level: level.images)
+    sides, others = _labelled(place, bases, label)
+    if not any(sides.values()):
+        if not others:
+            hints = ["Put them there, or in its folders train/ and test/.", *left_out(place, {})]
+            raise refusal("hold images", str(place.path), " ".join(hints))
+        step = f"No name fits, such as {others[0]!r}: write one whose first group is the label."
+        raise ValueError(checks.message("label_pattern", "fit the names of the files", pattern.pattern, step))
+    outside = [name for name in others if not name.startswith(tuple(bases))]
+    inside = [name for name in others if name.startswith(tuple(bases))]
+    why = f"whose names do not fit label_pattern {pattern.pattern}"
+    return _layout(place, sides, top, {why: inside, "that lie outside of the sides": outside})
+
+
+def of(place: Place, label_pattern: str | None = None) -> Layout:
+    """The classes of a place: by name with a pattern; without, by folder or else by name."""
+    if label_pattern is not None:
+        return by_name(place, label_pattern)
+    try:
+        layout = by_folder(place)
+    except ValueError as refused:
+        try:
+            return by_name(place, None)
+        except ValueError:
+            raise refused from None
+    if {name.lower() for name in layout.classes} <= set(SIDES):  # rather sides than classes
+        with contextlib.suppress(ValueError):
+            return by_name(place, None)
+    return layout
+
+
+def left_out(
+    place: Place, why: dict[str, list[str]], read: tuple[str, ...] = ("sample.json",)
+) -> tuple[str, ...]:
+    """Sentences on images that are not used, and on files that are neither images nor `read`."""
+    others = [each.name for each in place.members if not each.is_image and each.base.lower() not in read]
+    groups = {f"of {sum(each.is_image for each in place.members):,} images {x}": why[x] for x in why}
+    groups |= {"files that are no images": others, "links or devices": place.left_out}
+    return tuple(f"Left out {len(x):,} {each}: {first(x)}." for each, x in groups.items() if x)
+
+
+def _labelled(
+    place: Place, bases: dict[str, str], label: Callable[[str], str | None]
+) -> tuple[dict[str, Classes], list[str]]:
+    """Side -> class -> its images, and the names of images that are of none."""
+    sides: dict[str, Classes] = {side: {} for side in bases.values()}
+    left_out = []
+    for member in place.members:
+        if member.is_image:
+            base = next((base for base in bases if member.name.startswith(base)), None)
+            name = None if base is None else label(member.name[len(base) :])
+            if base is not None and name:
+                sides[bases[base]].setdefault(name, []).append(member)
+            else:
+                left_out.append(member.name)
+    return sides, left_out
+
+
+def _layout(place: Place, sides: dict[str, Classes], top: str, why: dict[str, list[str]]) -> Layout:
+    layout = Layout(sides, top, left_out(place, why))
+    for side, classes in sides.items():
+        if missing := [name for name in layout.classes if name not in classes]:
+            step = f"Missing there: {first(missing)}. Add images of these, or leave the classes out."
+            raise refusal("hold the same classes on all its sides", f"{len(classes)} in {side}/", step)
+    return layout
+
+
+def outermost(place: Place, goes_on: Callable[[Level, Level], object]) -> str:
+    """The innermost folder around everything: while one holds a single folder, and `goes_on`."""
+    top, level = "", place.level("")
+    while len(level.folders) == 1:
+        inner = place.level(top + level.folders[0])
+        if not goes_on(level, inner):
+            break
+        top, level = f"{top}{level.folders[0]}/", inner
+    return top
+
+
+def _bases(place: Place, top: str, holds: Callable[[Level], object]) -> dict[str, str]:
+    """Folder of each side, with a `/` at its end -> side; all of `top` where there are no sides."""
+    named = {f"{top}{name}/": SIDES.get(name.lower()) for name in place.level(top.rstrip("/")).folders}
+    bases = {base: side for base, side in named.items() if side and holds(place.level(base.rstrip("/")))}
+    if "train" not in bases.values() or len({*named.values()} - {None}) < 2:
+        return {top: "any"}
+    ordered = sorted(bases, key=lambda base: list(SIDES.values()).index(bases[base]))
+    return {base: bases[base] if len({*bases.values()}) > 1 else "any" for base in ordered}
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        step = f"Python says: {error}."
+        raise ValueError(checks.message("label_pattern", "be a regular expression", pattern, step)) from None
+    if not compiled.groups:
+        step = r"Put the label in parentheses, as in label_(\d+)."
+        raise ValueError(checks.message("label_pattern", "have a group", pattern, step))
+    return compiled
 
 
 def class_folder(
@@ -95,13 +280,12 @@ def _load(
     options: dict[str, Any],
 ) -> ImageSplits:
     if not root:
-        step = "Pass the path of a folder of images."
-        raise ValueError(checks.message("root", "name a folder of labelled images", root, step))
+        raise refusal("name a folder of labelled images", root, "Pass the path of a folder of images.")
     with open_place(fetch.local(root)) as place:
         layout = find(place)
         if len(layout.classes) < 2:
             step = f"All are of class {layout.classes[0]!r}: check label_pattern."
-            raise ValueError(checks.message("root", "hold two or more classes", str(place.path), step))
+            raise refusal("hold two or more classes", str(place.path), step)
         wanted = {"dataset": name, "image_size": image_size, "grey": grey, **wanted}
         files = [member for _, _, member in layout.files]
         stack = stacked(

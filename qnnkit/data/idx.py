@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from qnnkit import checks
-from qnnkit.data.assemble import Stack, split_stack, stack_arrays
 from qnnkit.data.cache import stacked
-from qnnkit.data.places import Member, Place, first, natural, open_place, unpacked
+from qnnkit.data.images import Stack, split_stack, stack_arrays
+from qnnkit.data.places import Member, Place, first, natural, open_place, refusal, unpacked
 from qnnkit.data.public import missing, obtain
 from qnnkit.data.splits import ImageSplits
 
@@ -159,7 +159,7 @@ def require_within(what: str, name: str, values: np.ndarray, lowest: int, highes
     if len(wrong):
         rows = first([f"{values[tuple(at)]} in row {at[0]:,}" for at in wrong], 3)
         rule = f"hold {what} in {lowest}..{highest}"
-        raise ValueError(checks.message("root", rule, {name: rows}, "Get the file anew, or correct it."))
+        raise refusal(rule, {name: rows}, "Get the file anew, or correct it.")
 
 
 def _array(place: Place, member: Member) -> np.ndarray:
@@ -177,8 +177,5 @@ def _array(place: Place, member: Member) -> np.ndarray:
         if n != size or not size:
             raise ValueError(f"{n:,} bytes instead of {size:,}")
     except ValueError as error:
-        rule = "hold whole idx files"
-        raise ValueError(
-            checks.message("root", rule, {member.base: str(error)}, "Get the file anew.")
-        ) from None
+        raise refusal("hold whole idx files", {member.base: str(error)}, "Get the file anew.") from None
     return np.frombuffer(content, np.uint8, offset=len(content) - size).reshape(shape)

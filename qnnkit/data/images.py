@@ -1,13 +1,23 @@
-"""One picture of any size and mode, read from a file's bytes."""
+"""Images of any size and mode, as files or as arrays: read, brought to one size and mode, and split."""
 
 from __future__ import annotations
 
 import io
 import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
+
+from qnnkit import checks
+from qnnkit.data import duplicates
+from qnnkit.data.duplicates import Content
+from qnnkit.data.places import MAX_BYTES, Member, Place, first, refusal
+from qnnkit.data.splits import SIDES, SPLITS, ImageSet, ImageSplits, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -64,3 +74,213 @@ def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
         return pixels
     image = Image.fromarray(pixels).convert(mode)
     return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Images of one size and mode, not split yet."""
+
+    images: np.ndarray  # uint8, (n, height, width) or (n, height, width, 3)
+    labels: np.ndarray  # indices into the classes, int64, (n,)
+    sides: np.ndarray  # indices into SIDES, uint8, (n,)
+    sources: tuple[str, ...]
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def tensor(self, rows: np.ndarray) -> torch.Tensor:
+        """Some of the images, uint8 (n, channels, height, width)."""
+        pixels = torch.from_numpy(self.images[rows])
+        return pixels.reshape(*pixels.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
+
+
+def as_size(image_size: int | None) -> tuple[int, int] | None:
+    """(height, width) from a side in pixels; None stays None."""
+    if image_size is None:
+        return None
+    checks.positive("image_size", image_size, "Use a side such as 32, or None for the most common size.")
+    return image_size, image_size
+
+
+def stack_files(
+    place: Place,
+    files: Sequence[tuple[str, int, Member]],
+    classes: tuple[str, ...],
+    *,
+    image_size: int | None,
+    grey: bool | None,
+) -> Stack:
+    """Every image that can be read, brought to one size and mode, with a note on those that cannot.
+
+    Args:
+        place: Where the files lie.
+        files: Side, label and file of each image.
+        classes: The name of each label.
+        image_size: As in `class_folder`.
+        grey: As in `class_folder`.
+
+    Raises:
+        ValueError: A class has no image that can be read, or they do not fit into memory.
+    """
+    size, n_bytes = as_size(image_size), 0
+    sides: list[str] = []
+    pictures: list[Picture] = []
+    failed: list[str] = []
+    for side, label, member in files:
+        try:
+            pictures.append(read(place.read(member.name), label, member.name, size))
+        except Exception as error:  # a damaged file makes Pillow raise almost anything
+            failed.append(f"{member.name} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
+            continue
+        sides.append(side)
+        n_bytes += pictures[-1].pixels.nbytes
+        if n_bytes > MAX_BYTES:
+            step = "Pass a smaller one, such as 32."
+            raise ValueError(checks.message("image_size", "keep all images under 4 GiB", image_size, step))
+    notes = []
+    if failed:
+        of_all = f"{len(failed):,} of {len(files):,} images"
+        notes.append(f"Left out {of_all} that cannot be read: {first(failed)}.")
+    readable = {(side, each.label) for side, each in zip(sides, pictures, strict=True)}
+    if len(readable) < len({(side, label) for side, label, _ in files}):
+        raise refusal("hold a readable image of every class", str(place.path), notes[-1])
+    return stack_pictures(pictures, sides, classes, notes, image_size=image_size, grey=grey)
+
+
+def stack_pictures(
+    pictures: Sequence[Picture],
+    sides: Sequence[str],
+    classes: tuple[str, ...],
+    notes: Sequence[str],
+    *,
+    image_size: int | None,
+    grey: bool | None,
+) -> Stack:
+    """Pictures of any size and mode, brought to one, with a note on how many that changed."""
+    messages, total = list(notes), len(pictures)
+    if films := [picture.source for picture in pictures if picture.n_frames > 1]:
+        messages.append(f"Took the first frame alone of {len(films):,} of {total:,} images: {first(films)}.")
+    counts = Counter(picture.size for picture in pictures)
+    size = as_size(image_size) or max(counts, key=lambda each: (counts[each], each))
+    grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
+    mode = "L" if grey else "RGB"
+    if n := total - counts[size]:
+        messages.append(_resized(n, total, size))
+    if others := [picture.mode for picture in pictures if picture.mode != mode]:
+        messages.append(_converted(others, len(others), total, grey))
+    return Stack(
+        np.stack([fit(picture.pixels, size, mode) for picture in pictures]),
+        np.array([picture.label for picture in pictures], dtype=np.int64),
+        np.array([SIDES.index(side) for side in sides], dtype=np.uint8),
+        tuple(picture.source for picture in pictures),
+        classes,
+        tuple(messages),
+    )
+
+
+def stack_arrays(
+    parts: dict[str, tuple[np.ndarray, np.ndarray]],
+    classes: tuple[str, ...],
+    *,
+    image_size: int | None = None,
+    grey: bool | None = None,
+    notes: Sequence[str] = (),
+    prefix: str = "",
+) -> Stack:
+    """Images that are of one size already, as arrays.
+
+    Args:
+        parts: Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,).
+        classes: The name of each label.
+        image_size: As in `class_folder`.
+        grey: As in `class_folder`.
+        notes: What to tell before what happens here.
+        prefix: Of the sources, `<prefix><side>/<row>`; without the side where there is only one.
+
+    Raises:
+        ValueError: A part has not as many labels as images, or other sizes than the next.
+    """
+    counts = {side: (len(images), len(labels)) for side, (images, labels) in parts.items()}
+    if uneven := {side: f"{n:,} images, {m:,} labels" for side, (n, m) in counts.items() if n != m}:
+        raise refusal("hold a label for each image", uneven, "Get both from the same place.")
+    shapes = {side: images.shape[1:] for side, (images, _) in parts.items()}
+    if len(set(shapes.values())) > 1:
+        raise refusal("hold images of one size", shapes, "Resize them first.")
+    images = np.concatenate([images for images, _ in parts.values()])
+    size, messages, total = as_size(image_size) or images.shape[1:3], list(notes), len(images)
+    colour = images.ndim == 4
+    grey = not colour if grey is None else grey
+    if images.shape[1:3] != size:
+        messages.append(_resized(total, total, size))
+        images = np.stack([fit(pixels, size, "RGB" if colour else "L") for pixels in images])
+    if colour and grey:
+        images = np.stack([fit(pixels, size, "L") for pixels in images])
+    elif not colour and not grey:
+        images = np.repeat(images[..., None], 3, axis=3)
+    if colour == grey:
+        messages.append(_converted(["RGB" if colour else "L"], total, total, grey))
+    rows = [(side, row) for side, (_, labels) in parts.items() for row in range(len(labels))]
+    return Stack(
+        images,
+        np.concatenate([labels for _, labels in parts.values()]).astype(np.int64),
+        np.array([SIDES.index(side) for side, _ in rows], dtype=np.uint8),
+        tuple(f"{prefix}{row}" if len(parts) == 1 else f"{prefix}{side}/{row}" for side, row in rows),
+        classes,
+        tuple(messages),
+    )
+
+
+def split_stack(
+    name: str,
+    stack: Stack,
+    *,
+    top: str | None = None,
+    split_seed: int = 0,
+    validation_fraction: float = 0.2,
+    test_fraction: float = 0.2,
+) -> ImageSplits:
+    """The dataset called `name`, split by `split_rows`: its own parts where it brings them.
+
+    Where it brings a test part, `validation_fraction` is that of its training part and `test_fraction` is
+    unused. With `top`, the folder around everything, images are files, and the hashes of their names decide.
+    """
+
+    def gather(rows: np.ndarray) -> ImageSet:
+        return ImageSet(
+            stack.tensor(rows),
+            torch.from_numpy(stack.labels[rows]),
+            tuple(stack.sources[row] for row in rows),
+        )
+
+    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    parts, notes = split(stack, gather, top, split_seed=split_seed, **shares)
+    train, validation, test = parts
+    return ImageSplits(name, train, validation, test, stack.classes, notes=(*stack.notes, *notes))
+
+
+def split(
+    stack: Stack, gather: Callable[[np.ndarray], Any], top: str | None, **options: Any
+) -> tuple[list[Any], list[str]]:
+    """What `gather` makes of the rows of train, validation and test; and notes on these."""
+    names = None if top is None else [source.removeprefix(top) for source in stack.sources]
+    rows = split_rows(stack.labels, stack.classes or ("",), names=names, sides=stack.sides, **options)
+    notes = []
+    if stack.sides.any() and SIDES.index("test") not in stack.sides:
+        notes.append("There is no test part: one is drawn from the training part, by test_fraction.")
+    same = {
+        side: (
+            Content(np.ascontiguousarray(stack.images[i]).data, stack.sources[i], int(stack.labels[i]))
+            for i in chosen
+        )
+        for side, chosen in zip(SPLITS, rows, strict=True)
+    }
+    notes += duplicates.notes(same, "images", "pixel for pixel")
+    return [gather(chosen) for chosen in rows], notes
+
+
+def _resized(n: int, total: int, size: Sequence[int]) -> str:
+    return f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width)."
+
+
+def _converted(modes: list[str], n: int, total: int, grey: bool) -> str:
+    change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(modes)))}"
+    return f"Converted {n:,} of {total:,} images to {change}."

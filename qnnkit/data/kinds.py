@@ -94,7 +94,7 @@ class Music(Base):
     """Tokens that a training block shares with the one before; None takes a quarter of a block."""
 
 
-OWN_NAMES = ("dataset", "data_dir", "label_smoothing", "augmentation")
+NO_OPTIONS = ("dataset", "data_dir", "label_smoothing", "augmentation")
 """Settings above that are no options of `data.load`."""
 
 
@@ -115,9 +115,9 @@ def of(settings: Any) -> Any:
         choices = [other for other in data.DATASETS if data.kind(other) == settings.kind]
         rule = f"hold {settings.kind}, as the recipe wants them"
         raise ValueError(checks.message("dataset", rule, name, f"Use {', '.join(choices)}."))
-    own = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
+    declared = {option for kind in (Images, Captions, Text, Music) for option in kind.model_fields}
     options: dict[str, Any] = {"root": place}
-    for option in (own & set(type(settings).model_fields)) - {*OWN_NAMES} | {*SPLITTING}:
+    for option in (declared & set(type(settings).model_fields)) - {*NO_OPTIONS} | {*SPLITTING}:
         value = getattr(settings, option)
         if value == type(settings).model_fields[option].default and not data.takes(name, option):
             continue  # nobody asked for it
@@ -127,8 +127,8 @@ def of(settings: Any) -> Any:
     options = {option: value for option, value in options.items() if value is not None}
     if not _cached.get() and data.takes(name, "cached"):
         options["cached"] = False
-    here = place is not None and not (workspace.is_url(place) or options.get("download"))
-    if here and not Path(place).exists():
+    is_local = place and not (workspace.is_url(place) or options.get("download"))
+    if place and is_local and not Path(place).exists():
         step = "Give the folder, archive, file or URL that holds the dataset."
         raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
     names = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,8 +15,9 @@ from qnnkit.data.batches import seeded
 from qnnkit.data.duplicates import Content
 from qnnkit.data.music_events import DURATION, FILE, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.music_sources import Collection, collect
-from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
+from qnnkit.data.places import refusal
+from qnnkit.data.splits import SPLITS, split_names
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 SHORTEST = 32
 """Tokens of a block, at least: a step with all its notes has room in it."""
@@ -67,8 +69,9 @@ def music(
 ) -> TokenSplits:
     """Pieces as blocks of events, each block of one piece, in splits by piece.
 
-    A JSON's own splits are kept. The pieces of other composers are split by `split_seed` alone, composer by
-    composer: which others are read beside them, and how blocks are cut, changes nothing.
+    A JSON's own splits are kept. Other pieces are placed by `split_seed` and the hash of their name, composer
+    by composer: one piece more or less moves no other, and neither other composers nor the length of a block
+    change a split.
 
     A piece longer than a block is cut where a note begins. In training the next block begins `overlap` tokens
     or a little more before the last one ends, and all of it is predicted. In validation and test it begins
@@ -81,7 +84,7 @@ def music(
         sequence_length: Tokens of a block, usually 512 to 1,024; a bar is 10 to 25.
         overlap: Tokens that two training blocks of a piece share; a quarter of a block by default.
         split_seed: Fixes who is in which split, and the shifts.
-        validation_fraction: Share of each composer's pieces; one at least.
+        validation_fraction: Share of each composer's pieces, about; one piece at least.
         test_fraction: Likewise.
         transpose: Semitones by which training blocks are shifted at most, anew in every epoch; 0 leaves them.
         tokenizer: Folder of the model that an adapter goes on; it must read this kit's events.
@@ -92,19 +95,19 @@ def music(
     """
     overlap = sequence_length // 4 if overlap is None else overlap
     _require(sequence_length, overlap, transpose)
-    require_fractions(validation_fraction, test_fraction)
     if tokenizer is not None and not Path(tokenizer).expanduser().joinpath(FILE).is_file():
         step = "One with another vocabulary, such as REMI, cannot be the base: train one by music_llama."
         rule = f"be the folder of a model of music that this kit saved, with {FILE}"
         raise ValueError(checks.message("tokenizer", rule, str(tokenizer), step))
     events = MusicTokenizer() if tokenizer is None else MusicTokenizer.from_pretrained(tokenizer)
+    shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
     collections = collect(root, composers)
     notes = [note for each in collections for note in each.notes]
     blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
     same: dict[str, list[Content]] = {name: [] for name in SPLITS}
     n_short = n_pieces = 0
     for collection in collections:
-        sides = _sides(collection, split_seed, validation_fraction, test_fraction)
+        sides = _sides(collection, split_seed=split_seed, **shares)
         for piece, side in zip(collection.pieces, sides, strict=True):
             ids = events.encode(piece)
             n_pieces, n_short = n_pieces + 1, n_short + (len(ids) < sequence_length)
@@ -118,8 +121,7 @@ def music(
             f"{n_short:,} of {n_pieces:,} pieces are shorter than a block of {sequence_length} tokens: the "
             "rest of such a block is padded and not predicted."
         )
-    if repeated := duplicates.told(same, "pieces", "note for note"):
-        notes.append(repeated)
+    notes += duplicates.notes(same, "pieces", "note for note")
     sets = {name: _stack(rows, sequence_length) for name, rows in blocks.items()}
     augment = Transposition(transpose, split_seed) if transpose else None
     return TokenSplits("music", **sets, tokenizer=events, notes=tuple(notes), augment=augment)
@@ -191,20 +193,18 @@ def _stack(blocks: Sequence[_Block], length: int) -> TokenSet:
     return TokenSet(input_ids, labels, tuple(source for source, _, _ in blocks))
 
 
-def _sides(collection: Collection, split_seed: int, validation: float, test: float) -> list[str]:
-    """The split of each piece: its own, or drawn among those that have none."""
+def _sides(collection: Collection, **options: Any) -> list[str]:
+    """The split of each piece: that of its source, or by the hash of its name."""
     sides = list(collection.sides)
     free = [row for row, side in enumerate(sides) if not side]
     if free:
-        told = {collection.composer: len(free)}
-        step = "Add pieces (three at least), or lower validation_fraction and test_fraction."
-        generator = seeded("music", split_seed)
-        new = drawn(len(free), generator, validation, test, what="pieces", whole=told, step=step)
+        names = [collection.pieces[row].name for row in free]
+        new = split_names(names, collection.composer, what="pieces", **options)
         for row, side in zip(free, new, strict=True):
             sides[row] = side
     if missing := [name for name in SPLITS if name not in sides]:
         step = f"The split {missing[0]} has no piece with a note: add some."
-        raise ValueError(checks.message("root", "hold pieces in all three splits", collection.composer, step))
+        raise refusal("hold pieces in all three splits", collection.composer, step)
     return sides
 
 

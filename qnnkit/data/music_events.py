@@ -11,9 +11,9 @@ Lengths of more than 16 steps are sums, as in `duration 16`, `duration 4`. A pie
 
 Why so: a duration at the onset (as in REMI, Huang and Yang 2020, arXiv:2002.00212) needs no note-off events,
 which Oore et al. 2018 (arXiv:1808.03715) have; so every cut after a `time` leaves a piece by itself, with no
-note left hanging: chunks for training and the window of a generation begin there. Time is told by shifts
+note left hanging: chunks for training and the window of a generation begin there. Time is written as shifts
 rather than by bars and positions, for the step form of the data knows no metre. What the field has but this
-grid has not (velocity, tempo) needs no tokens. Notes of a chord mostly share their length, which is told
+grid has not (velocity, tempo) needs no tokens. Notes of a chord mostly share their length, which is written
 once. Beside listing every sounding pitch at every step (as BachBot and CoCoNet do), chorales take 0.38 of the
 tokens, Mozart's sonatas 0.73, the Nottingham tunes 0.25; beside note-on and note-off events 0.89, 0.91 and
 0.94.

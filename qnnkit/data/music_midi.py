@@ -65,7 +65,7 @@ def parse_midi(data: bytes, name: str, composer: str = "") -> tuple[Piece, int]:
         raise Unreadable(f"damaged: {str(error).partition(chr(10))[0] or 'cut short'}") from None
     ticks = file.ticks_per_beat / STEPS_PER_QUARTER
     if ticks <= 0:
-        raise Unreadable("its time is told in seconds (SMPTE), not in quarters")
+        raise Unreadable("its time is in seconds (SMPTE), not in quarters")
     if file.type == 2 and len(file.tracks) > 1:
         raise Unreadable("its tracks are pieces of their own (type 2)")
     if end > MAX_STEPS * ticks:

@@ -13,6 +13,7 @@ from qnnkit import checks
 from qnnkit.data import fetch, places
 from qnnkit.data.music_events import STEPS_PER_QUARTER, Note, Piece
 from qnnkit.data.music_midi import Unreadable, parse_midi
+from qnnkit.data.places import refusal
 
 JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi")
 SIDES = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
@@ -44,7 +45,7 @@ class Collection:
 def collect(
     root: str | Path | Sequence[str | Path], composers: Sequence[str] | Mapping[str, str] | None = None
 ) -> list[Collection]:
-    """The pieces of each composer; what is no music is told in the notes of the first, if all are read.
+    """The pieces of each composer; notes on what is no music stand with the first, if all are read.
 
     A composer is a folder of MIDI files (in a folder or zip, the folder next to the file counts; where there
     is none, the zip's or root's own name), or a JSON file, by its name without the suffix.
@@ -64,7 +65,7 @@ def collect(
         found, notes = _listed([root] if isinstance(root, str | Path) else root, stack)
         if not found:
             step = "Add MIDI files in a folder for each composer, or a JSON of steps."
-            raise ValueError(checks.message("root", "hold MIDI files or JSON of steps", str(root), step))
+            raise refusal("hold MIDI files or JSON of steps", str(root), step)
         names = list(found if composers is None else composers)
         chosen = dict(composers) if isinstance(composers, Mapping) else dict(zip(names, names, strict=True))
         for there in chosen.values():
@@ -121,7 +122,7 @@ def _stem(name: str) -> str:
 
 
 def _read(composer: str, files: Sequence[File]) -> Collection:
-    """All pieces of a composer; files of MIDI that are of no use are left out, and told."""
+    """All pieces of a composer; MIDI files that are of no use are left out, with a note."""
     collection = Collection(composer)
     n_midi, left_out, n_drums = 0, [], 0
     for place, name in files:
@@ -148,10 +149,10 @@ def _read(composer: str, files: Sequence[File]) -> Collection:
     if not collection.pieces:
         where = ", ".join(dict.fromkeys(str(place and place.path) for place, _ in files))
         step = f"None of {n_midi} can be used: {places.first(left_out, 3)}. Export them anew."
-        raise ValueError(checks.message("root", f"hold a readable MIDI file of {composer}", where, step))
+        raise refusal(f"hold a readable MIDI file of {composer}", where, step)
     if left_out:
-        told = f"Left out {len(left_out):,} of {n_midi:,} MIDI files of {composer}"
-        collection.notes.append(f"{told}: {places.first(left_out, 3)}.")
+        left = f"Left out {len(left_out):,} of {n_midi:,} MIDI files of {composer}"
+        collection.notes.append(f"{left}: {places.first(left_out, 3)}.")
     if n_drums:
         collection.notes.append(f"Percussion was left out of {n_drums:,} MIDI files of {composer}.")
     return collection
@@ -173,7 +174,7 @@ def _read_json(place: places.Place, name: str, collection: Collection) -> None:
         step = (
             f"There, {str(error).partition(chr(10))[0].rstrip('.')}. Mend it, or leave it out by `composers`."
         )
-        raise ValueError(checks.message("root", rule, str(place.path / name), step)) from None
+        raise refusal(rule, str(place.path / name), step) from None
     for piece, side in full:
         collection.add(piece, side)
     if len(full) < len(pieces):
@@ -225,7 +226,7 @@ def _read_corpus(name: str, collection: Collection) -> None:
     paths = corpus.getComposer(name)
     if not paths:
         step = "`music21.corpus.getCorePaths()` lists what there is; a name is such as bach."
-        raise ValueError(checks.message("root", "name a composer of music21's corpus", CORPUS + name, step))
+        raise refusal("name a composer of music21's corpus", CORPUS + name, step)
     for path in paths:
         notes = []
         for element in corpus.parse(path).stripTies().flatten().notes:

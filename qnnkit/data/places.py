@@ -113,9 +113,9 @@ class Place:
     def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
         """Sentences on what lies here and is not read, where only files of these suffixes are."""
         others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
-        told = {f"Files left out, no {what} ({', '.join(suffixes)})": others}
-        told["Left out, no files but links or devices"] = self.left_out
-        return [f"{why}: {len(names):,} ({first(names)})." for why, names in told.items() if names]
+        groups = {f"Files left out, no {what} ({', '.join(suffixes)})": others}
+        groups["Left out, no files but links or devices"] = self.left_out
+        return [f"{why}: {len(names):,} ({first(names)})." for why, names in groups.items() if names]
 
     def __enter__(self) -> Place:
         return self
@@ -184,12 +184,11 @@ def _archive(path: Path, stack: contextlib.ExitStack, left_out: list[str]) -> Op
     try:
         names, read = (_zip if path.name.lower().endswith(".zip") else _tar)(path, stack, left_out)
     except (*DAMAGE, OSError) as error:
-        told = str(error).partition("\n")[0].rstrip(":") or "cut short"
-        step = f"It cannot be read ({told}): copy or download it anew."
-        raise ValueError(checks.message("root", "be a whole archive", str(path), step)) from None
+        reason = str(error).partition("\n")[0].rstrip(":") or "cut short"
+        step = f"It cannot be read ({reason}): copy or download it anew."
+        raise refusal("be a whole archive", str(path), step) from None
     if not any(names.values()):
-        step = "The archive is empty: make it anew."
-        raise ValueError(checks.message("root", "hold files", str(path), step))
+        raise refusal("hold files", str(path), "The archive is empty: make it anew.")
     return names, read
 
 
@@ -218,9 +217,8 @@ class _Header(tarfile.TarInfo):
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in b"LKxgX" and self.size > MAX_HEADER:
-            rule, step = "hold names of 128 KiB at most", "Nothing was read: make the archive anew."
-            told = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
-            raise ValueError(checks.message("root", rule, told, step))
+            value = f"{Path(str(tar.name)).name} with one of {self.size:,} bytes"
+            raise refusal("hold names of 128 KiB at most", value, "Nothing was read: make the archive anew.")
         return super()._proc_member(tar)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -264,6 +262,11 @@ def unpacked(content: bytes) -> bytes:
     return b"".join(parts)
 
 
+def refusal(rule: str, value: object, next_step: str) -> ValueError:
+    """The error that says what is wrong with the data at `root`."""
+    return ValueError(checks.message("root", rule, value, next_step))
+
+
 def natural(name: str) -> tuple[list[str | int], str]:
     """A sort key by which 2 comes before 10."""
     parts = re.split(r"([0-9]+)", name)  # text at even places, digits at odd ones
@@ -278,7 +281,7 @@ def first(names: list[str], most: int = 5) -> str:
 def _member(name: str, path: Path) -> Member:
     try:
         status = path.stat()
-    except OSError:  # a link to itself; told when it is read
+    except OSError:  # a link to itself; reported when it is read
         status = path.lstat()
     return Member(name, status.st_size, status.st_mtime_ns)
 
@@ -303,13 +306,12 @@ def _inside(path: Path, name: str) -> str:
         clean = clean[2:]
     if clean.startswith("/") or re.match(r"[A-Za-z]:", clean) or ".." in PurePosixPath(clean).parts:
         step = "Nothing was read: make the archive anew, from inside the folder."
-        told = f"{path.name}: {name}"
-        raise ValueError(checks.message("root", "hold only members that stay inside it", told, step))
+        raise refusal("hold only members that stay inside it", f"{path.name}: {name}", step)
     return clean
 
 
 def _bound(path: Path, n_files: int, size: int, most: int) -> None:
     if n_files > MAX_FILES or size > most:
         rule = f"hold {MAX_FILES:,} files and {most / 2**30:.0f} GiB at most"
-        told = f"{path.name} with {n_files:,} files, {size:,} bytes"
-        raise ValueError(checks.message("root", rule, told, "Unpack it and pass the folder."))
+        value = f"{path.name} with {n_files:,} files, {size:,} bytes"
+        raise refusal(rule, value, "Unpack it and pass the folder.")

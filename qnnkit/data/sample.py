@@ -9,16 +9,17 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
 
 from qnnkit import checks
+from qnnkit.data import fetch, folders
 from qnnkit.data.batches import seeded
-
-if TYPE_CHECKING:
-    from qnnkit.data.splits import ImageSplits
+from qnnkit.data.folders import Layout
+from qnnkit.data.places import first, open_place
+from qnnkit.data.splits import ImageSplits
 
 
 def write_sample(splits: ImageSplits, folder: str | Path, *, per_class: int, seed: int = 0) -> Path:
@@ -88,53 +89,34 @@ def sample_files(
         ValueError: Not exactly one of `per_class` and `fraction` is given, or `folder` lies in `source`.
         OSError: The files cannot be read or written.
     """
-    from qnnkit.data import fetch, layout, places
-
-    if (per_class is None) == (fraction is None):
-        rule = "be given, or fraction, but not both"
-        raise ValueError(checks.message("per_class", rule, per_class, f"With it, fraction is {fraction}."))
-    if fraction is not None and not 0 < fraction <= 1:
-        step = "Use 0.1 for a tenth."
-        raise ValueError(checks.message("fraction", "lie above 0 and up to 1", fraction, step))
-    asked = [per_class or 0] if per_class is None or isinstance(per_class, int) else list(per_class)
-    if per_class is not None and (not 1 <= len(asked) <= 2 or min(asked) < 1):
-        step = "Use 20, or 20 and 5 for train/ and test/."
-        raise ValueError(checks.message("per_class", "be one or two numbers above 0", per_class, step))
-    with places.open_place(fetch.local(source)) as place:
+    numbers = _numbers(per_class, fraction)
+    with open_place(fetch.local(source)) as place:
         is_folder = place.path.is_dir()
         if is_folder and place.path.resolve() in Path(folder).expanduser().resolve().parents:
             rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
             raise ValueError(checks.message("folder", rule, str(folder), "Choose a place beside it."))
-        found = layout.of(place, pattern)
         if link and not is_folder:
-            step = "Leave it out to copy."
-            raise ValueError(checks.message("link", "be left out for an archive", link, step))
-        if len(asked) == 2 and "any" in found.sides:
+            raise ValueError(
+                checks.message("link", "be left out for an archive", link, "Leave it out to copy.")
+            )
+        layout = folders.of(place, pattern)
+        if len(numbers) == 2 and "any" in layout.sides:
             rule = "be one number for images without train/ and test/"
-            raise ValueError(checks.message("per_class", rule, per_class, f"Use {asked[0]}."))
-        files, fewer = [], []
-        counts: dict[str, dict[str, int]] = {side: {} for side in found.sides}
-        for side, classes in found.sides.items():
-            wanted = asked[0] if side in ("any", "train") else asked[-1]
-            for name, members in classes.items():
-                n = wanted if fraction is None else max(1, round(fraction * len(members)))
-                if n > len(members):
-                    fewer.append(
-                        f"{name}{'' if side == 'any' else f' in {side}/'} ({len(members):,} of {n:,})"
-                    )
-                order = torch.randperm(len(members), generator=seeded("files", seed, side, name))
-                files += [members[row].name for row in order[:n].sort().values.tolist()]
-                counts[side][name] = min(n, len(members))
-        told = [f"Classes with fewer files than were asked for: {places.first(fewer)}."] if fewer else []
+            raise ValueError(checks.message("per_class", rule, per_class, f"Use {numbers[0]}."))
+        chosen, notes = _chosen(layout, numbers, fraction, seed)
+        files = [name for classes in chosen.values() for names in classes.values() for name in names]
         record = {
             "source": str(source),
-            "per_class": asked if len(asked) == 2 else asked[0] or None,
+            "per_class": numbers if len(numbers) == 2 else numbers[0] or None,
             "fraction": fraction,
             "seed": seed,
             "pattern": pattern,
             "linked": link,
-            "counts": counts,
-            "notes": [*found.notes, *told],
+            "counts": {
+                side: {name: len(names) for name, names in classes.items()}
+                for side, classes in chosen.items()
+            },
+            "notes": [*layout.notes, *notes],
             "files": files,
         }
         with _whole(folder, record) as part:
@@ -146,6 +128,43 @@ def sample_files(
                 else:
                     target.write_bytes(place.read(name))
     return Path(folder).expanduser().absolute()
+
+
+def _numbers(per_class: int | Sequence[int] | None, fraction: float | None) -> list[int]:
+    """`per_class` as one or two numbers; 0 where a fraction is given.
+
+    Raises:
+        ValueError: Not exactly one of them is given, or it is out of range.
+    """
+    if (per_class is None) == (fraction is None):
+        rule = "be given, or fraction, but not both"
+        raise ValueError(checks.message("per_class", rule, per_class, f"With it, fraction is {fraction}."))
+    if fraction is not None and not 0 < fraction <= 1:
+        step = "Use 0.1 for a tenth."
+        raise ValueError(checks.message("fraction", "lie above 0 and up to 1", fraction, step))
+    numbers = [per_class or 0] if per_class is None or isinstance(per_class, int) else list(per_class)
+    if per_class is not None and (not 1 <= len(numbers) <= 2 or min(numbers) < 1):
+        step = "Use 20, or 20 and 5 for train/ and test/."
+        raise ValueError(checks.message("per_class", "be one or two numbers above 0", per_class, step))
+    return numbers
+
+
+def _chosen(
+    layout: Layout, numbers: list[int], fraction: float | None, seed: int
+) -> tuple[dict[str, dict[str, list[str]]], list[str]]:
+    """Side -> class -> names of the chosen files; and a note on classes that have too few."""
+    chosen: dict[str, dict[str, list[str]]] = {side: {} for side in layout.sides}
+    fewer = []
+    for side, classes in layout.sides.items():
+        number = numbers[0] if side in ("any", "train") else numbers[-1]
+        for name, members in classes.items():
+            n = number if fraction is None else max(1, round(fraction * len(members)))
+            if n > len(members):
+                under = "" if side == "any" else f" in {side}/"
+                fewer.append(f"{name}{under} ({len(members):,} of {n:,})")
+            order = torch.randperm(len(members), generator=seeded("files", seed, side, name))
+            chosen[side][name] = [members[row].name for row in order[:n].sort().values.tolist()]
+    return chosen, [f"Classes with fewer files than were asked for: {first(fewer)}."] if fewer else []
 
 
 @contextlib.contextmanager

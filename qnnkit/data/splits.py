@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -16,6 +17,7 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data.batches import DictBatches, seeded
+from qnnkit.data.places import refusal
 
 SPLITS = ("train", "validation", "test")
 SIDES = ("any", *SPLITS)
@@ -248,6 +250,7 @@ def split_rows(
     split_seed: int = 0,
     validation_fraction: float = 0.2,
     test_fraction: float = 0.2,
+    what: str = "samples",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted rows of train, validation and test, with every class in each of them.
 
@@ -264,6 +267,7 @@ def split_rows(
         split_seed: Decides, with the names or the number of rows.
         validation_fraction: Of the samples that splits are drawn from.
         test_fraction: Likewise; unused where the dataset has a test part.
+        what: What the samples are called in messages.
 
     Raises:
         ValueError: A fraction is out of range, or a class has too few samples.
@@ -282,7 +286,7 @@ def split_rows(
     shares = {"test": test_fraction, "validation": validation_fraction}
     shares = {side: share for side, share in shares.items() if not len(own[SPLITS.index(side)])}
     if shares and not (min(shares.values()) > 0 and sum(shares.values()) < 1):
-        rule, step = "be above 0, as all fractions must, and leave samples for training", "Use 0.2."
+        rule, step = f"be above 0, as all fractions must, and leave {what} for training", "Use 0.2."
         side = min(shares, key=lambda side: (shares[side] > 0, side != "test"))
         raise ValueError(checks.message(f"{side}_fraction", rule, shares[side], step))
     if not 0 <= split_seed < 2**32:
@@ -300,11 +304,31 @@ def split_rows(
     for part, side in zip(parts, SPLITS, strict=True):
         if lacking := np.flatnonzero(np.bincount(labels[part], minlength=len(classes)) == 0).tolist():
             there = np.bincount(labels, minlength=len(classes)).tolist()
-            few = {classes[label]: there[label] for label in lacking[:5]} if len(classes) > 1 else there[0]
-            step = "add some, or bring validation_fraction and test_fraction nearer to 1/3."
-            rule = f"hold enough samples {'of every class ' * (len(classes) > 1)}for all three splits"
-            raise ValueError(checks.message("root", rule, few, f"None is left for {side}: {step}"))
+            few = {classes[label]: there[label] for label in lacking[:5]} if any(classes) else there[0]
+            step = "add some (three at least), or bring validation_fraction and test_fraction nearer to 1/3."
+            rule = f"hold enough {what} {'of every class ' * (len(classes) > 1)}for all three splits"
+            raise refusal(rule, few, f"None is left for {side}: {step}")
     return parts
+
+
+def split_names(names: Sequence[str], holder: str = "", **options: Any) -> list[str]:
+    """The split of each document or piece, by the hash of its name; equal names are numbered.
+
+    Args:
+        names: One each.
+        holder: Whose they are, for messages.
+        options: `split_seed`, both fractions, and `what`, as in `split_rows`.
+    """
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        keys.append(f"{name}/{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    parts = split_rows(np.zeros(len(keys), np.int64), (holder,), names=keys, **options)
+    sides = np.empty(len(keys), object)
+    for side, rows in zip(SPLITS, parts, strict=True):
+        sides[rows] = side
+    return sides.tolist()
 
 
 def _drawn(labels: np.ndarray, rows: np.ndarray, n: int, split_seed: int) -> tuple[np.ndarray, np.ndarray]:

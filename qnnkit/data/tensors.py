@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data.assemble import split_stack, stack_arrays
+from qnnkit.data.images import split_stack, stack_arrays
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qnnkit import checks
-from qnnkit.data import duplicates, text_files
-from qnnkit.data import tokenizer as tokenizers
-from qnnkit.data.batches import seeded
+from qnnkit.data import duplicates, text_files, tokenizers
 from qnnkit.data.duplicates import Content
-from qnnkit.data.splits import SPLITS
-from qnnkit.data.text_files import CHARACTERS, Document
-from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits, drawn, require_fractions
+from qnnkit.data.places import refusal
+from qnnkit.data.splits import SPLITS, split_names
+from qnnkit.data.text_files import Document
+from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 
 def text(
@@ -33,22 +32,23 @@ def text(
     """Text in blocks of equal length, split by document.
 
     `root` is a text file (.txt, .md), JSON lines (.jsonl), or a folder, archive or address of such. A file or
-    a record is a document; a single text file is cut into several at blank lines, at about 2,000 characters.
+    a record is a document; a single text file is cut at blank lines into several of at most 2,000 characters.
     A record is {"text"}, a chat {"messages": [{"role", "content"}, ...]}, or an instruction {"instruction" or
     "prompt", "input" where there is one, "output", "response" or "completion"}. Of chats and instructions
     only the answers are predicted, and what is written around them is the tokenizer's chat template, or
     `User: ...` and `Assistant: ...` where it has none.
 
-    The documents of a split are joined, each with an end-of-text token, and cut into blocks. Which document
-    is in which split depends on `split_seed` alone, not on `part`: what an adapter to one speaker is tested
-    on was not seen by a base that was trained on all of the same text, with the same seed and shares.
+    The documents of a split are joined, each with an end-of-text token, and cut into blocks. Each document is
+    placed by `split_seed` and a hash, of a file's path or else of its text: one more or less moves no other.
+    `part` changes nothing: what an adapter to one speaker is tested on was not seen by a base that was
+    trained on all of the same text, with the same seed and shares.
 
     Args:
         root: Where the text lies.
         sequence_length: Tokens of a block.
         split_seed: Chooses which documents are held out.
-        validation_fraction: Share of the documents that choose the epoch.
-        test_fraction: Share of the documents that are looked at once, at the end.
+        validation_fraction: Share of the documents that choose the epoch, about; one at least.
+        test_fraction: Share of the documents that are looked at once, at the end; likewise.
         tokenizer: Folder or hub name of a model whose tokenizer to take, as an adapter to a model needs it;
             None trains a byte-level BPE on the training documents.
         vocabulary: Tokens of the one that is trained; 257, the fewest, reads letter by letter.
@@ -61,71 +61,90 @@ def text(
             `part` keeps nothing, or the tokenizer cannot be read or takes no sequences of this length.
         OSError: Nothing is there.
     """
-    require_fractions(validation_fraction, test_fraction)
     if sequence_length < 2:
         step = "Use 128 or 256."
         raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
     documents, notes = text_files.documents(root, part)
-    n, generator = len(documents), seeded("text", split_seed)
-    step = f"Add some to {root}: of a single text file, about {CHARACTERS:,} characters are a document."
-    shares = validation_fraction, test_fraction
-    sides = drawn(n, generator, *shares, what="documents", whole=n, step=step)
-    kept: dict[str, list[Document]] = {name: [] for name in SPLITS}
+    shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+    keys = [document.key for document in documents]
+    sides = split_names(keys, what="documents", split_seed=split_seed, **shares)
+    parts: dict[str, list[Document]] = {name: [] for name in SPLITS}
     for document, side in zip(documents, sides, strict=True):
-        if document is not None:
-            kept[side].append(document)
-    chats = any(document.messages for part in kept.values() for document in part)
-    if tokenizer is None:
-        made = tokenizers.trained((document.text for document in kept["train"]), vocabulary)
+        if document.text:
+            parts[side].append(document)
+    made, about = _tokenizer(tokenizer, vocabulary, parts, sequence_length)
+    packed = {name: _packed(parts[name], made, sequence_length) for name in SPLITS}
+    if short := [
+        f"{each.n_lost:,} tokens in {name}" for name, each in packed.items() if not len(each.blocks)
+    ]:
+        step = "Lower sequence_length, hold more out, try another split_seed, or add text."
+        raise refusal(f"hold a block of {sequence_length} tokens for every split", ", ".join(short), step)
+    contents = {
+        name: [Content(document.text.encode(), document.name) for document in parts[name]] for name in SPLITS
+    }
+    notes += [*about, *duplicates.notes(contents, "documents", "letter for letter")]
+    notes += _losses(packed, sequence_length)
+    blocks = (each.blocks for each in packed.values())
+    return TokenSplits("text", *blocks, tokenizer=made, notes=tuple(notes))
+
+
+def _tokenizer(
+    name: str | Path | None, vocabulary: int, parts: dict[str, list[Document]], length: int
+) -> tuple[Any, list[str]]:
+    """The tokenizer of this name, or one trained on the training documents; and notes on it."""
+    notes = []
+    if name is None:
+        made = tokenizers.trained((document.text for document in parts["train"]), vocabulary)
         notes.append(f"A byte-level BPE of {len(made):,} tokens was trained on the training documents.")
     else:
-        made = tokenizers.loaded(tokenizer)
-        if sequence_length > made.model_max_length:
+        made = tokenizers.loaded(name)
+        if length > made.model_max_length:
             rule = f"be at most {made.model_max_length:,}, the longest that this tokenizer's model takes"
-            raise ValueError(checks.message("sequence_length", rule, sequence_length, "Use fewer tokens."))
-    if chats and not made.chat_template:
+            raise ValueError(checks.message("sequence_length", rule, length, "Use fewer tokens."))
+    if not made.chat_template and any(document.messages for part in parts.values() for document in part):
         made.chat_template = tokenizers.PLAIN_CHAT
         notes.append("The tokenizer has no chat template: chats are written as `User:` and `Assistant:`.")
-    packed, lost, unanswered, silent = {}, {}, 0, 0
-    for name in SPLITS:
-        streams = [(document, encoded(document, made)) for document in kept[name]]
-        answered = [(document, found) for document, found in streams if found is not None]
-        unanswered += len(streams) - len(answered)
-        packed[name], lost[name], without = _packed(answered, sequence_length)
-        silent += without
-    if short := {name: lost[name] for name in SPLITS if not len(packed[name])}:
-        rule = f"hold a block of {sequence_length} tokens for every split"
-        told = ", ".join(f"{count:,} tokens in {name}" for name, count in short.items())
-        step = "Lower sequence_length, hold more out, try another split_seed, or add text."
-        raise ValueError(checks.message("root", rule, told, step))
-    same = {
-        name: [Content(document.text.encode(), document.name) for document in kept[name]] for name in SPLITS
-    }
-    if repeated := duplicates.told(same, "documents", "letter for letter"):
-        notes.append(repeated)
-    if unanswered:
-        notes.append(f"Chats left out, without an answer to predict: {unanswered:,}.")
-    if any(lost.values()):
-        told = ", ".join(f"{lost[name]:,} in {name}" for name in SPLITS)
-        notes.append(f"Tokens at a split's end that fill no block of {sequence_length} are left out: {told}.")
-    if silent:
-        notes.append(f"Blocks left out, in which nothing is to be predicted: {silent:,}.")
-    return TokenSplits("text", **packed, tokenizer=made, notes=tuple(notes))
+    return made, notes
 
 
-def _packed(
-    documents: Sequence[tuple[Document, tuple[Tensor, Tensor]]], length: int
-) -> tuple[TokenSet, int, int]:
-    """Blocks of a split, tokens that fill none, and blocks left out since nothing in them is predicted."""
+class _Packed(NamedTuple):
+    """The blocks of a split, and how much is left out."""
+
+    blocks: TokenSet
+    n_lost: int
+    """Tokens at the end that fill no block."""
+    n_silent: int
+    """Blocks in which nothing is to be predicted."""
+    n_unanswered: int
+    """Chats without an answer."""
+
+
+def _packed(documents: Sequence[Document], tokenizer: Any, length: int) -> _Packed:
+    streams = [(document.name, encoded(document, tokenizer)) for document in documents]
+    answered = [(name, stream) for name, stream in streams if stream is not None]
     none = torch.zeros(0, dtype=torch.int64)
-    tokens, labels = (torch.cat([none, *(each[1][part] for each in documents)]) for part in (0, 1))
-    n, left = divmod(len(tokens), length)
+    tokens, labels = (torch.cat([none, *(stream[part] for _, stream in answered)]) for part in (0, 1))
+    n, n_lost = divmod(len(tokens), length)
     tokens, labels = tokens[: n * length].view(n, length), labels[: n * length].view(n, length)
-    ends = torch.tensor([len(each[1][0]) for each in documents], dtype=torch.int64).cumsum(0)
-    first = torch.searchsorted(ends, torch.arange(n) * length, right=True).tolist()
-    kept = (labels[:, 1:] != IGNORED).any(dim=1)
-    sources = tuple(documents[row][0].name for row, keep in zip(first, kept.tolist(), strict=True) if keep)
-    return TokenSet(tokens[kept].clone(), labels[kept].clone(), sources), left, int((~kept).sum())
+    ends = torch.tensor([len(stream[0]) for _, stream in answered], dtype=torch.int64).cumsum(0)
+    first = torch.searchsorted(ends, torch.arange(n) * length, right=True)  # the document each begins in
+    rows = (labels[:, 1:] != IGNORED).any(dim=1).nonzero().flatten()
+    sources = tuple(answered[i][0] for i in first[rows].tolist())
+    blocks = TokenSet(tokens[rows], labels[rows], sources)
+    return _Packed(blocks, n_lost, n - len(rows), len(streams) - len(answered))
+
+
+def _losses(packed: dict[str, _Packed], length: int) -> list[str]:
+    """Sentences on what the blocks do not hold."""
+    notes = []
+    if n := sum(each.n_unanswered for each in packed.values()):
+        notes.append(f"Chats left out, without an answer to predict: {n:,}.")
+    if any(each.n_lost for each in packed.values()):
+        lost = ", ".join(f"{each.n_lost:,} in {name}" for name, each in packed.items())
+        notes.append(f"Tokens at a split's end that fill no block of {length} are left out: {lost}.")
+    if n := sum(each.n_silent for each in packed.values()):
+        notes.append(f"Blocks left out, in which nothing is to be predicted: {n:,}.")
+    return notes
 
 
 def encoded(document: Document, tokenizer: Any) -> tuple[Tensor, Tensor] | None:
@@ -183,10 +202,9 @@ def _written(document: Document, messages: list[dict[str, str]], tokenizer: Any,
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # templates refuse by errors of their own
-        told = str(error).strip().split("\n")[0].rstrip(".")
-        rule = "hold chats that the tokenizer's template takes"
-        step = f"The template says: {told}."
-        raise ValueError(checks.message("root", rule, document.name, step)) from None
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        step = f"The template says: {reason}."
+        raise refusal("hold chats that the tokenizer's template takes", document.name, step) from None
 
 
 def counts(splits: TokenSplits) -> dict[str, dict[str, Any]]:

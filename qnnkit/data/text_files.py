@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
 from qnnkit.data import fetch, places
+from qnnkit.data.folders import outermost
+from qnnkit.data.places import Place, first, open_place, refusal
 
 TEXT, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson")
 SUFFIXES = (*TEXT, *RECORDS)
 """What is read; other files are left out."""
 CHARACTERS = 2000
-"""About how many a document has that is cut out of a single file."""
+"""Most that a document has which is cut out of a single file."""
 ASKED, ANSWERED = ("instruction", "prompt"), ("output", "response", "completion")
 """Keys of an instruction record; `input` may stand beside them."""
 KNOWN = (
@@ -40,16 +43,20 @@ class Document:
     """All of it, messages as `User: ...`."""
     messages: tuple[Message, ...] = ()
     """What it is made of where only answers are predicted; () for plain text."""
+    key: str = ""
+    """What its split is drawn by: a file's path, a record's text, or the first speech of several."""
 
 
-def documents(root: str | Path, part: str | None = None) -> tuple[list[Document | None], list[str]]:
+def documents(root: str | Path, part: str | None = None) -> tuple[list[Document], list[str]]:
     """The documents at `root`, in natural order, and sentences on what was left out.
 
-    Of which `part` keeps nothing stands as None, so that it does not change which split others are in.
+    A document of which `part` keeps nothing has the text "", so that it does not change which split others
+    are in.
 
     A file (.txt, .md) is a document, and so is a record of JSON lines (.jsonl, .ndjson). A single text file
-    is cut into several at blank lines, at about 2,000 characters: what stands between two blank lines, such
-    as a speech of a play, stays whole, unless it is a page long itself, which is cut at line ends.
+    is cut into several at blank lines, of 2,000 characters at most: what stands between two blank lines, such
+    as a speech of a play, stays whole, unless it is a page long itself, which is cut at line ends. Where a
+    document begins depends on the speeches near it alone, so that an edit changes only the documents near it.
 
     Args:
         root: A file, a folder or archive of files, or the address of one.
@@ -62,11 +69,10 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document 
         OSError: Nothing is there.
     """
     keeps = _chosen_by(part)
-    with places.open_place(fetch.local(root), single=SUFFIXES) as place:
+    with open_place(fetch.local(root), single=SUFFIXES) as place:
         files = [member for member in place.members if member.base.lower().endswith(SUFFIXES)]
         if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
-            step = "Pass a part of it."
-            raise ValueError(checks.message("root", "hold 4 GiB of text at most", f"{n_bytes:,} bytes", step))
+            raise refusal("hold 4 GiB of text at most", f"{n_bytes:,} bytes", "Pass a part of it.")
         cut = len(files) == 1 and files[0].base.lower().endswith(TEXT)
         read = [document for member in files for document in _of_file(place, member.name, cut)]
         notes = place.notes(SUFFIXES, "text")
@@ -74,38 +80,35 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document 
     if len(found) < len(read):
         notes.append(f"Empty documents left out: {len(read) - len(found):,}.")
     if not found:
-        step = f"Put {', '.join(SUFFIXES)} files there."
-        raise ValueError(checks.message("root", "hold text", str(root), step))
+        raise refusal("hold text", str(root), f"Put {', '.join(SUFFIXES)} files there.")
     kept = sum(keeps(document.heading) for document in found)
     if not kept:
-        some = places.first(list(dict.fromkeys(document.heading for document in found)))
-        step = f"Headings there: {some}."
-        raise ValueError(checks.message("part", "be found in a heading", part, step))
+        some = first(list(dict.fromkeys(document.heading for document in found)))
+        raise ValueError(checks.message("part", "be found in a heading", part, f"Headings there: {some}."))
     if part is not None:
         notes.append(f"part={part!r} keeps {kept:,} of {len(found):,} documents or speeches.")
     groups = _grouped(found) if cut else ([document] for document in found)
-    return [_joined([each for each in group if keeps(each.heading)]) for group in groups], notes
+    return [_joined(group, keeps) for group in groups], notes
 
 
-def _of_file(place: places.Place, name: str, cut: bool) -> Iterable[Document]:
+def _of_file(place: Place, name: str, cut: bool) -> Iterable[Document]:
     """The documents of a file: its records, its speeches if it is to be cut, or else all of it."""
     try:
         content = place.read(name)
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        told = f"{name}, line {error.object[: error.start].count(10) + 1}"
-        raise _refused("text in UTF-8", told, "Save it as UTF-8.") from None
+        where = f"{name}, line {error.object[: error.start].count(10) + 1}"
+        raise refusal("hold text in UTF-8", where, "Save it as UTF-8.") from None
     except (ValueError, OSError) as error:
-        told = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        step = f"{told[:1].upper()}{told[1:]}: copy or download it anew, or take it away."
-        raise _refused("files that can be read", name, step) from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        step = f"{reason[:1].upper()}{reason[1:]}: copy or download it anew, or take it away."
+        raise refusal("hold files that can be read", name, step) from None
     if name.lower().endswith(RECORDS):
         return _records(name, text)
-    return _speeches(name, text) if cut else [Document(name, name, text.strip())]
-
-
-def _refused(rule: str, where: str, step: str) -> ValueError:
-    return ValueError(checks.message("root", f"hold {rule}", where, step))
+    if cut:
+        return _speeches(name, text)
+    top = outermost(place, lambda outer, _: not outer.files)
+    return [Document(name, name, text.strip(), key=name.removeprefix(top))]
 
 
 def _speeches(name: str, text: str) -> Iterator[Document]:
@@ -113,7 +116,7 @@ def _speeches(name: str, text: str) -> Iterator[Document]:
     for number, speech in enumerate(re.split(r"\n[ \t]*(?:\n[ \t]*)+", text.strip("\n")), start=1):
         heading = speech.partition("\n")[0].strip().rstrip(":")
         for piece in _pages(speech):
-            yield Document(f"{name}, paragraph {number}", heading, piece)
+            yield Document(f"{name}, paragraph {number}", heading, piece, key=piece)
 
 
 def _pages(speech: str) -> Iterator[str]:
@@ -133,11 +136,17 @@ def _pages(speech: str) -> Iterator[str]:
 
 
 def _grouped(speeches: list[Document]) -> Iterator[list[Document]]:
-    """Speeches that follow each other and make a document of about CHARACTERS together."""
+    """Speeches that follow each other and make a document.
+
+    One begins where the hash of a speech says so, about every 4,000 characters, and else where the one before
+    is full. So after a speech that was added or taken out, the documents are soon those of before.
+    """
     group: list[Document] = []
     size = 0
     for speech in speeches:
-        if group and size + len(speech.text) > CHARACTERS:
+        number = int.from_bytes(hashlib.sha256(speech.text.encode()).digest()[:8], "big") / 2**64
+        begins = number < len(speech.text) / (2 * CHARACTERS)
+        if group and (begins or size + len(speech.text) > CHARACTERS):
             yield group
             group, size = [], 0
         group.append(speech)
@@ -145,11 +154,11 @@ def _grouped(speeches: list[Document]) -> Iterator[list[Document]]:
     yield group
 
 
-def _joined(group: list[Document]) -> Document | None:
-    """Speeches as one document, with blank lines between them."""
-    if len(group) < 2:
-        return group[0] if group else None
-    return Document(group[0].name, group[0].heading, "\n\n".join(speech.text for speech in group))
+def _joined(group: list[Document], keeps: Callable[[str], bool]) -> Document:
+    """The speeches of a document that are kept, with blank lines between them; its key is of all of them."""
+    kept = [speech for speech in group if keeps(speech.heading)]
+    text = "\n\n".join(speech.text for speech in kept)
+    return replace((kept or group)[0], text=text, key=group[0].key)
 
 
 def _records(name: str, text: str) -> Iterator[Document]:
@@ -159,8 +168,10 @@ def _records(name: str, text: str) -> Iterator[Document]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                told = getattr(error, "msg", None) or str(error)
-                raise _refused("JSON in every line", where, f"Write one record a line ({told}).") from None
+                reason = getattr(error, "msg", None) or str(error)
+                raise refusal(
+                    "hold JSON in every line", where, f"Write one record a line ({reason})."
+                ) from None
             yield as_document(where, record)
 
 
@@ -174,11 +185,11 @@ def as_document(where: str, record: Any) -> Document:
     def words(holder: Any, key: str) -> str:
         if isinstance(holder, dict) and isinstance(holder.get(key), str):
             return holder[key]
-        told = holder.get(key) if isinstance(holder, dict) else holder
-        raise _refused(f"a text under {key!r}", where, f"There is {told!r}: write a text.")
+        value = holder.get(key) if isinstance(holder, dict) else holder
+        raise refusal(f"hold a text under {key!r}", where, f"There is {value!r}: write a text.")
 
     if not isinstance(record, dict):
-        raise _refused("an object with keys in every line", where, f"Known keys are {KNOWN}.")
+        raise refusal("hold an object with keys in every line", where, f"Known keys are {KNOWN}.")
     messages: tuple[Message, ...] = ()
     asked = next((key for key in ASKED if key in record), None)
     answered = next((key for key in ANSWERED if key in record), None)
@@ -192,19 +203,18 @@ def as_document(where: str, record: Any) -> Document:
         messages = ({"role": "user", "content": "\n\n".join(filter(None, question))}, answer)
     elif "text" not in record:
         found = ", ".join(map(repr, list(record)[:8])) or "none"
-        rule = f"records with known keys ({KNOWN})"
-        raise _refused(rule, where, f"Its keys are {found}: rename them.")
+        raise refusal(f"hold records with known keys ({KNOWN})", where, f"Its keys are {found}: rename them.")
     text = _as_text(messages) if messages or "text" not in record else words(record, "text")
     source = record.get("source")
     heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
-    return Document(where, heading, text, messages)
+    return Document(where, heading, text, messages, key=text)
 
 
 def _as_text(messages: tuple[Message, ...]) -> str:
     return "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
 
 
-def _chosen_by(part: str | None) -> Any:
+def _chosen_by(part: str | None) -> Callable[[str], bool]:
     """Whether a heading is kept."""
     if part is None:
         return lambda heading: True

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from qnnkit import checks
 from qnnkit.data.splits import Part, Splits
 
 IGNORED = -100
@@ -35,32 +33,6 @@ class TokenSet(Part):
     def n_predicted(self) -> int:
         """Tokens that are predicted: a model sees nothing before the first of a block."""
         return int((self.labels[:, 1:] != IGNORED).sum())
-
-
-def require_fractions(validation: float, test: float) -> None:
-    """Raises ValueError unless both shares are above 0 and leave something for training."""
-    if not (min(validation, test) > 0 and validation + test < 1):
-        rule = "be above 0, as validation_fraction must, and leave some for training"
-        step = f"With validation_fraction={validation} that is not so: use 0.1 for both."
-        raise ValueError(checks.message("test_fraction", rule, test, step))
-
-
-def drawn(
-    n: int, generator: torch.Generator, validation: float, test: float, *, what: str, whole: object, step: str
-) -> list[str]:
-    """The split of each of `n` documents or pieces (`what`): these shares of them, one at least.
-
-    Raises:
-        ValueError: None is left for training; `whole` is what there is too little of, `step` what to do.
-    """
-    n_validation, n_test = (max(1, round(share * n)) for share in (validation, test))
-    if n_validation + n_test >= n:
-        rule = f"hold enough {what} for train, validation and test"
-        raise ValueError(checks.message("root", rule, whole, step))
-    sides = ["train"] * n
-    for place, row in enumerate(torch.randperm(n, generator=generator).tolist()[: n_test + n_validation]):
-        sides[row] = "test" if place < n_test else "validation"
-    return sides
 
 
 @dataclass(frozen=True, eq=False)

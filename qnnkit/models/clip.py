@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from qnnkit import checks, circuits
-from qnnkit.data.captioned_tokens import CaptionTokenizer
+from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.layers import QuantumLayer
 from qnnkit.models import pretrained
 from qnnkit.models.blocks import pixels, precise, seeded

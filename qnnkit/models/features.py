@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import __version__, workspace
-from qnnkit.data import kept
+from qnnkit.data import cache
 from qnnkit.data.splits import SPLITS, ImageSplits
 from qnnkit.layers import BACKENDS, QuantumLayer, evaluating
 
@@ -47,11 +47,11 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         path = None if folder is None else folder / f"{key}.safetensors"
         maps = None
         if path is not None:
-            maps = kept.read(path, key, SPLITS, what="Features", mended="computed anew")
+            maps = cache.read(path, key, SPLITS, what="Features", mended="computed anew")
         if maps is None:
             maps = {name: _compute(compute, splits.split(name).images, device) for name in SPLITS}
             if path is not None:
-                kept.write(path, key, maps, what="Features")
+                cache.write(path, key, maps, what="Features")
     return replace(splits, **{name: replace(splits.split(name), images=maps[name]) for name in SPLITS})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qnnkit.data.captioned_tokens import END, SPECIAL, CaptionTokenizer, tokenizer_of
+from qnnkit.data.tokenizers import EOS, SPECIAL, CaptionTokenizer, caption_tokenizer
 
 TEXTS = ["A dog runs, fast.", "a dog sleeps", "The cat and the dog"]
 
@@ -28,19 +28,19 @@ def test_texts_come_back(tokenizer):
 def test_a_long_text_keeps_its_end(tokenizer):
     [row], [counts] = tokenizer.encode([" ".join(["dog"] * 40)])
     assert counts.all() and row[-1] == tokenizer.eos_id
-    assert "to 10 tokens (sequence_length)" in tokenizer.told([" ".join(["dog"] * 40), "a dog"])[0]
-    assert tokenizer.told([" ".join(["dog"] * 40), "a dog"])[0].startswith("Cut 1 of 2 captions")
-    assert tokenizer.told(["a dog sleeps"]) == []
+    assert "to 10 tokens (sequence_length)" in tokenizer.losses([" ".join(["dog"] * 40), "a dog"])[0]
+    assert tokenizer.losses([" ".join(["dog"] * 40), "a dog"])[0].startswith("Cut 1 of 2 captions")
+    assert tokenizer.losses(["a dog sleeps"]) == []
 
 
 def test_no_texts(tokenizer):
     ids, mask = tokenizer.encode([])
-    assert ids.shape == mask.shape == (0, 12) and tokenizer.told([]) == []
+    assert ids.shape == mask.shape == (0, 12) and tokenizer.losses([]) == []
 
 
 def test_the_end_is_where_transformers_looks_for_it(tokenizer):
     """A CLIP whose end has number 2 reads each text at its largest number instead."""
-    assert tokenizer.eos_id == SPECIAL.index(END) != 2
+    assert tokenizer.eos_id == SPECIAL.index(EOS) != 2
 
 
 def test_training_is_the_same_each_time(tokenizer):
@@ -67,12 +67,12 @@ def test_words_that_it_has_not_seen():
     words = CaptionTokenizer.train(TEXTS, sequence_length=12)
     ids, _ = words.encode(["a zebra sleeps"])
     assert ids[0].tolist().count(words.inner.unk_token_id) == 1
-    assert words.told(["a zebra sleeps", "dog"]) == [
+    assert words.losses(["a zebra sleeps", "dog"]) == [
         "Tokenizer: 25.0 % of the words of all captions are none that it knows."
     ]
     pieces = CaptionTokenizer.train(TEXTS, kind="bpe", sequence_length=24)
     assert pieces.decode(pieces.encode(["a zebra: ßé!"])[0][0]) == "a zebra: ßé!"
-    assert pieces.told(["a zebra: ßé!"]) == []
+    assert pieces.losses(["a zebra: ßé!"]) == []
 
 
 def test_the_most_frequent_words_are_kept():
@@ -82,8 +82,8 @@ def test_the_most_frequent_words_are_kept():
 
 def test_one_that_is_there_stays():
     words = CaptionTokenizer.train(TEXTS)
-    assert tokenizer_of(words, ["other"], None) is words
-    assert len(tokenizer_of(None, TEXTS, 8)) == len(words)
+    assert caption_tokenizer(words, ["other"], None) is words
+    assert len(caption_tokenizer(None, TEXTS, 8)) == len(words)
 
 
 def endless():
