@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,22 @@ def python(code: str, *arguments: object, **options: Any) -> SimpleNamespace:
         errors = Path(folder) / "errors"
         done = run("tests.forked", errors, textwrap.dedent(code), *arguments, **options)
         return SimpleNamespace(**vars(done), stderr=errors.read_text() if errors.exists() else done.stdout)
+
+
+@contextlib.contextmanager
+def beside(code: str, *arguments: object) -> Iterator[Any]:
+    """`code` in a process beside this one, killed in the end; begins once it has printed something."""
+    with tempfile.TemporaryDirectory() as folder:
+        log, end = Path(folder) / "log", time.monotonic() + 60
+        process = start("tests.forked", Path(folder) / "errors", textwrap.dedent(code), *arguments, log=log)
+        try:
+            while not (log.exists() and log.stat().st_size):
+                assert process.poll() is None and time.monotonic() < end, "it has not begun"
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from qnnkit import gradients, runs, warm, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain
+from qnnkit.runs.lock import alone
+from tests import forked
 from tests.toys import each_epoch
 
 NOBODY = 65534
@@ -506,8 +508,7 @@ def test_killed_within_and_between_nets_ends_in_the_same_numbers(tiny):
     straight, killed = tiny("straight", epochs=3), tiny("killed", epochs=3)
     list(runs.train_all(straight))
     moments = [("epoch", 2), ("net", 1), ("epoch", 3)]
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(killed.folder), json.dumps(moments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked.python(KILLED, killed.folder, json.dumps(moments))
     assert done.returncode == 0, done.stderr
     assert [row["net"] for row in killed.rows("metrics") if row["event"] == "test"] == ["hybrid"]
     list(runs.train_all(killed))
@@ -697,23 +698,12 @@ HOLDS = """
 @pytest.fixture
 def holder():
     """Starts a process that holds a run folder; it is killed at the end."""
-    started = []
-
-    def start(folder, work):
-        command = [sys.executable, "-c", textwrap.dedent(HOLDS), str(folder), work]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        assert started[-1].stdout.readline() == "held\n"
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with ExitStack() as ends:
+        yield lambda folder, work: ends.enter_context(forked.beside(HOLDS, folder, work))
 
 
 def test_a_second_process_is_refused_until_the_first_is_dead(tiny, holder, monkeypatch):
-    monkeypatch.setattr("qnnkit.runs.lock.alone.__defaults__", (0.2,))
+    monkeypatch.setattr(alone.__wrapped__, "__defaults__", (0.2,))
     run = tiny()
     process = holder(run.folder, "train")
     content = files(run.folder)
@@ -726,7 +716,7 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tiny, holder, monke
 
 
 def test_a_chain_in_use_is_not_extended_nor_run(tiny, holder, monkeypatch):
-    monkeypatch.setattr("qnnkit.runs.lock.alone.__defaults__", (0.2,))
+    monkeypatch.setattr(alone.__wrapped__, "__defaults__", (0.2,))
     run = tiny()
     holder(run.folder, "chain")
     with pytest.raises(BlockingIOError, match="is in use"):
