@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from typing import Any
@@ -26,6 +27,11 @@ LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "process
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # thousands of tests and modules, which no collection need look at again
 
 
 def _globals() -> dict[str, Any]:
