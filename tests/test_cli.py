@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import resource
 import shutil
@@ -339,7 +340,9 @@ def test_what_is_wrong_with_the_files_is_said_before_the_notebooks(qnnkit, pictu
 def test_doctor_as_json(qnnkit):
     status, out, _ = qnnkit("doctor", "--json")
     assert status == 0
-    assert json.loads(out).keys() == device.report().as_dict().keys()
+    found = json.loads(out)
+    assert {"machine", "accelerators", "simulators"} <= found.keys()
+    assert found["machine"]["python"] == platform.python_version()
 
 
 def test_the_installed_command_and_the_module_are_the_same():
