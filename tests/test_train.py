@@ -586,6 +586,22 @@ def killed(tmp_path_factory):
     return folder
 
 
+def test_asked_to_stop_in_validation_it_trains_no_more(tmp_path):
+    seen = []
+
+    class Stops(Classification):
+        def __call__(self, model, batch):
+            if seen or not model.training:
+                seen.append("trained" if model.training else "validated")
+            if len(seen) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().__call__(model, batch)
+
+    with pytest.raises(SystemExit):
+        train.fit(net(), Stops(), loaders(), Settings(epochs=3), folder=tmp_path)
+    assert set(seen) == {"validated"}
+
+
 def ends(folder):
     """Weights and progress at the end, the state to go on from, the rows by epoch; no seconds."""
     state, progress = torch.load(folder / "end.pt", weights_only=True)
