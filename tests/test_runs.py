@@ -26,7 +26,7 @@ from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain
 from qnnkit.runs.lock import alone
 from tests import forked
-from tests.toys import each_epoch
+from tests.toys import each_epoch, refused
 
 NOBODY = 65534
 launching = import_module("qnnkit.runs.launch")  # `runs.launch` is the function
@@ -244,37 +244,28 @@ def test_a_run_of_another_machine_may_be_looked_at_here(tiny):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "settings", "told"),
+    ("recipe", "settings", "argument"),
     [
-        (
-            "digit_quanv",
-            {},
-            "`recipe` must be a known name, but is 'digit_quanv'. Did you mean 'digits_quanv'",
-        ),
-        ("digits_quanv", {"epocs": 2}, "Did you mean 'epochs'?"),
-        ("digits_quanv", {"epochs": 2.5}, "`epochs` must be a valid integer"),
-        ("digits_quanv", {"batch_size": 0}, "`batch_size` must be greater than or equal to 1"),
-        ("digits_quanv", {"circuit": "data_reupload"}, "Did you mean 'data_reuploading'?"),
-        ("digits_quanv", {"circuit": "angle"}, "`circuit` must be a known name, but is 'angle'"),
-        ("digits_quanv", {"embedding": "angles"}, "Did you mean 'angle'?"),
-        ("digits_quanv", {"dataset": "digit"}, "Did you mean 'digits'?"),
-        ("digits_quanv", {"controls": ["clasical"]}, "Did you mean 'classical'?"),
-        ("digits_quanv", {"backend": "lightning"}, "`backend` must be a known name"),
-        ("digits_quanv", {"device": "gpu"}, "`device` must be a known name, but is 'gpu'"),
-        (
-            "digits_quanv",
-            {"data_dir": "/nowhere"},
-            "`data_dir` must be an existing folder or file, but is '/nowhere'",
-        ),
-        ("digits_quanv", {"data_dir": "."}, "`data_dir` must"),
-        ("digits_quanv", {"test_fraction": 0.9}, "`test_fraction` must"),
-        ("folder_quanv", {}, "`data_dir` must"),
+        ("digit_quanv", {}, "recipe"),
+        ("digits_quanv", {"epocs": 2}, "setting"),
+        ("digits_quanv", {"epochs": 2.5}, "epochs"),
+        ("digits_quanv", {"batch_size": 0}, "batch_size"),
+        ("digits_quanv", {"circuit": "data_reupload"}, "circuit"),
+        ("digits_quanv", {"circuit": "angle"}, "circuit"),
+        ("digits_quanv", {"embedding": "angles"}, "embedding"),
+        ("digits_quanv", {"dataset": "digit"}, "dataset"),
+        ("digits_quanv", {"controls": ["clasical"]}, "control"),
+        ("digits_quanv", {"backend": "lightning"}, "backend"),
+        ("digits_quanv", {"device": "gpu"}, "device"),
+        ("digits_quanv", {"data_dir": "/nowhere"}, "data_dir"),
+        ("digits_quanv", {"data_dir": "."}, "data_dir"),
+        ("digits_quanv", {"test_fraction": 0.9}, "test_fraction"),
+        ("folder_quanv", {}, "data_dir"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, recipe, settings, told):
-    with pytest.raises((ValueError, OSError)) as caught:
+def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, recipe, settings, argument):
+    with refused(argument, (ValueError, OSError)):
         runs.open_run(tmp_path / "run", recipe, **settings)
-    assert told in str(caught.value) and "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import qnnkit
 from qnnkit import data, tasks
@@ -32,6 +36,19 @@ class Digits:
 def each_epoch(do: Callable) -> Callable:
     """What `runs.train_all` may be given to call, of which only the rows of epochs reach `do`."""
     return lambda row: do(row) if row["event"] == "epoch" else None
+
+
+@contextlib.contextmanager
+def refused(
+    argument: str, error: type[Exception] | tuple[type[Exception], ...] = ValueError
+) -> Iterator[None]:
+    """Asserts that one line names an argument, its rule, its value and the next step, whatever the words."""
+    with pytest.raises(error) as caught:
+        yield
+    told = str(caught.value)
+    assert re.fullmatch(rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]", told), (
+        told
+    )
 
 
 def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:
