@@ -6,17 +6,19 @@ importing torch and PennyLane. A test of what a cold Python does starts one by `
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from qnnkit import warm
 
@@ -33,13 +35,20 @@ class Later:
         self.real: Any = None
 
     def send(self, request: Any) -> None:
-        if self.real is None:
-            modules = mock.patch.object(warm, "MODULES", (*warm.MODULES, *MODULES))
-            as_started = mock.patch.dict(os.environ, STARTED, clear=True)
-            warm._nursery = None
-            with contextlib.chdir(ROOT), as_started, modules:
-                warm.begin()
-            self.real, warm._nursery = warm._nursery, self  # pyright: ignore[reportAttributeAccessIssue]
+        if self.real is None:  # as `warm.begin` does; a test may have changed this process's environment
+            self.real, theirs = Pipe()
+            code = f"from qnnkit import warm; warm.serve({theirs.fileno()}, {(*warm.MODULES, *MODULES)})"
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=STARTED,
+                cwd=ROOT,
+            )
+            theirs.close()
+            atexit.register(process.wait)
+            atexit.register(process.kill)
         self.real.send(request)
 
     def recv(self) -> Any:

@@ -658,8 +658,9 @@ def test_a_killed_worker_loses_nothing(stand_in, home):
         held(home, stand_in(**SLOW), "--scheduler", address) as (process, release),
     ):
         run = psutil.Process(calls(written(home)[0].folder)[0]["pid"])
-        workers[0].kill()
-        workers[0].wait()
+        worker = next(each for each in workers if each.pid == run.ppid())
+        worker.kill()
+        worker.wait()
         until(lambda: not run.is_running() or not is_run(run), 10)
         release()
         assert process.wait(120) == 0
