@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,12 @@ import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Pyth
 import torch
 from PIL import Image
 
+from qnnkit import warm
+from tests import forked
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
+
+if sys.platform == "linux":
+    warm._nursery = forked.Later()  # pyright: ignore[reportAttributeAccessIssue]
 
 LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""
@@ -20,6 +27,11 @@ LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "process
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # thousands of tests and modules, which no collection need look at again
 
 
 def _globals() -> dict[str, Any]:

@@ -581,3 +581,8 @@ def test_a_source_of_ones_own_as_the_page_has_it(monkeypatch, tmp_path):
     assert gap(logits(adapters.load(llama(), tmp_path, trainable=True)), before) == 0
     with pytest.raises(NotImplementedError, match="leave n_weights out"):
         adapters.size(llama(), "waves", n_weights=100, targets=TARGETS)
+
+
+def test_loras_alpha_is_twice_its_rank_unless_it_is_given():
+    assert adapters.config("lora", r=3).lora_alpha == 6
+    assert adapters.config("lora", r=3, lora_alpha=5).lora_alpha == 5

@@ -20,6 +20,7 @@ from torch import nn
 
 from qnnkit import checkpoint, workspace
 from qnnkit.checkpoint import Store, file, weights
+from tests.toys import disk_order
 
 IDENTITY = {"net": "hybrid", "seed": 0}
 
@@ -87,6 +88,25 @@ def test_everything_comes_back_bit_for_bit(tmp_path):
     }
     path = file.write(tmp_path, 7, state)
     assert same(file.read(path), state)
+
+
+def test_it_has_reached_the_disk_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
+    done = disk_order(monkeypatch)
+    path = file.write(tmp_path, 1, state_of(1))
+    flushed = [("flush", each.stat().st_ino) for each in (path, tmp_path)]
+    assert done == [flushed[0], ("replace", path.name), flushed[1]]
+
+
+def test_the_newest_is_that_of_the_highest_number_with_more_digits_too(tmp_path):
+    for number in (1, 2):
+        store = Store(tmp_path)
+        store.restore()
+        store.save(state_of(number), best=True)
+        store.wait()
+        for path in tmp_path.glob("checkpoint-000001-*"):
+            path.rename(path.with_name(path.name.replace("000001", "999999")))
+    assert len(list(tmp_path.glob("checkpoint-1000000-*"))) == 1
+    assert same(Store(tmp_path).restore(), state_of(2))
 
 
 def test_tied_weights_and_views(tmp_path):

@@ -206,6 +206,12 @@ def test_the_gates_of_data_reuploading_on_one_wire():
     assert gates(qnode, [0.5], [[[1, 2, 3]]]) == expected
 
 
+def test_a_block_of_hardware_efficient_alternates_from_its_place():
+    for first, pairs in ((0, [[0, 1], [2, 3]]), (1, [[1, 2]])):
+        tape = qp.tape.make_qscript(circuits.hardware_efficient)(np.zeros((1, 4, 2)), range(4), first=first)
+        assert [each.wires.tolist() for each in tape.operations if each.name == "CZ"] == pairs
+
+
 def test_hardware_efficient_alternates_its_pairs():
     qnode, _ = circuits.build("hardware_efficient", n_qubits=4, n_layers=3)
     weights = np.arange(1, 25).reshape(3, 4, 2)

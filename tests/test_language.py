@@ -396,13 +396,3 @@ def test_shakespeare_without_one_speaker_and_lora_on_him(tmp_path):
     train.fit(model, Language(), loaders, config.model_copy(update={"epochs": 3}))
     after = tasks.evaluate(model, own)["loss"]
     assert after < before - 0.01
-
-
-def test_heavy_packages_come_late():
-    code = "import sys, qnnkit.tasks, qnnkit.data.text\nprint([x for x in sys.modules if x in %r])"
-    code %= (("transformers", "peft", "tokenizers"),)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
-    assert done.stdout.strip() == "[]"

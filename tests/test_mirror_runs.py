@@ -1,12 +1,11 @@
 """What anybody leaves in a run folder outlasts the machine, before anything is trained."""
 
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from qnnkit import runs, workspace
+from tests import forked
 
 SCRIPT = """
 from qnnkit import runs
@@ -24,7 +23,7 @@ def workspaces(tmp_path, monkeypatch):
 
 
 def script():
-    return subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    return forked.python(SCRIPT)
 
 
 def test_what_a_script_begins_is_mirrored(workspaces, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from qnnkit import MODELS, controls
 from qnnkit.circuits import ANSAETZE
 from qnnkit.layers import QuantumLayer, count_parameters, quantum_parameters
 from qnnkit.models import table
+from qnnkit.models.blocks import pixels
 from tests.nets import HYBRID, SLIDING, family
 
 FLOAT32 = 1e-5
@@ -344,3 +345,9 @@ def test_cuda_and_its_generator(name):
     assert torch.equal(torch.cuda.get_rng_state(), state)
     expected = model.eval()(IMAGES)
     close(model.cuda()(IMAGES.cuda()).cpu(), expected, 100 * FLOAT32)  # TF32 convolutions
+
+
+def test_pixels_are_numbers_of_nought_to_one():
+    like = torch.nn.utils.skip_init(torch.nn.Linear, 1, 1, dtype=torch.float64)
+    values = pixels(torch.tensor([[[[0, 51], [255, 102]]]], dtype=torch.uint8), like)
+    assert values.dtype == torch.float64 and values.flatten().tolist() == [0.0, 0.2, 1.0, 0.4]

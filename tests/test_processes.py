@@ -1,9 +1,7 @@
 """qnnkit.train.processes: two processes take the same steps as one with batches of twice the size."""
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from qnnkit.train.processes import Processes, Share, _Part
+from tests import forked
 
 TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24 steps
 
@@ -71,13 +70,13 @@ SCRIPT = """
 
 
 def launch(script, n, *arguments):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, str(script), *arguments]
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if n > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}"]
-        command[1:1] = torchrun
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
+        torchrun = ("torch.distributed.run", "--standalone", f"--nproc_per_node={n}")
+        done = forked.run(*torchrun, script, *arguments, env=environment)
+    else:
+        done = forked.python(textwrap.dedent(script.read_text()), *arguments, env=environment)
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 

@@ -4,9 +4,6 @@ import contextlib
 import io
 import itertools
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -20,6 +17,7 @@ from qnnkit.runs import journal, lock, status, watching
 from qnnkit.runs.journal import Journal
 from qnnkit.runs.status import Status, read
 from qnnkit.train import Moment
+from tests import forked
 from tests.toys import each_epoch
 
 SMALL = {"epochs": 2, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": ["no_quantum"], "threads": 1}
@@ -237,11 +235,8 @@ with alone(pathlib.Path(sys.argv[1]), "train"):
 def test_a_run_goes_on_while_a_living_process_holds_it(tmp_path):
     planted(tmp_path, time=0.0)  # validation may be long, and a process that lives goes on
     assert read(tmp_path).state == "stopped"
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    assert read(tmp_path).state == "running"
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    with forked.beside(HOLD, tmp_path):
+        assert read(tmp_path).state == "running"
     assert read(tmp_path).state == "stopped"
     (tmp_path / "result.json").write_text("{}")
     assert read(tmp_path).state == "finished"

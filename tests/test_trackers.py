@@ -22,7 +22,7 @@ from accelerate.state import PartialState
 from qnnkit import runs
 from qnnkit.runs import trackers
 
-AT_ONCE = 0.5  # seconds: what a call of `track` may take, at most, on a busy machine
+AT_ONCE = 5.0  # seconds: what a call of `track` may take, at most, on a busy machine; a wait takes longer
 LEFT_OUT = (
     r"Tracker `{}` is left out from here on: .*{}.*\. Training goes on, and metrics.jsonl has every row\. "
 )
@@ -114,7 +114,8 @@ def test_an_unknown_name_is_refused_with_the_nearest(pictures, tmp_path):
 def test_no_trackers_no_threads(home):
     before = threading.active_count()
     with begin() as track:
-        assert train(track) < AT_ONCE and threading.active_count() == before
+        train(track)
+        assert threading.active_count() == before
     assert list(home.iterdir()) == []
 
 
@@ -242,9 +243,9 @@ def test_any_error_is_one_sentence_and_training_goes_on(home, own, capsys, metho
 
 @pytest.fixture
 def hang():
-    """Waits until the test ends."""
+    """Waits until the test ends, at most twice as long as what may take a moment."""
     over = threading.Event()
-    yield over.wait
+    yield lambda: over.wait(2 * AT_ONCE)
     over.set()
 
 
@@ -255,7 +256,7 @@ def test_one_that_hangs_neither_slows_training_nor_keeps_it(home, own, hang, mon
     with begin("own") as track:
         assert train(track) < AT_ONCE
         start = time.perf_counter()
-    assert time.perf_counter() - start < 3
+    assert time.perf_counter() - start < AT_ONCE
     assert told_once(capsys, "own", "it had not finished 0 s after the training")
 
 
@@ -266,7 +267,7 @@ def test_one_that_takes_no_more_rows_is_left_out(home, own, hang, monkeypatch, c
         assert train(track, range(1, 2000)) < AT_ONCE
         assert told_once(capsys, "own", "10 rows wait for it")
         start = time.perf_counter()
-    assert time.perf_counter() - start < 3, "nothing waits for it"
+    assert time.perf_counter() - start < AT_ONCE, "nothing waits for it"
     assert "Tracker" not in capsys.readouterr().err
 
 

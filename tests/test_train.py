@@ -7,9 +7,6 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -29,6 +26,7 @@ from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
 from qnnkit.tasks.own import complete
 from qnnkit.workspace import read_lines
+from tests import forked
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
 SAME_STEP = 1e-6  # float32: a step worked out by hand
@@ -581,12 +579,27 @@ def killed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
 
     def execute(moments):
-        command = [sys.executable, "-c", textwrap.dedent(KILLED), str(folder), json.dumps(moments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forked.python(KILLED, folder, json.dumps(moments))
         assert done.returncode == 0, done.stderr
 
     execute(MOMENTS)
     return folder
+
+
+def test_asked_to_stop_in_validation_it_trains_no_more(tmp_path):
+    seen = []
+
+    class Stops(Classification):
+        def __call__(self, model, batch):
+            if seen or not model.training:
+                seen.append("trained" if model.training else "validated")
+            if len(seen) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().__call__(model, batch)
+
+    with pytest.raises(SystemExit):
+        train.fit(net(), Stops(), loaders(), Settings(epochs=3), folder=tmp_path)
+    assert set(seen) == {"validated"}
 
 
 def ends(folder):

@@ -100,9 +100,12 @@ def test_without_the_process_that_is_forked_a_notebook_runs_by_itself(chain):
         assert not json.loads(told.text)["imported"]
 
 
+FEW = "warm.MODULES = ('torch', 'threadpoolctl')"  # what else it imports is in the chain above
+
+
 def python(code, tmp_path, begins=True):
     """What `code` prints, in a process that has called `warm.begin()`."""
-    first = "import sys; from qnnkit import warm\n" + "warm.begin()\n" * begins
+    first = f"import sys; from qnnkit import warm\n{FEW}\n" + "warm.begin()\n" * begins
     words = [sys.executable, "-c", first + textwrap.dedent(code)]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -178,6 +181,7 @@ def test_a_kernel_ends_once_its_parent_was_killed(tmp_path):
     import os, signal, sys, time
     from pathlib import Path
     from qnnkit import warm
+    warm.MODULES = ("torch", "threadpoolctl", "ipykernel.kernelapp")
     warm.begin()
     connection = Path("connection.json").absolute()
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", str(connection)]
@@ -227,7 +231,7 @@ def test_where_an_import_has_opened_a_gpu_a_process_begins_anew(tmp_path):
     from pathlib import Path
     from qnnkit import warm
     sys.path.insert(0, "")
-    warm.MODULES = (*warm.MODULES, "opens")
+    warm.MODULES = ("torch", "threadpoolctl", "opens")
     warm.begin()
     print(warm.start([sys.executable, "-m", "says", "x"], dict(os.environ), Path("log")).wait(60))
     """

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qnnkit import workspace
+from tests.toys import disk_order
 
 NOBODY = 65534
 ROOM = 65_536  # bytes that a "full disk" still takes
@@ -58,6 +59,12 @@ def test_write_bytes_replaces_and_leaves_nothing_beside(tmp_path):
     workspace.write_bytes(path, b"second")
     assert path.read_bytes() == b"second"
     assert names(tmp_path) == ["result.json"]
+
+
+def test_what_replaces_a_file_has_reached_the_disk(tmp_path, monkeypatch):
+    done = disk_order(monkeypatch)
+    workspace.write_bytes(tmp_path / "a.json", b"whole")
+    assert done == [("flush", (tmp_path / "a.json").stat().st_ino), ("replace", "a.json")]
 
 
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from qnnkit import recipes, report, runs
+from tests import forked
 from tests.wheels import clean_environment
 
 ROOT = Path(__file__).parents[1]
@@ -108,7 +109,7 @@ shell = InteractiveShell.instance()
 shell.run_cell({_as_cell()!r}).raise_error()
 shell.run_cell({CELL.replace("epochs=5", "epochs=1, n_seeds=1")!r}).raise_error()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = forked.python(script)
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()][:2] == ["hybrid", "no_entanglement"]
     kept = (home / "runs" / "cell" / "recipe.py").read_text()

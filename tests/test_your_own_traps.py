@@ -1,12 +1,10 @@
 """Traps of a user's own recipes that a review found: each must be seen, and nothing lost."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from qnnkit import layers, recipes, runs
+from tests import forked
 from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
 
 CELLS = """
@@ -27,7 +25,7 @@ for cells in {notebooks!r}:
 def in_notebooks(*notebooks):
     """Cells of each as a kernel of its own runs them; the last word that each prints."""
     script = CELLS.format(notebooks=[list(cells) for cells in notebooks])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = forked.python(script)
     assert done.returncode == 0, done.stderr
     return [line.split()[-1] for line in done.stdout.splitlines()]
 

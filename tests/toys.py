@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 import qnnkit
 from qnnkit import data, tasks
@@ -29,3 +36,33 @@ class Digits:
 def each_epoch(do: Callable) -> Callable:
     """What `runs.train_all` may be given to call, of which only the rows of epochs reach `do`."""
     return lambda row: do(row) if row["event"] == "epoch" else None
+
+
+@contextlib.contextmanager
+def refused(
+    argument: str, error: type[Exception] | tuple[type[Exception], ...] = ValueError
+) -> Iterator[None]:
+    """Asserts that one line names an argument, its rule, its value and the next step, whatever the words."""
+    with pytest.raises(error) as caught:
+        yield
+    told = str(caught.value)
+    assert re.fullmatch(rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]", told), (
+        told
+    )
+
+
+def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:
+    """Grows with what is flushed (its inode) and what takes a name (that), in this order."""
+    done, flush, replace = [], os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        done.append(("flush", os.fstat(descriptor).st_ino))
+        flush(descriptor)
+
+    def replaced(source: Any, target: Any) -> None:
+        done.append(("replace", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", replaced)
+    return done

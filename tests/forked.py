@@ -1,0 +1,102 @@
+"""Other processes of the tests, forked from one that has imported what they want: see qnnkit.warm.
+
+Each has a session, a log and an end of its own, as one that `subprocess` starts, and none spends seconds on
+importing torch and PennyLane. A test of what a cold Python does starts one by `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from qnnkit import warm
+
+ROOT = Path(__file__).parent.parent
+MODULES = ("qnnkit.cli", "qnnkit.batch", "qnnkit.inspector", "distributed.cli", "tests.stand_in")
+PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+STARTED = dict(os.environ) | {"PYTHONPATH": PATH}
+
+
+class Later:
+    """In place of the connection to the process that is forked, which is begun once one is wanted."""
+
+    def __init__(self) -> None:
+        self.real: Any = None
+
+    def send(self, request: Any) -> None:
+        if self.real is None:  # as `warm.begin` does; a test may have changed this process's environment
+            self.real, theirs = Pipe()
+            code = f"from qnnkit import warm; warm.serve({theirs.fileno()}, {(*warm.MODULES, *MODULES)})"
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=STARTED,
+                cwd=ROOT,
+            )
+            theirs.close()
+            atexit.register(process.wait)
+            atexit.register(process.kill)
+        self.real.send(request)
+
+    def recv(self) -> Any:
+        return self.real.recv()
+
+
+def start(*words: object, log: Path, env: Mapping[str, str] | None = None) -> Any:
+    """`python -m WORDS` in the current folder, as `subprocess.Popen`; what it prints is added to `log`."""
+    return warm.start([sys.executable, "-m", *map(str, words)], dict(os.environ) | dict(env or {}), log)
+
+
+def run(*words: object, timeout: float = 180, env: Mapping[str, str] | None = None) -> SimpleNamespace:
+    """`python -m WORDS` to its end: its `returncode`, and `stdout` with all that it printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = start(*words, log=Path(folder) / "log", env=env)
+        try:
+            process.wait(timeout)
+        finally:
+            process.kill()
+        return SimpleNamespace(returncode=process.returncode, stdout=(Path(folder) / "log").read_text())
+
+
+def python(code: str, *arguments: object, **options: Any) -> SimpleNamespace:
+    """`code` in a process of its own, with `arguments` in sys.argv: see `run`, and its `stderr`."""
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder) / "errors"
+        done = run("tests.forked", errors, textwrap.dedent(code), *arguments, **options)
+        return SimpleNamespace(**vars(done), stderr=errors.read_text() if errors.exists() else done.stdout)
+
+
+@contextlib.contextmanager
+def beside(code: str, *arguments: object) -> Iterator[Any]:
+    """`code` in a process beside this one, killed in the end; begins once it has printed something."""
+    with tempfile.TemporaryDirectory() as folder:
+        log, end = Path(folder) / "log", time.monotonic() + 60
+        process = start("tests.forked", Path(folder) / "errors", textwrap.dedent(code), *arguments, log=log)
+        try:
+            while not (log.exists() and log.stat().st_size):
+                assert process.poll() is None and time.monotonic() < end, "it has not begun"
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    code = compile(sys.argv[2], "<code>", "exec")
+    sys.argv[:3] = ["-c"]
+    exec(code, {"__name__": "__main__"})

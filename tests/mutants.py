@@ -1,0 +1,189 @@
+"""Plants one error at a time in a copy of the kit and runs the tests that should notice it.
+
+    python -m tests.mutants               all of MUTANTS, and the number of those that no test has caught
+    python -m tests.mutants stats data    those of these files
+
+The kit itself is not changed. An error that none catches wants a test; an old text that is gone, a new row.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("qnnkit", "tests", "notebooks", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
+IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"  # what was imported before pytest began
+# file of the kit, old text (which stands there once), new text, files of tests
+MUTANTS = (
+    ("stats.py", "(1 + level) / 2, n - 1", "(1 + level) / 2, n", "stats"),
+    ("stats.py", "2 * float(t.sf(", "float(t.sf(", "stats"),
+    ("stats.py", "right * (n - right) / n", "right * (n - right)", "stats"),
+    ("circuits.py", "wires[1:] + wires[:1]", "wires[1:] + wires[1:2]", "circuits"),
+    ("circuits.py", "side = (first + layer) % 2", "side = layer % 2", "circuits"),
+    (
+        "circuits.py",
+        "weights.uniform_(0, 2 * math.pi",
+        "weights.uniform_(0, math.pi",
+        "circuits initialisations",
+    ),
+    (
+        "workspace.py",
+        "            os.fsync(file.fileno())\n        draft.replace(path)",
+        "        draft.replace(path)",
+        "workspace",
+    ),
+    ("workspace.py", "        draft.replace(path)", "        path.write_bytes(content)", "workspace mirror"),
+    ("settings.py", "sort_keys=True).encode()", "sort_keys=False).encode()", "settings"),
+    ("checkpoint/file.py", "            os.fsync(file.fileno())\n", "", "checkpoint"),
+    ("checkpoint/file.py", "os.fsync(descriptor)", "pass", "checkpoint"),
+    ("checkpoint/store.py", "self._kept[: self.keep - 1]", "self._kept[: self.keep]", "checkpoint"),
+    ("checkpoint/store.py", "for name in reversed(names)", "for name in names", "checkpoint"),
+    ("checkpoint/store.py", "key=lambda match: int(match[1])", "key=lambda match: match[1]", "checkpoint"),
+    ("train/schedule.py", "(epoch - warmup) / max(total - warmup", "epoch / max(total - warmup", "train"),
+    ("train/schedule.py", "0.5 * (1 + math.cos", "0.5 * (1 - math.cos", "train"),
+    ("train/loop.py", "part.batch = index + 1", "part.batch = index", "train"),
+    (
+        "train/loop.py",
+        "weight.grad *= expected / total",
+        "weight.grad *= total / expected",
+        "train processes",
+    ),
+    ("train/loop.py", "score > self.progress.best_score:", "score >= self.progress.best_score:", "train"),
+    ("train/loop.py", "if self._any_stop():\n                    self.stop.now()", "pass", "train"),
+    ("train/progress.py", "self.count += own * step.count", "self.count += own", "train"),
+    ("tasks/classification.py", "loss.detach() * len(labels)", "loss.detach()", "train tasks"),
+    ("tasks/contrastive.py", "logits.argmax(0)]", "logits.argmax(1)]", "contrastive"),
+    ("tasks/contrastive.py", "(found <= k)", "(found < k)", "contrastive retrieval"),
+    (
+        "layers/quanvolution.py",
+        "patches.permute(4, 5, 0, 1, 2, 3)",
+        "patches.permute(5, 4, 0, 1, 2, 3)",
+        "layers",
+    ),
+    ("layers/quanvolution.py", "columns, -1).movedim(-1, 2)", "columns, -1).movedim(-1, 1)", "layers"),
+    ("layers/controls.py", "scaled = inputs / math.pi", "scaled = inputs", "layers"),
+    (
+        "layers/controls.py",
+        "_frozen_random(layer, seed * 1000 + i)",
+        "_frozen_random(layer, i)",
+        "layers models",
+    ),
+    ("simulator/matrices.py", "to_angles -= to_product", "to_angles += to_product", "simulator"),
+    (
+        "simulator/matrices.py",
+        "table @ offset)",
+        "table @ np.zeros_like(offset))",
+        "simulator random_circuits",
+    ),
+    ("simulator/readout.py", "shift = n - 1 - wires.index(wire)", "shift = wires.index(wire)", "simulator"),
+    ("simulator/readout.py", "(1j * sign if", "(-1j * sign if", "simulator random_circuits"),
+    ("gradients/plateau.py", "1 / (2 * (d + 1) ** 2)", "1 / (2 * (d - 1) ** 2)", "plateau"),
+    ("noise.py", "right / n, low, high", "right / n, high, low", "noise"),
+    (
+        "adapters/attach.py",
+        'options["lora_alpha"] = 2 *',
+        'options["lora_alpha"] = 1 *',
+        "adapters adapters_sizes",
+    ),
+    (
+        "models/blocks.py",
+        "like.parameters()).dtype) / 255",
+        "like.parameters()).dtype) / 256",
+        "models features",
+    ),
+    ("data/splits.py", 'seeded("train_fraction", seed, label)', 'seeded("train_fraction", label)', "data"),
+    ("data/batches.py", "seeded(self.seed, epoch)", "seeded(self.seed)", "data train"),
+    ("batch/table.py", "status.number - 1 + epoch", "status.number + epoch", "batch"),
+    ("batch/state.py", '"pruned" if failure.get("state") == "pruned" else "failed"', '"failed"', "batch"),
+    (
+        "batch/engine.py",
+        "self.tries[run.id] <= self.config.retries",
+        "self.tries[run.id] < self.config.retries",
+        "batch",
+    ),
+    (
+        "measure/clock.py",
+        "[: (len(times) + 1) // 2]",
+        "[: len(times) // 2 + 1]",
+        "measure_clock measure_placement",
+    ),
+    (
+        "runs/forking.py",
+        '!= source.provenance.get("data", run.splits.fingerprint())',
+        "is None",
+        "your_own_traps runs",
+    ),
+)
+
+
+def caught(copy: Path, tests: str) -> str | None:
+    """The first test of these files that fails, in a process that begins with what they all import."""
+    child = os.fork()
+    if not child:
+        status = 99
+        try:
+            os.chdir(copy)
+            log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            named = [f"tests/test_{name}.py" for name in tests.split()]
+            status = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", IMPORTED, *named])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(int(status))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 1), (copy / "log").read_text()
+    failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+)", (copy / "log").read_text(), flags=re.MULTILINE)
+    return failed[0] if status else None
+
+
+def main(wanted: list[str]) -> int:
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "kit"
+        copy.mkdir()
+        for name in COPIED:
+            source = ROOT / name
+            ignored = shutil.ignore_patterns("__pycache__")
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=ignored)
+            else:
+                shutil.copy(source, copy)
+        sys.path.insert(0, str(copy))
+        os.environ["PYTHONPATH"] = str(copy)
+        import peft  # noqa: F401
+        import pennylane  # noqa: F401  once, for all of them
+        import torch._dynamo  # noqa: F401
+
+        missed = 0
+        for name, old, new, tests in MUTANTS:
+            if wanted and not any(each in name for each in wanted):
+                continue
+            path, start = copy / "qnnkit" / name, time.monotonic()
+            text = path.read_text()
+            if text.count(old) != 1:
+                answer = f"stands there {text.count(old)} times"
+            else:
+                path.write_text(text.replace(old, new))
+                answer = caught(copy, tests) or "NOT CAUGHT"
+                path.write_text(text)
+            missed += not answer.startswith("test_")
+            took = time.monotonic() - start
+            print(f"{took:4.0f} s  {name}: {new.strip()!r} for {old.strip()!r}: {answer}", flush=True)
+    print(f"{missed} not caught")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
