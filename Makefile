@@ -45,8 +45,8 @@ format: .venv/with-dev  ## mend what lint can mend by itself
 type: .venv/with-dev  ## types, by pyright
 	$(BIN)/pyright
 
-lab: .venv/with-lab  ## JupyterLab on the notebooks
-	$(BIN)/jupyter lab notebooks
+lab: .venv/with-lab  ## JupyterLab on the notebooks, and on the runs beside them
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
 docs: .venv/with-docs  ## the documentation site, in docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

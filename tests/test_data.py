@@ -191,6 +191,16 @@ def test_a_share_has_the_total_that_is_asked_for(sizes: list[int]) -> None:
     assert splits.keep(0.4, seed=3).train.sources == splits.keep(0.4, seed=3).train.sources
 
 
+def test_each_split_seed_takes_other_samples_of_each_class() -> None:
+    labels = torch.arange(2).repeat_interleave(40)
+    some = ImageSet(torch.zeros(80, 1, 1, 1, dtype=torch.uint8), labels, tuple(map(str, range(80))))
+    splits = ImageSplits("some", some, some, some, ("a", "b"))
+    first, second = (set(map(int, splits.keep(0.25, seed).train.sources)) for seed in (0, 1))
+    for rows in (range(40), range(40, 80)):
+        of_class = first & set(rows), second & set(rows)
+        assert of_class[0] != of_class[1] and [len(each) for each in of_class] == [10, 10]
+
+
 def test_the_share_of_the_recipe_is_what_it_says() -> None:
     labels = torch.arange(28).repeat_interleave(432)  # the training part of AHCD: nine tenths of 480 each
     some = ImageSet(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("",) * len(labels))

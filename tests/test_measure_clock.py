@@ -60,6 +60,13 @@ def test_steps_take_turns_and_are_compared_by_their_samples(virtual):
     assert turns == [{"a", "b"}] * 4 and virtual.calls[4:12:2] != ["a"] * 4, "in changing order"
 
 
+def test_the_time_is_the_median_of_the_faster_half_of_the_rounds(virtual):
+    took = iter([0.1, 0.1, 0.1, 0.9, 0.2, 0.8])  # one to warm up, one to see, four rounds
+    steps = {"a": virtual.step("a", lambda: next(took)), "b": virtual.step("b", 0.1)}
+    lap = race(steps, rounds=4)["a"]
+    assert (lap.seconds, lap.rounds) == (pytest.approx(0.15), 4), "0.1 and 0.2; in the others, others ran"
+
+
 def test_what_is_far_slower_is_measured_once(virtual):
     steps = {"a": virtual.step("a", 0.1), "b": virtual.step("b", 0.9), "c": virtual.step("c", 0.1)}
     found = race(steps, seconds=1.0)

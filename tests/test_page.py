@@ -85,6 +85,20 @@ def test_a_notebook_that_still_runs_ends_before_the_section_that_does(notebook, 
     )
 
 
+def test_a_section_may_begin_within_a_cell(notebook):
+    path = notebook(
+        new_markdown_cell("## First"),
+        code("1", shows(image_png=RED_DOT)),
+        new_markdown_cell("How to read it.\n\n## Second"),
+        code("2", shows(image_png=RED_DOT)),
+        new_markdown_cell("Read.\n\n## Empty"),
+        code("3"),
+    )
+    found = page.body(path)
+    assert [name for _, name in found.sections] == ["First", "Second"]
+    assert 'alt="First"' in found.html and 'alt="Second"' in found.html
+
+
 def test_text_of_outputs_stays_text(notebook):
     path = notebook(new_markdown_cell("## <b>& a class"), code("1", says("<script>alert(1)</script>")))
     assert "<script>" not in page.body(path).html

@@ -80,11 +80,15 @@ def _status(cell: Any) -> str | None:
     return cell.metadata.get("papermill", {}).get("status") if cell.cell_type == "code" else None
 
 
+def _title(cell: Any) -> str | None:
+    """The last heading of a section in a cell."""
+    lines = cell.source.splitlines() if cell.cell_type == "markdown" else []
+    return next((line.removeprefix("## ") for line in reversed(lines) if line.startswith("## ")), None)
+
+
 def _sections(cells: list[Any]) -> list[int]:
     """The places of the cells that begin a section."""
-    return [
-        i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and cell.source.startswith("## ")
-    ]
+    return [place for place, cell in enumerate(cells) if _title(cell) is not None]
 
 
 def _with_results(cells: list[Any]) -> list[Any]:
@@ -101,8 +105,7 @@ def _describe_images(cells: list[Any]) -> None:
     """Gives each image the title of its section for those who cannot see it, unless it says more itself."""
     title = ""
     for cell in cells:
-        if cell.cell_type == "markdown" and cell.source.startswith("## "):
-            title = cell.source.splitlines()[0].removeprefix("## ")
+        title = _title(cell) or title
         for output in cell.get("outputs", ()):
             for kind in output.get("data", {}):
                 if kind.startswith("image/"):
