@@ -278,19 +278,18 @@ def test_sorting_and_filtering(browser, four):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(write_batch_page(four.folder).as_uri())
-    page.wait_for_selector("#runs.dataTable")
+    page.wait_for_selector("#runs tfoot input")  # made last: from here on the table answers
 
-    def order():
-        return page.locator("#runs tbody tr").evaluate_all(
-            "all => all.map(row => row.cells[0].innerText.slice(7))"
-        )
+    def shows(*wanted):
+        rows = "[...document.querySelectorAll('#runs tbody tr')].map(row => row.cells[0].innerText.slice(7))"
+        page.wait_for_function(f"{rows}.join() === '{','.join(wanted)}'", timeout=10_000)
 
     page.locator("#runs thead th", has_text="n_layers").click()
-    assert order() == ["poor", "good", "lost", "next", "fair"], "10 after 4"
+    shows("poor", "good", "lost", "next", "fair")  # 10 after 4
     page.locator("#runs thead th", has_text="n_layers").click()
-    assert order() == ["fair", "next", "lost", "good", "poor"]
+    shows("fair", "next", "lost", "good", "poor")
     page.locator("#runs tfoot input").nth(3).press_sequentially("finished")
-    assert order() == ["fair", "good", "poor"]
+    shows("fair", "good", "poor")
     page.set_viewport_size({"width": 390, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert complaints == [] and not [url for url in asked if not url.startswith(("file:", "blob:", "data:"))]

@@ -314,7 +314,7 @@ def test_four_bits_where_there_is_no_cuda_are_told_and_done_without(home, base, 
     sentence = "Weights are in float32, not in 4 bits: they need a CUDA device, and this is cpu."
     assert told.count(sentence) == 1 and run.provenance["notes"].count(sentence) == 1
     report.finish(run)
-    assert f'<p class="small">{sentence}</p>' in run.report.read_text()
+    assert f"<li>{sentence}</li>" in run.report.read_text()
 
 
 def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, base, monkeypatch):
