@@ -110,6 +110,14 @@ def test_the_recorded_gradients_of_groups_and_layers(tmp_path):
     assert (layers["norm"] > 0).all() and (layers["ratio"] > 0).all()
 
 
+def test_gradients_that_are_lost_cost_no_report(tmp_path, capsys):
+    run = begun(tmp_path / "run", epochs=1)
+    list(runs.train_all(run))
+    (run.folder / "gradients.jsonl").unlink()
+    cells("04_analyze", run, hardware_images=0)
+    assert run.result is not None and "must hold gradients of a training" in capsys.readouterr().out
+
+
 def test_a_net_without_a_circuit(tmp_path, capsys):
     run = begun(tmp_path / "run", "cnn", width=4, hidden=4, epochs=1)
     cells("02_gradient_check", run)

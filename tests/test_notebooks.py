@@ -149,6 +149,8 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert (
         page.count("data:image/png;base64,") == sum("image/png" in one.get("data", {}) for one in shown) == 10
     )
+    links = re.findall(r'href="(notebooks/[^"]*)"', page)
+    assert len(links) == 5 and all((finished.folder / link).is_file() for link in links)
     for title in ("What would hardware make of it?", "The loss around the trained angles", "Contents"):
         assert title in page
     assert "open_run" not in page and "Write the report" not in page, "code, or the cell that writes the page"

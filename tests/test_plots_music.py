@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qnnkit.plots.music import loss_matrices, loss_matrix, piano_roll, pitch_name
+from qnnkit.plots.music import loss_matrices, piano_roll, pitch_name
 from qnnkit.plots.picture import COLOURS, Picture
 from tests.test_plots import PIXEL, boxes, overlap
+
+
+def one_matrix(nats, adapters, composers):
+    return loss_matrices({"": np.asarray(nats, dtype=float)}, adapters, composers)
 
 
 def roll(n_steps: int, low: int = 48, high: int = 76) -> dict:
@@ -44,10 +48,10 @@ FIGURES = {
     "long": lambda: piano_roll({"a": roll(6000)}),
     "none": lambda: piano_roll({"nothing": {"given": []}}),
     "one note": lambda: piano_roll({"$ one": {"given": [(3, 60, 1)]}}, steps_per_bar=12),
-    "matrix": lambda: loss_matrix(NATS, ["base", "bach", "mozart"], ["bach", "mozart"]),
-    "matrix-one": lambda: loss_matrix([[0.9]], ["base"], ["bach"]),
-    "matrix-many": lambda: loss_matrix(np.arange(60).reshape(6, 10) % 7 / 3, *MANY),
-    "matrix-long": lambda: loss_matrix(np.eye(3), ["W" * 40, "b", "$"], ["x" * 60, "y", "nottingham"]),
+    "matrix": lambda: one_matrix(NATS, ["base", "bach", "mozart"], ["bach", "mozart"]),
+    "matrix-one": lambda: one_matrix([[0.9]], ["base"], ["bach"]),
+    "matrix-many": lambda: one_matrix(np.arange(60).reshape(6, 10) % 7 / 3, *MANY),
+    "matrix-long": lambda: one_matrix(np.eye(3), ["W" * 40, "b", "$"], ["x" * 60, "y", "nottingham"]),
 }
 
 

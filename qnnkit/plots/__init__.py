@@ -5,8 +5,8 @@ from qnnkit.plots.circuits import coloured_circuit
 from qnnkit.plots.images import class_balance, class_samples, confusion, labelled_images
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.machines import machines
-from qnnkit.plots.music import loss_matrices, loss_matrix, piano_roll
-from qnnkit.plots.picture import COLOURS, MARKERS, STYLES, Live, Picture
+from qnnkit.plots.music import loss_matrices, piano_roll
+from qnnkit.plots.picture import COLOURS, MARKERS, Live, Picture
 from qnnkit.plots.study import stamped
 from qnnkit.plots.times import benchmark
 
@@ -24,14 +24,12 @@ __all__ = [
     "Live",
     "COLOURS",
     "MARKERS",
-    "STYLES",
     "benchmark",
     "stamped",
     "images_found",
     "captions_found",
     "similarities",
     "piano_roll",
-    "loss_matrix",
     "loss_matrices",
     "machines",
 ]

@@ -78,19 +78,6 @@ def _rectangle(start: int, pitch: int, duration: int) -> list[tuple[float, float
     return [(left, bottom), (right, bottom), (right, top), (left, top)]
 
 
-def loss_matrix(
-    nats: np.ndarray | Sequence[Sequence[float]], adapters: Sequence[str], composers: Sequence[str]
-) -> Picture:
-    """Nats per token of each adapter on each composer's music, as `loss_matrices` draws one of them.
-
-    Args:
-        nats: Per token, of shape (adapters, composers).
-        adapters: Names of the rows.
-        composers: Names of the columns.
-    """
-    return loss_matrices({"": np.asarray(nats, dtype=float)}, adapters, composers)
-
-
 def loss_matrices(
     panels: Mapping[str, np.ndarray],
     adapters: Sequence[str],

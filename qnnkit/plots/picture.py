@@ -19,7 +19,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 # Okabe and Ito (2008): told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "v", "D", "P", "X")
 LONGEST_NAME = 32  # letters of a class name that are shown
 
@@ -107,20 +106,6 @@ def row_name(axis: Any, name: str) -> None:
 def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
     # A folder may well be called "$5 to $10": no name is mathematics.
     axis.set_ticks(range(len(names)), [short(name) for name in names], rotation=rotation, parse_math=False)
-
-
-def lengths(values: Sequence[float]) -> np.ndarray:
-    """Of bars on a logarithmic axis, where zero has no place; a stump for NaN and infinity too."""
-    return np.where(np.isfinite(values), np.maximum(values, 1e-17), 1e-17)
-
-
-def name_rows(axis: Any, names: Sequence[str], values: Sequence[float]) -> None:
-    """A row per name, the first on top; a value without a length (NaN, infinite) is told beside its name."""
-    told = [
-        name if np.isfinite(value) else f"{name}: {value}" for name, value in zip(names, values, strict=True)
-    ]
-    axis.set_yticks(range(len(names)), told)
-    axis.set_ylim(len(names) - 0.5, -0.5)
 
 
 def decades(axis: Any, lengths: Any, which: str = "x") -> None:

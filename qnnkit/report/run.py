@@ -230,9 +230,15 @@ def render(run: Run, result: dict[str, Any], shown: page.Body) -> str:
         result=result,
         table=table(result["nets"], run.score).join(scores(result["nets"])),
         sentences=_sentences(run, result),
-        notebooks=sorted(path.name for path in run.notebook("any").parent.glob("*.ipynb")),
+        notebooks=_notebooks(run),
         body=shown,
     )
+
+
+def _notebooks(run: Run) -> list[str]:
+    """Names of the executed notebooks, also of the one that runs now: it gets its own when it ends."""
+    found = {path.name.replace(".running.", ".") for path in run.notebook("any").parent.glob("*.ipynb")}
+    return sorted(name for name in found if not name.endswith(".failed.ipynb"))
 
 
 def _sentences(run: Run, result: dict[str, Any]) -> list[str]:

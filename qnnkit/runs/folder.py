@@ -230,12 +230,14 @@ class Run:
 
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a figure of matplotlib as figures/<name>.png; the file has its title and how to read it."""
-        buffer = io.BytesIO()
-        metadata = {"Software": "qnnkit", "Title": title, "Description": description}
-        figure.savefig(buffer, format="png", dpi=110, metadata=metadata)
-        workspace.write_bytes(
-            workspace.make_folder(self.folder / "figures") / f"{name}.png", buffer.getvalue()
-        )
+        metadata = {"Title": title, "Description": description}
+        if hasattr(figure, "png"):  # the kit's own keep what they have drawn: they are shown next
+            content = figure.png(**metadata)
+        else:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
+            content = buffer.getvalue()
+        workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
         keep_mirrored(self.folder)
 
     def note_provenance(self, **facts: Any) -> None:

@@ -102,9 +102,8 @@ class Training:
 class Todo:
     """The nets of a run, of every seed, that are not trained yet; iterates over a `Training` of each."""
 
-    def __init__(self, run: Run, place: torch.device, on_row: Any, on_warning: Any):
-        self.run, self.given = run, (place, on_row, on_warning)
-        self.finished = run.tested()
+    def __init__(self, run: Run, finished: dict[Any, Any], place: torch.device, on_row: Any, on_warning: Any):
+        self.run, self.finished, self.given = run, finished, (place, on_row, on_warning)
         self.last: Training | None = None
 
     def __iter__(self) -> Iterator[Training]:
@@ -143,7 +142,7 @@ def training(
     """
     from qnnkit.runs.placing import placed
 
-    run.tested()
+    finished = run.tested()
     wait_for_all()  # nobody writes before all have read
     with contextlib.ExitStack() as work:
         if is_main():
@@ -161,7 +160,7 @@ def training(
             if on_row:
                 on_row(row)
 
-        todo = Todo(run, device.choose(where.device), note, on_warning)
+        todo = Todo(run, finished, device.choose(where.device), note, on_warning)
         work.enter_context(measure.threads(where.threads))
         try:
             yield todo
