@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import UnionType
@@ -127,6 +128,8 @@ class Settings(Base):
     """How many seeds (seed, seed + 1, ...) each net is trained with, for the intervals."""
     controls: tuple[str, ...] | Literal["all"] = "all"
     """Nets trained beside the recipe's own, with only the quantum part exchanged; () for none."""
+    net_settings: tuple[str, ...] = ()
+    """Training settings of single nets in place of the others': NET.SETTING=VALUE, hybrid.optimizer=sgd."""
 
     # --- where and how it is computed ---
     device: str = "auto"
@@ -161,6 +164,29 @@ class Settings(Base):
         if len(set(controls)) < len(controls) and controls != "all":
             raise ValueError("name each net once")
         return controls
+
+    @field_validator("net_settings")
+    @classmethod
+    def _of_single_nets(cls, net_settings: tuple[str, ...]) -> tuple[str, ...]:
+        named = [(net, name) for net, name, _ in map(_parts, net_settings)]
+        if len(set(named)) < len(named):
+            raise ValueError("name each setting of a net once")
+        for _, name, value in map(_parts, net_settings):
+            try:
+                Settings.model_validate({name: value})
+            except ValidationError as error:
+                raise ValueError(_sentence(Settings, error)) from None
+        return net_settings
+
+    def of_net(self, net: str) -> Self:
+        """The settings that a net trains with: these, but for what `net_settings` says of it.
+
+        Example:
+            >>> Settings(net_settings=("hybrid.learning_rate=0.5",)).of_net("hybrid").learning_rate
+            0.5
+        """
+        own = {name: value for whose, name, value in map(_parts, self.net_settings) if whose == net}
+        return self.override(**own) if own else self
 
     @property
     def recipe(self) -> str:
@@ -294,6 +320,17 @@ SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fracti
 """Settings that say which sample is whose."""
 CRITERIA = PLACEMENT[-5:]
 """Bounds of success."""
+OF_A_NET = (
+    "learning_rate",
+    "quantum_learning_rate",
+    "optimizer",
+    "weight_decay",
+    "schedule",
+    "warmup_epochs",
+    "clip_norm",
+    "quantum_clip_norm",
+)
+"""Settings that `net_settings` may give to single nets: those of the update alone."""
 
 
 class Recorded(Settings):
@@ -321,6 +358,17 @@ def require_batch_size(settings: Settings) -> None:
     if settings.batch_size == "auto":
         step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
         raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
+
+
+def _parts(words: str) -> tuple[str, str, Any]:
+    """Net, setting and value of one of `net_settings`."""
+    found = re.fullmatch(r"([^.=]+)\.([^.=]+)=(.+)", words)
+    if found is None or found[2] not in OF_A_NET:
+        raise ValueError(f"be NET.SETTING=VALUE, each with a setting of {', '.join(OF_A_NET)}")
+    try:
+        return found[1], found[2], json.loads(found[3])
+    except ValueError:
+        return found[1], found[2], found[3]
 
 
 def _text(path: str | Path) -> str:

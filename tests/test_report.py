@@ -372,6 +372,14 @@ def test_what_was_planned_stands_beside_what_was_measured(open_run, plan, peak, 
     assert sentence is None or sentence in run.report.read_text()
 
 
+def test_single_nets_that_trained_otherwise_are_named(open_run):
+    run = open_run(n_seeds=1, net_settings=("classical.learning_rate=0.5",))
+    log_final(run, "hybrid", 0, 0.9)
+    log_final(run, "classical", 0, 0.8)
+    report.finish(run)
+    assert "settings of their own: classical.learning_rate=0.5." in run.report.read_text()
+
+
 def test_the_result_comes_last(three):
     """Where the page cannot be written, there is no result, and so the run is not finished."""
     three.report.mkdir()

@@ -254,7 +254,7 @@ def test_a_run_of_another_machine_may_be_looked_at_here(tiny):
         ("digits_quanv", {"circuit": "angle"}, "circuit"),
         ("digits_quanv", {"embedding": "angles"}, "embedding"),
         ("digits_quanv", {"dataset": "digit"}, "dataset"),
-        ("digits_quanv", {"controls": ["clasical"]}, "control"),
+        ("digits_quanv", {"controls": ["clasicl"]}, "control"),
         ("digits_quanv", {"backend": "lightning"}, "backend"),
         ("digits_quanv", {"device": "gpu"}, "device"),
         ("digits_quanv", {"data_dir": "/nowhere"}, "data_dir"),
@@ -1050,3 +1050,21 @@ def test_a_run_takes_no_folder_that_holds_everything(tmp_path, monkeypatch, plac
 def test_a_number_that_nothing_could_compute_is_refused_at_once(tmp_path, name):
     with pytest.raises(ValueError, match=f"`{name}` must .*but is 100000000"):
         runs.open_run(tmp_path / "run", "digits_quanv", **{name: 100_000_000})
+
+
+# --- single nets that train otherwise -----------------------------------------------------------------------
+
+
+def test_settings_of_a_single_net_change_that_net_alone(tiny):
+    plain, other = tiny("plain"), tiny("other", net_settings=("classical.learning_rate=0.5",))
+    told = {run.folder.name: list(runs.train_all(run)) for run in (plain, other)}
+    losses = {name: [row["test_loss"] for row in rows] for name, rows in told.items()}
+    assert losses["plain"][0] == losses["other"][0] and losses["plain"][1] != losses["other"][1]
+    alone = tiny("alone", learning_rate=0.5)
+    assert losses["other"][1] == list(runs.train_all(alone))[1]["test_loss"]
+
+
+def test_settings_of_a_net_that_is_not_there_are_refused(tiny):
+    assert tiny("fine", net_settings=("frozen_random.learning_rate=0.5",)).nets == ("hybrid", "classical")
+    with refused("net in net_settings"):
+        tiny(net_settings=("clasicl.learning_rate=0.5",))

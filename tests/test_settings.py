@@ -33,6 +33,7 @@ OTHERS = {
     "sequence_length": 32, "vocabulary": 300, "tokenizer": "folder", "part": "^ROMEO$", "composers": ["bach"],
     "transpose": 2, "overlap": 8, "size": "small", "patch_size": 2, "head": "linear", "adapter": "qpa",
     "adapter_weights": 1000, "targets": ["q_proj"], "four_bit": True,
+    "net_settings": ["hybrid.learning_rate=0.5"],
     "rank": 4, "alpha": 8.0, "base_precision": "bfloat16",
     "on_oom": "shrink",
     "max_memory_gb": 12.0, "max_epoch_seconds": 90.0, "min_accuracy": 0.95,
@@ -150,6 +151,14 @@ def test_a_setting_that_a_version_adds_changes_no_digest():
         ("epocs", 2, "must be a known name, but is 'epocs'. Did you mean 'epochs'? The choices are"),
         ("training", {}, "must be a known name, but is 'training'"),
         ("vocabulary", 300, "must be a known name, but is 'vocabulary'"),
+        ("net_settings", ["hybrid=2"], "`net_settings` must be NET.SETTING=VALUE, each with a setting of"),
+        (
+            "net_settings",
+            ["hybrid.epochs=2"],
+            "`net_settings` must be NET.SETTING=VALUE, each with a setting",
+        ),
+        ("net_settings", ["hybrid.learning_rate=-1"], "Argument `learning_rate` must be greater than 0"),
+        ("net_settings", ["a.schedule=linear", "a.schedule=cosine"], "must name each setting of a net once"),
     ],
 )
 def test_a_bad_value_gets_one_sentence(name, value, told):

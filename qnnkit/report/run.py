@@ -250,6 +250,8 @@ def _sentences(run: Run, result: dict[str, Any]) -> list[str]:
         if row["event"] == "warning" and row["of"] == "machine"
     ]
     notes = run.provenance.get("notes") or run.splits.notes
+    if single := run.config.net_settings:
+        told.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
     return [*told, *_of_gradients(run), *_starts(run), *notes, *_placed(run), *_surveyed(run), *machine]
 
 

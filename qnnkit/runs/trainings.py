@@ -42,12 +42,13 @@ class Training:
             for one in todo:
                 model = runs.build(run, one.net, one.seed)
                 loaders, kept = one.prepare(model)
-                progress = train.fit(model, run.task, loaders, run.config, **kept)
+                progress = train.fit(model, run.task, loaders, one.config, **kept)
                 one.test(model, progress)
     """
 
     def __init__(self, run: Run, net: str, seed: int, place: torch.device, on_row: Any, on_warning: Any):
         self.run, self.net, self.seed, self.place = run, net, seed, place
+        self.config = run.config.of_net(net)
         measure.reset_peak(place)
         self.journal = Journal(run, net, seed, place, on_row, on_warning)
 
@@ -58,7 +59,7 @@ class Training:
             Loaders "train", "validation" and "test"; keyword arguments: where to compute, folder and
             identity of the checkpoints, groups of parameters, and what is called with rows and warnings.
         """
-        run, config, net, seed = self.run, self.run.config, self.net, self.seed
+        run, config, net, seed = self.run, self.config, self.net, self.seed
         folder, identity = workspace.make_folder(run.checkpoints(net, seed)), run.identity(net, seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `fit` says what is damaged
@@ -196,7 +197,7 @@ def train_all(
 def _train(one: Training) -> dict[str, Any]:
     run, model = one.run, build(one.run, one.net, one.seed)
     loaders, kept = one.prepare(model)
-    return one.test(model, train.fit(model, run.task, loaders, run.config, **kept))
+    return one.test(model, train.fit(model, run.task, loaders, one.config, **kept))
 
 
 def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) -> None:

@@ -126,12 +126,16 @@ def _require_controls(run: Run) -> None:
     """Refuses the names of nets that do not stand beside this recipe's."""
     from qnnkit.models.causal_lm import bare
 
-    if run.config.controls in ((), "all"):
+    chosen = () if run.config.controls == "all" else run.config.controls
+    single = [words.split(".")[0] for words in run.config.net_settings]
+    if not chosen and not single:
         return
     with bare(asked=True):  # whatever its weights, the names are these
         names = run.recipe.control_names(run.config, run.splits, run.config.seed)
-    for name in run.config.controls:
+    for name in chosen:
         run.recipe.require_control(name, names)
+    for name in single:
+        checks.choice("net in net_settings", name, [run.nets[0], *names])
 
 
 @contextlib.contextmanager
