@@ -34,9 +34,10 @@ slow: .venv/with-dev  ## the tests that take long or ask a package registry
 	$(BIN)/python -m pytest -m slow
 	QNNKIT_EXAMPLES=all $(BIN)/python -m pytest tests/test_random_circuits.py
 
-lint: .venv/with-dev  ## style and common mistakes, notebooks included
+lint: .venv/with-dev  ## style, common mistakes and which part imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: .venv/with-dev  ## mend what lint can mend by itself
 	$(BIN)/ruff check --fix .

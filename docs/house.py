@@ -13,8 +13,8 @@ PAGE = ROOT / "docs" / "house.md"
 HEAD = """# The house
 
 Every part of `qnnkit` and its job, from the bottom up. A part imports only parts of lower floors;
-`tests/test_import.py` holds that order. `python docs/house.py` writes this page from the code's own import
-statements and docstrings.
+`make lint` holds that order (import-linter). `python docs/house.py` writes this page from the code's
+own import statements and docstrings.
 
 | floor | part | job | imports |
 |---|---|---|---|

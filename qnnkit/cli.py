@@ -227,6 +227,7 @@ def plan(
         rule, given = "be named, or --model in its place", recipe if model is None else f"{recipe}, {model}"
         raise ValueError(checks.message("--recipe", rule, given, f"Name one: {kinds}."))
     chosen = parse_settings(settings or [], settings_kind(recipe))
+    asked: dict[str, Any]
     if model is None:
         asked = runs.to_plan(recipe, chosen, samples=samples, timed=measuring)
     else:

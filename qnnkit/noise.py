@@ -175,7 +175,7 @@ def fake_device(model: nn.Module) -> str | None:
 def _backend(name: str) -> Any:
     """A fake device of qiskit-ibm-runtime, or a real one by the account that is saved on this machine."""
     try:
-        from qiskit_ibm_runtime import QiskitRuntimeService, fake_provider
+        from qiskit_ibm_runtime import QiskitRuntimeService, fake_provider  # pyright: ignore
     except ModuleNotFoundError:
         raise ModuleNotFoundError(f"Device {name} wants an extra: pip install 'qnnkit[hardware]'.") from None
     if not name.startswith("Fake"):
@@ -200,9 +200,9 @@ class _OnDevice:
         return list(found) if isinstance(found, list | tuple) else [found]
 
     def _measured(self, tape: Any) -> Any:
-        from qiskit import QuantumCircuit, transpile
-        from qiskit.circuit import ParameterVector
-        from qiskit_ibm_runtime import SamplerV2
+        from qiskit import QuantumCircuit, transpile  # pyright: ignore  # an extra
+        from qiskit.circuit import ParameterVector  # pyright: ignore
+        from qiskit_ibm_runtime import SamplerV2  # pyright: ignore
 
         n, wires = tape.batch_size or 1, tape.wires.tolist()
         [tape], _ = qp.transforms.diagonalize_measurements(tape)

@@ -206,7 +206,7 @@ class Settings(Base):
             ValueError: One sentence on the first name that is unknown (the nearest is offered), or the first
                 value that breaks its rule.
         """
-        for name in values if cls.model_config["extra"] == "forbid" else ():
+        for name in values if cls.model_config.get("extra") == "forbid" else ():
             checks.choice("setting", name, cls.model_fields)
         try:
             return cls.model_validate(values)

@@ -221,7 +221,7 @@ def test_the_study_of_the_docs_is_twelve_runs(home, monkeypatch):
     found = plan.plan(config)
     assert len(found) == 12 and {run.config.n_seeds for run in found} == {10}
     assert {run.config.train_fraction for run in found} == {0.1, 0.25, 0.5, 1.0}
-    assert {recipes.of(run.config).name for run in found} == {"letters_frozen", "ahcd_trainable", "cnn"}
+    assert {recipes.of(run.config).name for run in found} == {"ahcd_frozen", "ahcd_trained", "ahcd_cnn"}
     assert {run.config.data_dir for run in found} == {str(place)}
 
 

@@ -1,6 +1,5 @@
 """Importing qnnkit costs next to nothing and changes nothing; its parts import downwards only."""
 
-import ast
 import json
 import os
 import statistics
@@ -15,15 +14,6 @@ PACKAGE = Path(__file__).parent.parent / "qnnkit"
 SECONDS = 0.3  # DESIGN.md, section 7
 LINES = 500  # DESIGN.md, section 3
 
-# From the bottom of DESIGN.md's map to its top: a part may import those that stand before it.
-ORDER = (
-    "checks", "words", "warm", "settings", "stats", "plots", "device", "workspace", "circuits", "simulator",
-    "expressivity", "data", "checkpoint", "layers", "models", "adapters", "tasks",
-    "gradients", "noise", "train",
-    "recipes", "measure", "runs", "batch", "inspector", "report",
-    "cli_output", "cli_settings", "cli",
-)  # fmt: skip
-EXEMPT = ("__init__", "__main__")  # the package's own front doors
 LATE = (
     "transformers",
     "peft",
@@ -136,71 +126,11 @@ def test_qnnkit_alone_loads_neither_torch_nor_pennylane():
 # --- the map -----------------------------------------------------------------------------------------------
 
 
-def imported(source, module, is_package):
-    """Full names of what the source of `module` imports, inside functions and for type checking too."""
-    package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def upwards(source, module, is_package=False):
-    """The imports of a module that do not point to an earlier part or to its own."""
-    own = module.split(".")[1]
-    found = [name.split(".") for name in imported(source, module, is_package)]
-    parts = [path[1] for path in found if path[0] == "qnnkit" and len(path) > 1]
-    parts = [part for part in parts if part not in ("__version__", own)]
-    return [part for part in parts if part not in ORDER or ORDER.index(part) >= ORDER.index(own)]
-
-
-def modules():
-    for path in sorted(PACKAGE.rglob("*.py")):
-        inside = path.relative_to(PACKAGE.parent).with_suffix("")
-        is_package = path.name == "__init__.py"
-        name = ".".join((inside.parent if is_package else inside).parts)
-        if not (path.parent == PACKAGE and path.stem in EXEMPT):
-            yield pytest.param(path, name, is_package, id=name)
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("from qnnkit import train", ["train"]),
-        ("from qnnkit.train import fit", ["train"]),
-        ("import qnnkit.train", ["train"]),
-        ("def f():\n    from qnnkit import train, checks", ["train"]),
-        ("from ..train import fit", ["train"]),
-        ("from .. import train", ["train"]),
-        ("from qnnkit import unheard_of", ["unheard_of"]),
-        ("from qnnkit import QuantumLayer", ["QuantumLayer"]),
-        ("from qnnkit.data import sample\nfrom qnnkit import checks, device\nimport torch", []),
-        ("from . import sample", []),
-    ],
-)
-def test_the_rank_test_sees_what_points_upwards(source, found):
-    assert upwards(source, "qnnkit.data.images") == found
-
-
-@pytest.mark.parametrize(("path", "name", "is_package"), list(modules()))
-def test_imports_point_downwards(path, name, is_package):
-    assert upwards(path.read_text(), name, is_package) == []
-
-
-def test_every_part_stands_in_the_order():
-    parts = {
-        path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert parts - set(EXEMPT) <= set(ORDER)
-
-
-@pytest.mark.parametrize(("path", "name", "is_package"), list(modules()))
-def test_only_plots_imports_matplotlib(path, name, is_package):
-    found = {each.split(".")[0] for each in imported(path.read_text(), name, is_package)}
-    assert "matplotlib" not in found or name.startswith("qnnkit.plots")
+def test_parts_import_as_the_contracts_of_pyproject_say():
+    """Downwards only, no circles inside a part, matplotlib in plots alone."""
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache", "--no-logo"]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "0 broken" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -607,8 +607,8 @@ def test_a_kernel_computes_where_its_chain_was_told_to(tiny, monkeypatch):
 
 
 def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
-    folder_module = import_module("qnnkit.runs.folder")
-    usable, first = folder_module.require_usable, []
+    opening = import_module("qnnkit.runs.opening")
+    usable, first = opening.require_usable, []
 
     def slow(run):
         usable(run)
@@ -616,7 +616,7 @@ def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
             first.append(run)
             tiny(learning_rate=0.5)  # another process is quicker
 
-    monkeypatch.setattr(folder_module, "require_usable", slow)
+    monkeypatch.setattr(opening, "require_usable", slow)
     with pytest.raises(ValueError, match=r"learning_rate: 0\.5 there, 0\.1 now"):
         tiny(learning_rate=0.1)
 

@@ -164,7 +164,8 @@ class Source:
         return test.images[first[places]], test.labels[first[places]]
 
     def class_name(self, label: int) -> str:
-        return str(self.run.splits.classes[label])
+        splits: Any = self.run.splits  # of images
+        return str(splits.classes[label])
 
     # --- words ------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +134,8 @@ def control(model: nn.Module, name: str, *, seed: int = 0) -> nn.Module:
     checks.choice("control", name, control_names(model))
     found = copy.deepcopy(model)
     if name == "no_entanglement":
-        return _exchange(found, lambda layer, i: layer.with_qnode(circuits.drop_entanglement(layer.qnode)))
+        drop: Any = circuits.drop_entanglement  # PennyLane types a transform by what it is applied to
+        return _exchange(found, lambda layer, i: layer.with_qnode(drop(layer.qnode)))
     if name == "frozen_random":
         return _exchange(found, lambda layer, i: _frozen_random(layer, seed * 1000 + i))
     if name == "no_quantum":

@@ -260,4 +260,5 @@ def _warm_up(device: torch.device) -> None:
         )
     data = TensorDataset(torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))
     loaders = {name: DataLoader(data, 8, generator=torch.Generator()) for name in ("train", "validation")}
-    train.fit(model, Classification(), loaders, config, device=device)
+    task: Any = Classification()
+    train.fit(model, task, loaders, config, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.collections import PolyCollection
@@ -107,7 +108,7 @@ def loss_matrices(
     height = (0.5 * len(adapters) + 0.35) * len(panels) + upright + 0.65
     figure = picture(width, max(2.6, height))
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    image = None
+    image: Any = None
     for axis, (kind, values) in zip(axes, panels.items(), strict=True):
         image = axis.imshow(above[kind], cmap="Blues", vmin=0, vmax=most, aspect="auto")
         spreads = halves.get(kind, np.full(values.shape, np.nan))

@@ -263,7 +263,7 @@ class Recipe:
             raise RecipeError(f"{where}: {kind}: {said}") from error
 
     def _files(self) -> list[str]:
-        functions = [getattr(self.code, part, None) for part in PARTS]
+        functions = [getattr(self.code, part) for part in PARTS if hasattr(self.code, part)]
         found = [
             inspect.unwrap(each).__code__.co_filename
             for each in functions

@@ -120,7 +120,7 @@ def runs_table(study: Study) -> pd.DataFrame:
 def best(study: Study) -> str:
     """Which model did best on the validation split, and why that number flatters it."""
     score, column = study.score, f"validation_{study.score.on_validation}"
-    own = study.frame[study.frame["net"].isin(MAIN_NETS)]
+    own: Any = study.frame[study.frame["net"].isin(MAIN_NETS)]
     reached = own.groupby(["model", "train_fraction"], sort=False)[column].mean().dropna()
     if len(reached) < 2:
         return ""
@@ -169,7 +169,7 @@ def _fill(row: dict[str, Any], result: dict[str, Any], study: Study) -> None:
                 "other weights": f"{each['classical']:,}",
                 "s / epoch": f"{each['seconds_per_epoch']:.2f}",
             }
-    own = study.frame[(study.frame["run"] == row["folder"]) & study.frame["net"].isin(MAIN_NETS)]
+    own: Any = study.frame[(study.frame["run"] == row["folder"]) & study.frame["net"].isin(MAIN_NETS)]
     validation = own[f"validation_{score.on_validation}"].mean()
     row["validation"] = score.tell(validation) if validation == validation else ""
     judged = ((each["criterion"], each["sentence"].partition(":")[0]) for each in result.get("criteria", ()))
@@ -314,9 +314,10 @@ def _sortable(table: pd.DataFrame) -> str:
     return script + made
 
 
-def _is_numeric(column: pd.Series) -> bool:
+def _is_numeric(column: Any) -> bool:
     import pandas as pd
 
     first = column.str.replace(",", "").str.split(" ").str[0]
     known = first[~first.isin(("", "none"))]
-    return len(known) > 0 and bool(pd.to_numeric(known, errors="coerce").notna().all())
+    numbers: Any = pd.to_numeric(known, errors="coerce")
+    return len(known) > 0 and bool(numbers.notna().all())

@@ -26,10 +26,9 @@ def judge(run: Run) -> list[dict[str, Any]]:
 
 def _row(name: str, bound: float, finals: Sequence[dict[str, Any]], own: stats.Score) -> dict[str, Any]:
     column, judged = _JUDGES[name]
+    more = {"n_test": [row.get("n_test") for row in finals]} if name in _SCORES else {}
     values = [row.get(column) for row in finals]
     known = [float(value) for value in values if value is not None]
-    if name in _SCORES:
-        judged = partial(judged, n_test=[row.get("n_test") for row in finals])
     found: dict[str, Any] = {"criterion": name, "bound": bound, "measured": None, "met": None}
     if not finals:
         return found | {"sentence": f"not judged: {name} = {bound:g}, but the net is not trained yet."}
@@ -39,7 +38,7 @@ def _row(name: str, bound: float, finals: Sequence[dict[str, Any]], own: stats.S
     if len(known) < len(values):
         why = f"this run was trained by a version that did not record its {column.replace('_', ' ')}"
         return found | {"sentence": f"not judged: {name} = {bound:g}, but {why}."}
-    return found | judged(bound, known)
+    return found | judged(bound, known, **more)
 
 
 def _memory(bound: float, values: Sequence[float]) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def _told(measured: float, met: bool, sentence: str) -> dict[str, Any]:
 
 
 _SCORES = {score.criterion: score for score in stats.SCORES.values()}
-_JUDGES: dict[str, tuple[str, Callable[[float, Sequence[float]], dict[str, Any]]]] = {
+_JUDGES: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
     "max_memory_gb": ("peak_memory", _memory),
     "max_epoch_seconds": ("seconds_per_epoch", _epoch),
     **{name: (f"test_{score.name}", partial(_score, score)) for name, score in _SCORES.items()},

@@ -46,7 +46,8 @@ def summary(run: Run) -> list[dict[str, Any]]:
         if not len(of_net):
             continue
         scores = of_net[f"test_{run.score.name}"].tolist()
-        interval = run.score.interval(scores, of_net.get("n_test", ()))
+        n_test: Any = of_net.get("n_test", ())
+        interval = run.score.interval(scores, n_test)
         first = of_net.iloc[0]
         rows.append(
             {

@@ -366,7 +366,7 @@ def comparisons(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> tup
     table = pd.DataFrame(rows, columns=pd.Index([*names, "low", "high", "effect_size", "p"]))
     table["p_holm"] = pd.Series(stats.holm(table["p"].tolist()), dtype=float)
     better = (table["difference"] > 0) == score.larger
-    table["result"] = better.map({True: "better", False: "worse"})
+    table["result"] = ["better" if each else "worse" for each in better]
     table.loc[~(table["p_holm"] < stats.ALPHA), "result"] = "no difference shown"
     table.loc[table["p_holm"].isna(), "result"] = "cannot be tested"
     return table, notes
@@ -416,8 +416,8 @@ def verdict(compared: pd.DataFrame) -> str:
     if untold:
         told.append(f"{untold} cannot be tested: one seed, or one and the same difference on every seed.")
     trained = set(compared.loc[compared["other_net"] == "classical_trained", "model"])
-    kinds = compared["other_net"].map(_CONTROLS).where(compared["model"] == compared["other_model"])
-    kinds[(compared["other_net"] == "classical") & compared["model"].isin(trained)] = _AS_FROZEN
+    kinds: Any = compared["other_net"].map(_CONTROLS.get).where(compared["model"] == compared["other_model"])
+    kinds[(compared["other_net"] == "classical") & compared["model"].isin([*trained])] = _AS_FROZEN
     for kind in kinds.dropna().unique():
         results = compared.loc[kinds == kind, "result"]
         won, lost = ((results == result).sum() for result in ("better", "worse"))

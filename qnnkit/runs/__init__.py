@@ -12,10 +12,11 @@ from qnnkit.runs.chain import (
     run_notebooks,
 )
 from qnnkit.runs.export import export, merge
-from qnnkit.runs.folder import Run, open_run
+from qnnkit.runs.folder import Run
 from qnnkit.runs.forking import fork
 from qnnkit.runs.launch import NotebookError, check_parameters, declared, find_notebook, launch
 from qnnkit.runs.nets import best, build, count_parameters, first_batch, seen_by, trained
+from qnnkit.runs.opening import open_run
 from qnnkit.runs.placing import placed
 from qnnkit.runs.planning import to_plan
 from qnnkit.runs.reading import frame

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, warm
-from qnnkit.runs.folder import Run, now, placement_for_kernels
+from qnnkit.runs.folder import Run, now
 from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
+from qnnkit.runs.opening import placement_for_kernels
 
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
 
@@ -106,7 +107,7 @@ def run_notebooks(
     return run.result
 
 
-def analyze(run: Run, echo: Callable[[str], None] = print) -> dict[str, Any] | None:
+def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:
     """Executes 04_analyze of a trained run anew, with the parameters it had: report, figures and result.
 
     Raises:

@@ -11,8 +11,9 @@ from typing import Any
 from qnnkit import checks, recipes, workspace
 from qnnkit.checkpoint import Store, weights
 from qnnkit.recipes import made
-from qnnkit.runs.folder import TRAINING, Run, open_run, read_config, write_config
+from qnnkit.runs.folder import TRAINING, Run, read_config, write_config
 from qnnkit.runs.lock import alone, bring
+from qnnkit.runs.opening import open_run
 from qnnkit.runs.origin import origin
 from qnnkit.runs.placing import settle_batch_size
 from qnnkit.runs.usable import in_workspace, require_last_batch, require_usable

@@ -10,7 +10,8 @@ from qnnkit import checks, device, recipes, workspace
 from qnnkit.measure import operations, survey
 from qnnkit.measure.parts import training_step
 from qnnkit.measure.survey_net import Sample, require_images
-from qnnkit.runs.folder import Run, open_run
+from qnnkit.runs.folder import Run
+from qnnkit.runs.opening import open_run
 from qnnkit.runs.usable import in_workspace
 from qnnkit.settings import require_batch_size
 

@@ -84,6 +84,9 @@ def rounds(kind: str) -> bool:
     return full_precision(kind).setting() not in ("none", "ieee")
 
 
+_set_precision: Any = torch._C._set_fp32_precision_setter
+
+
 class full_precision:
     """Inside, float32 matrix products have all their digits, whatever the user has set for the rest.
 
@@ -92,18 +95,18 @@ class full_precision:
     """
 
     def __init__(self, kind: str):
-        self.of = {"cpu": ("mkldnn", "matmul"), "cuda": ("cuda", "matmul")}.get(kind)
+        self.of: Any = {"cpu": ("mkldnn", "matmul"), "cuda": ("cuda", "matmul")}.get(kind, ())
 
     def setting(self) -> str:
-        return "none" if self.of is None else torch._C._get_fp32_precision_getter(*self.of)
+        return torch._C._get_fp32_precision_getter(*self.of) if self.of else "none"
 
     def __enter__(self) -> None:
         self.before = self.setting()
         if self.before not in ("none", "ieee"):
-            torch._C._set_fp32_precision_setter(*self.of, "ieee")
+            _set_precision(*self.of, "ieee")
 
     def __exit__(self, *error: Any) -> None:
         if self.before not in ("none", "ieee"):
-            torch._C._set_fp32_precision_setter(*self.of, "none")
+            _set_precision(*self.of, "none")
             if self.setting() != self.before:  # it was set itself, not inherited
-                torch._C._set_fp32_precision_setter(*self.of, self.before)
+                _set_precision(*self.of, self.before)

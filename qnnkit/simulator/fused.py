@@ -160,7 +160,8 @@ class Fused:
             table = np.real(self.readout.flips[0]).T[:, renamed]
             made.append(steps.Weigh(put(np.tile(table, (1, 2)))))
         elif "state" not in self.kinds:
-            flips, states = self.readout.flips.items(), np.arange(n_states)
+            flips: Any = self.readout.flips.items()
+            states = np.arange(n_states)
             tables = [(flip, put(t.real.T), put(t.imag.T), put(states ^ flip)) for flip, t in flips]
             made.append(steps.Correlate(tables))
         return made
@@ -384,7 +385,7 @@ class _Run(torch.autograd.Function):
         # What the forward pass kept goes with the first backward pass, as autograd's does.
         built, tapes, (way, columns, vector) = ctx.built, ctx.tapes, ctx.given
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
-        gradient = gradient.t().numpy() if way is program.near else gradient.t()
+        gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
         built = built or matrices.forward(vector)
         first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if any(needed[1:]) else None
         for i, part in enumerate(program.parts(columns)):
@@ -394,7 +395,7 @@ class _Run(torch.autograd.Function):
             if tape is None:
                 program.forward(way, part, built[0], tape := [])
             to = steps.Gradients(part if needed[0] else None, to_matrices)
-            flowing = gradient[:, first : (first := first + part.shape[1])]
+            flowing = gradients[:, first : (first := first + part.shape[1])]
             for step in reversed(steps_):
                 flowing = step.backward(flowing, tape.pop(), built[0], to)
             to_rows.append(0 * part if to.columns is None else to.columns)

@@ -63,7 +63,7 @@ class Traced(Tensor):
 
     node: Node
     recorder: Recorder
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
     __module__, __qualname__ = "torch", "Tensor"
     __class__ = property(lambda self: Tensor)  # pyright: ignore  # as autoray and the user's Python see it
 
@@ -108,8 +108,8 @@ class Node:
     """None for an argument of the QNode."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] | None = None
-    shadow: Tensor | None = None
-    """The result on the meta device, which tells shape and dtype."""
+    shadow: Any = None
+    """The result, a tensor on the meta device, which tells shape and dtype."""
     sources: int = 0
     """Bits: INPUTS, WEIGHTS."""
     degree: int = 0
@@ -333,7 +333,8 @@ def _keeps_samples(node: Node, had: list[Node]) -> bool:
     if node.name == "constant_pad_nd":
         return min(node.args[1]) >= 0
     if node.name == "index":
-        indices, axis = node.args[1], node.args[0].axis if isinstance(node.args[0], Node) else None
+        indices: Any = node.args[1]
+        axis: Any = node.args[0].axis if isinstance(node.args[0], Node) else None
         return had == [node.args[0]] and (axis >= len(indices) or indices[axis] is None)
     if node.name in PRODUCTS:
         a, b = node.args[-2:]

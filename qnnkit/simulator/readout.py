@@ -82,7 +82,7 @@ def _words(observable: Any, wires: tuple[Any, ...], *, squared: bool = False) ->
         return _projectors(observable.wires, wires, [outcome])[0]  # words would be too many
     # anew, as PennyLane keeps this form when a coefficient changes in place
     observable = qp.ops.functions.bind_new_parameters(observable, observable.data)
-    sentence = observable.pauli_rep
+    sentence: Any = observable.pauli_rep
     if sentence is None:
         if not observable.has_matrix or len(observable.wires) > 6:
             raise NotFusable(f"the observable {observable.name} has no Pauli form")

@@ -139,7 +139,7 @@ def is_users_function(value: Any) -> bool:
     if type(value) is not types.FunctionType:
         return False
     name = value.__globals__.get("__name__")
-    return is_users(name) or value.__globals__ is not vars(sys.modules.get(name, types))
+    return is_users(name) or value.__globals__ is not vars(sys.modules.get(str(name), types))
 
 
 def is_library_module(value: Any) -> bool:
