@@ -1,0 +1,44 @@
+"""How much accuracy the best trained hybrid net of a run keeps with shots, with noise and on a fake device.
+
+    python -m benchmarks.noisy RUN_DIR benchmarks/recipes/ahcd_trained.py docs/results/noise.csv 256
+
+The best is that of the seed with the highest validation score; the number is that of test images.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+import qnnkit
+from qnnkit import noise, runs
+
+
+def rows(run: runs.Run, n_images: int) -> pd.DataFrame:
+    """What `noise.robustness` says of the net, and whose net it is."""
+    finals, score = run.finals(), f"validation_{run.score.on_validation}"
+    own = finals[finals["net"] == run.nets[0]]
+    best = own.loc[own[score].idxmax()]
+    model, test = runs.trained(run, seed=int(best["seed"])), run.splits.test
+    chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:n_images]
+    device = noise.fake_device(model)
+    found = noise.robustness(model, test.images[chosen], test.labels[chosen], device=device)
+    about = {"run": run.folder.name, "net": run.nets[0], "seed": int(best["seed"])}
+    about |= {"test_accuracy": best["test_accuracy"], "device": device or "no fake device: extra `hardware`"}
+    return pd.DataFrame([{**about, **row.as_dict()} for row in found])
+
+
+def main(run_dir: str, recipe: str, path: str, n_images: str = "256") -> None:
+    found = rows(qnnkit.open_run(run_dir, recipe), int(n_images))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    found.to_csv(path, index=False, lineterminator="\n")
+    print(
+        found[["condition", "strength", "accuracy", "low", "high", "change", "seconds"]].round(4).to_string()
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
