@@ -6,6 +6,7 @@ Most tests run a stand-in for `qnnkit run` that trains nothing and leaves the sa
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -1080,6 +1081,8 @@ def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(home, pictures)
     folder = outcomes[0].folder
     assert [path.stem for path in (folder / "notebooks").iterdir()] == ["03_train"]
     assert (folder / "report.html").exists()
+    log = (folder / "run.log").read_text()
+    assert len(re.findall(r"epoch +1/2", log)) == 2 and log.count("03_train from") == 1, "each line once"
     assert "03_train.ipynb" in report.write_batch_page(home / "batches" / "b").read_text()
     words = ["run", "--run-dir", folder, "--notebooks", "04_analyze", "--set", "hardware_images=0"]
     told = [run("qnnkit", *words).stdout for _ in range(2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -131,9 +132,11 @@ def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
     """`echo`, which also adds what it is told to run.log in the run folder, with the time."""
 
     def tell(text: str = "") -> None:
-        echo(text)
         with contextlib.suppress(OSError), (run.folder / "run.log").open("a", encoding="utf-8") as file:
             file.write("".join(f"{now()}  {line}\n" for line in text.splitlines() if line))
+            if os.path.sameopenfile(file.fileno(), 1):
+                return  # a batch sends there what its runs print: it would stand there twice
+        echo(text)
 
     return tell
 
