@@ -596,6 +596,20 @@ def test_the_verdict_says_plainly_when_the_classical_control_wins():
     assert told.endswith("in 0 of 2 cases and worse in 1; where the data decide, the classical control wins.")
 
 
+@pytest.mark.parametrize(
+    ("net", "against"),
+    [
+        ("no_quantum", "the net without a circuit"),
+        ("no_entanglement", "the same without entanglement"),
+        ("frozen_random", "circuits that stay at random angles"),
+        ("reference", "the classical reference"),
+    ],
+)
+def test_the_verdict_passes_no_rival_over(net, against):
+    told = report.verdict(table_of(("a", "classical", "better"), ("a", net, "worse"), ("b", net, "worse")))
+    assert f"Against {against}, the circuit did better in 0 of 2 cases and worse in 2; where the" in told
+
+
 @pytest.mark.parametrize("p", [0.05, 0.3, 1.0, math.nan])
 @pytest.mark.parametrize("gap", [-0.4, 0.0, 0.4])
 def test_the_verdict_claims_nothing_that_the_corrected_test_does_not_show(space, monkeypatch, gap, p):

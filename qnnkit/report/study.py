@@ -394,8 +394,15 @@ def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str]
 _CONTROLS = {
     "classical": "the classical control of equal size",
     "classical_trained": "the classical control that is trained, though the circuit is frozen",
+    "no_entanglement": "the same without entanglement",
+    "frozen_random": "circuits that stay at random angles",
+    "no_quantum": "the net without a circuit",
+    "reference": "the classical reference",
     "lora": "LoRA, which has no circuit",
 }
+"""Net that a hybrid one is compared with -> what it is."""
+_WINNERS = {"no_entanglement": "the circuit without it", "frozen_random": "the random circuit"}
+_WINNERS |= {"no_quantum": "the net without a circuit", "reference": "the reference", "lora": "LoRA"}
 _AS_FROZEN = "the classical control that is as frozen as the circuit"
 
 
@@ -416,16 +423,20 @@ def verdict(compared: pd.DataFrame) -> str:
     if untold:
         told.append(f"{untold} cannot be tested: one seed, or one and the same difference on every seed.")
     trained = set(compared.loc[compared["other_net"] == "classical_trained", "model"])
-    kinds: Any = compared["other_net"].map(_CONTROLS.get).where(compared["model"] == compared["other_model"])
+    alike = compared["model"] == compared["other_model"]
+    kinds: Any = (
+        compared["other_net"].map(_CONTROLS.get).where(alike | (compared["other_net"] == "reference"))
+    )
     kinds[(compared["other_net"] == "classical") & compared["model"].isin([*trained])] = _AS_FROZEN
     for kind in kinds.dropna().unique():
         results = compared.loc[kinds == kind, "result"]
+        winner = _WINNERS.get(compared.loc[kinds == kind, "other_net"].iloc[0], "the classical control")
         won, lost = ((results == result).sum() for result in ("better", "worse"))
         told.append(
             f"Against {kind}, the circuit did better in {won} of {len(results)} "
             f"case{'s' * (len(results) > 1)} and worse in {lost}"
             + ("." if won and lost else "; that holds for these data, settings and seeds." if won else "")
-            + ("; where the data decide, the classical control wins." if lost and not won else "")
+            + (f"; where the data decide, {winner} wins." if lost and not won else "")
             + ("; no advantage of a circuit is shown, nor of the control." if not won + lost else "")
         )
     return " ".join(told)
