@@ -394,6 +394,10 @@ def report(
         bool, typer.Option("--verify", help="Hash its files, settings and data anew, and compare.")
     ] = False,
     recipe: RecipeOption = None,
+    paper: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Of a batch: LaTeX tables, PDF figures and methods for a paper."),
+    ] = None,
 ) -> None:
     """Execute 04_analyze of a finished run again, which writes its report; or only verify the run.
 
@@ -402,12 +406,15 @@ def report(
     from qnnkit import report as reports
     from qnnkit import runs
 
-    if (workspace.place(run_dir) / "batch.json").exists():
-        if verify:
-            raise ValueError(
-                f"Option --verify must be given a run, but `{run_dir}` is a batch. Name the folder of a run."
-            )
-        show_batch(workspace.place(run_dir))
+    is_batch, step = (workspace.place(run_dir) / "batch.json").exists(), "Name the folder of a"
+    if verify and is_batch:
+        raise ValueError(f"Option --verify must be given a run, but `{run_dir}` is a batch. {step} run.")
+    if paper is not None and not is_batch:
+        raise ValueError(f"Option --paper must be given a batch, but `{run_dir}` is none. {step} batch.")
+    if is_batch:
+        show_batch(workspace.place(run_dir), again=paper is None)
+        if paper is not None:
+            typer.echo(f"Paper: {reports.write_paper(run_dir, paper)}")
         return
     begun = runs.open_run(run_dir, recipe)
     if begun.result is None:

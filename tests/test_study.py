@@ -7,6 +7,8 @@ import io
 import json
 import math
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import nbformat
@@ -20,7 +22,7 @@ from typer.testing import CliRunner
 
 import qnnkit
 from qnnkit import cli, data, models, recipes, report, runs, stats, workspace
-from tests.toys import Digits
+from tests.toys import Digits, refused
 
 ROOT = Path(__file__).parent.parent
 SEEDS = 3
@@ -560,6 +562,50 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
     assert "2 show a difference" in page and "frozen-1.0" in page
     with pytest.raises(runs.NotebookError, match="mine"):
         show_batch(study.folder)
+
+
+def test_a_folder_for_a_paper_compiles(study, tmp_path):
+    """Names of models as people choose them; nothing of other runs, and nothing of the user's is touched."""
+    study.finish("odd", "frozen", HIGH, {"hybrid": [0.8, 0.7, 0.6]}, name="a_b & 100 % ~^#{", controls=())
+    (study.folder / "study").mkdir()
+    (study.folder / "study" / "old.pdf").write_bytes(b"qnnkit study grid 0123456789ab")
+    place = tmp_path / "paper"
+    place.mkdir()
+    (place / "mine.tex").write_text("mine")
+    execute(study.folder)  # as the command does it, in this process
+    report.write_batch_page(study.folder)
+    assert report.write_paper(study.folder, place) == place / "paper.tex"
+    found = report.read_study(study.folder)
+    made = {"methods.tex", "settings.tex", "paper.tex", "means.tex", "comparisons.tex", "mine.tex"}
+    assert {path.name for path in place.iterdir()} == made | {f"{name}.pdf" for name in DRAWN}
+    methods = (place / "methods.tex").read_text()
+    for told in (
+        "3 models",
+        r"a\_b \& 100 \%",
+        "50 and 100",
+        "from 3 seeds",
+        found.stamp,
+    ):
+        assert told in methods, told
+    for name in ("methods", "settings", "paper"):
+        assert found.stamp in (place / f"{name}.tex").read_text().splitlines()[0]
+    if shutil.which("pdflatex") is None:
+        pytest.skip("pdflatex is not at hand: what was written was not compiled")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "paper.tex"]
+    told = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=120)
+    assert told.returncode == 0, told.stdout[-2000:]
+
+
+def test_a_paper_is_of_a_batch_with_a_finished_run(space, tmp_path):
+    space.plan("waiting", {})
+    told = CliRunner().invoke(cli.app, ["report", str(space.folder), "--paper", str(tmp_path / "paper")])
+    assert "must hold a finished run" in str(told.exception) and not (tmp_path / "paper").exists()
+    run = space.finish("a", "frozen", HIGH, {"hybrid": [0.8], "classical": [0.7]})
+    told = CliRunner().invoke(cli.app, ["report", str(run.folder), "--paper", str(tmp_path / "paper")])
+    assert "Option --paper must be given a batch" in str(told.exception)
+    (tmp_path / "file").write_text("")
+    with refused("--paper"):
+        report.write_paper(space.folder, tmp_path / "file")
 
 
 def test_report_of_a_batch_without_results(space):

@@ -3,6 +3,7 @@
 from qnnkit.report.batch import analyze_batch, write_batch_page
 from qnnkit.report.criteria import judge
 from qnnkit.report.groups import by_group, keep_groups
+from qnnkit.report.paper import write_paper
 from qnnkit.report.robustness import robustness
 from qnnkit.report.run import finish, scores, summary, table, verdicts
 from qnnkit.report.shown import mistakes, preview
@@ -30,4 +31,5 @@ __all__ = [
     "verdicts",
     "verify_run",
     "write_batch_page",
+    "write_paper",
 ]

@@ -86,7 +86,7 @@ def write_batch_page(folder: str | Path) -> Path:
     folder = workspace.place(folder)
     study = read_study(folder)
     notebook = page.executed(folder / f"{NOTEBOOK}.ipynb") or _copy(study)
-    files = _files(study)
+    files = files_of(study)
     shown = page.body(notebook) if notebook else page.Body(_figures(study, files), [])
     path = folder / "report.html"
     workspace.write_bytes(path, _render(study, shown, files, notebook is not None).encode())
@@ -176,7 +176,7 @@ def _fill(row: dict[str, Any], result: dict[str, Any], study: Study) -> None:
     row["notes"] += [f"{criterion}: {how}." for criterion, how in judged]
 
 
-def _files(study: Study) -> list[str]:
+def files_of(study: Study) -> list[str]:
     """Those in `study/` that are of these very runs: each names the runs behind it."""
     stamp, folder = study.stamp.encode(), study.folder / "study"
     kinds = (".csv", ".tex", ".txt", ".png", ".pdf")

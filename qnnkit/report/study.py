@@ -451,10 +451,10 @@ def _latex(styler: Any, title: str, stamp: str) -> str:
     if not len(data):
         return first + "% No two nets could be compared.\n"
     words = [name for name in data if not is_numeric_dtype(data[name])]
-    styler = copy.deepcopy(styler).format(_escaped, subset=words).format_index(_escaped, axis=1)
+    styler = copy.deepcopy(styler).format(escaped, subset=words).format_index(escaped, axis=1)
     return first + styler.to_latex(
         hrules=True,
-        caption=_escaped(title),
+        caption=escaped(title),
         position_float="centering",
         column_format="".join("l" if name in words else "r" for name in data),
     )
@@ -468,5 +468,6 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 
 
-def _escaped(text: Any) -> str:
+def escaped(text: Any) -> str:
+    """Text as LaTeX prints it."""
     return str(text).translate(str.maketrans(_LATEX))
