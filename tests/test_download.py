@@ -18,6 +18,8 @@ import pytest
 from qnnkit import workspace
 from qnnkit.data import download, load, places, public
 from qnnkit.data.text_files import documents
+from tests import toys
+from tests.toys import no_workspace
 
 
 @dataclass
@@ -76,11 +78,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch, tmp_path) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("QNNKIT_HOME", "QNNKIT_LOCAL", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "cache" / "qnnkit" / "datasets"
+    return no_workspace(monkeypatch, tmp_path)
 
 
 CONTENT = np.random.default_rng(0).bytes(2_000_000)
@@ -88,12 +86,10 @@ RIGHT = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
 def refused(urls: list[str], path: Path, checksum: str | None = RIGHT) -> str:
-    with pytest.raises(OSError) as caught:
+    with toys.refused("download", OSError) as told:
         download(urls, path, checksum=checksum)
-    text = str(caught.value)
-    assert text.startswith("Argument `download` must find the file at one of its addresses, but is {")
-    assert "\n" not in text and str(path) in text and not path.exists()
-    return text
+    assert str(path) in str(told.value) and not path.exists()
+    return str(told.value)
 
 
 def free_port() -> int:
@@ -244,14 +240,9 @@ def test_checksums_are_of_the_length_of_their_kind():
 
 @pytest.mark.data
 def test_real_files_have_the_checksums():
-    import os
-
     for name, file in (("mnist", None), ("ahcd", "ahcd_csv.zip")):
-        folder = Path(os.environ.get("QNNKIT_TEST_DATA", ""), name)
-        if not os.environ.get("QNNKIT_TEST_DATA") or not folder.is_dir():
-            pytest.skip(f"QNNKIT_TEST_DATA has no {name}")
         for there, checksum in public.PUBLIC[name].files.items():
-            content = (folder / (file or there)).read_bytes()
+            content = toys.real(name, file or there).read_bytes()
             assert checksum == f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

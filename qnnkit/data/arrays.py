@@ -77,9 +77,6 @@ def npz(
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or what is in it does not fit together.
     """
-    if not root:
-        rule = "name a .npz file with arrays called images and labels"
-        raise refusal(rule, root, "Pass the path of an .npz file.")
     path = fetch.local(root)
     if not path.is_file():
         step = "Check the path; on Colab, mount Drive first."

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
 from qnnkit.data.idx import mnist
 from qnnkit.data.images import split, stack_files
-from qnnkit.data.places import open_place, refusal
+from qnnkit.data.places import open_place
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Pictured
 from qnnkit.data.tokenizers import CaptionTokenizer, caption_tokenizer
 
@@ -157,18 +158,13 @@ def captions(
         ValueError: There is no caption file, it is not UTF-8 or cannot be understood, no image of it can be
             read, or there are too few to split.
     """
-    if not root:
-        raise refusal("name a folder of images and captions", root, "Pass the path of its folder.")
     with open_place(fetch.local(root)) as place:
         found = listing(place)
-        files = [(side, 0, member) for side, member in zip(found.sides, found.captions, strict=True)]
-        wanted = {"dataset": "captions", "image_size": image_size, "grey": grey, "sides": found.sides}
-        stack = stacked(
-            list(found.captions),
-            wanted,
-            lambda: stack_files(place, files, (), image_size=image_size, grey=grey),
-            cached,
-        )
+        files = [(side, 0, member.name) for side, member in zip(found.sides, found.captions, strict=True)]
+        form: dict[str, Any] = {"image_size": image_size, "grey": grey}
+        wanted = {"dataset": "captions", **form, "sides": found.sides}
+        make = partial(stack_files, place.read, files, (), **form)
+        stack = stacked(list(found.captions), wanted, make, cached)
     by_name = {member.name: texts for member, texts in found.captions.items()}
 
     def gather(rows: np.ndarray) -> CaptionSet:
