@@ -93,6 +93,8 @@ def test_sides_that_do_not_fit(tmp_path):
     root = fill(tmp_path / "x", [*SIDED, "test/c/1.png"])
     with refused("root"):
         load("class_folder", root=root)
+    with refused("root"):
+        data.sample_files(root, tmp_path / "few", per_class=1)
     classes = fill(tmp_path / "y", [f"{side}/{i}.png" for side in ("train", "test") for i in range(9)])
     assert load("class_folder", root=classes).classes == ("test", "train")  # classes of these names
 

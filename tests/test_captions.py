@@ -206,12 +206,13 @@ def raw(name: str, content: bytes | str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(content)
 
 
+TABLE = "image,caption\n" + "".join(f"{name},{texts[0]}\n" for name, texts in TEXTS.items())
 BAD = {
     "no file": lambda folder: folder,
     "latin": raw("captions.json", '{"cat.png": "café"}'.encode("latin-1")),
     "utf-16": raw("captions.csv", "image,caption".encode("utf-16")),
     "no JSON": raw("captions.json", '[{"image": "cat.png",]'),
-    "no JSON line": raw("captions.jsonl", '{"image": "cat.png", "caption": "a cat"}\n{"image": \n'),
+    "no JSON line": raw("captions.jsonl", "\n".join([*map(json.dumps, records()), '{"image": '])),
     "a number": raw("captions.json", "3"),
     "no name": lambda folder: with_json(folder, [*records(), {"captions": ["a cat"]}]),
     "a text as record": lambda folder: with_json(folder, [*records(), "cat.png"]),
@@ -220,8 +221,8 @@ BAD = {
     ),
     "no column": raw("captions.csv", "image;caption\ncat.png;a cat\n"),
     "an empty table": raw("captions.tsv", ""),
-    "too much in a line": raw("captions.csv", "image,caption\ncat.png,a cat, on a mat\n"),
-    "a quotation mark": raw("captions.csv", 'image,caption\ncat.png,"a" cat\n'),
+    "too much in a line": raw("captions.csv", f"{TABLE}cat.png,a cat, on a mat\n"),
+    "a quotation mark": raw("captions.csv", f'{TABLE}cat.png,"a" cat\n'),
     "no images": lambda folder: with_json(folder, {"a.png": "a cat", "b.png": "a dog"}),
     "no captions": lambda folder: with_json(folder, dict.fromkeys(TEXTS, "")),
     "none readable": lambda folder: (

@@ -9,7 +9,7 @@ import re
 import socket
 import struct
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -178,7 +178,7 @@ def test_a_dataset_is_fetched_only_when_asked(server, tmp_path, store, monkeypat
     files = small_mnist()
     server.files |= files
     sums = {name: f"md5:{hashlib.md5(each).hexdigest()}" for name, each in files.items()}
-    entry = replace(public.PUBLIC["mnist"], mirrors=(f"{server.url}gone/", server.url), files=sums)
+    entry = public.PUBLIC["mnist"] | {"mirrors": [f"{server.url}gone/", server.url], "files": sums}
     monkeypatch.setitem(public.PUBLIC, "mnist", entry)
     with pytest.raises(FileNotFoundError, match="set download to true"):
         load("mnist")
@@ -232,8 +232,9 @@ def test_a_file_that_changed_at_its_address_is_copied_again(server):
 
 def test_checksums_are_of_the_length_of_their_kind():
     for entry in public.PUBLIC.values():
-        assert entry.mirrors and all(re.fullmatch("https://.*/", mirror) for mirror in entry.mirrors)
-        for checksum in entry.files.values():
+        assert set(entry) == {"page", "mirrors", "files", "needs"} and entry["mirrors"]
+        assert all(re.fullmatch("https://.*/", mirror) for mirror in entry["mirrors"])
+        for checksum in entry["files"].values():
             kind, _, told = checksum.partition(":")
             assert len(bytes.fromhex(told)) == hashlib.new(kind).digest_size
 
@@ -241,7 +242,7 @@ def test_checksums_are_of_the_length_of_their_kind():
 @pytest.mark.data
 def test_real_files_have_the_checksums():
     for name, file in (("mnist", None), ("ahcd", "ahcd_csv.zip")):
-        for there, checksum in public.PUBLIC[name].files.items():
+        for there, checksum in public.PUBLIC[name]["files"].items():
             content = toys.real(name, file or there).read_bytes()
             assert checksum == f"sha256:{hashlib.sha256(content).hexdigest()}"
 

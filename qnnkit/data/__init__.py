@@ -109,7 +109,7 @@ def _loader(name: str) -> Callable[..., Splits]:
 def _options(loader: Callable[..., Splits]) -> set[str]:
     names = set(inspect.signature(loader).parameters)
     if "options" in names:  # those of all images, handed on
-        splitting = list(inspect.signature(split_stack).parameters)[2:]
+        splitting = list(inspect.signature(split_stack).parameters)[3:]  # not its name, images and top
         names |= {"image_size", "grey", *splitting}
     return names - {"options"}
 

@@ -123,12 +123,10 @@ def captions(
     *,
     image_size: int | None = 64,
     grey: bool | None = None,
-    split_seed: int = 0,
-    validation_fraction: float = 0.2,
-    test_fraction: float = 0.2,
     tokenizer: str | Path | CaptionTokenizer | None = None,
     sequence_length: int | None = None,
     cached: bool = True,
+    **options: Any,
 ) -> CaptionSplits:
     """Your own images with captions: a folder with `captions.json`, .jsonl, .csv or .tsv in it.
 
@@ -144,14 +142,13 @@ def captions(
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
         grey: One channel (True) or three (False); None takes one if every image is grey.
-        split_seed: Decides who is in which split; leave it alone within a study.
-        validation_fraction: Of all images, about: each is placed by the hash of its name.
-        test_fraction: Likewise; unused where there is a test part.
         tokenizer: "words" (default) or "bpe" trains one on the training captions; a folder, or a name on the
             Hub, is read; or one that is there.
         sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
             its own for one that is read.
         cached: Whether a file kept from before may stand for the images.
+        options: `split_seed` decides who is in which split; `validation_fraction` and `test_fraction` are of
+            all images, about: each is placed by the hash of its name. The second is unused with a test part.
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such folder.
@@ -171,8 +168,7 @@ def captions(
         sources = tuple(stack.sources[row] for row in rows)
         return CaptionSet(stack.tensor(rows), tuple(by_name[name] for name in sources), sources)
 
-    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    sets, notes = split(stack, gather, found.top, split_seed=split_seed, **shares)
+    sets, notes = split(stack, gather, found.top, **options)
     return _with_tokens("captions", sets, tokenizer, sequence_length, (*found.notes, *stack.notes, *notes))
 
 

@@ -218,6 +218,22 @@ def stack_arrays(
     return stack_pictures(pictures, sides, classes, notes, image_size=image_size, grey=grey)
 
 
+def split_arrays(
+    name: str,
+    parts: dict[str, tuple[np.ndarray, np.ndarray]],
+    classes: tuple[str, ...],
+    *,
+    image_size: int | None = None,
+    grey: bool | None = None,
+    notes: Sequence[str] = (),
+    prefix: str = "",
+    **options: Any,
+) -> ImageSplits:
+    """The dataset called `name`, of arrays: `stack_arrays`, then `split_stack` with its options."""
+    form: dict[str, Any] = {"image_size": image_size, "grey": grey, "notes": notes, "prefix": prefix}
+    return split_stack(name, stack_arrays(parts, classes, **form), **options)
+
+
 def split_stack(
     name: str,
     stack: Stack,
