@@ -149,7 +149,7 @@ def test_cuda_without_cuda(qnnkit, tmp_path):
         ("one class", "`data_dir` must hold two or more"),
         ("no class", "Put them in <class>/ there."),
         ("only text", "b/0.png"),
-        ("a file", "`data_dir` must be an existing folder or an archive"),
+        ("a file", "`data_dir` must be a folder or end in .zip"),
     ],
 )
 def test_bad_data_are_refused_before_anything_is_written(qnnkit, pictures, tmp_path, folder, told):

@@ -9,10 +9,10 @@ import torch
 
 from benchmarks import composers as benchmark
 from qnnkit import adapters, report, runs, stats, tasks
-from qnnkit.data.music import by_composer
 from qnnkit.data.music_events import Piece
 from qnnkit.data.music_midi import read_midi
 from qnnkit.models import causal_lm
+from tests.toys import by_composer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 

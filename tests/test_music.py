@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from qnnkit import recipes
-from qnnkit.data.music import by_composer, music
+from qnnkit.data.music import music
 from qnnkit.data.music_events import DURATION, END, PAD, PITCH, SIZE, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.tokens import IGNORED
 from qnnkit.models.blocks import seeded
 from qnnkit.tasks import Music, continue_piece, evaluate, synthesise
 from qnnkit.tasks.sampling import _draw
+from tests.toys import by_composer
 
 TOKENIZER = MusicTokenizer()
 PROMPT = Piece("prompt", ((48, 60, 64), (48, 60, 64), (48, 62), (48, 62)) * 3, "ann")

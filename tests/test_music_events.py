@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import sys
 from pathlib import Path
@@ -27,6 +26,7 @@ from qnnkit.data.music_events import (
 from qnnkit.data.music_midi import parse_midi, read_midi, write_midi
 from qnnkit.data.music_sources import collect
 from qnnkit.tasks.music import Grammar
+from tests import toys
 
 TOKENIZER = MusicTokenizer()
 
@@ -98,19 +98,19 @@ def test_parts_of_a_piece(piece):
 
 
 @pytest.mark.parametrize(
-    ("error", "steps", "again", "told"),
+    ("argument", "error", "steps", "again"),
     [
-        (ValueError, ((60, 128),), (), "0..127"),
-        (ValueError, ((-1,),), (), "0..127"),
-        (TypeError, ((60.5,),), (), "whole numbers"),
-        (TypeError, ((True,),), (), "whole numbers"),
-        (ValueError, ((60,), (60,)), ((60,), ()), "struck again"),  # nothing sounded before the first step
-        (ValueError, ((60,), (62,)), ((), (62,)), "struck again"),
-        (ValueError, ((60,), (60,)), ((60,),), "struck again"),
+        ("steps", ValueError, ((60, 128),), ()),
+        ("steps", ValueError, ((-1,),), ()),
+        ("steps", TypeError, ((60.5,),), ()),
+        ("steps", TypeError, ((True,),), ()),
+        ("again", ValueError, ((60,), (60,)), ((60,), ())),  # nothing sounded before the first step
+        ("again", ValueError, ((60,), (62,)), ((), (62,))),
+        ("again", ValueError, ((60,), (60,)), ((60,),)),
     ],
 )
-def test_a_piece_that_is_none(error, steps, again, told):
-    with pytest.raises(error, match=told):
+def test_a_piece_that_is_none(argument, error, steps, again):
+    with toys.refused(argument, error):
         Piece("a", steps, again=again)
 
 
@@ -123,7 +123,7 @@ def test_events_by_hand():
     told = "start, duration 4, pitch 72, pitch 64, pitch 55, duration 16, duration 4, pitch 48, time 4, "
     told += "duration 2, pitch 65, time 16, end"
     ids = TOKENIZER.encode(piece)
-    assert TOKENIZER.tell(ids) == told
+    assert ", ".join(TOKENIZER.names[token] for token in ids) == told
     assert ids[:3] == [START, DURATION + 3, PITCH + 72] and ids[-2:] == [TIME + 15, END]
     assert TOKENIZER.encode(piece, marks=False) == ids[1:-1]
 
@@ -162,7 +162,7 @@ def test_what_begins_after_a_time_is_music_by_itself(piece):
     "ids", [[PITCH + 60], [TIME, PITCH + 60], [DURATION, PITCH, TIME, PITCH], [SIZE], [-1]]
 )
 def test_events_that_are_no_music(ids):
-    with pytest.raises(ValueError, match="Argument `ids` must be events of music"):
+    with toys.refused("ids"):
         TOKENIZER.decode(ids)
 
 
@@ -200,12 +200,12 @@ def test_the_tokenizer_is_kept(tmp_path):
     assert len(TOKENIZER) == len(TOKENIZER.names) == len(set(TOKENIZER.names)) == 163
     TOKENIZER.save_pretrained(tmp_path / "new")
     assert len(MusicTokenizer.from_pretrained(tmp_path / "new")) == SIZE
-    with pytest.raises(FileNotFoundError, match=r"Argument `folder` must hold music_tokenizer\.json"):
+    with toys.refused("folder", FileNotFoundError):
         MusicTokenizer.from_pretrained(tmp_path)
     path = tmp_path / "new" / "music_tokenizer.json"
     for content in ("{}", "[", "[]", json.dumps({"names": TOKENIZER.names[:-1]})):
         path.write_text(content)
-        with pytest.raises(ValueError, match="this version's music events"):
+        with toys.refused("folder"):
             MusicTokenizer.from_pretrained(tmp_path / "new")
 
 
@@ -287,24 +287,19 @@ BAD = {
 def test_midi_that_cannot_be_used(name, tmp_path):
     path = tmp_path / "a.mid"
     path.write_bytes(BAD[name])
-    with pytest.raises(ValueError, match="Argument `path` must be a whole MIDI file with notes") as caught:
+    with toys.refused("path"):
         read_midi(path)
-    told = str(caught.value)
-    expected = "no notes" if name in ("no notes", "drums only", "no tracks") else None
-    assert "\n" not in told and (expected is None or expected in told)
 
 
 def test_other_refusals_of_midi(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="Argument `path` must be an existing MIDI file"):
+    with toys.refused("path", FileNotFoundError):
         read_midi(tmp_path / "none.mid")
     for bpm in (0, -1, 2000):
-        with pytest.raises(ValueError, match=r"Argument `bpm` must lie in 4\.\.1000"):
+        with toys.refused("bpm"):
             write_midi(PIECES["one note"], tmp_path / "a.mid", bpm=bpm)
     monkeypatch.setitem(sys.modules, "mido", None)
     for call in (lambda: write_midi(PIECES["one note"], tmp_path / "a.mid"), lambda: parse_midi(b"", "a")):
-        with pytest.raises(
-            ValueError, match=r"Argument `mido` must be installed.*pip install 'qnnkit\[music\]'"
-        ):
+        with toys.refused("mido"):
             call()
     assert not (tmp_path / "a.mid").exists()
 
@@ -314,10 +309,7 @@ def test_other_refusals_of_midi(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def real() -> Path:
-    folder = Path(os.environ.get("QNNKIT_TEST_DATA", ""), "music")
-    if "QNNKIT_TEST_DATA" not in os.environ or not folder.is_dir():
-        pytest.skip("QNNKIT_TEST_DATA has no music")
-    return folder
+    return toys.real("music")
 
 
 EXPECTED = {

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from qnnkit.data import tokenizers
 from qnnkit.data.text import counts, encoded, text
 from qnnkit.data.text_files import Document, documents
 from qnnkit.data.tokens import IGNORED
+from tests.toys import pack, real, refused
 
 SPEAKERS = ("ROMEO", "JULIET", "NURSE")
 SPLITS = ("train", "validation", "test")
@@ -41,12 +40,6 @@ def jsonl(path: Path, records) -> Path:
 
 def written(splits, name: str) -> str:
     return splits.tokenizer.decode(splits.split(name).input_ids.flatten().tolist())
-
-
-def refusal(kind=ValueError, /, *given, **options) -> str:
-    with pytest.raises(kind) as caught:
-        text(*given, **{**SMALL, **options})
-    return str(caught.value)
 
 
 # --- documents ---------------------------------------------------------------------------------------------
@@ -86,10 +79,7 @@ def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path)
         "Files left out, no text (.txt, .md, .jsonl, .ndjson): 1 (cover.png).",
         "Empty documents left out: 1.",
     ]
-    with zipfile.ZipFile(tmp_path / "books.zip", "w") as archive:
-        for path in sorted(folder.rglob("*.*")):
-            archive.write(path, path.relative_to(tmp_path))
-    zipped, _ = documents(tmp_path / "books.zip")
+    zipped, _ = documents(pack(folder, tmp_path / "books.zip", "books/"))
     assert [document.text for document in zipped] == [document.text for document in found]
     kept = documents(folder, "/1")[0]
     assert [document.name for document in kept if document.text] == [
@@ -106,7 +96,8 @@ def test_an_address_is_read_like_a_path(shakespeare, tmp_path, monkeypatch):
     fsspec.filesystem("memory").pipe("/bucket/play.txt", shakespeare.read_bytes())
     for url in ("memory://bucket/play.txt", shakespeare.as_uri()):
         assert [each.text for each in documents(url)[0]] == [each.text for each in documents(shakespeare)[0]]
-    assert ".txt, .md, .jsonl, .ndjson or .npz" in refusal(ValueError, "https://example.org/play.pdf")
+    with refused("root"):
+        documents("https://example.org/play.pdf")
 
 
 def test_line_ends_and_the_mark_of_windows_are_taken_off(tmp_path):
@@ -381,66 +372,66 @@ def test_a_chat_without_an_answer_is_counted(tmp_path):
 # --- bad input ---------------------------------------------------------------------------------------------
 
 
-def test_text_that_is_too_short_for_a_block(tmp_path):
-    (tmp_path / "a.txt").write_text("\n\n".join(["word " * 300] * 20))
-    told = refusal(ValueError, tmp_path / "a.txt", sequence_length=4000)
-    assert "hold a block of 4000 tokens for every split" in told and "tokens in test" in told
-    (tmp_path / "b.txt").write_text("One.\n\nTwo.")
-    assert "hold enough documents for all three splits, but is 1" in refusal(ValueError, tmp_path / "b.txt")
-    (tmp_path / "c.txt").write_text("\n")
-    assert "hold text" in refusal(ValueError, tmp_path / "c.txt")
+GOOD = '{"text": "fine"}'
+BAD = {
+    "too short for a block": ("b.jsonl", "\n".join([GOOD] * 9)),
+    "too few documents": ("a.txt", "One.\n\nTwo."),
+    "nothing": ("a.txt", "\n"),
+    "latin": ("a.txt", "\n\n".join(["Grüße " * 90] * 20).encode("latin-1")),
+    "another kind": ("a.pdf", "\n\n".join(["word " * 90] * 20)),
+    "no JSON": ("a.jsonl", '{"text": "cut sho'),
+    "a list": ("a.jsonl", '["a list"]'),
+    "unknown keys": ("a.jsonl", '{"body": "x", "title": "y"}'),
+    "a number": ("a.jsonl", '{"text": 3}'),
+    "no answer": ("a.jsonl", '{"prompt": "x", "completion": null}'),
+    "no content": ("a.jsonl", '{"messages": [{"role": "user"}]}'),
+}
 
 
-def test_text_that_is_not_utf_8(tmp_path):
-    (tmp_path / "a.txt").write_bytes("Erste Zeile\nGrüße".encode("latin-1"))
-    assert "UTF-8, but is 'a.txt, line 2'" in refusal(ValueError, tmp_path / "a.txt")
+@pytest.mark.parametrize(("name", "content"), BAD.values(), ids=BAD)
+def test_text_that_is_refused(tmp_path, name, content):
+    path = tmp_path / name
+    if name == "a.jsonl":
+        content = "\n".join([*[GOOD] * 9, "", content, GOOD])
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with refused("root") as told:
+        text(path, **SMALL | {"sequence_length": 400})
+    assert name != "a.jsonl" or "a.jsonl, line 11" in str(told.value)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("argument", "options"),
     [
-        ('{"text": "cut sho', "hold JSON in every line, but is 'a.jsonl, line 3'"),
-        ('["a list"]', "hold an object with keys in every line, but is 'a.jsonl, line 3'"),
-        ('{"body": "x", "title": "y"}', "Its keys are 'body', 'title'"),
-        ('{"text": 3}', "hold a text under 'text'"),
-        ('{"prompt": "x", "completion": null}', "hold a text under 'completion'"),
-        ('{"messages": [{"role": "user"}]}', "hold a text under 'content'"),
+        ("part", {"part": "HAMLET"}),
+        ("part", {"part": "("}),
+        ("sequence_length", {"sequence_length": 1}),
+        ("test_fraction", {"validation_fraction": 0.5, "test_fraction": 0.5}),
+        ("vocabulary", {"vocabulary": 256}),
+        ("root", {"root": "none.txt"}),
     ],
 )
-def test_lines_that_are_no_record(tmp_path, line, said):
-    good = '{"text": "fine"}'
-    (tmp_path / "a.jsonl").write_text("\n".join([good, "", line, good]))
-    assert said in refusal(ValueError, tmp_path / "a.jsonl")
+def test_options_that_are_refused(shakespeare, argument, options):
+    with refused(argument, FileNotFoundError if argument == "root" else ValueError):
+        text(**({"root": shakespeare} | SMALL | options))
 
 
-def test_a_part_that_nobody_speaks(shakespeare):
-    told = refusal(ValueError, shakespeare, part="HAMLET")
-    assert "be found in a heading, but is 'HAMLET'" in told and "ROMEO, JULIET, NURSE" in told
-    assert "be a regular expression" in refusal(ValueError, shakespeare, part="(")
+def test_a_folder_that_holds_no_text(tmp_path):
+    with refused("root"):
+        text(tmp_path)
 
 
-def test_places_that_hold_no_text(tmp_path):
-    assert "or a file (.txt, .md, .jsonl" in refusal(FileNotFoundError, tmp_path / "none.txt")
-    (tmp_path / "a.pdf").write_bytes(b"%PDF")
-    assert "or a file (.txt, .md" in refusal(ValueError, tmp_path / "a.pdf")
-    assert "hold text" in refusal(ValueError, tmp_path)
-
-
-def test_numbers_out_of_range(shakespeare, tmp_path):
-    assert "be 2 tokens or more" in refusal(ValueError, shakespeare, sequence_length=1)
-    assert "`test_fraction`" in refusal(ValueError, shakespeare, validation_fraction=0.5, test_fraction=0.5)
-    assert "be 257 or more" in refusal(ValueError, shakespeare, vocabulary=256)
+def test_no_sequence_is_longer_than_the_tokenizer_s_model_takes(shakespeare, tmp_path):
     short = tokenizers.trained([play()], 300)
     short.model_max_length = 8
     short.save_pretrained(tmp_path / "short")
-    told = refusal(ValueError, shakespeare, tokenizer=tmp_path / "short")
-    assert "`sequence_length` must be at most 8" in told
+    with refused("sequence_length"):
+        text(shakespeare, **SMALL, tokenizer=tmp_path / "short")
 
 
 def test_a_tokenizer_that_cannot_be_read(shakespeare, tmp_path):
     (tmp_path / "none").mkdir()
-    told = refusal(ValueError, shakespeare, tokenizer=tmp_path / "none")
-    assert "`tokenizer` must be a folder or hub name" in told and "\n" not in told
+    with refused("tokenizer"):
+        text(shakespeare, **SMALL, tokenizer=tmp_path / "none")
 
 
 def test_a_template_that_refuses(tmp_path):
@@ -448,11 +439,13 @@ def test_a_template_that_refuses(tmp_path):
     own.chat_template = "{{ raise_exception('System messages are not taken') }}"
     own.save_pretrained(tmp_path / "own")
     path = jsonl(tmp_path / "a.jsonl", chats())
-    told = refusal(ValueError, path, tokenizer=tmp_path / "own")
-    assert "'a.jsonl, line" in told and "The template says: System messages are not taken." in told
+    with refused("root") as told:
+        text(path, **SMALL, tokenizer=tmp_path / "own")
+    assert "System messages are not taken" in str(told.value)
     own.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     own.save_pretrained(tmp_path / "own")
-    assert "only adds to what it wrote" in refusal(ValueError, path, tokenizer=tmp_path / "own")
+    with refused("tokenizer"):
+        text(path, **SMALL, tokenizer=tmp_path / "own")
 
 
 def test_a_line_after_the_end_of_an_answer_brings_no_second_end(tmp_path):
@@ -471,9 +464,8 @@ def test_a_line_after_the_end_of_an_answer_brings_no_second_end(tmp_path):
 
 
 @pytest.mark.data
-@pytest.mark.skipif("QNNKIT_TEST_DATA" not in os.environ, reason="QNNKIT_TEST_DATA is not set")
 def test_tinyshakespeare():
-    root = Path(os.environ["QNNKIT_TEST_DATA"]) / "text" / "tinyshakespeare.txt"
+    root = real("text", "tinyshakespeare.txt")
     splits = text(root, sequence_length=128, vocabulary=1024)
     assert splits.vocabulary == 1024
     told = counts(splits)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import qnnkit
 from qnnkit import data, tasks
+from qnnkit.data.splits import SPLITS
 
 
 class Digits:
@@ -41,10 +47,10 @@ def each_epoch(do: Callable) -> Callable:
 @contextlib.contextmanager
 def refused(
     argument: str, error: type[Exception] | tuple[type[Exception], ...] = ValueError
-) -> Iterator[None]:
+) -> Iterator[pytest.ExceptionInfo]:
     """Asserts that one line names an argument, its rule, its value and the next step, whatever the words."""
     with pytest.raises(error) as caught:
-        yield
+        yield caught
     told = str(caught.value)
     assert re.fullmatch(rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]", told), (
         told
@@ -66,3 +72,75 @@ def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", replaced)
     return done
+
+
+# --- data ---------------------------------------------------------------------------------------------------
+
+
+def real(*names: str) -> Path:
+    """A file or folder of the real datasets; the test is skipped without it."""
+    path = Path(os.environ.get("QNNKIT_TEST_DATA", ""), *names)
+    if "QNNKIT_TEST_DATA" not in os.environ or not path.exists():
+        pytest.skip(f"QNNKIT_TEST_DATA has no {'/'.join(names)}")
+    return path
+
+
+def no_workspace(monkeypatch: Any, tmp_path: Path) -> Path:
+    """Makes `tmp_path` the current folder of a machine without a workspace; gives where copies go there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("QNNKIT_HOME", "QNNKIT_LOCAL", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache" / "qnnkit" / "datasets"
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    """Bytes at random."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def put(path: Path, pixels: np.ndarray | Image.Image, **options: Any) -> Path:
+    """Writes one image; the suffix chooses the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    image.save(path, **options)
+    return path
+
+
+def fill(folder: Path, names: Iterable[str], seed: int = 0, size: tuple[int, ...] = (6, 5)) -> Path:
+    """Writes an image of noise under each name."""
+    for number, name in enumerate(names):
+        put(folder / name, noise(*size, seed=seed + number))
+    return folder
+
+
+def pack(folder: Path, path: Path, above: str = "") -> Path:
+    """Packs a folder's files into an archive, below the folder `above`."""
+    files = {each: above + each.relative_to(folder).as_posix() for each in sorted(folder.rglob("*"))}
+    files = {each: name for each, name in files.items() if each.is_file()}
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for each, name in files.items():
+                archive.write(each, name)
+    else:
+        with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as archive:
+            for each, name in files.items():
+                archive.add(each, name)
+    return path
+
+
+def places_of(splits: Any) -> dict[str, str]:
+    """Source -> the split it is in."""
+    return {source: name for name in SPLITS for source in splits.split(name).sources}
+
+
+def by_composer(splits: Any) -> dict[str, Any]:
+    """Blocks of music, each composer's apart, in the same splits."""
+
+    def part(side: Any, name: str) -> Any:
+        return side.at([row for row, source in enumerate(side.sources) if source.partition("/")[0] == name])
+
+    names = dict.fromkeys(source.partition("/")[0] for source in splits.train.sources)
+    return {
+        name: replace(splits, **{side: part(splits.split(side), name) for side in SPLITS}) for name in names
+    }

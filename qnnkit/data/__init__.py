@@ -18,7 +18,6 @@ from qnnkit.data.idx import emnist, fashion_mnist, kmnist, mnist
 from qnnkit.data.images import split_stack
 from qnnkit.data.kinds import Captions, Images, Music, Text, of, uncached
 from qnnkit.data.music import music
-from qnnkit.data.places import refusal
 from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
 from qnnkit.data.tensors import TensorSplits, arrays
@@ -66,15 +65,17 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         >>> len(splits.test), len(load("digits", test_fraction=0.1, train_fraction=0.1).train)
         (180, 126)
     """
-    loader = _loader(name)
     for option, value in options.items():
-        if option not in _options(loader):
-            raise ValueError(not_taken(name, option, value))
-    if inspect.signature(loader).parameters["root"].default is inspect.Parameter.empty and not options.get(
-        "root"
-    ):
-        raise refusal(f"say where {name} lies", None, "Pass its path.")
-    return loader(**options).keep(train_fraction, options.get("split_seed", 0))
+        if takes(name, option):
+            continue
+        others = [other for other in DATASETS if takes(other, option)]
+        if not others:
+            known = {each for loader in DATASETS.values() for each in _options(loader)}
+            checks.choice("option", option, sorted(known))
+        rule, step = f"be left out for {name!r}", f"Leave it out; it is for {', '.join(others)}."
+        raise ValueError(checks.message(option, rule, value, step))
+    splits = _loader(name)(**{"root": None, **options})
+    return splits.keep(train_fraction, options.get("split_seed", 0))
 
 
 def kind(name: str) -> str:
@@ -99,21 +100,6 @@ def takes(name: str, option: str) -> bool:
     return option in _options(_loader(name))
 
 
-def not_taken(name: str, option: str, value: object) -> str:
-    """The sentence on an option that the dataset called `name` has not.
-
-    Raises:
-        ValueError: No dataset has it; the message lists those there are.
-    """
-    others = [other for other in DATASETS if takes(other, option)]
-    if not others:
-        checks.choice(
-            "option", option, sorted({each for other in DATASETS.values() for each in _options(other)})
-        )
-    step = f"Leave it out; it is for {', '.join(others)}."
-    return checks.message(option, f"be left out for {name!r}", value, step)
-
-
 def _loader(name: str) -> Callable[..., Splits]:
     if name.startswith(HUB):
         return functools.partial(hub_images, name.removeprefix(HUB))
@@ -121,12 +107,11 @@ def _loader(name: str) -> Callable[..., Splits]:
 
 
 def _options(loader: Callable[..., Splits]) -> set[str]:
-    found = inspect.signature(loader).parameters.values()
-    names = {each.name for each in found if each.kind is not each.VAR_KEYWORD}
-    if any(each.kind is each.VAR_KEYWORD for each in found):
-        splitting = list(inspect.signature(split_stack).parameters)[2:]
+    names = set(inspect.signature(loader).parameters)
+    if "options" in names:  # those of all images, handed on
+        splitting = list(inspect.signature(split_stack).parameters)[3:]  # not its name, images and top
         names |= {"image_size", "grey", *splitting}
-    return names
+    return names - {"options"}
 
 
 __all__ = [

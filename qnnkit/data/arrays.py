@@ -9,7 +9,7 @@ import numpy as np
 
 from qnnkit import checks
 from qnnkit.data import fetch
-from qnnkit.data.images import split_stack, stack_arrays
+from qnnkit.data.images import split_arrays
 from qnnkit.data.places import MAX_BYTES, first, refusal
 from qnnkit.data.splits import ImageSplits
 
@@ -25,16 +25,10 @@ NAMES = {
 """Side -> what its arrays of images and labels may be called, in small or capital letters."""
 
 
-def digits(
-    root: str | Path | None = None,
-    *,
-    image_size: int | None = None,
-    grey: bool | None = None,
-    **options: Any,
-) -> ImageSplits:
+def digits(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """The 1,797 handwritten digits inside scikit-learn: 10 classes, 8x8, grey 0..16 rescaled to 0..255.
 
-    Takes the arguments of `class_folder`, but for `root`, which must be left out.
+    Takes the options of `class_folder`; `root` must be left out.
 
     Reference:
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI (1998).
@@ -46,19 +40,11 @@ def digits(
 
     levels, labels = map(np.asarray, load_digits(return_X_y=True))
     pixels = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)  # (1797, 64) -> (1797, 8, 8)
-    stack = stack_arrays(
-        {"any": (pixels, labels)}, tuple("0123456789"), image_size=image_size, grey=grey, prefix="digits/"
-    )
-    return split_stack("digits", stack, **options)
+    parts = {"any": (pixels, labels)}
+    return split_arrays("digits", parts, tuple("0123456789"), prefix="digits/", **options)
 
 
-def npz(
-    root: str | Path | None = None,
-    *,
-    image_size: int | None = None,
-    grey: bool | None = None,
-    **options: Any,
-) -> ImageSplits:
+def npz(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """Your own arrays in one NumPy file: images and labels, with a test part or without.
 
     The names are `images`, `labels`, `test_images` and `test_labels`, or x_train, y_train, x_test, y_test and
@@ -68,18 +54,13 @@ def npz(
     Args:
         root: The file. Images have shape (n, height, width), (n, height, width, 1 or 3) or (n, 1 or 3,
             height, width), with whole numbers 0..255, or real ones 0..1. Labels have shape (n,).
-        image_size: As in `class_folder`.
-        grey: As in `class_folder`.
-        options: `split_seed`, `validation_fraction` and `test_fraction`, as in `class_folder`; a test part in
-            the file is the test split, and then validation_fraction is that of the rest.
+        options: As in `class_folder`; a test part in the file is the test split, and then validation_fraction
+            is that of the rest.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or what is in it does not fit together.
     """
-    if not root:
-        rule = "name a .npz file with arrays called images and labels"
-        raise refusal(rule, root, "Pass the path of an .npz file.")
     path = fetch.local(root)
     if not path.is_file():
         step = "Check the path; on Colab, mount Drive first."
@@ -101,8 +82,7 @@ def npz(
     known = {name for pair in sides.values() for name in pair} | {"classes"}
     others = [name for name in arrays if name not in known]
     notes = [f"Left out arrays of other names: {first(others)}."] if others else []
-    stack = stack_arrays(parts, names, image_size=image_size, grey=grey, notes=notes)
-    return split_stack("npz", stack, **options)
+    return split_arrays("npz", parts, names, notes=notes, **options)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qnnkit.data.folders import SIDES, left_out
-from qnnkit.data.places import Member, Place, first, refusal
+from qnnkit.data.places import Member, Place, first, parsed, records, refusal
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv")
 NAMES = tuple(f"{stem}{suffix}" for stem in ("captions", "metadata") for suffix in SUFFIXES)
@@ -61,7 +61,7 @@ def listing(place: Place) -> Listing:
     sides: dict[Member, str] = {}
     empty, missing = [], []
     for folder, file in read.items():
-        for name, caption in _rows(_text(place, file), file):
+        for name, caption in _rows(place.text(file.name), file):
             clean = name.strip().replace("\\", "/").removeprefix("./")
             alike = by_base.get(clean.rpartition("/")[2], [])
             member = (
@@ -106,20 +106,15 @@ def listing(place: Place) -> Listing:
     return Listing(whole, tuple(sides[member] for member in whole), top, tuple(notes))
 
 
-def _text(place: Place, file: Member) -> str:
-    try:
-        return place.read(file.name).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        step = f"Byte {error.start:,} is not: save the file anew, as UTF-8."
-        raise refusal("hold captions in UTF-8", file.name, step) from None
-
-
 def _rows(text: str, file: Member) -> Iterator[Row]:
     """Each image with each of its captions, and with None where it is only named."""
     if file.base.lower().endswith((".csv", ".tsv")):
         yield from _of_table(text, file)
         return
-    content = _json(text, file)
+    if file.base.lower().endswith(".jsonl"):
+        content = [record for _, record in records(text, file.name)]
+    else:
+        content: Any = parsed(text, file.name)
     if isinstance(content, dict) and all(isinstance(content.get(k), list) for k in ("images", "annotations")):
         content = _of_coco(content, file)
     elif isinstance(content, dict):
@@ -133,20 +128,6 @@ def _rows(text: str, file: Member) -> Iterator[Row]:
         yield image, None
         for caption in captions if isinstance(captions, list) else [captions]:
             yield image, caption
-
-
-def _json(text: str, file: Member) -> Any:
-    """The content of a file; of JSON lines a list."""
-    is_lines = file.base.lower().endswith(".jsonl")
-    found, value = [], file.name
-    try:
-        for number, each in enumerate(text.split("\n") if is_lines else [text], start=1):
-            value = f"{file.name}, line {number}" if is_lines else file.name
-            if each.strip() or not is_lines:
-                found.append(json.loads(each))
-    except (ValueError, RecursionError) as error:
-        raise refusal("hold captions in JSON", value, f"Python says: {error}.") from None
-    return found if is_lines else found[0]
 
 
 def _of_coco(content: dict[str, list[Any]], file: Member) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
 from qnnkit.data.idx import mnist
 from qnnkit.data.images import split, stack_files
-from qnnkit.data.places import open_place, refusal
+from qnnkit.data.places import open_place
 from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Pictured
 from qnnkit.data.tokenizers import CaptionTokenizer, caption_tokenizer
 
@@ -122,12 +123,10 @@ def captions(
     *,
     image_size: int | None = 64,
     grey: bool | None = None,
-    split_seed: int = 0,
-    validation_fraction: float = 0.2,
-    test_fraction: float = 0.2,
     tokenizer: str | Path | CaptionTokenizer | None = None,
     sequence_length: int | None = None,
     cached: bool = True,
+    **options: Any,
 ) -> CaptionSplits:
     """Your own images with captions: a folder with `captions.json`, .jsonl, .csv or .tsv in it.
 
@@ -143,40 +142,33 @@ def captions(
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
         grey: One channel (True) or three (False); None takes one if every image is grey.
-        split_seed: Decides who is in which split; leave it alone within a study.
-        validation_fraction: Of all images, about: each is placed by the hash of its name.
-        test_fraction: Likewise; unused where there is a test part.
         tokenizer: "words" (default) or "bpe" trains one on the training captions; a folder, or a name on the
             Hub, is read; or one that is there.
         sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
             its own for one that is read.
         cached: Whether a file kept from before may stand for the images.
+        options: `split_seed` decides who is in which split; `validation_fraction` and `test_fraction` are of
+            all images, about: each is placed by the hash of its name. The second is unused with a test part.
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such folder.
         ValueError: There is no caption file, it is not UTF-8 or cannot be understood, no image of it can be
             read, or there are too few to split.
     """
-    if not root:
-        raise refusal("name a folder of images and captions", root, "Pass the path of its folder.")
     with open_place(fetch.local(root)) as place:
         found = listing(place)
-        files = [(side, 0, member) for side, member in zip(found.sides, found.captions, strict=True)]
-        wanted = {"dataset": "captions", "image_size": image_size, "grey": grey, "sides": found.sides}
-        stack = stacked(
-            list(found.captions),
-            wanted,
-            lambda: stack_files(place, files, (), image_size=image_size, grey=grey),
-            cached,
-        )
+        files = [(side, 0, member.name) for side, member in zip(found.sides, found.captions, strict=True)]
+        form: dict[str, Any] = {"image_size": image_size, "grey": grey}
+        wanted = {"dataset": "captions", **form, "sides": found.sides}
+        make = partial(stack_files, place.read, files, (), **form)
+        stack = stacked(list(found.captions), wanted, make, cached)
     by_name = {member.name: texts for member, texts in found.captions.items()}
 
     def gather(rows: np.ndarray) -> CaptionSet:
         sources = tuple(stack.sources[row] for row in rows)
         return CaptionSet(stack.tensor(rows), tuple(by_name[name] for name in sources), sources)
 
-    shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    sets, notes = split(stack, gather, found.top, split_seed=split_seed, **shares)
+    sets, notes = split(stack, gather, found.top, **options)
     return _with_tokens("captions", sets, tokenizer, sequence_length, (*found.notes, *stack.notes, *notes))
 
 

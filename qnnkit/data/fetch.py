@@ -43,7 +43,7 @@ def store() -> Path:
     return Path(cache).expanduser() / "qnnkit" / "datasets"
 
 
-def local(root: str | Path) -> Path:
+def local(root: str | Path | None) -> Path:
     """Where `root` can be read on local disk.
 
     A URL (`gs://`, `memory://`, `https://`, ...) is copied to `store()` once, and anew when what is said of
@@ -51,9 +51,12 @@ def local(root: str | Path) -> Path:
     URL cannot be reached, the copy from before is read, with a warning. Other paths are read where they are.
 
     Raises:
-        ValueError: What the URL needs is not installed, or it is of the web and of no single file.
+        ValueError: Nothing is given, what the URL needs is not installed, or it is of the web and of no
+            single file.
         OSError: It cannot be reached, or nothing is there.
     """
+    if not root:
+        raise refusal("say where the data lies", root, "Pass the path of its folder, archive or file.")
     source, path = str(root), Path(root).expanduser()
     address = urllib.parse.urlsplit(source) if workspace.is_url(source) else None
     scheme = address.scheme.lower() if address else "file"

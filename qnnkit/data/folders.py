@@ -201,14 +201,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return compiled
 
 
-def class_folder(
-    root: str | Path | None = None,
-    *,
-    image_size: int | None = None,
-    grey: bool | None = None,
-    cached: bool = True,
-    **options: Any,
-) -> ImageSplits:
+def class_folder(root: str | Path | None = None, *, cached: bool = True, **options: Any) -> ImageSplits:
     """Your own images, one folder per class: `root/<class>/*.png` (or jpg, bmp, gif, webp, tif).
 
     Images of a class may lie in folders of their own. Where the root holds train/ and test/ or validation/
@@ -221,10 +214,10 @@ def class_folder(
 
     Args:
         root: The folder that holds the class folders; or an archive of it (.zip, .tar, .tar.gz), or a URL.
-        image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
-        grey: One channel (True) or three (False); None takes one if every image is grey.
         cached: Whether a file kept from before may stand for the images.
-        options: `split_seed` (leave it alone within a study), `validation_fraction` and `test_fraction` (0.2
+        options: `image_size`, a side in pixels (None takes the most common size; the aspect ratio is not
+            kept); `grey`, one channel (True) or three (False; None takes one if every image is grey);
+            `split_seed` (leave it alone within a study), `validation_fraction` and `test_fraction` (0.2
             of all images each, about: each image is placed by the hash of its name, so that one more or less
             moves no other). With a test/ side, test_fraction is unused, and validation_fraction that of
             train/.
@@ -233,15 +226,13 @@ def class_folder(
         FileNotFoundError, NotADirectoryError: There is no such folder.
         ValueError: There are no classes, one class, an empty class, or too few images to split.
     """
-    return _load("class_folder", root, by_folder, image_size, grey, cached, {}, options)
+    return _load("class_folder", root, by_folder, cached, {}, **options)
 
 
 def flat_folder(
     root: str | Path | None = None,
     *,
     label_pattern: str | None = None,
-    image_size: int | None = None,
-    grey: bool | None = None,
     cached: bool = True,
     **options: Any,
 ) -> ImageSplits:
@@ -254,8 +245,6 @@ def flat_folder(
         root: The folder of images; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         label_pattern: Regular expression whose first group is the label, such as `label_(\d+)`; None takes
             the last two digits before the suffix. Labels are texts: 1 and 01 are two classes.
-        image_size: As in `class_folder`.
-        grey: As in `class_folder`.
         cached: As in `class_folder`.
         options: As in `class_folder`.
 
@@ -264,34 +253,31 @@ def flat_folder(
         ValueError: The pattern is wrong or fits no name, or there are too few images to split.
     """
     find = partial(by_name, label_pattern=label_pattern)
-    return _load(
-        "flat_folder", root, find, image_size, grey, cached, {"label_pattern": label_pattern}, options
-    )
+    return _load("flat_folder", root, find, cached, {"label_pattern": label_pattern}, **options)
 
 
 def _load(
     name: str,
     root: str | Path | None,
-    find: Any,
-    image_size: int | None,
-    grey: bool | None,
+    find: Callable[[Place], Layout],
     cached: bool,
     wanted: dict[str, Any],
-    options: dict[str, Any],
+    *,
+    image_size: int | None = None,
+    grey: bool | None = None,
+    **options: Any,
 ) -> ImageSplits:
-    if not root:
-        raise refusal("name a folder of labelled images", root, "Pass the path of a folder of images.")
+    form: dict[str, Any] = {"image_size": image_size, "grey": grey}
     with open_place(fetch.local(root)) as place:
         layout = find(place)
         if len(layout.classes) < 2:
             step = f"All are of class {layout.classes[0]!r}: check label_pattern."
             raise refusal("hold two or more classes", str(place.path), step)
-        wanted = {"dataset": name, "image_size": image_size, "grey": grey, **wanted}
-        files = [member for _, _, member in layout.files]
+        files = [(side, label, member.name) for side, label, member in layout.files]
         stack = stacked(
-            files,
-            wanted,
-            lambda: stack_files(place, layout.files, layout.classes, image_size=image_size, grey=grey),
+            [member for _, _, member in layout.files],
+            {"dataset": name, **form, **wanted},
+            lambda: stack_files(place.read, files, layout.classes, **form),
             cached,
         )
     stack = replace(stack, notes=(*layout.notes, *stack.notes))

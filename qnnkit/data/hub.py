@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data import images
 from qnnkit.data.folders import SIDES
-from qnnkit.data.images import as_size, split_stack, stack_pictures
+from qnnkit.data.images import split_stack, stack_files
 from qnnkit.data.places import first
 from qnnkit.data.splits import ImageSplits
 
@@ -139,22 +138,22 @@ def hub_images(
         rule = "hold a column of images and one of class labels"
         raise ValueError(checks.message("dataset", rule, f"hub:{name} with {first(list(features))}", step))
     parts = {side: found[side] for side in found if side in SIDES} or dict(list(found.items())[:1])
-    others = [side for side in found if side not in parts]
-    notes = [f"Splits left out: {first(others)}."] if others else []
-    pictures, sides, failed = [], [], []
+    parts = {side: part.cast_column(image, datasets.Image(decode=False)) for side, part in parts.items()}
+    files, unlabelled = [], []
     for side, part in parts.items():
-        for row, each in enumerate(part.cast_column(image, datasets.Image(decode=False))):
-            source = f"{side}/{row}"
-            try:
-                if each[label] is None or each[label] < 0:
-                    raise ValueError("no label")
-                content = each[image]["bytes"] or Path(each[image]["path"]).read_bytes()
-                pictures.append(images.read(content, each[label], source, as_size(image_size)))
-                sides.append(SIDES.get(side, "any") if len(parts) > 1 else "any")
-            except Exception as error:  # a damaged image makes Pillow raise almost anything
-                failed.append(f"{source} ({str(error).partition(' <_io')[0][:80]})")
-    if failed:
-        notes.append(f"Left out {len(failed):,} images that cannot be used: {first(failed)}.")
+        for row, number in enumerate(part[label]):
+            known = number is not None and number >= 0
+            of = SIDES.get(side, "any") if len(parts) > 1 else "any"
+            (files if known else unlabelled).append((of, number, f"{side}/{row}"))
+
+    def content(source: str) -> bytes:
+        side, _, row = source.rpartition("/")
+        each = parts[side][int(row)][image]
+        return each["bytes"] or Path(each["path"]).read_bytes()
+
+    left_out = {"Splits left out": [side for side in found if side not in parts]}
+    left_out["Images left out, without a label"] = [source for _, _, source in unlabelled]
+    notes = [f"{why}: {len(names):,} ({first(names)})." for why, names in left_out.items() if names]
     classes = tuple(features[label].names)
-    stack = stack_pictures(pictures, sides, classes, notes, image_size=image_size, grey=grey)
+    stack = stack_files(content, files, classes, image_size=image_size, grey=grey, notes=notes)
     return split_stack(f"hub:{name}", stack, **options)

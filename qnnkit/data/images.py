@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from qnnkit import checks
 from qnnkit.data import duplicates
 from qnnkit.data.duplicates import Content
-from qnnkit.data.places import MAX_BYTES, Member, Place, first, refusal
+from qnnkit.data.places import MAX_BYTES, first, refusal
 from qnnkit.data.splits import SIDES, SPLITS, ImageSet, ImageSplits, split_rows
 
 # Pillow knows more formats; one of them (EPS) starts Ghostscript, whatever the file is called.
@@ -25,8 +25,7 @@ MOST_PIXELS = 2**27
 """A picture of more is not decoded, even where someone has lifted Pillow's own limit, which is lower."""
 
 
-@dataclass(frozen=True, eq=False)
-class Picture:
+class Picture(NamedTuple):
     """One image, uint8 (height, width) or (height, width, 3), and its file's size, Pillow mode and frames."""
 
     pixels: np.ndarray
@@ -102,47 +101,50 @@ def as_size(image_size: int | None) -> tuple[int, int] | None:
 
 
 def stack_files(
-    place: Place,
-    files: Sequence[tuple[str, int, Member]],
+    content: Callable[[str], bytes],
+    files: Sequence[tuple[str, int, str]],
     classes: tuple[str, ...],
     *,
     image_size: int | None,
     grey: bool | None,
+    notes: Sequence[str] = (),
 ) -> Stack:
     """Every image that can be read, brought to one size and mode, with a note on those that cannot.
 
     Args:
-        place: Where the files lie.
-        files: Side, label and file of each image.
+        content: Source -> the bytes of that file.
+        files: Side, label and source of each image.
         classes: The name of each label.
         image_size: As in `class_folder`.
         grey: As in `class_folder`.
+        notes: What to tell before what happens here.
 
     Raises:
         ValueError: A class has no image that can be read, or they do not fit into memory.
     """
     size, n_bytes = as_size(image_size), 0
-    sides: list[str] = []
     pictures: list[Picture] = []
+    sides: list[str] = []
     failed: list[str] = []
-    for side, label, member in files:
+    for side, label, source in files:
         try:
-            pictures.append(read(place.read(member.name), label, member.name, size))
+            pictures.append(read(content(source), label, source, size))
         except Exception as error:  # a damaged file makes Pillow raise almost anything
-            failed.append(f"{member.name} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
+            failed.append(f"{source} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
             continue
         sides.append(side)
         n_bytes += pictures[-1].pixels.nbytes
         if n_bytes > MAX_BYTES:
             step = "Pass a smaller one, such as 32."
             raise ValueError(checks.message("image_size", "keep all images under 4 GiB", image_size, step))
-    notes = []
     if failed:
         of_all = f"{len(failed):,} of {len(files):,} images"
-        notes.append(f"Left out {of_all} that cannot be read: {first(failed)}.")
+        notes = [*notes, f"Left out {of_all} that cannot be read: {first(failed)}."]
     readable = {(side, each.label) for side, each in zip(sides, pictures, strict=True)}
-    if len(readable) < len({(side, label) for side, label, _ in files}):
-        raise refusal("hold a readable image of every class", str(place.path), notes[-1])
+    if lacking := {(side, label) for side, label, _ in files} - readable:
+        side, label = min(lacking)
+        found = f"none in {classes[label] if classes else 'all'!r} ({side})"
+        raise refusal("hold a readable image of every class", found, notes[-1])
     return stack_pictures(pictures, sides, classes, notes, image_size=image_size, grey=grey)
 
 
@@ -164,9 +166,10 @@ def stack_pictures(
     grey = all(picture.pixels.ndim == 2 for picture in pictures) if grey is None else grey
     mode = "L" if grey else "RGB"
     if n := total - counts[size]:
-        messages.append(_resized(n, total, size))
+        messages.append(f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width).")
     if others := [picture.mode for picture in pictures if picture.mode != mode]:
-        messages.append(_converted(others, len(others), total, grey))
+        change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(others)))}"
+        messages.append(f"Converted {len(others):,} of {total:,} images to {change}.")
     return Stack(
         np.stack([fit(picture.pixels, size, mode) for picture in pictures]),
         np.array([picture.label for picture in pictures], dtype=np.int64),
@@ -205,28 +208,30 @@ def stack_arrays(
     shapes = {side: images.shape[1:] for side, (images, _) in parts.items()}
     if len(set(shapes.values())) > 1:
         raise refusal("hold images of one size", shapes, "Resize them first.")
-    images = np.concatenate([images for images, _ in parts.values()])
-    size, messages, total = as_size(image_size) or images.shape[1:3], list(notes), len(images)
-    colour = images.ndim == 4
-    grey = not colour if grey is None else grey
-    if images.shape[1:3] != size:
-        messages.append(_resized(total, total, size))
-        images = np.stack([fit(pixels, size, "RGB" if colour else "L") for pixels in images])
-    if colour and grey:
-        images = np.stack([fit(pixels, size, "L") for pixels in images])
-    elif not colour and not grey:
-        images = np.repeat(images[..., None], 3, axis=3)
-    if colour == grey:
-        messages.append(_converted(["RGB" if colour else "L"], total, total, grey))
-    rows = [(side, row) for side, (_, labels) in parts.items() for row in range(len(labels))]
-    return Stack(
-        images,
-        np.concatenate([labels for _, labels in parts.values()]).astype(np.int64),
-        np.array([SIDES.index(side) for side, _ in rows], dtype=np.uint8),
-        tuple(f"{prefix}{row}" if len(parts) == 1 else f"{prefix}{side}/{row}" for side, row in rows),
-        classes,
-        tuple(messages),
-    )
+    pictures, sides = [], []
+    for side, (images, labels) in parts.items():
+        before = prefix if len(parts) == 1 else f"{prefix}{side}/"
+        mode, size = "L" if images.ndim == 3 else "RGB", (images.shape[1], images.shape[2])
+        for row, (pixels, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+            pictures.append(Picture(pixels, label, f"{before}{row}", size, mode))
+            sides.append(side)
+    return stack_pictures(pictures, sides, classes, notes, image_size=image_size, grey=grey)
+
+
+def split_arrays(
+    name: str,
+    parts: dict[str, tuple[np.ndarray, np.ndarray]],
+    classes: tuple[str, ...],
+    *,
+    image_size: int | None = None,
+    grey: bool | None = None,
+    notes: Sequence[str] = (),
+    prefix: str = "",
+    **options: Any,
+) -> ImageSplits:
+    """The dataset called `name`, of arrays: `stack_arrays`, then `split_stack` with its options."""
+    form: dict[str, Any] = {"image_size": image_size, "grey": grey, "notes": notes, "prefix": prefix}
+    return split_stack(name, stack_arrays(parts, classes, **form), **options)
 
 
 def split_stack(
@@ -275,12 +280,3 @@ def split(
     }
     notes += duplicates.notes(same, "images", "pixel for pixel")
     return [gather(chosen) for chosen in rows], notes
-
-
-def _resized(n: int, total: int, size: Sequence[int]) -> str:
-    return f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width)."
-
-
-def _converted(modes: list[str], n: int, total: int, grey: bool) -> str:
-    change = f"8-bit {'grey' if grey else 'RGB'}, from mode {', '.join(sorted(set(modes)))}"
-    return f"Converted {n:,} of {total:,} images to {change}."

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from qnnkit import checks, workspace
+from qnnkit import checks
 from qnnkit.settings import SPLITTING, Base, Place
 
 _cached = ContextVar("cached", default=True)
@@ -127,10 +126,6 @@ def of(settings: Any) -> Any:
     options = {option: value for option, value in options.items() if value is not None}
     if not _cached.get() and data.takes(name, "cached"):
         options["cached"] = False
-    is_local = place and not (workspace.is_url(place) or options.get("download"))
-    if place and is_local and not Path(place).exists():
-        step = "Give the folder, archive, file or URL that holds the dataset."
-        raise FileNotFoundError(checks.message("data_dir", "be an existing folder or file", place, step))
     names = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
     if getattr(settings, "tokenizer", None) is None:
         names["tokenizer"] = "pretrained"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,9 @@ class Transposition:
 
 
 def music(
-    root: str | Path | Sequence[str | Path],
+    root: str | Path | Sequence[str | Path] | None = None,
     *,
-    composers: Sequence[str] | Mapping[str, str] | None = None,
+    composers: Sequence[str] | None = None,
     sequence_length: int = 512,
     overlap: int | None = None,
     split_seed: int = 0,
@@ -80,7 +80,7 @@ def music(
 
     Args:
         root: Folder, zip, JSON or MIDI file, "music21:<composer>", or several; see `collect`.
-        composers: Which of those found there; or what each is called here -> its name there.
+        composers: Which of those found there; None takes all.
         sequence_length: Tokens of a block, usually 512 to 1,024; a bar is 10 to 25.
         overlap: Tokens that two training blocks of a piece share; a quarter of a block by default.
         split_seed: Fixes who is in which split, and the shifts.
@@ -125,29 +125,6 @@ def music(
     sets = {name: _stack(rows, sequence_length) for name, rows in blocks.items()}
     augment = Transposition(transpose, split_seed) if transpose else None
     return TokenSplits("music", **sets, tokenizer=events, notes=tuple(notes), augment=augment)
-
-
-def by_composer(splits: TokenSplits) -> dict[str, TokenSplits]:
-    """The same blocks, each composer's apart, in the same splits: what adapters are trained and judged on.
-
-    Example:
-        >>> import json, tempfile
-        >>> pieces = json.dumps({name: [[60, 64], [60], [67]] for name in "abc"})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("ann", "bob"):
-        ...         _ = Path(folder, f"{name}.json").write_text(pieces)
-        ...     both = music(folder, sequence_length=32)
-        >>> {name: len(part.train) for name, part in by_composer(both).items()}
-        {'ann': 1, 'bob': 1}
-    """
-    names = list(dict.fromkeys(source.partition("/")[0] for source in splits.train.sources))
-    return {
-        name: replace(splits, **{side: _of(splits.split(side), name) for side in SPLITS}) for name in names
-    }
-
-
-def _of(part: TokenSet, composer: str) -> TokenSet:
-    return part.at([row for row, source in enumerate(part.sources) if source.partition("/")[0] == composer])
 
 
 def first_pieces(splits: TokenSplits, split: str, n: int) -> list[Piece]:

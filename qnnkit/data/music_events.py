@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -156,7 +156,7 @@ class MusicTokenizer:
     Example:
         >>> tokenizer = MusicTokenizer()
         >>> ids = tokenizer.encode(Piece("a", ((60, 64), (60, 64), (60,), ())))
-        >>> tokenizer.tell(ids)
+        >>> ", ".join(tokenizer.names[token] for token in ids)
         'start, duration 2, pitch 64, duration 3, pitch 60, time 4, end'
         >>> tokenizer.decode(ids).steps
         ((60, 64), (60, 64), (60,), ())
@@ -178,11 +178,6 @@ class MusicTokenizer:
             *(f"duration {n}" for n in range(1, LONGEST + 1)),
             *(f"pitch {n}" for n in range(N_PITCHES)),
         )
-
-    def tell(self, ids: Sequence[int]) -> str:
-        """Tokens in words."""
-        names = self.names
-        return ", ".join(names[token] for token in ids)
 
     def encode(self, piece: Piece, *, marks: bool = True) -> list[int]:
         """The tokens of a piece.

@@ -145,6 +145,6 @@ def _mido() -> ModuleType:
     try:
         import mido
     except ImportError:
-        rule, step = "be installed to read and write MIDI", "Run: pip install 'qnnkit[music]'"
+        rule, step = "be installed to read and write MIDI", "Run: pip install 'qnnkit[music]'."
         raise ValueError(checks.message("mido", rule, "missing", step)) from None
     return mido

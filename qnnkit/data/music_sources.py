@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
 from qnnkit.data import fetch, places
+from qnnkit.data.folders import SIDES
 from qnnkit.data.music_events import STEPS_PER_QUARTER, Note, Piece
 from qnnkit.data.music_midi import Unreadable, parse_midi
 from qnnkit.data.places import refusal
+from qnnkit.data.splits import SPLITS
 
 JSON, MIDI = (".json", ".json.gz"), (".mid", ".midi")
-SIDES = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
-"""What a JSON calls its own splits."""
 CORPUS = "music21:"
 SILENT = (None, -1)
 """What the step form has for a voice that rests."""
@@ -43,7 +43,7 @@ class Collection:
 
 
 def collect(
-    root: str | Path | Sequence[str | Path], composers: Sequence[str] | Mapping[str, str] | None = None
+    root: str | Path | Sequence[str | Path] | None, composers: Sequence[str] | None = None
 ) -> list[Collection]:
     """The pieces of each composer; notes on what is no music stand with the first, if all are read.
 
@@ -53,8 +53,7 @@ def collect(
     Args:
         root: A folder, zip, JSON (.json, .json.gz) or MIDI file, or "music21:<composer>" for that part of
             music21's corpus; or several of them.
-        composers: Which of them, all by default; as a mapping, what each is called here -> its name there,
-            such as {"bach": "jsb-chorales-16th"}. Only these are read.
+        composers: Which of them, all by default. Only these are read.
 
     Raises:
         FileNotFoundError: Nothing is there.
@@ -62,17 +61,14 @@ def collect(
             of a composer are damaged or without notes; what reads them is not installed.
     """
     with contextlib.ExitStack() as stack:
-        found, notes = _listed([root] if isinstance(root, str | Path) else root, stack)
+        found, notes = _listed([root] if isinstance(root, str | Path | None) else root, stack)
         if not found:
             step = "Add MIDI files in a folder for each composer, or a JSON of steps."
             raise refusal("hold MIDI files or JSON of steps", str(root), step)
-        names = list(found if composers is None else composers)
-        chosen = dict(composers) if isinstance(composers, Mapping) else dict(zip(names, names, strict=True))
-        for there in chosen.values():
-            checks.choice("composers", there, found)
+        chosen = found if composers is None else composers
         if not chosen:
             raise ValueError(checks.message("composers", "name one at least", composers, "None takes all."))
-        collections = [_read(composer, found[there]) for composer, there in chosen.items()]
+        collections = [_read(name, found[checks.choice("composers", name, found)]) for name in chosen]
     if composers is None:
         collections[0].notes[:0] = notes
     return collections
@@ -89,7 +85,7 @@ def composers_in(root: str | Path) -> tuple[str, ...]:
 
 
 def _listed(
-    roots: Sequence[str | Path], stack: contextlib.ExitStack
+    roots: Sequence[str | Path | None], stack: contextlib.ExitStack
 ) -> tuple[dict[str, list[File]], list[str]]:
     """Where each composer's files lie, and sentences on what is no music; nothing is read."""
     found: dict[str, list[File]] = {}
@@ -192,7 +188,7 @@ def _rows(content: Any) -> Iterator[tuple[str, Any, str]]:
         return
     if others := sorted(set(content) - set(SIDES)):
         raise ValueError(f"{places.first(others, 3)} stands beside splits")
-    if missing := {"train", "validation", "test"} - own:
+    if missing := {*SPLITS} - own:
         raise ValueError(f"the split {sorted(missing)[0]} is missing")
     for key in sorted(content):
         if not isinstance(content[key], list):
@@ -221,7 +217,7 @@ def _read_corpus(name: str, collection: Collection) -> None:
     try:
         from music21 import corpus  # pyright: ignore[reportMissingImports]
     except ImportError:
-        rule, step = "be installed to read its corpus", "Run: pip install 'qnnkit[music]'"
+        rule, step = "be installed to read its corpus", "Run: pip install 'qnnkit[music]'."
         raise ValueError(checks.message("music21", rule, "missing", step)) from None
     paths = corpus.getComposer(name)
     if not paths:

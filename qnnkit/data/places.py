@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import re
 import tarfile
 import zipfile
@@ -17,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from qnnkit import checks
 
@@ -110,6 +112,22 @@ class Place:
         """
         return self._read(name)
 
+    def text(self, name: str) -> str:
+        """All of one file of text, with plain line ends.
+
+        Raises:
+            ValueError: It is damaged, too large, or not UTF-8; the message is a whole sentence.
+        """
+        try:
+            return self.read(name).decode("utf-8-sig").replace("\r\n", "\n")
+        except UnicodeDecodeError as error:
+            where = f"{name}, line {error.object[: error.start].count(10) + 1}"
+            raise refusal("hold text in UTF-8", where, "Save it as UTF-8.") from None
+        except (ValueError, OSError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            step = f"{reason[:1].upper()}{reason[1:]}: copy or download it anew, or take it away."
+            raise refusal("hold files that can be read", name, step) from None
+
     def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
         """Sentences on what lies here and is not read, where only files of these suffixes are."""
         others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
@@ -152,11 +170,11 @@ def _opener(path: Path, single: tuple[str, ...]) -> Callable[[Path, contextlib.E
         return _archive
     if path.is_file() and single and path.name.lower().endswith(single):
         return _file
-    files = f" or a file ({', '.join(single)})" if single else ""
-    rule = f"be an existing folder or an archive ({', '.join(ARCHIVES)}){files}"
-    unfit = ValueError if single else NotADirectoryError
-    error = unfit if path.exists() else FileNotFoundError
-    raise error(checks.message("root", rule, str(path), "Check the path; on Colab, mount Drive first."))
+    if not path.exists():
+        step = "Check the path; on Colab, mount Drive first."
+        raise FileNotFoundError(checks.message("root", "be an existing folder or file", str(path), step))
+    rule, step = f"be a folder or end in {', '.join((*ARCHIVES, *single))}", "Choose another one."
+    raise (ValueError if single else NotADirectoryError)(checks.message("root", rule, str(path), step))
 
 
 def _file(path: Path, stack: contextlib.ExitStack, left_out: list[str]) -> Opened:
@@ -265,6 +283,21 @@ def unpacked(content: bytes) -> bytes:
 def refusal(rule: str, value: object, next_step: str) -> ValueError:
     """The error that says what is wrong with the data at `root`."""
     return ValueError(checks.message("root", rule, value, next_step))
+
+
+def parsed(text: str, where: str) -> Any:
+    """What a JSON text holds; `where` it stands, for the refusal."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refusal("hold valid JSON", where, f"Python says: {error}.") from None
+
+
+def records(text: str, name: str) -> Iterator[tuple[str, Any]]:
+    """Where each line of a file of JSON lines stands, and what it holds."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield (where := f"{name}, line {number}"), parsed(line, where)
 
 
 def natural(name: str) -> tuple[list[str | int], str]:

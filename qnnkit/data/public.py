@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from qnnkit import checks
 from qnnkit.data import fetch
 
-
-@dataclass(frozen=True)
-class Public:
-    """Where a dataset comes from."""
-
-    page: str
-    """For people: what it is, its terms, and its files."""
-    mirrors: Sequence[str]
-    """Addresses to which a file's name is added, tried in order."""
-    files: Mapping[str, str]
-    """Name of each file -> its checksum."""
-    needs: str
-    """What a folder with it holds, for the message."""
-
-
-def _table() -> dict[str, Public]:
-    content = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
-    return {name: Public(**entry) for name, entry in yaml.safe_load(content).items()}
-
-
-PUBLIC = _table()
+_TABLE = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
+PUBLIC: dict[str, dict[str, Any]] = yaml.safe_load(_TABLE)
+"""Dataset -> its page, mirrors, files with checksums, and what it needs, as the head of the file explains."""
 
 
 def obtain(name: str, root: str | Path | None, download: bool) -> Path:
@@ -51,21 +32,21 @@ def obtain(name: str, root: str | Path | None, download: bool) -> Path:
     public = PUBLIC[name]
     path = fetch.local(root) if root else fetch.store() / name
     if download and not path.is_file():
-        for file, checksum in public.files.items():
+        for file, checksum in public["files"].items():
             plain = path / file.replace("%20", " ")
             if not (root and _is_there(plain)):  # files of your own are taken as they are
-                fetch.download([mirror + file for mirror in public.mirrors], plain, checksum=checksum)
+                fetch.download([mirror + file for mirror in public["mirrors"]], plain, checksum=checksum)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        raise missing(name, root, [public.needs])
-    if len(public.files) == 1 and path.is_dir():  # an archive stands for the folder it was packed from
-        inside = path / next(iter(public.files)).replace("%20", " ")
+        raise missing(name, root, [public["needs"]])
+    if len(public["files"]) == 1 and path.is_dir():  # an archive stands for the folder it was packed from
+        inside = path / next(iter(public["files"])).replace("%20", " ")
         return inside if inside.is_file() else path
     return path
 
 
 def missing(name: str, root: str | Path | None, files: list[str]) -> FileNotFoundError:
     """What is not there, where to get it, and how to have it fetched."""
-    step = f"Get the dataset from {PUBLIC[name].page}, or set download to true to have it fetched."
+    step = f"Get the dataset from {PUBLIC[name]['page']}, or set download to true to have it fetched."
     rule = f"name a folder or an archive with {', '.join(files)}"
     return FileNotFoundError(checks.message("root", rule, None if root is None else str(root), step))
 

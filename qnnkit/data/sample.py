@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from qnnkit import checks
+from qnnkit import checks, workspace
 from qnnkit.data import fetch, folders
 from qnnkit.data.batches import seeded
 from qnnkit.data.folders import Layout
@@ -96,9 +94,8 @@ def sample_files(
             rule = f"lie outside of {place.path.resolve()}, which the sample is drawn from"
             raise ValueError(checks.message("folder", rule, str(folder), "Choose a place beside it."))
         if link and not is_folder:
-            raise ValueError(
-                checks.message("link", "be left out for an archive", link, "Leave it out to copy.")
-            )
+            rule = "be left out for an archive"
+            raise ValueError(checks.message("link", rule, link, "Leave it out to copy."))
         layout = folders.of(place, pattern)
         if len(numbers) == 2 and "any" in layout.sides:
             rule = "be one number for images without train/ and test/"
@@ -112,22 +109,26 @@ def sample_files(
             "seed": seed,
             "pattern": pattern,
             "linked": link,
-            "counts": {
-                side: {name: len(names) for name, names in classes.items()}
-                for side, classes in chosen.items()
-            },
+            "counts": {side: {k: len(names) for k, names in of.items()} for side, of in chosen.items()},
             "notes": [*layout.notes, *notes],
             "files": files,
         }
         with _whole(folder, record) as part:
             for name in files:
-                target = part / name
-                target.parent.mkdir(parents=True, exist_ok=True)
+                (part / name).parent.mkdir(parents=True, exist_ok=True)
                 if link:
-                    os.link((place.path / name).resolve(), target)
+                    _link((place.path / name).resolve(), part / name)
                 else:
-                    target.write_bytes(place.read(name))
+                    (part / name).write_bytes(place.read(name))
     return Path(folder).expanduser().absolute()
+
+
+def _link(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except OSError as error:
+        step = f"Links cannot be made there ({error.strerror}): leave `link` out to copy."
+        raise OSError(checks.message("folder", "be where links can be made", str(target), step)) from None
 
 
 def _numbers(per_class: int | Sequence[int] | None, fraction: float | None) -> list[int]:
@@ -169,22 +170,12 @@ def _chosen(
 
 @contextlib.contextmanager
 def _whole(folder: str | Path, record: dict[str, Any]) -> Iterator[Path]:
-    """A hidden folder beside `folder` that takes its name in the end; gone if anything fails before."""
+    """A hidden folder that takes the name `folder` in the end, with its record; gone if anything fails."""
     folder = Path(folder).expanduser().absolute()
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         rule = "be absent or an empty folder"
         raise FileExistsError(checks.message("folder", rule, str(folder), "Choose another name."))
-    part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
-    try:
-        part.mkdir(parents=True)
+    with workspace.whole_folder(folder) as part:
         yield part
         written = json.dumps(record, indent=2, ensure_ascii=False)
         (part / "sample.json").write_text(written, encoding="utf-8", errors="backslashreplace")
-        part.rename(folder)
-    except OSError as error:
-        step = f"Nothing was written ({error.strerror or error}): free some space or choose another place."
-        if record.get("linked"):
-            step = f"Links cannot be made there ({error.strerror}): leave `link` out to copy."
-        raise OSError(checks.message("folder", "be in a writable place", str(folder), step)) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data.images import split_stack, stack_arrays
+from qnnkit.data.images import split_arrays
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
 
 
@@ -113,8 +113,7 @@ def arrays(
     if labelled and x.dtype == torch.uint8 and is_image:
         pixels = x.numpy() if x.ndim == 3 else x.permute(0, 2, 3, 1).numpy()
         pixels = pixels[..., 0] if pixels.ndim == 4 and pixels.shape[-1] == 1 else pixels
-        stack = stack_arrays({"any": (pixels, y.numpy())}, names, prefix=f"{name}/")
-        images = split_stack(name, stack, **shares)
+        images = split_arrays(name, {"any": (pixels, y.numpy())}, names, prefix=f"{name}/", **shares)
         return images.keep(settings.train_fraction, settings.split_seed)
     strata = y.numpy() if labelled else np.zeros(len(y), np.int64)
     with checks.renamed({"root": "targets" if labelled else "inputs"}):

@@ -19,7 +19,7 @@ from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 
 
 def text(
-    root: str | Path,
+    root: str | Path | None = None,
     *,
     sequence_length: int = 256,
     split_seed: int = 0,

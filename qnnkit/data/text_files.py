@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 from qnnkit import checks
 from qnnkit.data import fetch, places
 from qnnkit.data.folders import outermost
-from qnnkit.data.places import Place, first, open_place, refusal
+from qnnkit.data.places import Place, first, open_place, records, refusal
 
 TEXT, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson")
 SUFFIXES = (*TEXT, *RECORDS)
@@ -47,7 +46,7 @@ class Document:
     """What its split is drawn by: a file's path, a record's text, or the first speech of several."""
 
 
-def documents(root: str | Path, part: str | None = None) -> tuple[list[Document], list[str]]:
+def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Document], list[str]]:
     """The documents at `root`, in natural order, and sentences on what was left out.
 
     A document of which `part` keeps nothing has the text "", so that it does not change which split others
@@ -93,18 +92,9 @@ def documents(root: str | Path, part: str | None = None) -> tuple[list[Document]
 
 def _of_file(place: Place, name: str, cut: bool) -> Iterable[Document]:
     """The documents of a file: its records, its speeches if it is to be cut, or else all of it."""
-    try:
-        content = place.read(name)
-        text = content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        where = f"{name}, line {error.object[: error.start].count(10) + 1}"
-        raise refusal("hold text in UTF-8", where, "Save it as UTF-8.") from None
-    except (ValueError, OSError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        step = f"{reason[:1].upper()}{reason[1:]}: copy or download it anew, or take it away."
-        raise refusal("hold files that can be read", name, step) from None
+    text = place.text(name)
     if name.lower().endswith(RECORDS):
-        return _records(name, text)
+        return [as_document(where, record) for where, record in records(text, name)]
     if cut:
         return _speeches(name, text)
     top = outermost(place, lambda outer, _: not outer.files)
@@ -159,20 +149,6 @@ def _joined(group: list[Document], keeps: Callable[[str], bool]) -> Document:
     kept = [speech for speech in group if keeps(speech.heading)]
     text = "\n\n".join(speech.text for speech in kept)
     return replace((kept or group)[0], text=text, key=group[0].key)
-
-
-def _records(name: str, text: str) -> Iterator[Document]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        where = f"{name}, line {number}"
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                reason = getattr(error, "msg", None) or str(error)
-                raise refusal(
-                    "hold JSON in every line", where, f"Write one record a line ({reason})."
-                ) from None
-            yield as_document(where, record)
 
 
 def as_document(where: str, record: Any) -> Document:
