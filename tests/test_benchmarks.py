@@ -13,7 +13,18 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import moving, net, peers, placing, placing_worker, predicting, run, watching, workloads
+from benchmarks import (
+    moving,
+    net,
+    noisy,
+    peers,
+    placing,
+    placing_worker,
+    predicting,
+    run,
+    watching,
+    workloads,
+)
 from qnnkit import Quanv2d, recipes, runs
 from qnnkit.workspace import read_lines
 
@@ -305,3 +316,14 @@ def test_auto_beside_fixed_choices(tmp_path):
     assert done.returncode == bool(found["problems"]), done.stderr  # a busy machine may make it slow
     assert all(each["rounds"] for each in found["rows"]) and found["rows"][0]["choice"] == "auto"
     assert (tmp_path / "placing.md").read_text(encoding="utf-8") in done.stdout
+
+
+def test_noise_is_asked_of_the_seed_that_did_best_on_validation_images(tmp_path):
+    own = {"n_seeds": 2, "epochs": 1, "controls": ()}
+    run = runs.open_run(tmp_path / "run", "digits_quanv", **own)
+    finals = list(runs.train_all(run))
+    best = max(finals, key=lambda row: row["validation_accuracy"])
+    found = noisy.rows(run, 4)
+    assert set(found["seed"]) == {best["seed"]} and set(found["test_accuracy"]) == {best["test_accuracy"]}
+    assert found["condition"].iloc[0] == "exact" and set(found["images"]) == {4}
+    assert {"shots", "depolarizing", "readout"} <= set(found["condition"])

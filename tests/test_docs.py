@@ -14,11 +14,13 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 from PIL import Image
 
 import qnnkit
+from benchmarks import results
 from qnnkit import cli, recipes, runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +102,11 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     guides = listed[: listed.index("predicted")]
     assert [name for name in guides if f"(docs/{name}.md)" not in readme] == []
+
+
+def test_the_table_of_the_study_is_that_of_its_file() -> None:
+    kept = pd.read_csv(ROOT / "docs" / "results" / "ahcd" / "means.csv")
+    assert results.table(kept) in (ROOT / "docs" / "results.md").read_text()
 
 
 def test_the_map_of_the_house_is_that_of_the_imports() -> None:

@@ -21,6 +21,7 @@ from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
 import qnnkit
+from benchmarks import settings as step_sizes
 from qnnkit import cli, data, models, recipes, report, runs, stats, workspace
 from tests.toys import Digits, refused
 
@@ -87,12 +88,14 @@ class Workspace:
         (self.folder / "batch.json").write_text(json.dumps(content))
         return self.root / "runs" / id_
 
-    def begin(self, id_, recipe, fraction, scores, n_seeds=None, seed=0, name=None, controls=("classical",)):
+    def begin(
+        self, id_, recipe, fraction, scores, n_seeds=None, seed=0, name=None, controls=("classical",), **more
+    ):
         """A run with an accuracy per net and seed: `scores` is net -> accuracies."""
         settings = {"recipe": name or recipe, "train_fraction": fraction}
         folder = self.plan(id_, settings)
         extra = {} if recipe == "cnn" else {"controls": list(controls)}
-        extra |= {"trainable": False} if "classical_trained" in controls else {}
+        extra |= more | ({"trainable": False} if "classical_trained" in controls else {})
         n_seeds = n_seeds or len(next(iter(scores.values())))
         run = runs.open_run(
             folder, TOYS[recipe], train_fraction=fraction, n_seeds=n_seeds, seed=seed, **extra
@@ -562,6 +565,21 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
     assert "2 show a difference" in page and "frozen-1.0" in page
     with pytest.raises(runs.NotebookError, match="mine"):
         show_batch(study.folder)
+
+
+def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space, monkeypatch):
+    monkeypatch.setenv("QNNKIT_HOME", str(space.root))
+    for rate, hybrid, classical in ((0.1, 0.7, 0.9), (0.2, 0.8, 0.6)):
+        scores = {"hybrid": [hybrid, hybrid - 0.1], "classical": [classical, classical - 0.1]}
+        rates = {"learning_rate": rate, "quantum_learning_rate": 5 * rate}
+        space.finish(f"a{rate}", "frozen", HIGH, scores, name=f"rate {rate}", **rates)
+    found = step_sizes.tried(str(space.folder)).set_index(["net", "learning_rate"])
+    assert found["count"].tolist() == [2] * 4
+    assert found.loc[found["chosen"]].index.tolist() == [("classical", 0.1), ("hybrid", 0.2)]
+    assert found.loc[("hybrid", 0.2), "mean"] == pytest.approx(0.70)  # on validation images
+    space.plan("waiting", {})
+    with pytest.raises(ValueError, match=r"have not finished: waiting\. Run the batch again"):
+        step_sizes.tried(str(space.folder))
 
 
 def test_a_folder_for_a_paper_compiles(study, tmp_path):
