@@ -38,12 +38,14 @@ class Training:
     """The training of one net of a run from one seed; `training` gives these.
 
     Example:
-        with runs.training(run) as todo:
-            for one in todo:
-                model = runs.build(run, one.net, one.seed)
-                loaders, kept = one.prepare(model)
-                progress = train.fit(model, run.task, loaders, one.config, **kept)
-                one.test(model, progress)
+        ::
+
+            with runs.training(run) as todo:
+                for one in todo:
+                    model = runs.build(run, one.net, one.seed)
+                    loaders, kept = one.prepare(model)
+                    progress = train.fit(model, run.task, loaders, one.config, **kept)
+                    one.test(model, progress)
     """
 
     def __init__(self, run: Run, net: str, seed: int, place: torch.device, on_row: Any, on_warning: Any):
