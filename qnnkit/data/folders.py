@@ -271,7 +271,7 @@ def _load(
     with open_place(fetch.local(root)) as place:
         layout = find(place)
         if len(layout.classes) < 2:
-            step = f"All are of class {layout.classes[0]!r}: check label_pattern."
+            step = f"All are of class {''.join(layout.classes)!r}: check label_pattern."
             raise refusal("hold two or more classes", str(place.path), step)
         files = [(side, label, member.name) for side, label, member in layout.files]
         stack = stacked(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qnnkit import checks, stats, workspace
 from qnnkit.report.batch import analyze_batch, files_of
 from qnnkit.report.study import Study, comparisons, escaped, read_batch, read_study, show, verdict
 from qnnkit.settings import PLACEMENT
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _TOLD = (  # elsewhere: in the methods, or in the other tables
     *("recipe", "recipe_digest", "data_dir", "controls", "net_settings"),
@@ -149,8 +146,8 @@ def _settings(configs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> Any:
         for setting, value in config.items():
             if setting not in (*PLACEMENT, *_TOLD):
                 model[setting] = show(value)
-    table: pd.DataFrame = pd.DataFrame(kept).fillna("")
-    table = table[~table.isin(["none", ""]).all(axis=1)]
+    table = pd.DataFrame(kept).fillna("")
+    table = table.loc[~table.isin(["none", ""]).all(axis=1)]
     style = table.rename_axis("setting").reset_index().style.hide(axis="index")
     return style.format(escaped).format_index(escaped, axis=1)
 
