@@ -5,23 +5,18 @@ See qnnkit/simulator/DERIVATION.md for the counts. Run it beside `make bench`, o
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+
+from benchmarks import record
+from qnnkit.measure import clock
 
 
 def milliseconds(run: Callable[[], object], rounds: int = 30) -> float:
     """Median time of one call."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times)
+    return 1e3 * clock.spread(run, record.CPU, rounds=rounds).median
 
 
 def dense(batch: int, uses: int, *, backward: bool, n_wires: int = 4) -> Callable[[], None]:
@@ -78,18 +73,17 @@ def wide(n_wires: int, n_blocks: int, cell: int, batch: int = 64) -> Callable[[]
     return run
 
 
-def main() -> None:
+def rows() -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
-    print(f"{torch.get_num_threads()} threads; ms")
-    print(f"W1       {milliseconds(dense(8192, 2, backward=True)):8.3f}")
-    w2 = milliseconds(dense(8192, 1, backward=False)) * 200_704 / 8192  # in parts that fit the cache
-    print(f"W2       {w2:8.3f}")
+    yield {"workload": "W1", "ms": milliseconds(dense(8192, 2, backward=True))}
+    part = milliseconds(dense(8192, 1, backward=False))  # in parts that fit the cache
+    yield {"workload": "W2", "ms": part * 200_704 / 8192}
     for batch in (64, 256):
-        floor = milliseconds(dense(batch, 1, backward=True)) + milliseconds(chain(10, 32))
-        print(f"W3 {batch:5d} {floor:8.3f}")
+        products = milliseconds(dense(batch, 1, backward=True)) + milliseconds(chain(10, 32))
+        yield {"workload": f"W3-{batch}", "ms": products}
     for n_wires, n_blocks, cell in ((8, 4, 4), (10, 4, 5), (12, 6, 4), (14, 6, 5), (16, 8, 4)):
-        print(f"W4 {n_wires:5d} {milliseconds(wide(n_wires, n_blocks, cell), 5):8.3f}")
+        yield {"workload": f"W4-{n_wires}", "ms": milliseconds(wide(n_wires, n_blocks, cell), 5)}
 
 
 if __name__ == "__main__":
-    main()
+    record.run(__doc__, floor=rows)

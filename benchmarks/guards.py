@@ -1,32 +1,23 @@
 """What the watch over a QNode's Python costs at every call: python -m benchmarks.guards.
 
-Prints, for some QNodes, the time of `Watch.holds` and of finding the program with it, and of a whole step at
-batch 64 beside them; medians, in microseconds.
+For some QNodes: the time of `Watch.holds`, of finding the program with it, and of a whole step at batch 64;
+medians, in microseconds.
 """
 
 from __future__ import annotations
 
 import functools
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pennylane as qp
 import torch
 
+from benchmarks import record
 from qnnkit import QuantumLayer, circuits
+from qnnkit.measure import clock
 
 ROUNDS = 2000
-
-
-def microseconds(run: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(times)
 
 
 class Net(torch.nn.Module):
@@ -47,10 +38,9 @@ def closure() -> tuple[qp.QNode, dict[str, tuple[int, ...]]]:
     return circuit, {"weights": (3, 4, 3)}
 
 
-def main() -> None:
+def rows() -> Iterator[dict[str, Any]]:
     named = {name: circuits.build(name, n_layers=3) for name in circuits.ANSAETZE}
     named["a closure over a dict, a net and a tensor"] = closure()
-    print("| QNode | holds, us | find, us | step at batch 64, us |\n|---|---|---|---|")
     for name, circuit in named.items():
         layer, inputs = QuantumLayer(*circuit), torch.rand(64, 4, requires_grad=True)
 
@@ -60,10 +50,16 @@ def main() -> None:
         step()
         programs = layer._programs
         assert programs is not None and programs.states, layer.explain()
-        runs = programs.states[0].watch.holds, functools.partial(programs.find, inputs), step
-        found = (microseconds(run) for run in runs)
-        print(f"| {name} | " + " | ".join(f"{each:.1f}" for each in found) + " |")
+        timed = {
+            "holds_us": programs.states[0].watch.holds,
+            "find_us": functools.partial(programs.find, inputs),
+            "step_64_us": step,
+        }
+        yield {"qnode": name} | {
+            unit: 1e6 * clock.spread(run, record.CPU, rounds=ROUNDS, most=ROUNDS).median
+            for unit, run in timed.items()
+        }
 
 
 if __name__ == "__main__":
-    main()
+    record.run(__doc__, guards=rows)

@@ -6,19 +6,19 @@ Median and slowest of 20 moves, for three nets on scikit-learn's digits, at the 
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks import recipe
+from benchmarks import recipe, record
 from qnnkit import runs
-from qnnkit.device import machine
 from qnnkit.inspector import views
 from qnnkit.inspector.source import Source
+from qnnkit.measure.clock import Spread
 
 CASES = {
     "quanv": {"recipe": "digits_quanv"},
@@ -44,15 +44,12 @@ def seconds(run: runs.Run) -> list[float]:
     return found
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
-    print(f"{machine.processor()}, cores: {machine.cores()}")
+def rows() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for name, settings in CASES.items():
-            run = runs.open_run(Path(folder) / name, **settings, controls=[])
-            middle, most = (1000 * told(seconds(run)) for told in (statistics.median, max))
-            print(f"{name:16} median {middle:6.1f} ms, slowest {most:6.1f} ms")
+            took = Spread.of(seconds(runs.open_run(Path(folder) / name, **settings, controls=[])))
+            yield {"net": name, "median_ms": 1e3 * took.median, "slowest_ms": 1e3 * took.most}
 
 
 if __name__ == "__main__":
-    main()
+    record.run(__doc__, moving=rows)

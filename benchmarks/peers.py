@@ -44,20 +44,18 @@ def left_out(name: str, workload: Workload) -> str | None:
     return None
 
 
-def libraries(name: str) -> list[str]:
-    """What to import before the clock starts.
+def libraries(name: str) -> None:
+    """Imports what a peer needs, before the clock starts.
 
     Raises:
         Absent: It is not installed.
     """
-    needed = ["pennylane", *(["jax", "jax.numpy"] if name == "jax" else ["torch", "qnnkit.layers"])]
-    for library in needed:
+    for library in ("pennylane", *(("jax", "jax.numpy") if name == "jax" else ("torch", "qnnkit.layers"))):
         try:
             import_module(library)
         except ImportError as error:
             step = ": install the extra `bench`" if name == "jax" else ""
             raise Absent(f"is left out: {error}{step}") from None
-    return needed
 
 
 def make(name: str, workload: Workload, device: str) -> Any:

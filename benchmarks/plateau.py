@@ -1,58 +1,77 @@
-"""How long a plateau scan takes, and what it finds: `python -m benchmarks.plateau`, on a quiet machine.
+"""The variance of gradients at random initialisations, of the four circuits: python -m benchmarks.plateau.
 
-Data re-uploading at 2 to 12 qubits, as many layers as qubits, 200 initialisations, both observables.
+2 to 12 qubits, as many layers as qubits (an even number, which identity blocks need), 200 initialisations of
+each kind, both observables; every variance with its 95 % interval beside a random circuit's, and the decay
+per qubit in factors of two.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
 
-import torch
+import pandas as pd
+import seaborn.objects as so
 
+from benchmarks import record
 from qnnkit import circuits
-from qnnkit.device import machine
 from qnnkit.gradients import plateau
 
+QUBITS, N = range(2, 13, 2), 200
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--circuit", default="data_reuploading", choices=circuits.ANSAETZE)
-    parser.add_argument("--qubits", type=int, nargs="+", default=list(range(2, 13)))
-    parser.add_argument(
-        "--depths", nargs="+", default=["1n"], help='such as 4, or "10n" for ten for every qubit'
+
+@functools.cache
+def scans() -> dict[str, plateau.Scan]:
+    """Circuit -> what its scan measured."""
+    options: dict[str, Any] = {"initialisations": list(circuits.INITIALISATIONS), "n": N}
+    return {
+        circuit: plateau.scan(circuit, qubits=list(QUBITS), depths=["1n"], **options)
+        for circuit in circuits.ANSAETZE
+    }
+
+
+def variances() -> list[dict[str, Any]]:
+    return [
+        {"circuit": circuit, **{name: value for name, value in row.as_dict().items() if name != "seconds"}}
+        | {"random_circuit": plateau.random_circuit(row.n_qubits, row.observable)}
+        for circuit, scan in scans().items()
+        for row in scan.rows
+    ]
+
+
+def rates() -> list[dict[str, Any]]:
+    return [
+        {"circuit": circuit, **dataclasses.asdict(fit)}
+        for circuit, scan in scans().items()
+        for fit in plateau.fit(scan)
+    ]
+
+
+def table(rates: pd.DataFrame) -> str:
+    """Rates with their intervals, by circuit, observable and initialisation, as a table in Markdown."""
+    told = [f"{row.rate:.2f} ({row.low:.2f} to {row.high:.2f})" for row in rates.itertuples()]
+    wide = rates.assign(told=told).pivot_table(
+        index=["circuit", "observable"], columns="initialisation", values="told", aggfunc="first", sort=False
     )
-    parser.add_argument("--initialisations", nargs="+", default=["uniform"], choices=circuits.INITIALISATIONS)
-    parser.add_argument("-n", type=int, default=200, help="number of initialisations")
-    given = parser.parse_args()
-    print(f"{machine.processor()}, torch on {torch.get_num_threads()} threads")
-    print("qubits layers observable initialisation  variance [95 % interval]       random circuit  seconds")
+    lines = [["circuit", "observable", *wide.columns], ["---"] * (2 + len(wide.columns))]
+    lines += [[*names, *cells] for names, cells in wide.iterrows()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
-    def told(row: plateau.Row) -> None:
-        interval = f"{row.variance:.3e} [{row.low:.3e}, {row.high:.3e}]"
-        reference = plateau.random_circuit(row.n_qubits, row.observable)
-        print(
-            f"{row.n_qubits:6} {row.n_layers:6} {row.observable:10} {row.initialisation:15} {interval} "
-            f"{reference:15.3e} {row.seconds:8.2f}",
-            flush=True,
-        )
 
-    start = time.perf_counter()
-    found = plateau.scan(
-        given.circuit,
-        qubits=given.qubits,
-        depths=given.depths,
-        initialisations=given.initialisations,
-        n=given.n,
-        progress=told,
+def plot(path: Path) -> None:
+    """The variances over the number of qubits, from the table beside it; one of 0 is not drawn."""
+    table = pd.read_csv(path.with_suffix(".csv")).query("variance > 0")
+    picture = so.Plot(table, x="n_qubits", y="variance", color="initialisation", marker="initialisation")
+    picture = (
+        picture.facet("circuit", "observable").add(so.Line()).scale(x=so.Continuous().tick(every=2), y="log")
     )
-    print(f"\n{time.perf_counter() - start:.1f} s in all, with tracing; decay per qubit, in factors of 2:")
-    for fit in plateau.fit(found):
-        print(
-            f"{fit.depth:>6} {fit.observable:10} {fit.initialisation:15} {fit.rate:.3f} "
-            f"[{fit.low:.3f}, {fit.high:.3f}], random circuits {fit.reference:.3f}"
-        )
+    picture = picture.label(x="qubits", y="variance (per radian squared)", color="", marker="")
+    picture.layout(size=(12, 6)).save(path, bbox_inches="tight", dpi=80)
 
 
 if __name__ == "__main__":
-    main()
+    folder = record.run(__doc__, plateau=variances, plateau_rates=rates)
+    plot(folder / "plateau.png")
+    print(table(pd.read_csv(folder / "plateau_rates.csv")))

@@ -1,8 +1,15 @@
 """qnnkit's quantum layer against its peers on this machine: `make bench`, or python -m benchmarks.run.
 
 Every workload has one process per peer. All are set up one after the other, then they take turns, so that
-only one computes at a time and a slow minute of the machine hits all alike. Written to the results' folder:
-results.json, table.md and times.png.
+only one computes at a time and a slow minute of the machine hits all alike. bench.csv has a row for each:
+
+median_ms, min_ms, max_ms  of the rounds, of the whole workload
+x_batched, x_compiled      the median over that of qnnkit's program, eager and compiled
+first_s                    construction and first evaluation, from a cold compiler cache, without imports
+peak_mb, before_mb         resident memory of the process, and what it had after its imports
+deviation                  from float64 (default.qubit, above 8 wires lightning.qubit), of values and
+                           gradients; relative where an array's largest number is above 1
+share, x_classical         of the epoch: inside the quanvolution, both passes; and over the classical control
 """
 
 from __future__ import annotations
@@ -10,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import queue
 import statistics
 import subprocess
@@ -22,7 +28,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers, workloads
+import pandas as pd
+
+from benchmarks import peers, record, workloads
 from qnnkit.device import machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,7 +119,6 @@ class Bench:
         self.asked, self.folder = asked, folder
         self.notes: list[str] = []
         self.absent: set[str] = set()
-        self.threads: int | None = None
         self.reference = Worker("float64", folder)
         self.reference.send("load", peer="default.qubit")
         self.known: dict[tuple[str, bool], dict[str, Any]] = {}  # workload, control -> float64 numbers
@@ -153,7 +160,6 @@ class Bench:
 
     def _loaded(self, worker: Worker) -> bool:
         reply = worker.receive()
-        self.threads = reply.get("threads", self.threads)
         return not self._lost(worker, reply)
 
     def _set_up(self, worker: Worker, key: str, quick: bool) -> bool:
@@ -208,20 +214,19 @@ class Bench:
         return bool(reply.keys() & {"absent", "failed", "stopped"})
 
 
-# --- what is told --------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------------------
 
 
-def complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def complete(rows: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
     """The rows of one workload with median, spread, notes, and ratios to qnnkit's program in both forms."""
     for row in rows:
-        seconds = row.pop("rounds_s", [])
+        times = [1e3 * second for second in row.pop("rounds_s", [])]
         row.pop("spent_s", None)
-        row["rounds_ms"] = [1e3 * second for second in seconds]
-        if seconds:
-            row["median_ms"] = statistics.median(row["rounds_ms"])
-            row["min_ms"], row["max_ms"] = min(row["rounds_ms"]), max(row["rounds_ms"])
+        if times:
+            row |= {"median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times)}
         if "shares" in row:
             row["share"] = statistics.median(row.pop("shares"))
+        row["rounds"], row["notes"] = len(times), notes(row, len(times), rounds)
     medians = {row["peer"]: row["median_ms"] for row in rows if "median_ms" in row}
     for row in rows:
         for base in ("batched", "compiled", "classical"):
@@ -243,107 +248,26 @@ def problems(rows: Sequence[dict[str, Any]], tolerance: float = TOLERANCE) -> li
     return found
 
 
-def notes(row: dict[str, Any], rounds: int) -> str:
-    """What one has to know about a row: scaled, in which precision, on how many rounds."""
+def notes(row: dict[str, Any], taken: int, rounds: int) -> str:
+    """What a reader has to know of a row: scaled, in which precision, on how many rounds."""
     told = []
     if row.get("samples", 0) < row.get("total", 0):
         told.append(f"scaled up from {row['samples']:,} of {row['total']:,}")
     if row.get("dtype") == "float64":
         told.append("computes in float64")
-    if 0 < len(row["rounds_ms"]) < rounds:
-        told.append(f"{len(row['rounds_ms'])} of {rounds} rounds")
-    if row.get("peak_gpu_mb"):
-        told.append(f"{row['peak_gpu_mb']:,.0f} MB on the GPU")
-    if row.get("reason"):
-        told.append(row["reason"])
-    return "; ".join(told)
+    if 0 < taken < rounds:
+        told.append(f"{taken} of {rounds} rounds")
+    return "; ".join([*told, *([row["reason"]] if row.get("reason") else [])])
 
 
-def number(value: float | None) -> str:
-    """Three digits, or a dash.
+def plot(table: pd.DataFrame, path: Path) -> None:
+    """The medians of each workload."""
+    import seaborn.objects as so
 
-    Example:
-        >>> number(12345.6), number(0.01234), number(None)
-        ('12,346', '0.0123', '–')
-    """
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def markdown(rows: Sequence[dict[str, Any]], about: dict[str, Any], remarks: Sequence[str]) -> str:
-    """The tables with the machine's kind above and what the columns mean below."""
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
-    lines = [
-        "# qnnkit's quantum layer beside its peers",
-        "",
-        f"{about['kind']}; torch peers on {about['device']}; {about['platform']}; {about['date']}.",
-        f"{versions}; Python {about['python']}.",
-    ]
-    for epoch in (False, True):
-        chosen = [row for row in rows if (row["workload"] == "W5") == epoch]
-        if chosen:
-            lines += ["", *_table(chosen, about["rounds"], epoch=epoch), "", *_sizes(chosen, about["quick"])]
-    lines += ["", *_meaning(), *([""] if remarks else []), *(f"- {remark}" for remark in remarks)]
-    return "\n".join(lines) + "\n"
-
-
-def _table(rows: Sequence[dict[str, Any]], rounds: int, *, epoch: bool) -> list[str]:
-    unit, factor = ("s / epoch", 1e-3) if epoch else ("ms", 1.0)
-    header = ["workload", "peer", f"{unit}, median (min to max)"]
-    header += ["in the quantum layer", "x classical"] if epoch else []
-    header += ["x eager", "x compiled", "s to first result", "peak MB (before)", "largest deviation", "notes"]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for row in rows:
-        low, middle, high = (
-            number(factor * row[name] if name in row else None) for name in ("min_ms", "median_ms", "max_ms")
-        )
-        cells = [row["workload"], peers.LABELS[row["peer"]]]
-        cells.append(f"{middle} ({low} to {high})" if "median_ms" in row else "–")
-        if epoch:
-            cells += [f"{row['share']:.0%}" if "share" in row else "–", number(row.get("x_classical"))]
-        cells += [number(row.get("x_batched")), number(row.get("x_compiled")), number(row.get("first_s"))]
-        memory = f"{row['peak_mb']:,.0f} ({row['before_mb']:,.0f})" if "peak_mb" in row else "–"
-        deviation = f"{row['deviation']:.0e}" if "deviation" in row else "–"
-        lines.append("| " + " | ".join([*cells, memory, deviation, notes(row, rounds)]) + " |")
-    return lines
-
-
-def _sizes(rows: Sequence[dict[str, Any]], quick: bool) -> list[str]:
-    keys = dict.fromkeys(row["workload"] for row in rows)
-    found = [workloads.find(key, quick=quick) for key in keys]
-    return [f"- {workload.key}, {workload.title}: {workload.size}." for workload in found]
-
-
-def _meaning() -> list[str]:
-    return [
-        "One process per peer, taking turns. x eager and x compiled: the time over that of qnnkit's program",
-        "in this form. s to first result: construction and first evaluation (of the epoch: its first step),",
-        "from a cold compiler cache, imports excluded. Peak MB: resident memory of the process, and what it",
-        f"had after its imports. Largest deviation: of values and gradients of the first {workloads.CHECKED} "
-        "samples from",
-        "float64 (default.qubit, above 8 wires lightning.qubit), relative where an array's largest number is",
-        "above 1.",
-        "In the quantum layer: share of the epoch inside the quanvolution (or its control), both passes.",
-    ]
-
-
-def figure(rows: Sequence[dict[str, Any]], kind: str) -> Any:
-    """The medians and spreads as a plot."""
-    from qnnkit import plots
-
-    times: dict[str, dict[str, tuple[float, float, float]]] = {}
-    widths: dict[str, dict[int, tuple[float, float, float]]] = {}
-    for row in rows:
-        if "median_ms" not in row:
-            continue
-        label, value = peers.LABELS[row["peer"]], (row["min_ms"], row["median_ms"], row["max_ms"])
-        workload = workloads.WORKLOADS[row["workload"]]
-        if row["workload"].startswith("W4"):
-            widths.setdefault(label, {})[workload.n_qubits] = value
-        else:
-            times.setdefault(f"{workload.key.split('-')[0]}: {workload.title}", {})[label] = value
-    return plots.benchmark(times, widths, kind, peers=list(peers.LABELS.values()))
+    known = table.dropna(subset="median_ms").assign(peer=table["peer"].map(peers.LABELS))
+    picture = so.Plot(known, x="median_ms", y="workload", color="peer", marker="peer").add(so.Dots())
+    picture = picture.scale(x="log").label(x="time (ms), median", y="", color="", marker="")
+    picture.layout(size=(8, 1 + 0.4 * known["workload"].nunique())).save(path, bbox_inches="tight", dpi=120)
 
 
 def names_of(text: str) -> list[str]:
@@ -352,18 +276,16 @@ def names_of(text: str) -> list[str]:
 
 def main() -> None:
     names = ",".join(peers.LABELS)
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", type=names_of, default=[], help="workloads, such as W1,W3; else all")
-    parser.add_argument(
-        "--peers", type=names_of, default=list(peers.LABELS), help=f"of {','.join(peers.LABELS)}"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--only", type=names_of, default=[], help="workloads, such as W1,W3; else all")
+    parser.add_argument("--peers", type=names_of, default=list(peers.LABELS), help=f"of {names}")
     parser.add_argument("--rounds", type=int, default=7, help="times each peer is measured, at most")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of rounds per peer and workload")
     parser.add_argument("--device", default="cpu", help="where torch's peers compute: cpu, cuda")
     parser.add_argument("--quick", action="store_true", help="sizes of a test")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder to write to"
-    )
+    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder to write to (docs/results)")
     asked = parser.parse_args()
     unknown = [name for name in asked.peers if name not in peers.LABELS]
     if unknown:
@@ -381,46 +303,20 @@ def main() -> None:
         try:
             for key in keys:
                 start = time.perf_counter()
-                rows += complete(bench.measure(key))
+                rows += complete(bench.measure(key), asked.rounds)
                 print(f"{key} measured in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         finally:
             bench.reference.close()
-
-    threads = f"torch on {bench.threads} of them" if bench.threads else "no torch"
-    about = {
-        "kind": f"{machine.processor()}, {machine.cores()} cores, {threads}, "
-        f"{machine.memory()[0] / 1e9:.0f} GB",
-        "device": _device_name(asked.device),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": {package: machine.version(package) for package in PACKAGES},
-        "threads": bench.threads,
-        "rounds": asked.rounds,
-        "quick": asked.quick,
-        "tolerance": TOLERANCE,
-    }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    table, found = markdown(rows, about, bench.notes), problems(rows)
-    results = {"about": about, "rows": rows, "notes": bench.notes, "problems": found}
-    (asked.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (asked.out / "table.md").write_text(table, encoding="utf-8")
-    if any("median_ms" in row for row in rows):
-        where = "" if asked.device == "cpu" else f"; torch peers on {about['device']}"
-        picture = figure(rows, about["kind"] + where).png(Title="Times of qnnkit and its peers")
-        (asked.out / "times.png").write_bytes(picture)
-    print(table)
-    print(f"Written to {asked.out}.", file=sys.stderr)
+    found = problems(rows)
+    versions = {package: machine.version(package) for package in PACKAGES}
+    for row in rows:
+        row["size"] = workloads.find(row["workload"], quick=asked.quick).size
+    name = "bench" if asked.device == "cpu" else f"bench_{asked.device.replace(':', '_')}"
+    table = record.keep(name, rows, asked.out, **versions)
+    if "median_ms" in table:
+        plot(table, asked.out / f"{name}.png")
     if found:
         raise SystemExit("\n".join(found))
-
-
-def _device_name(device: str) -> str:
-    if not device.startswith("cuda"):
-        return device
-    import torch
-
-    return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 if __name__ == "__main__":

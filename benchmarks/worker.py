@@ -45,13 +45,9 @@ def serve(do: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
 
 def load(held: dict[str, Any], peer: str) -> dict[str, Any]:
     """Imports what the peer needs, before any clock starts."""
-    held["name"], held["libraries"] = peer, peers.libraries(peer)
-    reply: dict[str, Any] = {}
-    if "torch" in held["libraries"]:
-        import torch
-
-        reply["threads"] = torch.get_num_threads()
-    return reply
+    held["name"] = peer
+    peers.libraries(peer)
+    return {}
 
 
 def set_up(held: dict[str, Any], key: str, quick: bool, device: str) -> dict[str, Any]:
@@ -71,7 +67,7 @@ def set_up(held: dict[str, Any], key: str, quick: bool, device: str) -> dict[str
         "before_mb": before / 1e6,
         "samples": peer.samples,
         "total": peer.total,
-        "device": str(peer.device) if hasattr(peer, "device") else peer.jax.default_backend(),
+        "device": _device(peer),
     }
 
 
@@ -116,6 +112,12 @@ DO = {
     "answer": answer,
     "reference": reference,
 }
+
+
+def _device(peer: Any) -> str:
+    if not hasattr(peer, "device"):
+        return peer.jax.default_backend()
+    return peer.torch.cuda.get_device_name(peer.device) if peer.device.type == "cuda" else str(peer.device)
 
 
 def _resident() -> int:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 from benchmarks import (
+    adapting,
+    guards,
     moving,
     net,
     noisy,
@@ -21,7 +25,9 @@ from benchmarks import (
     placing,
     placing_worker,
     predicting,
+    record,
     run,
+    saving,
     watching,
     workloads,
 )
@@ -40,23 +46,20 @@ def bench(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_a_quick_run_writes_checked_numbers_a_table_and_a_plot(tmp_path):
     done = bench(tmp_path, "--only", "W1,W3", "--rounds", "2", "--peers", "batched,default.qubit")
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
-    found = {(row["workload"], row["peer"]): row for row in results["rows"]}
+    table = pd.read_csv(tmp_path / "bench.csv")
+    found = {(row["workload"], row["peer"]): row for row in table.to_dict("records")}
     keys = ("W1", "W3-64", "W3-256")
     assert set(found) == {(key, peer) for key in keys for peer in ("batched", "default.qubit")}
     for (key, peer), row in found.items():
         assert 0 <= row["deviation"] <= run.TOLERANCE
-        assert len(row["rounds_ms"]) == 2 and 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"]
+        assert row["rounds"] == 2 and 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"]
         assert row["first_s"] > 0 and row["peak_mb"] >= row["before_mb"] > 50
         assert row["samples"] == row["total"] == workloads.find(key, quick=True).batch
         assert row["x_batched"] == pytest.approx(row["median_ms"] / found[key, "batched"]["median_ms"])
         assert peer != "batched" or row["x_batched"] == 1
-    assert results["problems"] == [] and results["about"]["threads"] >= 1
-    assert results["about"]["versions"]["torch"] == torch.__version__
-    table = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert table in done.stdout and results["about"]["kind"] in table
-    assert "| W3-256 | default.qubit (backprop) |" in table
-    with Image.open(tmp_path / "times.png") as image:
+    assert set(table["torch"]) == {torch.__version__} and set(table["device"]) == {"cpu"}
+    assert table["machine"][0] in done.stdout and "W3-256 default.qubit" in done.stdout
+    with Image.open(tmp_path / "bench.png") as image:
         assert min(image.size) > 200
 
 
@@ -65,7 +68,7 @@ def test_the_other_workloads_and_peers(tmp_path):
     names = "batched,compiled,default.qubit,lightning.qubit,jax,classical"
     done = bench(tmp_path, "--only", "W2,W4,W5", "--rounds", "1", "--peers", names)
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    rows = pd.read_csv(tmp_path / "bench.csv").to_dict("records")
     measured = {peer: {row["workload"] for row in rows if row["peer"] == peer} for peer in names.split(",")}
     assert measured["classical"] == {"W5"}
     for peer in ("batched", "default.qubit", "lightning.qubit"):
@@ -135,12 +138,13 @@ def test_medians_and_ratios():
             {"workload": "W1", "peer": "batched", "rounds_s": [0.002, 0.001, 0.009]},
             {"workload": "W1", "peer": "compiled", "rounds_s": [0.001]},
             {"workload": "W1", "peer": "jax", "rounds_s": [], "failed": True, "reason": "no memory"},
-        ]
+        ],
+        rounds=3,
     )
     assert (rows[0]["median_ms"], rows[0]["min_ms"], rows[0]["max_ms"]) == pytest.approx((2, 1, 9))
     assert (rows[0]["x_compiled"], rows[1]["x_batched"]) == pytest.approx((2, 0.5))
-    assert "median_ms" not in rows[2] and run.notes(rows[2], 3) == "no memory"
-    assert run.notes(rows[1] | {"samples": 4, "total": 64, "dtype": "float64"}, 3) == (
+    assert "median_ms" not in rows[2] and [row["notes"] for row in rows] == ["", "1 of 3 rounds", "no memory"]
+    assert run.notes({"samples": 4, "total": 64, "dtype": "float64"}, 1, 3) == (
         "scaled up from 4 of 64; computes in float64; 1 of 3 rounds"
     )
 
@@ -203,12 +207,36 @@ def test_timed_counts_both_passes_and_changes_nothing(monkeypatch):
 
 def test_watching_is_timed_inside_the_training(tmp_path):
     case = watching.Case(recipes.settings("digits_quanv"), 8, 64, 10, epochs=2)
-    steps, inside = case.seconds(2, tmp_path / "rows.jsonl")
+    steps, inside = case.seconds(tmp_path / "rows.jsonl")
     assert inside > 0 and steps > 0 and len(read_lines(tmp_path / "rows.jsonl")) == 2
-    assert case.seconds(0, tmp_path / "none.jsonl")[1] == 0 and not (tmp_path / "none.jsonl").exists()
 
 
 # --- what a move of the inspector costs --------------------------------------------------------------
+
+
+def test_rows_are_kept_with_the_machine(tmp_path, capsys):
+    rows = [{"net": "a", "ms": 1.5}, {"net": "b", "ms": 1 / 3}]
+    record.keep("times", iter(rows), tmp_path / "results", jax="0.10")
+    table = pd.read_csv(tmp_path / "results" / "times.csv")
+    assert table["ms"].tolist() == [1.5, 0.333333] and set(table["torch"]) == {torch.__version__}
+    assert set(table["threads"]) == {torch.get_num_threads()} and set(table["jax"]) == {0.1}
+    assert table["machine"][0] in (told := capsys.readouterr().out) and "1.5" in told and "jax" not in told
+
+
+@pytest.mark.parametrize("measured", [guards, adapting, saving], ids=lambda module: module.__name__)
+def test_small_comparisons_measure(monkeypatch, measured):
+    monkeypatch.setattr(guards, "ROUNDS", 3)
+    monkeypatch.setattr(saving.loop, "Store", saving.Watched)  # so that it is set back
+    monkeypatch.setattr(adapting, "SECONDS", 0.1)
+    for name, value in {"STEPS": 4, "EVERY": 2, "ROUNDS": 1, "BATCH": 8}.items():
+        monkeypatch.setattr(saving, name, value)
+    with torch.random.fork_rng():
+        rows = adapting.compare(32, 1000, length=8) if measured is adapting else list(measured.rows())
+    assert len(rows) >= 2
+    numbers = [value for row in rows for value in row.values() if isinstance(value, float)]
+    assert numbers and all(math.isfinite(number) for number in numbers)
+    if measured is adapting:
+        assert {row["adapter"]: row["times_lora"] for row in rows}["lora"] == 1
 
 
 def test_moves_are_timed_one_by_one(tmp_path):

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ import typer
 from PIL import Image
 
 import qnnkit
-from benchmarks import results
+from benchmarks import plateau, results
 from qnnkit import cli, recipes, runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,9 +105,10 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
     assert [name for name in guides if f"(docs/{name}.md)" not in readme] == []
 
 
-def test_the_table_of_the_study_is_that_of_its_file() -> None:
-    kept = pd.read_csv(ROOT / "docs" / "results" / "ahcd" / "means.csv")
-    assert results.table(kept) in (ROOT / "docs" / "results.md").read_text()
+@pytest.mark.parametrize(("file", "table"), [("ahcd/means", results.table), ("plateau_rates", plateau.table)])
+def test_tables_of_results_are_those_of_their_files(file: str, table: Callable[[pd.DataFrame], str]) -> None:
+    kept = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")
+    assert table(kept) in (ROOT / "docs" / "results.md").read_text()
 
 
 def test_the_map_of_the_house_is_that_of_the_imports() -> None:

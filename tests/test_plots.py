@@ -83,18 +83,6 @@ def similarities(texts):
     return plots.similarities(cosines, images, texts, RIGHT[: len(images), : len(texts)])
 
 
-PEERS = ["qnnkit, eager", "qnnkit, compiled", "default.qubit (backprop)", "lightning.qubit (adjoint)", "JAX"]
-TIMES = {
-    f"W{i}: a workload of some kind": {
-        peer: (0.9 * 10.0 ** (i + j), 10.0 ** (i + j), 2 * 10.0 ** (i + j)) for j, peer in enumerate(PEERS)
-    }
-    for i in range(5)
-}
-WIDTHS = {
-    peer: {n: (2.0 ** (n + j), 1.1 * 2.0 ** (n + j), 1.5 * 2.0 ** (n + j)) for n in (4, 8, 10, 12, 14, 16)}
-    for j, peer in enumerate(PEERS)
-}
-
 FIGURES = {
     "machines": lambda: plots.machines(
         [
@@ -125,12 +113,6 @@ FIGURES = {
         images_of(7, channels=3), [f"{CLASSES['long'][0]}\nnot {CLASSES['long'][3]}\n100 %"] * 7
     ),
     "labelled_images-none": lambda: plots.labelled_images(images_of(0), []),
-    "benchmark-both": lambda: plots.benchmark(
-        TIMES, WIDTHS, "A processor, 2 cores, torch on 2 of them", PEERS
-    ),
-    "benchmark-times": lambda: plots.benchmark(TIMES, {}, "A long kind of machine, " * 9, PEERS),
-    "benchmark-widths": lambda: plots.benchmark({}, WIDTHS, "$ one", PEERS),
-    "benchmark-one": lambda: plots.benchmark({"W1": {"a": (1.0, 1.0, 1.0)}}, {}, "one", ["a"]),
 }
 
 
@@ -206,10 +188,6 @@ AXES = {
     ],
     "class_balance-digits": [("class", "images")],
     "confusion-digits": [("predicted class", "true class"), ("", "images")],
-    "benchmark-both": [
-        ("time (ms): median, least to most", ""),
-        ("wires", "time (ms): median, least to most"),
-    ],
     "similarities-digits": [("caption", "image"), ("", "cosine similarity")],
 }
 
@@ -298,24 +276,6 @@ def test_confusion_has_the_truth_in_rows():
     figure = plots.confusion(np.array([[5, 1], [0, 7]]), ["a", "b"])
     cells = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
     assert cells == {(0, 0): "5", (1, 0): "1", (1, 1): "7"}  # (column, row)
-
-
-def test_benchmark_shows_medians_and_spreads_in_the_peers_colours():
-    times = {"W1": {"b": (1.0, 2.0, 3.0)}, "W2": {"a": (4.0, 5.0, 6.0), "b": (7.0, 8.0, 9.0)}}
-    figure = plots.benchmark(
-        times, {"a": {8: (2.0, 3.0, 4.0), 4: (1.0, 1.5, 2.0)}}, "machine", ["a", "b", "c"]
-    )
-    rows, lines = figure.axes
-    spreads = [(list(at.get_xdata()), round(at.get_ydata()[0], 6), at.get_color()) for at in rows.lines[::2]]
-    a, b = plots.COLOURS[:2]
-    assert spreads == [([1, 3], 0, b), ([4, 6], 0.7, a), ([7, 9], 1, b)]
-    assert [line.get_xdata()[0] for line in rows.lines[1::2]] == [2, 5, 8]
-    assert rows.get_xscale() == lines.get_yscale() == "log" and lines.get_xscale() == "linear"
-    assert [text.get_text() for text in rows.get_yticklabels()] == ["W1", "W2"]
-    medians = lines.lines[-1]
-    assert list(medians.get_xdata()) == [4, 8] and list(medians.get_ydata()) == [1.5, 3]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
-    assert figure.get_suptitle() == "machine"
 
 
 def test_images_found_frames_the_right_ones():

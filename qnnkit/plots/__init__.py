@@ -6,9 +6,8 @@ from qnnkit.plots.images import class_balance, class_samples, confusion, labelle
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.machines import machines
 from qnnkit.plots.music import loss_matrices, piano_roll
-from qnnkit.plots.picture import COLOURS, MARKERS, Live, Picture
+from qnnkit.plots.picture import COLOURS, Live, Picture
 from qnnkit.plots.study import stamped
-from qnnkit.plots.times import benchmark
 
 __all__ = [
     "class_samples",
@@ -23,8 +22,6 @@ __all__ = [
     "Picture",
     "Live",
     "COLOURS",
-    "MARKERS",
-    "benchmark",
     "stamped",
     "images_found",
     "captions_found",

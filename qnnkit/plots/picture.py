@@ -19,7 +19,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 # Okabe and Ito (2008): told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "v", "D", "P", "X")
 LONGEST_NAME = 32  # letters of a class name that are shown
 
 
@@ -108,13 +107,12 @@ def name_ticks(axis: Any, names: Sequence[str], rotation: float = 0) -> None:
     axis.set_ticks(range(len(names)), [short(name) for name in names], rotation=rotation, parse_math=False)
 
 
-def decades(axis: Any, lengths: Any, which: str = "x") -> None:
+def decades(axis: Any, lengths: Any) -> None:
     """A logarithmic axis over whole decades, with labels at them; bars start a decade below the least."""
     first, last = math.floor(math.log10(min(lengths))) - 1, math.ceil(math.log10(max(lengths)) + 0.1)
-    axis.set(**{f"{which}scale": "log", f"{which}lim": (10.0**first, 10.0**last)})
-    scale = axis.xaxis if which == "x" else axis.yaxis
-    scale.set_major_locator(LogLocator(numticks=8))
-    scale.set_minor_formatter(NullFormatter())
+    axis.set(xscale="log", xlim=(10.0**first, 10.0**last))
+    axis.xaxis.set_major_locator(LogLocator(numticks=8))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def legend_beside(figure: Figure, axis: Any) -> None:
