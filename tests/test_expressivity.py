@@ -9,7 +9,8 @@ import pennylane as qp
 import pytest
 import torch
 
-from qnnkit import CIRCUITS, circuits, expressivity
+from qnnkit import CIRCUITS, circuits, gradients
+from qnnkit.gradients import expressivity
 
 EXACT = 1e-10
 
@@ -116,7 +117,7 @@ def test_states_are_those_of_the_circuit(name):
 
 def test_states_in_parts_are_the_same(monkeypatch):
     whole = expressivity.states("data_reuploading", 7, n_qubits=3)
-    monkeypatch.setattr("qnnkit.expressivity.random_states.STATES", 16)
+    monkeypatch.setattr("qnnkit.gradients.expressivity.STATES", 16)
     assert torch.allclose(expressivity.states("data_reuploading", 7, n_qubits=3), whole, rtol=0, atol=EXACT)
 
 
@@ -137,7 +138,7 @@ def test_one_rotation_is_a_cosine():
         qp.RX(inputs[0], wires=0)
         return [qp.expval(qp.Z(0))]
 
-    [found] = expressivity.spectrum(on_wires(1, circuit), {}, 1)
+    [found] = gradients.spectrum(on_wires(1, circuit), {}, 1)
     assert found.frequencies == (0, 1) and found.expressed == (1,) and found.why_not == ""
     assert found.power == pytest.approx((0, 1 / 4), abs=EXACT)
 
@@ -145,7 +146,7 @@ def test_one_rotation_is_a_cosine():
 @pytest.mark.parametrize("n_layers", [1, 2, 4])
 def test_data_reuploading_reaches_as_high_as_it_has_layers(n_layers):
     qnode, shapes = circuits.build("data_reuploading", n_qubits=2, n_layers=n_layers)
-    for found in expressivity.spectrum(qnode, shapes, 2, n=20):
+    for found in gradients.spectrum(qnode, shapes, 2, n=20):
         assert found.frequencies == found.expressed == tuple(range(n_layers + 1))
 
 
@@ -163,7 +164,7 @@ def scaled(inputs, weights):
 
 
 def test_scaled_features():
-    first, second, third, fourth, fifth = expressivity.spectrum(on_wires(1, scaled), {"weights": (4,)}, 5)
+    first, second, third, fourth, fifth = gradients.spectrum(on_wires(1, scaled), {"weights": (4,)}, 5)
     assert first.frequencies == (0, 0.5, 1.5, 2, 2.5) and len(first.power) == 5 and not first.why_not
     assert second.frequencies == pytest.approx((0, math.sqrt(2)))
     assert third.frequencies == () and "no multiple of this feature" in third.why_not
@@ -183,7 +184,7 @@ def test_the_powers_make_the_function():
         return [qp.expval(qp.Z(0))]
 
     qnode = on_wires(1, circuit)
-    [found] = expressivity.spectrum(qnode, {}, 1, n=1)
+    [found] = gradients.spectrum(qnode, {}, 1, n=1)
     points = 2 * math.pi * torch.arange(64, dtype=torch.float64) / 64
     mean_square = sum(float(qnode(point[None])[0]) ** 2 for point in points) / 64
     assert found.power[0] + 2 * sum(found.power[1:]) == pytest.approx(mean_square, abs=EXACT)
@@ -192,6 +193,6 @@ def test_the_powers_make_the_function():
 @pytest.mark.parametrize(("embedding", "told"), [("iqp", "product"), ("amplitude", "amplitudes")])
 def test_where_there_is_no_series_it_says_so(embedding, told):
     n_features = circuits.CIRCUITS[embedding].n_features(2)
-    found = expressivity.spectrum(*circuits.build("random", n_qubits=2, embedding=embedding), n_features)
+    found = gradients.spectrum(*circuits.build("random", n_qubits=2, embedding=embedding), n_features)
     assert len(found) == n_features
     assert all(each.frequencies == each.power == () and told in each.why_not for each in found)

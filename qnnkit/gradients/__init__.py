@@ -1,8 +1,9 @@
-"""Are gradients right, large enough, and what becomes of them in training."""
+"""Are gradients right, large enough, what becomes of them in training, and what a circuit can express."""
 
-from qnnkit.gradients import plateau
+from qnnkit.gradients import expressivity, plateau
 from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, by_weight, check, prove, require
 from qnnkit.gradients.diagnosis import diagnose
+from qnnkit.gradients.fourier import Spectrum, spectrum
 from qnnkit.gradients.history import History, Series, Training, history, read
 from qnnkit.gradients.landscape import Landscape, lines, plane
 from qnnkit.gradients.reach import Dead, Gate, dead, gates, told, weight_names
@@ -20,12 +21,14 @@ __all__ = [
     "Landscape",
     "Series",
     "Size",
+    "Spectrum",
     "Training",
     "Watch",
     "by_weight",
     "check",
     "dead",
     "diagnose",
+    "expressivity",
     "gates",
     "history",
     "lines",
@@ -36,6 +39,7 @@ __all__ = [
     "read",
     "require",
     "sizes",
+    "spectrum",
     "told",
     "weight_names",
 ]
