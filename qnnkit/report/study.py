@@ -407,7 +407,7 @@ _AS_FROZEN = "the classical control that is as frozen as the circuit"
 
 
 def verdict(compared: pd.DataFrame) -> str:
-    """What a table of `comparisons` shows and what it does not, in one line.
+    """What a table of `comparisons` shows and what it does not: a line, and one for each kind of rival.
 
     Counted is by p after correction alone; where that is not below 0.05 no net is called better.
     """
@@ -418,7 +418,7 @@ def verdict(compared: pd.DataFrame) -> str:
     told = [
         f"Of {n} comparison{'s' * (n > 1)} over the same seeds and splits, {shown} "
         f"show{'s' * (shown == 1)} a difference (paired t-test, p < {stats.ALPHA} after Holm's correction "
-        "for all of them)."
+        "for all of them)" + ("; that holds for these data, settings and seeds." if shown else ".")
     ]
     if untold:
         told.append(f"{untold} cannot be tested: one seed, or one and the same difference on every seed.")
@@ -435,11 +435,11 @@ def verdict(compared: pd.DataFrame) -> str:
         told.append(
             f"Against {kind}, the circuit did better in {won} of {len(results)} "
             f"case{'s' * (len(results) > 1)} and worse in {lost}"
-            + ("." if won and lost else "; that holds for these data, settings and seeds." if won else "")
+            + ("." if won else "")
             + (f"; where the data decide, {winner} wins." if lost and not won else "")
             + ("; no advantage of a circuit is shown, nor of the control." if not won + lost else "")
         )
-    return " ".join(told)
+    return "\n".join(told)
 
 
 def _latex(styler: Any, title: str, stamp: str) -> str:
