@@ -5,16 +5,14 @@
 Forward, backward and optimizer of two circuits (W1, W3, see `workloads.py`), and one training epoch of two
 recipes. A fresh process per choice, and they take turns, so that a slow minute of the machine hits all alike;
 medians over rounds. Whether OpenMP inside PennyLane's lightning follows torch's number of threads or what
-OMP_NUM_THREADS was when the process started depends on the platform: a process with a fixed
-number has both, one on `auto` starts without the variable, as people's do. Printed, and written to placing.md
-and placing.json of the results' folder. Exit status 1 if `auto` is slower than the slowest fixed choice, or
-more than 10 % slower than the fastest.
+OMP_NUM_THREADS was when the process started depends on the platform: a process with a fixed number has both,
+one on `auto` starts without the variable, as people's do. Exit status 1 if `auto` is slower than the slowest
+fixed choice, or more than 10 % slower than the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -24,9 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import workloads
-from benchmarks.run import ROOT, Worker, names_of
-from qnnkit.device import machine
+from benchmarks import record
+from benchmarks.run import Worker, names_of
 
 KEYS = ("W1", "W3-64", "W3-256", "digits_quanv", "ahcd_ten_epochs")
 BACKENDS = ("batched", "default.qubit", "lightning.qubit")
@@ -128,28 +125,11 @@ def problems(rows: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
-def markdown(rows: Sequence[dict[str, Any]], kind: str) -> str:
-    """The rows as a table, with what `auto` said of its choice below."""
-    lines = [
-        f"{kind}. Milliseconds of a training step (W1, W3) or an epoch of a recipe, median and spread.",
-        "",
-        "| workload | choice | ms | x fastest fixed | notes |",
-        "|---|---|---|---|---|",
-    ]
-    for row in rows:
-        if "median" not in row:
-            lines.append(f"| {row['workload']} | {row['choice']} | – | – | {row.get('failed', '')} |")
-            continue
-        middle, low, high = (f"{1000 * row[name]:.3g}" for name in ("median", "least", "most"))
-        scaled = f"scaled up from {row['share']:.1%}" if row["share"] < 1 else ""
-        cells = [row["workload"], row["choice"], f"{middle} ({low} to {high})", f"{row['ratio']:.2f}", scaled]
-        lines.append(f"| {' | '.join(cells)} |")
-    told = [
-        f"- {row['workload']}: {row['place']['sentence']}"
-        for row in rows
-        if row["choice"] == "auto" and "place" in row
-    ]
-    return "\n".join([*lines, "", "What auto said:", "", *told, ""])
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as the table has it: milliseconds of a training step (W1, W3) or an epoch of a recipe."""
+    times = {f"{name}_ms": 1e3 * row[name] for name in ("median", "least", "most") if name in row}
+    kept = {name: row[name] for name in ("workload", "choice", "ratio", "share", "failed") if name in row}
+    return {**kept, **times, "rounds": len(row["rounds"])}
 
 
 def main() -> None:
@@ -162,7 +142,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of rounds per choice")
     parser.add_argument("--seconds", type=float, default=10.0, help="that auto may measure, about")
     parser.add_argument("--quick", action="store_true", help="sizes of a test")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=record.RESULTS)
     asked = parser.parse_args()
     unknown = [key for key in asked.only if key not in KEYS]
     if unknown or asked.rounds < 1:
@@ -172,27 +152,19 @@ def main() -> None:
     from qnnkit import measure
     from qnnkit.measure import placement
 
-    busy = measure.note(measure.load(1.0))
-    devices = placement.devices("auto")
-    places = choices(devices, asked.backends, placement.thread_counts())
+    if busy := measure.note(measure.load(1.0)):
+        print(busy)
+    places = choices(placement.devices("auto"), asked.backends, placement.thread_counts())
     rows: list[dict[str, Any]] = []
     for key in asked.only:
         begin = time.perf_counter()
         rows += complete(compare(key, places, asked))
         print(f"{key} measured in {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
-    kind = f"{machine.processor()}, {machine.cores()} cores, devices: {', '.join(devices)}"
-    table, found = markdown(rows, kind), problems(rows)
-    sizes = {key: workloads.find(key, quick=asked.quick).size for key in asked.only if key[0] == "W"}
-    about = {"kind": kind, "date": time.strftime("%Y-%m-%d"), "rounds": asked.rounds, "busy": busy}
-    about |= {"quick": asked.quick, "sizes": sizes, "torch": machine.version("torch")}
-    asked.out.mkdir(parents=True, exist_ok=True)
-    results = {"about": about, "rows": rows, "problems": found}
-    (asked.out / "placing.json").write_text(json.dumps(results, indent=1) + "\n")
-    (asked.out / "placing.md").write_text(table, encoding="utf-8")
-    print(table)
-    if busy:
-        print(busy)
-    if found:
+    record.keep("placing", map(flat, rows), asked.out)
+    for row in rows:
+        if row["choice"] == "auto" and "place" in row:
+            print(f"{row['workload']}: {row['place']['sentence']}")
+    if found := problems(rows):
         raise SystemExit("\n".join(found))
     print(
         f"auto is within {NEAR - 1:.0%} of the fastest fixed choice, and not slower than the slowest, on all."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -340,10 +339,10 @@ def test_auto_beside_fixed_choices(tmp_path):
     words = ["--quick", "--only", "W3-64,ahcd_ten_epochs", "--backends", "batched", "--rounds", "1"]
     command = [sys.executable, "-m", "benchmarks.placing", *words, "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
-    found = json.loads((tmp_path / "placing.json").read_text())
-    assert done.returncode == bool(found["problems"]), done.stderr  # a busy machine may make it slow
-    assert all(each["rounds"] for each in found["rows"]) and found["rows"][0]["choice"] == "auto"
-    assert (tmp_path / "placing.md").read_text(encoding="utf-8") in done.stdout
+    found = pd.read_csv(tmp_path / "placing.csv")
+    kept = "on all" in done.stdout  # a busy machine may make it slow
+    assert done.returncode == (not kept) and ("auto" in done.stderr.splitlines()[-1]) != kept, done.stderr
+    assert (found["rounds"] == 1).all() and found["choice"][0] == "auto" and (found["median_ms"] > 0).all()
 
 
 def test_noise_is_asked_of_the_seed_that_did_best_on_validation_images(tmp_path):
