@@ -3,8 +3,8 @@
 Every setting has two fresh processes, one after the other: one predicts its peak memory and its seconds per
 epoch, the other trains it for a few epochs with checkpoints, as runs do, and tells what it took; and again,
 as often as goes into a minute, since a machine is not equally fast in every minute. Medians over these rounds
-are compared. Written to docs/predicted.md, and as JSON to the results' folder. Exit status 1 where a
-prediction is out of its bounds. Wants a machine that does nothing else; of AHCD and MNIST it reads
+are compared. Every setting is kept as JSON in benchmarks/results; once all are, docs/predicted.md and
+docs/results/predicted.csv are written. Exit status 1 where a prediction is out of its bounds. Wants a machine that does nothing else; of AHCD and MNIST it reads
 QNNKIT_TEST_DATA.
 """
 
@@ -249,15 +249,13 @@ def main() -> None:
     parser.add_argument("key", nargs="?", choices=list(SETTINGS), help="for predict and train: the setting")
     parser.add_argument("--only", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--device", default="cpu", help="where it trains: cpu, cuda")
-    parser.add_argument(
-        "--doc", type=Path, help="where the table goes; docs/predicted.md if all are measured"
-    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     asked = parser.parse_args()
     if asked.what != "all":
         found = {"predict": predict, "train": train}[asked.what](SETTINGS[asked.key], asked.device)
         print(json.dumps(found))
         return
+    from benchmarks import record
     from qnnkit.device import machine
 
     kept = asked.out / "predicting" / asked.device.replace(":", "-")
@@ -281,15 +279,12 @@ def main() -> None:
     memory_gb = machine.memory()[0] / 1e9
     kind = f"{machine.processor()}, {machine.cores()} cores, {memory_gb:.0f} GB, {time.strftime('%Y-%m-%d')}"
     table = markdown(rows, kind)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "predicting.json").write_text(
-        json.dumps({"kind": kind, "rows": rows}, indent=1) + os.linesep
-    )
-    doc = asked.doc or (
-        ROOT / "docs" / "predicted.md" if len(rows) == len(SETTINGS) and asked.device == "cpu" else None
-    )
-    if doc:
-        doc.write_text(table, encoding="utf-8")
+    if len(rows) == len(SETTINGS) and asked.device == "cpu":
+        record.keep(
+            "predicted",
+            ({"setting": key, **row, "rounds": len(row["rounds"])} for key, row in rows.items()),
+        )
+        (ROOT / "docs" / "predicted.md").write_text(table, encoding="utf-8")
     print(table)
     if off := [key for key, row in rows.items() if not is_within(row)]:
         raise SystemExit(f"Out of bounds: {', '.join(off)}.")
