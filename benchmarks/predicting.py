@@ -4,8 +4,8 @@ Every setting has two fresh processes, one after the other: one predicts its pea
 epoch, the other trains it for a few epochs with checkpoints, as runs do, and tells what it took; and again,
 as often as goes into a minute, since a machine is not equally fast in every minute. Medians over these rounds
 are compared. Every setting is kept as JSON in benchmarks/results; once all are, docs/predicted.md and
-docs/results/predicted.csv are written. Exit status 1 where a prediction is out of its bounds. Wants a machine that does nothing else; of AHCD and MNIST it reads
-QNNKIT_TEST_DATA.
+docs/results/predicted.csv are written. Exit status 1 where a prediction is out of its bounds. Wants a machine
+that does nothing else; of AHCD and MNIST it reads QNNKIT_TEST_DATA.
 """
 
 from __future__ import annotations
