@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -187,6 +188,9 @@ def test_an_adapter_stopped_in_an_epoch_ends_in_the_same_bits(tmp_path, method):
 
     def ends(folder, stop=None):
         def on_update(moment):
+            for thread in threading.enumerate():
+                if thread.name == "checkpoint":
+                    thread.join()  # a disk that keeps pace: none of the steps' checkpoints is put off
             steps.append(moment)
             if len(steps) == stop:
                 raise KeyboardInterrupt
@@ -201,7 +205,7 @@ def test_an_adapter_stopped_in_an_epoch_ends_in_the_same_bits(tmp_path, method):
     with pytest.raises(KeyboardInterrupt):
         ends(tmp_path / "stopped", stop=8)
     resumed, left = ends(tmp_path / "stopped")
-    assert n == 8 and left in (1, 2), "from the sixth update on, or from the seventh where the disk was busy"
+    assert (n, left) == (8, 2), "from the sixth update on"
     assert all(torch.equal(resumed[name], weight) for name, weight in straight.items())
     fresh = adapt(small(), method, r=2).state_dict()
     assert any(not torch.equal(fresh[name], weight) for name, weight in straight.items())
