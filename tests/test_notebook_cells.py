@@ -1,4 +1,4 @@
-"""02 and 04, cell by cell, for nets of every kind: what they show, and what they leave out."""
+"""02, 03 and 04, cell by cell, for nets of every kind: what they show, and what they leave out."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_the_plateau_scan_is_of_the_runs_own_circuit_and_depth(tmp_path, setting
 
 
 @pytest.mark.parametrize("name", ["frozen filters", "resnet"])
-def test_the_analysis_of_a_trained_net(tmp_path, name):
+def test_training_and_the_analysis_of_a_trained_net(tmp_path, name):
     run = begun(tmp_path / "run", **NETS[name], epochs=1)
-    list(runs.train_all(run))
+    cells("03_train", run)
     found = cells("04_analyze", run, hardware_images=0)
     assert {
         "03_comparison",
