@@ -17,7 +17,7 @@ import typer
 
 from qnnkit import device, warm, workspace
 from qnnkit.cli_output import judged_anew, print_result, show_batch, tell_data
-from qnnkit.cli_settings import asked_for, parse_settings, settings_kind
+from qnnkit.cli_settings import asked_for, gathered, settings_kind
 
 RecipeOption = Annotated[
     str | None,
@@ -202,6 +202,8 @@ def plan(
         str, typer.Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
     ] = "small",
     settings: SetOption = None,
+    files: FilesOption = None,
+    epochs: EpochsOption = None,
     samples: Annotated[int | None, typer.Option(help="In an epoch, if others than the data's.")] = None,
     deadline: Annotated[str | None, typer.Option(help="Time for all of it, such as 8h or '2d 4h'.")] = None,
     budget: Annotated[str | None, typer.Option(help="Money for all of it, such as 10 or '10 EUR'.")] = None,
@@ -226,7 +228,7 @@ def plan(
         kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(measure.sizes())}"
         rule, given = "be named, or --model in its place", recipe if model is None else f"{recipe}, {model}"
         raise ValueError(checks.message("--recipe", rule, given, f"Name one: {kinds}."))
-    chosen = parse_settings(settings or [], settings_kind(recipe))
+    chosen = gathered(settings_kind(recipe), files, settings, epochs=epochs)
     asked: dict[str, Any]
     if model is None:
         asked = runs.to_plan(recipe, chosen, samples=samples, timed=measuring)
@@ -337,7 +339,7 @@ def measure(
             dummy=dummy,
             n_samples=samples,
             profile=profile,
-            settings=parse_settings(settings or [], settings_kind(recipe)),
+            settings=gathered(settings_kind(recipe), None, settings),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             seconds=seconds,
             quick=quick,

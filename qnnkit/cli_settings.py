@@ -34,14 +34,19 @@ def asked_for(
             rule, step = "hold a run", "Name a recipe to begin one there."
             raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))
         named = recipes.of(begun)
-    asked: dict[str, Any] = {}
-    for path in files or ():
-        asked |= read_settings(path)
-    asked |= parse_settings(words or [], named.Settings)
-    asked |= {name: value for name, value in given.items() if value is not None}
+    asked = gathered(named.Settings, files, words, **given)
     if only is not None:
         asked["controls"] = [name for name in only.split(",") if name not in MAIN_NETS]
     return named, asked
+
+
+def gathered(kind: Any, files: list[Path] | None, words: list[str] | None, **given: Any) -> dict[str, Any]:
+    """Settings of files, then of words, then of options of their own; `kind` is for `parse_settings`."""
+    asked: dict[str, Any] = {}
+    for path in files or ():
+        asked |= read_settings(path)
+    asked |= parse_settings(words or [], kind)
+    return asked | {name: value for name, value in given.items() if value is not None}
 
 
 def read_settings(path: Path) -> dict[str, Any]:

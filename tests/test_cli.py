@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import RECIPES, cli, device, report, runs
+from qnnkit import RECIPES, cli, cli_settings, device, report, runs
 from qnnkit.runs import chain
 
 NOBODY = 65534
@@ -84,12 +84,12 @@ def refused(answer, *told):
 )
 def test_settings_are_json_or_text(word, value):
     kind = RECIPES["text_adapter" if word[:3] in ("tok", "pre") else "letters"].Settings
-    found = cli.parse_settings([word], kind)
+    found = cli_settings.parse_settings([word], kind)
     assert found == value and [type(each) for each in found.values()] == [type(*value.values())]
 
 
 def test_the_last_of_two_equal_names_counts():
-    assert cli.parse_settings(["epochs=2", "seed=1", "epochs=3"]) == {"epochs": 3, "seed": 1}
+    assert cli_settings.parse_settings(["epochs=2", "seed=1", "epochs=3"]) == {"epochs": 3, "seed": 1}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_last_of_two_equal_names_counts():
 )
 def test_settings_that_are_none(word, told):
     with pytest.raises(ValueError, match=told):
-        cli.parse_settings([word])
+        cli_settings.parse_settings([word])
 
 
 # --- bad input ---------------------------------------------------------------------------------------------

@@ -77,3 +77,11 @@ def test_recipes_are_listed_with_their_data_and_first_sentence():
     assert [line.split()[0] for line in lines] == recipes.names()
     assert "digits" in lines[recipes.names().index("digits_quanv")]
     assert all(line.rstrip().endswith(".") for line in lines)
+
+
+def test_a_plan_takes_the_words_of_the_run_that_it_is_of(home):
+    (home / "mine.yaml").write_text("epochs: 3\nn_seeds: 2\n")
+    words = ["plan", "--recipe", "digits_quanv", "--settings", "mine.yaml", "--epochs", "7", "--no-measuring"]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 0, done.output
+    assert "2 seeds x 7 epochs of" in done.output
