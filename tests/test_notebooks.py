@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -19,6 +19,7 @@ import torch
 
 from qnnkit import report, runs
 from qnnkit.measure import device_figures, survey
+from tests import forked
 from tests.wheels import outside
 
 ROOT = Path(__file__).parent.parent
@@ -47,11 +48,6 @@ def tagged(path: Path, tag: str) -> list[nbformat.NotebookNode]:
 
 def files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
-
-
-def qnnkit(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "qnnkit", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
 # --- form -----------------------------------------------------------------------------------------
@@ -175,8 +171,8 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
 
 def test_a_finished_run_is_only_printed(finished: runs.Run) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*") if path.is_file()}
-    done = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", finished.folder)
-    assert done.returncode == 0, done.stderr
+    done = forked.run("qnnkit", "run", "--recipe", "digits_quanv", "--run-dir", finished.folder)
+    assert done.returncode == 0, done.stdout
     assert str(finished.report) in done.stdout and "hybrid" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in finished.folder.rglob("*") if path.is_file()} == before
 
@@ -185,14 +181,17 @@ def test_the_report_is_written_anew_from_the_users_own_notebook(finished: runs.R
     """With the parameters that the notebook had, in a workspace that holds another 04."""
     shutil.copytree(finished.folder, tmp_path / "runs" / "copy")
     own = read(ROOT / "notebooks" / "04_analyze.ipynb")
-    cells = [nbformat.v4.new_markdown_cell("## My own section"), nbformat.v4.new_code_cell("hardware_images")]
-    own.cells[-3:-3] = cells
+    first = next(i for i, cell in enumerate(own.cells) if "parameters" in cell.metadata.get("tags", []))
+    heading = nbformat.v4.new_markdown_cell("## My own section")
+    cell = nbformat.v4.new_code_cell("conditions = []\nhardware_images")
+    own.cells[first + 3 : -3] = [
+        heading,
+        cell,
+    ]  # after the cell that opens the run, before the one that writes
     (tmp_path / "notebooks").mkdir()
     nbformat.write(own, tmp_path / "notebooks" / "04_analyze.ipynb")
-    environment = {**os.environ, "QNNKIT_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "qnnkit", "report", "runs/copy"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = forked.run("qnnkit", "report", "runs/copy", env={"QNNKIT_HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stdout
     page = (tmp_path / "runs" / "copy" / "report.html").read_text()
     assert "My own section" in page and "<pre>8</pre>" in page
     result = json.loads((tmp_path / "runs" / "copy" / "result.json").read_text())
@@ -212,8 +211,11 @@ def own_images(finished: runs.Run) -> Iterator[Path]:
 def test_own_images_make_a_run(own_images: Path, tmp_path: Path) -> None:
     """Through every notebook."""
     words = ("--recipe", "folder_quanv", "--run-dir", tmp_path / "run", "--set", f"data_dir={own_images}")
-    done = qnnkit("run", *words, "--set", "epochs=1", "--set", "n_seeds=1", "--set", 'controls=["classical"]')
-    assert done.returncode == 0, done.stderr
+    brief = ("epochs=1", "n_seeds=1", 'controls=["classical"]')
+    done = forked.run(
+        "qnnkit", "run", *words, *(word for each in brief for word in ("--set", each)), timeout=600
+    )
+    assert done.returncode == 0, done.stdout
     page = (tmp_path / "run" / "report.html").read_text()
     assert "broken.png" in page, "the report must name the file that could not be read"
 
@@ -259,7 +261,7 @@ def test_training_alone_through_papermill(tmp_path: Path) -> None:
     assert len(run.finals()) == len(run.nets) == 5
 
 
-def run_cells(*paths: Path, prelude: str, **parameters: object) -> subprocess.CompletedProcess[str]:
+def run_cells(*paths: Path, prelude: str, **parameters: object) -> SimpleNamespace:
     """Notebooks' code cells as one program, after `prelude`, with their parameters exchanged."""
     lines = [prelude]
     for cell in (cell for path in paths for cell in code_cells(path)):
@@ -268,7 +270,7 @@ def run_cells(*paths: Path, prelude: str, **parameters: object) -> subprocess.Co
             lines.append(cell.source)
         if "parameters" in tags:
             lines += [f"{name} = {value!r}" for name, value in parameters.items()]
-    return subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    return forked.python("\n".join(lines), timeout=600)
 
 
 WRONG_SIGN = """
