@@ -221,6 +221,25 @@ def test_a_model_is_called_by_what_varies(space):
 # --- what it shows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("epochs", "models"),
+    [
+        ({0.5: [6], 1.0: [3]}, ["frozen"]),  # as many updates at each fraction
+        ({0.5: [6, 3], 1.0: [3, 6]}, ["frozen, epochs 6", "frozen, epochs 3"]),
+        ({1.0: [6, 3]}, ["frozen, epochs 6", "frozen, epochs 3"]),
+    ],
+)
+def test_epochs_that_go_with_the_fraction_are_no_other_model(space, epochs, models):
+    for index, (share, each) in enumerate((share, n) for share, all_of in epochs.items() for n in all_of):
+        scores = {"hybrid": [0.5, 0.6], "classical": [0.4, 0.5]}
+        space.finish(f"r{index}", "frozen", share, scores, epochs=each)
+        space.runs[-1]["settings"]["epochs"] = each
+    space.plan("last", {})
+    frame = report.read_study(space.folder).frame
+    assert frame["model"].unique().tolist() == models
+    assert len(frame) == 4 * sum(map(len, epochs.values()))
+
+
 def test_means_by_hand(study):
     table = report.means(report.read_study(study.folder).frame)
     assert len(table) == 6

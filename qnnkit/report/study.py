@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,8 @@ BESIDE = {
 """Score that nets are compared by -> what is computed beside it."""
 _NO_MODEL = ("train_fraction", "seed", "n_seeds")
 """Settings that vary within a model."""
+_LENGTHS = ("epochs", "warmup_epochs", "patience")
+"""Settings that do so too where each fraction has one value of its own, as for as many updates at each."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,8 @@ class Study:
 def read_study(folder: str | Path) -> Study:
     """The finished runs of a batch, in whatever state the others are.
 
-    A model is what varies besides train_fraction and seeds: a recipe, or settings. A seed that was trained
-    twice counts once.
+    A model is what varies besides train_fraction and seeds: a recipe, or settings; epochs of their own for
+    each fraction make no other model. A seed that was trained twice counts once.
 
     Args:
         folder: The batch's; a relative one is meant from the workspace.
@@ -137,10 +139,12 @@ def read_study(folder: str | Path) -> Study:
     score, rows, epochs, behind = batch["score"], [], [], []
     left_out: dict[str, str] = {}
     notes: Counter[str] = Counter()
+    same = {*_NO_MODEL, *_lengths([settings_in(planned) for planned in batch["runs"]])}
     for planned in batch["runs"]:
         try:
             place = Path(os.path.normpath(folder / str(planned["folder"])))
-            found = _read_run(place, settings_in(planned), score)
+            varied = {name: value for name, value in settings_in(planned).items() if name not in same}
+            found = _read_run(place, varied, score)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             left_out[str(planned.get("id", "?"))] = why
@@ -273,9 +277,16 @@ def _json(folder: Path, name: str) -> dict[str, Any] | None:
 
 def _label(recipe: str, settings: Mapping[str, Any]) -> str:
     """What a model is called: by what varies, words as they are and numbers with their names."""
-    varied = {name: value for name, value in settings.items() if name not in _NO_MODEL}
-    words = [value if isinstance(value, str) else f"{name} {show(value)}" for name, value in varied.items()]
+    words = [value if isinstance(value, str) else f"{name} {show(value)}" for name, value in settings.items()]
     return ", ".join(words) or recipe
+
+
+def _lengths(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those of _LENGTHS that follow from the train_fraction of a run."""
+    pairs = {
+        name: {(str(run.get("train_fraction")), str(run.get(name))) for run in runs} for name in _LENGTHS
+    }
+    return [name for name, found in pairs.items() if len(found) == len({share for share, _ in found}) > 1]
 
 
 def _ordered(frame: pd.DataFrame, more: list[str]) -> pd.DataFrame:
