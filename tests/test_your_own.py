@@ -57,6 +57,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path, insta
     words = ["run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "60"]
     words += ["--only", "hybrid,classical", "--set", "n_seeds=1", "--set", "threads=1"]
     words += ["--set", "plateau_qubits=2", "--set", "save_every_steps=1"]
+    words += ["--notebooks", "02_gradient_check,03_train,04_analyze"]
     first = started(*words, stdout=subprocess.DEVNULL, start_new_session=True)
     rows = home / "runs" / "wave" / "metrics.jsonl"
     while not (rows.exists() and rows.read_text().count("\n") > 3):
