@@ -350,7 +350,7 @@ def test_prove_on_cuda():
     assert all(row["agrees"] for row in rows)
 
 
-# --- sizes ----------------------------------------------------------------------------------------------
+# --- one batch ------------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -358,6 +358,7 @@ class Net(nn.Module):
         super().__init__()
         self.circuit = layer_of()
         self.reader = torch.nn.utils.skip_init(nn.Linear, 2, 3)
+        self.normal = nn.BatchNorm1d(3, affine=False)
         self.unused = nn.Parameter(torch.ones(2))
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
         with torch.no_grad():
@@ -365,40 +366,26 @@ class Net(nn.Module):
                 weight.copy_(uniform(*weight.shape, seed=4))
 
     def forward(self, inputs):
-        return self.reader(self.circuit(inputs)) * self.frozen[0]
+        return self.normal(self.reader(self.circuit(inputs))) * self.frozen[0]
 
 
 BATCH = (uniform(5, 2), torch.tensor([0, 1, 2, 1, 0]))
 
 
-def test_sizes_are_those_of_backward():
-    model, task = Net(), Classification(label_smoothing=0.1)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_gradient_of_a_batch_is_that_of_backward(training):
+    model, task = Net().train(training), Classification(label_smoothing=0.1)
     model.reader.bias.grad = torch.full((3,), 7.0)
-    rows = gradients.sizes(model, task, BATCH)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = gradients.of_batch(model, task, BATCH)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [weight.grad is None for weight in model.parameters()] == [True, True, True, True, False]
     assert (model.reader.bias.grad == 7).all()
     model.zero_grad()
     task(model, BATCH).loss.backward()
-    found = {row.parameter: row for row in rows}
-    kinds = {"unused": "classical", "circuit.weights": "quantum"}
-    kinds |= {"reader.weight": "classical", "reader.bias": "classical"}
-    assert {name: row.kind for name, row in found.items()} == kinds
-    assert (found.pop("unused").norm, model.unused.grad) == (0.0, None)
-    for name, row in found.items():
-        gradient = model.get_parameter(name).grad.double()
-        assert row.n_weights == gradient.numel()
-        assert row.norm == pytest.approx(float(gradient.norm()), rel=1e-5)
-        assert row.mean == pytest.approx(float(gradient.abs().mean()), rel=1e-5)
-        assert row.norm > 1e-4
-
-
-def test_sizes_follow_the_mode_of_the_model():
-    model, task = Net(), Classification(label_smoothing=0.5)
-    trained = gradients.sizes(model.train(), task, BATCH)
-    evaluated = gradients.sizes(model.eval(), task, BATCH)
-    assert [row.norm for row in trained] != [row.norm for row in evaluated]
-    assert evaluated == gradients.sizes(model, Classification(), BATCH)
-
-
-def test_sizes_of_a_frozen_net():
-    assert gradients.sizes(Net().requires_grad_(False), Classification(), BATCH) == []
+    assert set(found) == {"unused", "circuit.weights", "reader.weight", "reader.bias"}
+    assert not found.pop("unused").any() and model.unused.grad is None
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, model.get_parameter(name).grad.double(), rtol=1e-5, atol=1e-7)
+    assert found["circuit.weights"].norm() > 1e-4 and found["reader.weight"].norm() > 1e-4
+    assert gradients.of_batch(model.requires_grad_(False), task, BATCH) == {}

@@ -132,15 +132,12 @@ class Source:
         """A row of one update in the form that training writes, of the net as it is, without dropout."""
         train, task = self.run.splits.train, self.run.task
         batch = train.images[:ON_BATCH], train.labels[:ON_BATCH]
-        owners = {name: _trained_weights(module) for name, module in net.layers.items()}
-        flat = [weight for weights in owners.values() for weight in weights]
-        loss = task(net.model, batch).loss
-        found = torch.autograd.grad(loss, flat, allow_unused=True, materialize_grads=True) if flat else ()
-        left, rows = list(found), []
-        for name, weights in owners.items():
-            if not weights:
+        found, rows = gradients.of_batch(net.model, task, batch), []
+        by_weight = {id(w): found[name] for name, w in net.model.named_parameters() if name in found}
+        for name, module in net.layers.items():
+            if not (weights := _trained_weights(module)):
                 continue
-            vector = torch.cat([left.pop(0).flatten().double() for _ in weights])
+            vector = torch.cat([by_weight[id(weight)].flatten() for weight in weights])
             row = {"layer": name, "group": "", "n_weights": len(vector), "share": [None], "ratio": [None]}
             row |= {"norm": [float(vector.norm())], "mean": [float(vector.abs().mean())]}
             circuit = net.circuit(name)

@@ -76,7 +76,7 @@ def kept_gradients(source: Source, choice: Choice) -> np.ndarray | None:
     if circuit is None or choice.layer not in training.quantum_layers:
         return None
     n_weights = sum(weight.numel() for weight in circuit.parameters())
-    every = training.gradient_of_every_weight(choice.layer, choice.epoch, n_weights)
+    every = training.gradient(choice.layer, choice.epoch, n_weights)
     if not len(every):
         return None
     return every[choice.step - 1 : choice.step] if choice.step else every
@@ -97,18 +97,18 @@ def of_layer(source: Source, choice: Choice) -> Picture | None:
     here = training.steps(choice.epoch)
     if choice.layer not in training.layers or not here:
         return None
-    layer = training.layer(choice.layer)
+    rows = training.frame(choice.layer)
+    by_epoch = rows.drop_duplicates("epoch")
     first, last = (choice.step - 1, choice.step - 1) if choice.step else (0, -1)
     names = weight_names(source.net(choice.net, choice.seed), choice.layer)
-    weight = (names[choice.weight], choice.weight) if names else None
     return plots.layer_gradients(
-        layer.steps,
-        layer.norm,
+        rows["step"].to_numpy(),
+        rows["norm"].to_numpy(),
         (here[first], here[last]),
         kept_gradients(source, choice),
-        weight,
-        layer.epochs,
-        np.stack([layer.snr, layer.snr_low, layer.snr_high], axis=1),
+        (names[choice.weight], choice.weight) if names else None,
+        by_epoch["epoch"].to_numpy(),
+        by_epoch[["snr", "snr_low", "snr_high"]].to_numpy(),
         choice.epoch,
     )
 
