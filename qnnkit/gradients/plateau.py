@@ -253,9 +253,7 @@ def _of_size(
 
 def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Generator) -> Tensor:
     """`n` sets of weights, of shape (n, *shape), in float64."""
-    start = circuits.INITIALISATIONS[
-        checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
-    ]
+    start = circuits.INITIALISATIONS[initialisation]
     return torch.stack([start(torch.zeros(*shape, dtype=torch.float64), generator) for _ in range(n)])
 
 
