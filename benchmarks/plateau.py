@@ -23,7 +23,7 @@ QUBITS, N = range(2, 13, 2), 200
 
 
 @functools.cache
-def scans() -> dict[str, plateau.Scan]:
+def scans() -> dict[str, list[plateau.Row]]:
     """Circuit -> what its scan measured."""
     options: dict[str, Any] = {"initialisations": list(circuits.INITIALISATIONS), "n": N}
     return {
@@ -36,16 +36,16 @@ def variances() -> list[dict[str, Any]]:
     return [
         {"circuit": circuit, **{name: value for name, value in row.as_dict().items() if name != "seconds"}}
         | {"random_circuit": plateau.random_circuit(row.n_qubits, row.observable)}
-        for circuit, scan in scans().items()
-        for row in scan.rows
+        for circuit, rows in scans().items()
+        for row in rows
     ]
 
 
 def rates() -> list[dict[str, Any]]:
     return [
         {"circuit": circuit, **dataclasses.asdict(fit)}
-        for circuit, scan in scans().items()
-        for fit in plateau.fit(scan)
+        for circuit, rows in scans().items()
+        for fit in plateau.fit(rows)
     ]
 
 

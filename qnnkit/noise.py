@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,21 +95,29 @@ def robustness(
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
     backend, device_shots = (None, ()) if device is None else (_backend(device), device_shots)
-    _check(images, labels, (*shots, *device_shots), depolarizing, readout)
+    checks.positive("the number of images", len(images), "Give at least one.")
+    if len(images) != len(labels):
+        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
+        raise ValueError(checks.message("labels", rule, len(labels), step))
+    for n in (*shots, *device_shots):
+        checks.positive("shots", n)
+    for name, values in (("depolarizing", depolarizing), ("readout", readout)):
+        for value in values:
+            if not 0 <= value <= 1:
+                raise ValueError(checks.message(name, "lie in 0..1", value, "It is a probability."))
     model = copy.deepcopy(model)  # whose hooks nobody else sees
-    first, exact = _exact(model, images, labels)
+    first, exact = _as_it_is(model, images, labels)
     noisy = [*depolarizing, *readout]
+    mixed = "Pass depolarizing=(), readout=() to look at shots alone."
+    limits = [("default.mixed", MOST_WIRES, mixed)] if noisy else []
+    limits += [(device, backend.num_qubits, "Name a larger one.")] if backend else []
     for layer, row in first.items():
         _require_exact(layer)
         wires = len(_tape(layer, row).wires)
-        if noisy and wires > MOST_WIRES:
-            rule = f"have circuits of at most {MOST_WIRES} wires for default.mixed"
-            step = "Pass depolarizing=(), readout=() to look at shots alone."
-            raise ValueError(checks.message("model", rule, f"a circuit of {wires} wires", step))
-        if backend is not None and wires > backend.num_qubits:
-            rule = f"have circuits of at most {backend.num_qubits} wires for {device}"
-            step = "Name a larger one."
-            raise ValueError(checks.message("model", rule, f"a circuit of {wires} wires", step))
+        for name, most, step in limits:
+            if wires > most:
+                rule = f"have circuits of at most {most} wires for {name}"
+                raise ValueError(checks.message("model", rule, f"a circuit of {wires} wires", step))
     conditions: list[tuple[str, float, Callable[[QuantumLayer, int], Any]]] = [
         *(("shots", n, lambda layer, i, n=n: _with_shots(layer, n, seed * 1000 + i)) for n in shots),
         *(("depolarizing", p, lambda layer, i, p=p: _depolarized(layer, p)) for p in depolarizing),
@@ -227,7 +236,9 @@ class _OnDevice:
 # --- the net with them --------------------------------------------------------------------------------------
 
 
-def _exact(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[dict[QuantumLayer, Tensor], Robustness]:
+def _as_it_is(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> tuple[dict[QuantumLayer, Tensor], Robustness]:
     """Each layer that ran, with the first row that it was given; and the row of the net as it is."""
     first: dict[QuantumLayer, Tensor] = {}
 
@@ -237,12 +248,11 @@ def _exact(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[dict[Quant
             raise ValueError(checks.message("model", "measure numbers", "a circuit that gives a state", step))
         first.setdefault(layer, inputs[0].detach().reshape(-1, inputs[0].shape[-1])[:1])
 
-    start = time.perf_counter()
-    right = _count_right(model, images, labels, dict.fromkeys(_layers(model), look))
+    row = _run(model, images, labels, "exact", None, dict.fromkeys(_layers(model), look))
     if not first:
         rule, step = "run a circuit for these images", "Give a hybrid net, and images, not its feature maps."
         raise ValueError(checks.message("model", rule, type(model).__name__, step))
-    return first, _row("exact", None, right, len(labels), 0.0, time.perf_counter() - start)
+    return first, row
 
 
 def _under(
@@ -253,19 +263,38 @@ def _under(
     strength: float,
     qnodes: dict[QuantumLayer, Any],
 ) -> Robustness:
+    """The row of the net whose layers give what these QNodes do."""
     change, n_values = 0.0, 0
 
-    def replace(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+    def exchange(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
         nonlocal change, n_values
         values = _evaluate(layer, qnodes[layer], inputs[0]).reshape(outputs.shape)
         change += float((values - outputs.cpu().double()).abs().sum())
         n_values += outputs.numel()
         return values.to(outputs)
 
-    start = time.perf_counter()
-    right = _count_right(model, images, labels, dict.fromkeys(qnodes, replace))
+    row = _run(model, images, labels, condition, strength, dict.fromkeys(qnodes, exchange))
+    return replace(row, change=change / n_values)
+
+
+def _run(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    condition: str,
+    strength: float | None,
+    hooks: dict[QuantumLayer, Callable[..., Any]],
+) -> Robustness:
+    """Accuracy and time of the net with hooks on its layers; nothing is known of the change."""
+    start, weight = time.perf_counter(), next(model.parameters(), images)
+    with contextlib.ExitStack() as stack, evaluating(model):
+        for layer, hook in hooks.items():
+            stack.enter_context(layer.register_forward_hook(hook))
+        logits = torch.cat([model(part.to(weight.device)).cpu() for part in images.split(IMAGES)])
+    n, right = len(labels), int((logits.argmax(-1) == labels.cpu()).sum())
+    low, high = stats.wilson(right, n)
     seconds = time.perf_counter() - start
-    return _row(condition, strength, right, len(labels), change / n_values, seconds)
+    return Robustness(condition, strength, right / n, low, high, 0.0, n, seconds)
 
 
 def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
@@ -289,27 +318,6 @@ def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
     return values if back is None else values[back]
 
 
-def _count_right(
-    model: nn.Module, images: Tensor, labels: Tensor, hooks: dict[QuantumLayer, Callable[..., Any]]
-) -> int:
-    weight = next(model.parameters(), images)
-    handles = [layer.register_forward_hook(hook) for layer, hook in hooks.items()]
-    try:
-        with evaluating(model):
-            logits = torch.cat([model(part.to(weight.device)).cpu() for part in images.split(IMAGES)])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return int((logits.argmax(-1) == labels.cpu()).sum())
-
-
-def _row(
-    condition: str, strength: float | None, right: int, n: int, change: float, seconds: float
-) -> Robustness:
-    low, high = stats.wilson(right, n)
-    return Robustness(condition, strength, right / n, low, high, change, n, seconds)
-
-
 def _layers(model: nn.Module) -> list[QuantumLayer]:
     return [module for module in model.modules() if isinstance(module, QuantumLayer)]
 
@@ -320,25 +328,6 @@ def _tape(layer: QuantumLayer, row: Tensor) -> Any:
 
 
 # --- what cannot be asked -----------------------------------------------------------------------------------
-
-
-def _check(
-    images: Tensor,
-    labels: Tensor,
-    shots: Sequence[int],
-    depolarizing: Sequence[float],
-    readout: Sequence[float],
-) -> None:
-    checks.positive("the number of images", len(images), "Give at least one.")
-    if len(images) != len(labels):
-        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
-        raise ValueError(checks.message("labels", rule, len(labels), step))
-    for n in shots:
-        checks.positive("shots", n)
-    for name, values in (("depolarizing", depolarizing), ("readout", readout)):
-        for value in values:
-            if not 0 <= value <= 1:
-                raise ValueError(checks.message(name, "lie in 0..1", value, "It is a probability."))
 
 
 def _require_exact(layer: QuantumLayer) -> None:

@@ -15,6 +15,7 @@ from qnnkit import QuantumLayer, Quanv2d, circuits, gradients
 from qnnkit.simulator import steps
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.tasks import Classification
+from tests.toys import refused
 
 CASES = [
     ("data_reuploading", "angle"),
@@ -128,11 +129,7 @@ def test_a_wrong_gradient_is_found(factor):
     assert not any(row.passed for row in rows if row.method in PENNYLANES)
     with pytest.raises(gradients.GradientError) as caught:
         gradients.require(rows)
-    sentence = r"The gradient of `head` by autograd must agree with backprop to 1e-05, but differs by \S+ "
-    assert re.fullmatch(
-        sentence + r"at weights\[\d, \d, \d\]\. Do not train this net: change its circuit or its backend\.",
-        str(caught.value),
-    )
+    assert re.search(r"`head` .* backprop to 1e-05, but .* at weights\[\d, \d, \d\]", str(caught.value))
     layer.factor = 1.0
     gradients.require(gradients.check(layer, samples=2))
 
@@ -179,9 +176,7 @@ def test_check_of_nothing():
 def test_check_needs_a_layer_that_has_run():
     qnode, shapes = circuits.build("random", n_qubits=2)
     layer = QuantumLayer(qnode, shapes, torch.zeros_like)
-    with pytest.raises(
-        ValueError, match=r"Argument `a` must have run once, but is .+\. Call the model on one"
-    ):
+    with refused("a"):
         gradients.check(nn.ModuleDict({"a": layer}))
 
 
@@ -192,9 +187,7 @@ def test_a_wrong_sign_in_the_fused_program_is_found(monkeypatch, place):
 
     def wrong(self, *given):
         found = right(self, *given)
-        return (
-            -found if place == "weights" else (-found[0], found[1])
-        )  # a global phase of the state: no fault
+        return -found if place == "weights" else (-found[0], found[1])  # of both, a phase: no fault
 
     layer = layer_of()
     monkeypatch.setattr(part, name, wrong)
@@ -233,12 +226,9 @@ def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, lacking):
     assert {row.method for row in rows if row.unavailable} == lacking
     assert all(row.passed and (row.unavailable or row.error < 1e-5) for row in rows)
     gradients.require(rows)
-    assert (
-        set(gradients.by_weight(rows)[0]) == {"layer", "weight", "autograd", "fused", *PENNYLANES} - lacking
-    )
-    with pytest.raises(
-        gradients.GradientError, match="`layer` must be compared with another method's, but none"
-    ):
+    columns = {"layer", "weight", "autograd", "fused", *PENNYLANES} - lacking
+    assert set(gradients.by_weight(rows)[0]) == columns
+    with pytest.raises(gradients.GradientError, match="`layer` must be compared"):
         gradients.require([replace(row, unavailable=row.unavailable or "of a test") for row in rows])
 
 
@@ -293,10 +283,8 @@ def test_prove_tells_of_a_wrong_backend(monkeypatch, fault, wrong):
         return FaultyDevice(wires, **fault) if name == "lightning.qubit" else make(name, wires)
 
     monkeypatch.setattr(circuits, "make_device", make_faulty)
-    right, row = gradients.prove([CPU], ["default.qubit", "lightning.qubit"])
-    assert right["agrees"] is True
-    assert row["agrees"] is (wrong is None)
-    assert wrong is None or not row[wrong] <= 1e-5
+    [row] = gradients.prove([CPU], ["lightning.qubit"])
+    assert row["agrees"] is (wrong is None) and (wrong is None or not row[wrong] <= 1e-5)
 
 
 @pytest.mark.parametrize("fault", ["silent", "late", "slightly small"])
@@ -339,7 +327,7 @@ def test_prove_tells_of_an_operation_that_a_device_lacks(monkeypatch):
 
 
 def test_prove_of_an_unknown_backend():
-    with pytest.raises(ValueError, match="Argument `backend` must be a known name, but is 'qiskit'"):
+    with refused("backend"):
         gradients.prove([CPU], ["qiskit"])
 
 
@@ -350,7 +338,7 @@ def test_prove_on_cuda():
     assert all(row["agrees"] for row in rows)
 
 
-# --- sizes ----------------------------------------------------------------------------------------------
+# --- one batch ------------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -358,6 +346,7 @@ class Net(nn.Module):
         super().__init__()
         self.circuit = layer_of()
         self.reader = torch.nn.utils.skip_init(nn.Linear, 2, 3)
+        self.normal = nn.BatchNorm1d(3, affine=False)
         self.unused = nn.Parameter(torch.ones(2))
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
         with torch.no_grad():
@@ -365,40 +354,26 @@ class Net(nn.Module):
                 weight.copy_(uniform(*weight.shape, seed=4))
 
     def forward(self, inputs):
-        return self.reader(self.circuit(inputs)) * self.frozen[0]
+        return self.normal(self.reader(self.circuit(inputs))) * self.frozen[0]
 
 
 BATCH = (uniform(5, 2), torch.tensor([0, 1, 2, 1, 0]))
 
 
-def test_sizes_are_those_of_backward():
-    model, task = Net(), Classification(label_smoothing=0.1)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_gradient_of_a_batch_is_that_of_backward(training):
+    model, task = Net().train(training), Classification(label_smoothing=0.1)
     model.reader.bias.grad = torch.full((3,), 7.0)
-    rows = gradients.sizes(model, task, BATCH)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = gradients.of_batch(model, task, BATCH)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [weight.grad is None for weight in model.parameters()] == [True, True, True, True, False]
     assert (model.reader.bias.grad == 7).all()
     model.zero_grad()
     task(model, BATCH).loss.backward()
-    found = {row.parameter: row for row in rows}
-    kinds = {"unused": "classical", "circuit.weights": "quantum"}
-    kinds |= {"reader.weight": "classical", "reader.bias": "classical"}
-    assert {name: row.kind for name, row in found.items()} == kinds
-    assert (found.pop("unused").norm, model.unused.grad) == (0.0, None)
-    for name, row in found.items():
-        gradient = model.get_parameter(name).grad.double()
-        assert row.n_weights == gradient.numel()
-        assert row.norm == pytest.approx(float(gradient.norm()), rel=1e-5)
-        assert row.mean == pytest.approx(float(gradient.abs().mean()), rel=1e-5)
-        assert row.norm > 1e-4
-
-
-def test_sizes_follow_the_mode_of_the_model():
-    model, task = Net(), Classification(label_smoothing=0.5)
-    trained = gradients.sizes(model.train(), task, BATCH)
-    evaluated = gradients.sizes(model.eval(), task, BATCH)
-    assert [row.norm for row in trained] != [row.norm for row in evaluated]
-    assert evaluated == gradients.sizes(model, Classification(), BATCH)
-
-
-def test_sizes_of_a_frozen_net():
-    assert gradients.sizes(Net().requires_grad_(False), Classification(), BATCH) == []
+    assert set(found) == {"unused", "circuit.weights", "reader.weight", "reader.bias"}
+    assert not found.pop("unused").any() and model.unused.grad is None
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, model.get_parameter(name).grad.double(), rtol=1e-5, atol=1e-7)
+    assert found["circuit.weights"].norm() > 1e-4 and found["reader.weight"].norm() > 1e-4
+    assert gradients.of_batch(model.requires_grad_(False), task, BATCH) == {}

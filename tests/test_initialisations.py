@@ -13,6 +13,7 @@ import torch
 from qnnkit import Quanv2d, circuits
 from qnnkit.models.circuit import CircuitSettings
 from tests.nets import family
+from tests.toys import refused
 
 EXACT = 1e-10
 
@@ -139,11 +140,13 @@ def test_layers_one_by_one_are_the_circuit(ansatz):
         assert np.abs(found - expected).max() < EXACT
 
 
-def test_an_odd_number_of_layers_is_refused():
-    with pytest.raises(ValueError, match="`n_layers` must be even for identity blocks, but is 3"):
-        Quanv2d(1, "data_reuploading", n_layers=3, initialisation="identity_block")
-
-
-def test_an_unknown_initialisation_is_refused():
-    with pytest.raises(ValueError, match="Did you mean 'gaussian'"):
-        Quanv2d(1, "data_reuploading", initialisation="gausian")
+@pytest.mark.parametrize(
+    ("argument", "settings"),
+    [
+        ("n_layers", {"n_layers": 3, "initialisation": "identity_block"}),
+        ("initialisation", {"initialisation": "gausian"}),
+    ],
+)
+def test_what_cannot_be_started_is_refused(argument, settings):
+    with refused(argument):
+        Quanv2d(1, "data_reuploading", **settings)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from qnnkit import QuantumLayer, circuits, gradients, recipes
 from qnnkit.gradients import landscape
 from qnnkit.tasks import Classification, Step
+from tests.toys import refused
 
 EXACT = 1e-5
 
@@ -141,5 +142,5 @@ def test_nets_without_circuits_and_bad_numbers():
         ("radius", 0.0),
         ("radius", math.nan),
     ):
-        with pytest.raises(ValueError, match=f"Argument `{name}` must be .+, but is {bad}"):
+        with refused(name):
             gradients.lines(*given, **{name: bad})

@@ -72,8 +72,8 @@ def test_the_gradient_check_of_every_kind_of_circuit(tmp_path, capsys, name):
 def test_the_plateau_scan_is_of_the_runs_own_circuit_and_depth(tmp_path, settings, depths, mirrored):
     run = begun(tmp_path / "run", **settings)
     found = cells("02_gradient_check", run, plateau_qubits=4, plateau_starts=20)
-    rows = found["scan"].rows
-    assert {row.depth for row in rows} == depths and found["scan"].qubits == [2, 4]
+    rows = found["scan"]
+    assert {row.depth for row in rows} == depths and {row.n_qubits for row in rows} == {2, 4}
     assert ("identity_block" in {row.initialisation for row in rows}) == mirrored
     assert "02_plateau" in figures(run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 
 import matplotlib as mpl
 import numpy as np
@@ -12,7 +11,7 @@ from PIL import Image
 
 from qnnkit.plots.music import loss_matrices, piano_roll, pitch_name
 from qnnkit.plots.picture import COLOURS, Picture
-from tests.test_plots import PIXEL, boxes, overlap
+from tests.test_plots import legible
 
 
 def one_matrix(nats, adapters, composers):
@@ -58,19 +57,8 @@ FIGURES = {
 @pytest.mark.parametrize("name", FIGURES)
 def test_nothing_overlaps_or_sticks_out(name):
     figure = FIGURES[name]()
-    assert isinstance(figure, Picture)
-    found, whole = boxes(figure), figure.bbox
-    texts = found["labels"] + found["cells"]
-    assert texts
-    for text, box in texts:
-        assert (
-            box.x0 > -PIXEL and box.y0 > -PIXEL and box.x1 < whole.x1 + PIXEL and box.y1 < whole.y1 + PIXEL
-        ), text
-    pairs = [*itertools.combinations(found["labels"], 2), *itertools.combinations(found["cells"], 2)]
-    pairs += itertools.product(found["labels"], found["axes"])
-    pairs += itertools.combinations(found["axes"], 2)
-    assert [(one, other) for (one, a), (other, b) in pairs if overlap(a, b)] == []
-    assert all(min(box.width, box.height) > 5 for _, box in found["axes"])
+    assert isinstance(figure, Picture) and any(axes.axison for axes in figure.axes)
+    legible(figure)
     with Image.open(io.BytesIO(figure.png())) as image:
         assert image.format == "PNG" and max(image.size) < 2500
 
@@ -79,11 +67,7 @@ def test_axes_are_named():
     figure = FIGURES["three"]()
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "bar of 16 sixteenths"]
     assert figure._supylabel.get_text() == "pitch"
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        "chorale (base)",
-        "chorale (bach)",
-        "chorale (x)",
-    ]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(THREE)
     matrix, bar = FIGURES["matrix"]().axes
     assert (matrix.get_xlabel(), matrix.get_ylabel()) == ("music of", "adapter")
     assert bar.get_ylabel() == "nats per token above the best"
@@ -100,24 +84,16 @@ def test_a_roll_shows_its_notes():
     colours = [tuple(bars.get_facecolor()[0]) for bars in [*above.collections, *below.collections]]
     given, new = (mpl.colors.to_rgba(COLOURS[i]) for i in (0, 1))
     assert colours == [given, new, new]
-    assert above.get_xlim() == below.get_xlim() == (0, 32) and above.get_ylim() == below.get_ylim() == (
-        46,
-        66,
-    )
+    assert above.get_xlim() == below.get_xlim() == (0, 32)
+    assert above.get_ylim() == below.get_ylim() == (46, 66)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["given", "new"]
     assert [text.get_text() for text in below.get_xticklabels()] == ["1", "2"]
     assert [text.get_text() for text in below.get_yticklabels()] == ["C3", "G3", "C4"]
 
 
 def test_pitch_names():
-    assert [pitch_name(pitch) for pitch in (0, 21, 60, 61, 108, 127)] == [
-        "C-1",
-        "A0",
-        "C4",
-        "C♯4",
-        "C8",
-        "G9",
-    ]
+    names = {0: "C-1", 21: "A0", 60: "C4", 61: "C♯4", 108: "C8", 127: "G9"}
+    assert {pitch: pitch_name(pitch) for pitch in names} == names
 
 
 def test_the_matrix_marks_the_best_of_each_column():

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, gradients, layers, plots
+from tests.toys import refused
 
 
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -85,10 +86,8 @@ def test_a_light_cone_by_hand():
         ("weights[1, 1]", ("RX on wire 1",)),
         ("weights[1, 2]", ("RX on wire 2",)),
     ]
-    assert gradients.told(found) == [
-        "3 weights of `layer` cannot learn, because no gate after it leads to a wire that is measured: "
-        "weights[0, 2] (RY on wire 2), weights[1, 1] (RX on wire 1), weights[1, 2] (RX on wire 2)."
-    ]
+    [told] = gradients.told(found)
+    assert all(f"{each.weight} ({each.gates[0]})" in told for each in found) and found[0].why in told
 
 
 def test_amplitudes_that_pennylane_checks():
@@ -206,9 +205,7 @@ def test_of_a_circuit_that_is_partly_frozen_only_the_rest_is_told():
 
 def test_a_layer_that_has_not_run_says_so():
     layer = named("random")
-    with pytest.raises(
-        ValueError, match="Argument `layer` must have run once, but is 'a layer that has not'"
-    ):
+    with refused("layer"):
         gradients.gates(layer)
 
 
@@ -227,12 +224,7 @@ def test_the_coloured_circuit_shows_every_gate(values):
     layer = layer_of(staircase, {"weights": (2, 3)}, 3, 3)
     gates = gradients.gates(layer)
     figure = plots.coloured_circuit(gates, 3, np.array(values), "size", dead={2, 4, 5}, chosen=0)
-    boxes = [
-        patch
-        for axis in figure.axes
-        for patch in axis.patches
-        if patch.get_label() != "_" and patch.get_zorder() == 3
-    ]
+    boxes = [patch for axis in figure.axes for patch in axis.patches if patch.get_zorder() == 3]
     assert len(boxes) == 9
     assert [bool(box.get_hatch()) for box in boxes] == [False] * 5 + [True, False, True, True]
     faces = [box.get_facecolor() for box in boxes]

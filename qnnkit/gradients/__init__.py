@@ -1,13 +1,13 @@
 """Are gradients right, large enough, what becomes of them in training, and what a circuit can express."""
 
 from qnnkit.gradients import expressivity, plateau
+from qnnkit.gradients.batch import of_batch
 from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, by_weight, check, prove, require
 from qnnkit.gradients.diagnosis import diagnose
 from qnnkit.gradients.fourier import Spectrum, spectrum
-from qnnkit.gradients.history import History, Series, Training, history, read
+from qnnkit.gradients.history import History, Training, history, read
 from qnnkit.gradients.landscape import Landscape, lines, plane
 from qnnkit.gradients.reach import Dead, Gate, dead, gates, told, weight_names
-from qnnkit.gradients.sizes import Size, of_weights, sizes
 from qnnkit.gradients.watch import Watch
 
 __all__ = [
@@ -19,8 +19,6 @@ __all__ = [
     "GradientError",
     "History",
     "Landscape",
-    "Series",
-    "Size",
     "Spectrum",
     "Training",
     "Watch",
@@ -32,13 +30,12 @@ __all__ = [
     "gates",
     "history",
     "lines",
-    "of_weights",
+    "of_batch",
     "plane",
     "plateau",
     "prove",
     "read",
     "require",
-    "sizes",
     "spectrum",
     "told",
     "weight_names",

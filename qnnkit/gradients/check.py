@@ -96,9 +96,12 @@ def check(model: nn.Module, *, samples: int = 4, seed: int = 0) -> list[Comparis
     Raises:
         ValueError: A layer has not run yet.
     """
-    found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantumLayer)]
-    found = [(name, layer) for name, layer in found if layer.qnode_weights]
-    return [row for name, layer in found for row in _check_layer(name or "layer", layer, samples, seed)]
+    return [
+        row
+        for name, layer in model.named_modules()
+        if isinstance(layer, QuantumLayer) and layer.qnode_weights
+        for row in _check_layer(name or "layer", layer, samples, seed)
+    ]
 
 
 def prove(devices: Sequence[torch.device], backends: Sequence[str], *, seed: int = 0) -> list[dict[str, Any]]:
@@ -138,26 +141,18 @@ def prove(devices: Sequence[torch.device], backends: Sequence[str], *, seed: int
         }
 
     true = compute("default.qubit", torch.device("cpu"), torch.float64)
+    allowed = (TOLERANCE[torch.float32], TOLERANCE[torch.float32], STEP_TOLERANCE)
     rows = []
-    for place in devices:
-        for backend in backends:
-            start = time.perf_counter()
-            raised = ""
-            try:
-                ours = compute(backend, place, torch.float32)
-            except (RuntimeError, TypeError) as error:  # such as an operation that the device lacks
-                ours, raised = dict.fromkeys(true, torch.tensor(torch.nan)), str(error).split("\n")[0]
-            errors = {f"{name} error": float((ours[name] - true[name]).abs().max()) for name in true}
-            allowed = (TOLERANCE[torch.float32], TOLERANCE[torch.float32], STEP_TOLERANCE)
-            agrees = all(map(operator.le, errors.values(), allowed))  # NaN does not
-            row = {
-                "torch device": str(place),
-                "backend": backend,
-                **errors,
-                "agrees": agrees,
-                "raised": raised,
-            }
-            rows.append(row | {"seconds": time.perf_counter() - start})
+    for place, backend in itertools.product(devices, backends):
+        start, raised = time.perf_counter(), ""
+        try:
+            ours = compute(backend, place, torch.float32)
+        except (RuntimeError, TypeError) as error:  # such as an operation that the device lacks
+            ours, raised = dict.fromkeys(true, torch.tensor(torch.nan)), str(error).split("\n")[0]
+        errors = {f"{name} error": float((ours[name] - true[name]).abs().max()) for name in true}
+        agrees = all(map(operator.le, errors.values(), allowed))  # NaN does not
+        row = {"torch device": str(place), "backend": backend, **errors, "agrees": agrees, "raised": raised}
+        rows.append(row | {"seconds": time.perf_counter() - start})
     return rows
 
 
@@ -185,13 +180,11 @@ def require(comparisons: Sequence[Comparison]) -> None:
 def by_weight(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     """One row per weight: its gradient as training uses it, and by every method that was available."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for comparison in comparisons:
-        if comparison.unavailable:
-            continue
-        members = zip(comparison.weights, comparison.autograd, comparison.gradient, strict=True)
-        for weight, autograd, gradient in members:
-            known = {"layer": comparison.layer, "weight": weight, "autograd": autograd}
-            rows.setdefault((comparison.layer, weight), known)[comparison.method] = gradient
+    for row in comparisons:
+        if not row.unavailable:
+            for weight, autograd, gradient in zip(row.weights, row.autograd, row.gradient, strict=True):
+                known = {"layer": row.layer, "weight": weight, "autograd": autograd}
+                rows.setdefault((row.layer, weight), known)[row.method] = gradient
     return list(rows.values())
 
 
@@ -205,20 +198,19 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> lis
     qnode = layer.qnode if not layer.qnode.shots else qp.set_shots(layer.qnode, None)
     # A fresh copy: its weights need gradients even where the layer is frozen, and nothing is left behind.
     trainable = layer.with_qnode(qnode).requires_grad_(True)
-    trainable(inputs.to(weight))  # the first call is slower; what follows is timed
-    start = time.perf_counter()
-    outputs = trainable(inputs.to(weight))
+    outputs = trainable(inputs.to(weight))  # traced in the first call, which is not timed
     mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) - 0.5
-    ours = _gradient(trainable, outputs, mixture)
-    autograd_seconds = time.perf_counter() - start
-    tolerance = TOLERANCE[torch.promote_types(weight.dtype, torch.float32)]
+    ours, autograd_seconds = _gradient(trainable, [(inputs.to(weight), mixture)])
     names, rows = weight_names(layer), []
     for method in METHODS:
+        unavailable, theirs, seconds = "", torch.full_like(ours, torch.nan), 0.0
         try:
-            theirs, seconds = _by_method(method, layer, qnode, inputs, mixture)
-            unavailable = ""
+            witness = _witness(method, layer, qnode, inputs[0])
+            batches = [(inputs, mixture)]
+            if method != "fused":  # parameter shifts and finite differences take no batches
+                batches = list(zip(inputs, mixture, strict=True))
+            theirs, seconds = _gradient(witness, batches)
         except Exception as error:  # whatever PennyLane raises where a method does not suit a circuit
-            theirs, seconds = torch.full_like(ours, torch.nan), 0.0
             unavailable = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
         errors = (ours - theirs).abs() / theirs.abs().max().clamp(min=1)
         rows.append(
@@ -228,7 +220,7 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> lis
                 n_weights=ours.numel(),
                 error=float(errors.max()),
                 worst=names[int(errors.argmax())],
-                tolerance=tolerance,
+                tolerance=TOLERANCE[torch.promote_types(weight.dtype, torch.float32)],
                 seconds=seconds,
                 autograd_seconds=autograd_seconds,
                 weights=tuple(names),
@@ -240,36 +232,26 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> lis
     return rows
 
 
-def _by_method(
-    method: str, layer: QuantumLayer, qnode: qp.QNode, inputs: Tensor, mixture: Tensor
-) -> tuple[Tensor, float]:
-    """The gradient in float64 by a copy of the layer that computes it in its own way, and the seconds."""
-    if method == "fused":
-        witness = layer.with_qnode(qnode, backend="batched").requires_grad_(True).cpu().double()
-        witness(inputs)  # traces the circuit, once
-        start = time.perf_counter()
-        found = _gradient(witness, witness(inputs), mixture)
-        return found, time.perf_counter() - start
-    # On default.qubit wherever it knows the circuit: noise it does not, nor what only another device has.
-    foreign = qnode.device.name not in EXACT_DEVICES and not _default_qubit_runs(layer, qnode, inputs[0])
-    device = qnode.device if foreign else circuits.make_device("default.qubit", qnode.device.wires)
-    moved = qnode.update(device=device, diff_method=method, gradient_kwargs=METHODS[method])
-    witness = layer.with_qnode(
-        moved, backend="auto" if foreign else "default.qubit"
-    )  # never the fused program
+def _witness(method: str, layer: QuantumLayer, qnode: qp.QNode, row: Tensor) -> QuantumLayer:
+    """A copy of the layer in float64 that computes its gradient in its own way, and has run once."""
+    backend = "batched"
+    if method != "fused":
+        # On default.qubit wherever it knows the circuit: noise it does not, nor what only another device has.
+        device, backend = circuits.make_device("default.qubit", qnode.device.wires), "default.qubit"
+        if qnode.device.name not in EXACT_DEVICES and not _runs(layer, qnode.update(device=device), row):
+            device, backend = qnode.device, "auto"
+        qnode = qnode.update(device=device, diff_method=method, gradient_kwargs=METHODS[method])
+    witness = layer.with_qnode(qnode, backend=backend)
     witness.requires_grad_(True).cpu().double()  # in this order: MPS has no float64
-    start = time.perf_counter()
-    # One by one: parameter shifts and finite differences take no batches.
-    parts = [_gradient(witness, witness(row), part) for row, part in zip(inputs, mixture, strict=True)]
-    return torch.stack(parts).sum(0), time.perf_counter() - start
+    if method == "fused":
+        witness(row)  # traces the circuit, once
+    return witness
 
 
-def _default_qubit_runs(layer: QuantumLayer, qnode: qp.QNode, row: Tensor) -> bool:
-    device = circuits.make_device("default.qubit", qnode.device.wires)
-    witness = layer.with_qnode(qnode.update(device=device), backend="default.qubit").cpu().double()
+def _runs(layer: QuantumLayer, qnode: qp.QNode, row: Tensor) -> bool:
     try:
         with torch.no_grad():
-            witness(row)
+            layer.with_qnode(qnode, backend="default.qubit").cpu().double()(row)
     except Exception:
         return False
     return True
@@ -279,8 +261,16 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _gradient(layer: QuantumLayer, outputs: Tensor, mixture: Tensor) -> Tensor:
-    """Flat float64 gradient of sum(outputs * mixture) with respect to the layer's weights, on the CPU."""
-    weights = list(layer.parameters())
-    parts = torch.autograd.grad(outputs, weights, mixture.to(outputs))
-    return torch.cat([part.detach().flatten().cpu().double() for part in parts])
+def _gradient(layer: QuantumLayer, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
+    """Flat gradient of sum(outputs * mixture) by the layer's weights, in float64 on the CPU; and the seconds.
+
+    Args:
+        layer: Whose weights all need gradients.
+        batches: Inputs and mixtures, whose sums are added.
+    """
+    start, weights, total = time.perf_counter(), list(layer.parameters()), torch.zeros(())
+    for inputs, mixture in batches:
+        outputs = layer(inputs)
+        parts = torch.autograd.grad(outputs, weights, mixture.to(outputs))
+        total = total + torch.cat([part.detach().flatten().cpu().double() for part in parts])
+    return total, time.perf_counter() - start

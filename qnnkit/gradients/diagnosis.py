@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qnnkit import layers
-from qnnkit.checkpoint import own_generators
 from qnnkit.gradients import influence, words
+from qnnkit.gradients.batch import of_batch
 from qnnkit.gradients.reach import dead, told, weight_names
 from qnnkit.layers import QuantumLayer
 from qnnkit.tasks import Task
@@ -39,31 +39,17 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[str]:
         return ["This net has no circuit: its classical part is shown alone."]
     trained = [(name, layer) for name, layer in circuits if any(w.requires_grad for w in layer.parameters())]
     entered: dict[nn.Module, torch.dtype] = {}
-
-    def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        entered[layer] = inputs[0].dtype
-
-    modes = {module: module.training for module in model.modules()}
-    hooks = [layer.register_forward_pre_hook(enter) for _, layer in circuits]
-    of_circuits = [weight for _, layer in trained for weight in layer.parameters() if weight.requires_grad]
-    inside = set(map(id, of_circuits))
-    weights = of_circuits + [w for w in model.parameters() if w.requires_grad and id(w) not in inside]
-    found: Sequence[Tensor | None] | None = [None] * len(weights)
-    sentences = []
-    try:
-        with own_generators(), torch.enable_grad():
-            loss = task(model.eval(), batch).loss
-            if loss.requires_grad and weights:
-                found = torch.autograd.grad(loss, weights, allow_unused=True)
-    except NotImplementedError as reason:  # PennyLane, of what a method of differentiation cannot do
-        found = None
-        sentences.append(_not_asked(reason, trained))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
-    gradients = dict(zip(map(id, weights), found, strict=True)) if found else {}
+    sentences, gradients = [], None
+    with contextlib.ExitStack() as hooks:
+        for _, layer in circuits:
+            look = lambda layer, inputs: entered.update({layer: inputs[0].dtype})  # noqa: E731
+            hooks.enter_context(layer.register_forward_pre_hook(look))
+        try:
+            with layers.evaluating(model):
+                named = of_batch(model, task, batch)
+            gradients = {id(w): named[name] for name, w in model.named_parameters() if name in named}
+        except NotImplementedError as reason:  # PennyLane, of what a method of differentiation cannot do
+            sentences.append(_not_asked(reason, trained))
     for name, layer in circuits:
         sentences += _in_half(name, layer, entered.get(layer))
         if layer not in entered:
@@ -79,11 +65,14 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[str]:
             sentences += influence.of_inputs(name, layer, rows[layer])
     silent = dead(model, inputs)
     sentences += told(silent)
-    others = [_typical([gradients[id(weight)]]) for weight in weights[len(of_circuits) :]] if found else []
-    beside = max((size for size in others if size is not None), default=None)
+    if gradients is None:
+        return sentences
+    inside = {id(weight) for _, layer in circuits for weight in layer.parameters()}
+    others = [_typical([gradient]) for key, gradient in gradients.items() if key not in inside]
+    beside = max(filter(None, others), default=None)
     for name, layer in trained:
         known = {one.index for one in silent if one.layer == name}
-        if layer in entered and found:
+        if layer in entered:
             sentences += _without_gradient(name, layer, gradients, known) or _small(
                 name, layer, gradients, beside, rows[layer]
             )
@@ -100,17 +89,16 @@ def _not_asked(reason: NotImplementedError, circuits: list[tuple[str, QuantumLay
     )
 
 
-def _typical(gradients: list[Tensor | None]) -> float | None:
-    """Gradient of a weight, root mean square; None where there is no weight."""
-    n = sum(gradient.numel() for gradient in gradients if gradient is not None)
-    squares = sum(float(gradient.double().square().sum()) for gradient in gradients if gradient is not None)
-    return math.sqrt(squares / n) if n else None
+def _typical(gradients: list[Tensor]) -> float:
+    """Gradient of a weight, root mean square; 0 where there is no weight."""
+    n = sum(gradient.numel() for gradient in gradients)
+    return math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients) / max(1, n))
 
 
 def _small(
     name: str,
     layer: QuantumLayer,
-    gradients: dict[int, Tensor | None],
+    gradients: dict[int, Tensor],
     beside: float | None,
     rows: Tensor,
 ) -> list[str]:
@@ -142,16 +130,15 @@ def _in_half(name: str, layer: QuantumLayer, inputs: torch.dtype | None) -> list
 
 
 def _without_gradient(
-    name: str, layer: QuantumLayer, gradients: dict[int, Tensor | None], known: set[int]
+    name: str, layer: QuantumLayer, gradients: dict[int, Tensor], known: set[int]
 ) -> list[str]:
     """Weights with a gradient of exactly zero, though no reason for it lies in the circuit."""
     silent: list[int] = []
     place = 0
     for weight in layer.parameters():
         if weight.requires_grad:
-            gradient = gradients[id(weight)]
-            zero = torch.ones(weight.numel()) if gradient is None else gradient.detach().flatten().cpu() == 0
-            silent += [place + i for i in zero.nonzero().flatten().tolist() if place + i not in known]
+            zero = (gradients[id(weight)].flatten() == 0).nonzero().flatten().tolist()
+            silent += [place + i for i in zero if place + i not in known]
         place += weight.numel()
     if not silent:
         return []

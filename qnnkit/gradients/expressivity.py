@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,12 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks, circuits
+from qnnkit.gradients.plateau import INTERVAL, draw
 from qnnkit.simulator import OverWeights
 
 BINS, PAIRS = 75, 5000
 """Of the fidelity histogram, as published."""
-RESAMPLES, LEVEL = 300, 0.95
+RESAMPLES = 300
 STATES = 2**23
 """Amplitudes that are computed at once."""
 
@@ -51,9 +51,7 @@ def states(
         seed: Fixes inputs, weights and the structure of `random`.
     """
     entry = circuits.CIRCUITS[checks.choice("circuit", circuit, circuits.CIRCUITS)]
-    start = circuits.INITIALISATIONS[
-        checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
-    ]
+    checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
     for name, value in (("n", n), ("n_qubits", n_qubits), ("n_layers", n_layers)):
         checks.positive(name, value)
     wires, generator = tuple(range(n_qubits)), torch.Generator().manual_seed(seed)
@@ -77,21 +75,13 @@ def states(
         inputs = torch.randn(n, n_features, generator=generator, dtype=torch.float64)
     else:
         inputs = 2 * math.pi * torch.rand(n, n_features, generator=generator, dtype=torch.float64)
-    one = partial(torch.zeros, dtype=torch.float64)
-    weights = {
-        name: torch.stack([start(one(shape), generator) for _ in range(n)]) for name, shape in shapes.items()
-    }
-    at_once = max(1, STATES >> n_qubits)
+    weights = {name: draw(initialisation, shape, n, generator) for name, shape in shapes.items()}
     with torch.no_grad():
         parts = [
-            program(inputs[first : first + at_once], _rows(weights, slice(first, first + at_once)))
-            for first in range(0, n, at_once)
+            program(inputs[rows], {name: weight[rows] for name, weight in weights.items()})
+            for rows in torch.arange(n).split(max(1, STATES >> n_qubits))
         ]
     return torch.cat(parts)
-
-
-def _rows(weights: dict[str, Tensor], rows: slice) -> dict[str, Tensor]:
-    return {name: weight[rows] for name, weight in weights.items()}
 
 
 @dataclass(frozen=True)
@@ -163,7 +153,7 @@ def _divergence(shares: np.ndarray, haar: np.ndarray) -> np.ndarray:
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(values, INTERVAL)
     return float(low), float(high)
 
 
@@ -209,20 +199,12 @@ def table(
             name, 2 * pairs, n_qubits=n_qubits, n_layers=n_layers, initialisation=initialisation, seed=seed
         )
         found, capability = expressibility(drawn, seed=seed), entangling_capability(drawn, seed=seed)
-        rows.append(
-            {
-                "circuit": name,
-                "kind": circuits.CIRCUITS[name].kind,
-                "random": {"embedding": "inputs", "ansatz": "weights", "both": "inputs and weights"}[
-                    circuits.CIRCUITS[name].kind
-                ],
-                "KL from Haar": found.divergence.value,
-                "KL low": found.divergence.low,
-                "KL high": found.divergence.high,
-                "KL of Haar itself": found.floor,
-                "entangling capability": capability.value,
-                "entangling low": capability.low,
-                "entangling high": capability.high,
-            }
-        )
+        kind = circuits.CIRCUITS[name].kind
+        drawn_of = {"embedding": "inputs", "ansatz": "weights", "both": "inputs and weights"}[kind]
+        row: dict[str, Any] = {"circuit": name, "kind": kind, "random": drawn_of}
+        of = {"KL from Haar": found.divergence, "entangling capability": capability}
+        for what, estimate in of.items():
+            start = what.split(" ")[0]
+            row |= {what: estimate.value, f"{start} low": estimate.low, f"{start} high": estimate.high}
+        rows.append(row | {"KL of Haar itself": found.floor})
     return rows

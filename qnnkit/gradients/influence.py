@@ -31,10 +31,10 @@ def of_weights(layer: QuantumLayer, rows: Tensor) -> float:
         layer: Its shots are left away.
         rows: Of shape (n_rows, n_features).
     """
-    exact, rows = _exact(layer), _few(rows)
+    exact, rows = exact_copy(layer), few(rows)
     trained = [weight for weight in exact.parameters() if weight.requires_grad]
     with torch.enable_grad():
-        outputs = _real(exact(rows))
+        outputs = as_real(exact(rows))
         generator = torch.Generator().manual_seed(0)
         squares = 0.0
         for _ in range(MIXTURES):
@@ -54,16 +54,12 @@ def of_inputs(name: str, layer: QuantumLayer, rows: Tensor) -> list[str]:
         layer: Its shots are left away.
         rows: What it was given, of shape (n_rows, n_features).
     """
-    rows = _few(rows)
+    rows = few(rows)
     if len(rows) < 2:
         return []
     if bool((rows == rows[0]).all()):
         return [f"`{name}` gives the same for every sample: its inputs are all equal."]
-    now, anywhere = _exact(layer), _exact(layer)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in anywhere.parameters():
-            weight.copy_(2 * torch.pi * torch.rand(weight.shape, generator=generator))
+    now, anywhere = exact_copy(layer), exact_copy(layer, elsewhere=True)
     told = [j for j in range(rows.shape[1]) if bool((rows[:, j] != rows[0, j]).any())]
     silent = [j for j in told if not _felt(now, rows, j) and not _felt(anywhere, rows, j)]
     if silent and len(silent) == len(told):
@@ -93,17 +89,24 @@ def _felt(layer: QuantumLayer, rows: Tensor, feature: int) -> bool:
             return True
 
 
-def _exact(layer: QuantumLayer) -> QuantumLayer:
-    """A copy in float64 on the CPU, without shots."""
+def exact_copy(layer: QuantumLayer, *, elsewhere: bool = False) -> QuantumLayer:
+    """A copy in float64 on the CPU, without shots; elsewhere: with random angles as weights."""
     qnode = layer.qnode
     if qnode.shots.total_shots is not None:
         qnode = qp.set_shots(qnode.update(diff_method="best"), None)
-    return layer.with_qnode(qnode).cpu().double()
+    copy = layer.with_qnode(qnode).cpu().double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in copy.parameters() if elsewhere else ():
+            weight.copy_(2 * torch.pi * torch.rand(weight.shape, generator=generator))
+    return copy
 
 
-def _few(rows: Tensor) -> Tensor:
-    return rows[:: -(-len(rows) // MOST_ROWS)].cpu().double()
+def few(rows: Tensor, most: int = MOST_ROWS) -> Tensor:
+    """At most so many rows, evenly spaced, in float64 on the CPU."""
+    return rows[:: -(-len(rows) // most)].cpu().double()
 
 
-def _real(outputs: Tensor) -> Tensor:
+def as_real(outputs: Tensor) -> Tensor:
+    """Outputs of which a state's amplitudes are two numbers each."""
     return torch.view_as_real(outputs) if outputs.is_complex() else outputs

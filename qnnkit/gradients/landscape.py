@@ -87,18 +87,16 @@ def lines(
         loss = task(_WithWeights(model, moved), batch).loss
         found = torch.autograd.grad(loss, list(moved.values()), allow_unused=True, materialize_grads=True)
     gradient = torch.cat([part.flatten() for part in found]).double().cpu()
-    told, directions = [], []
+    random = _orthonormal(gradient.numel(), n_random, seed)
+    directions = {f"random {i + 1}": direction for i, direction in enumerate(random)}
     if float(gradient.norm()) > 0:
-        told, directions = ["along the gradient"], [gradient / gradient.norm()]
-    told += [f"random {i + 1}" for i in range(n_random)]
-    directions += _orthonormal(gradient.numel(), n_random, seed)
-    offsets = _offsets(radius, n_points)
+        directions = {"along the gradient": gradient / gradient.norm(), **directions}
     if not directions:
         rule, step = "be at least 1 where the gradient is zero", "There is no other direction to go."
         raise ValueError(checks.message("n_random", rule, n_random, step))
-    points = torch.cat([offsets[:, None] * direction for direction in directions])
-    losses = _losses(model, task, batch, names, start, points).reshape(len(directions), -1)
-    return _landscape(model, batch, names, start, offsets, tuple(told), losses)
+    offsets = _offsets(radius, n_points)
+    points = torch.stack([offsets[:, None] * direction for direction in directions.values()])
+    return _landscape(model, task, batch, offsets, tuple(directions), points)
 
 
 def plane(
@@ -129,24 +127,8 @@ def plane(
         return None
     first, second = _orthonormal(n_weights, 2, seed)
     offsets = _offsets(radius, n_points)
-    points = (offsets[:, None, None] * first + offsets[None, :, None] * second).reshape(-1, n_weights)
-    losses = _losses(model, task, batch, names, start, points).reshape(n_points, n_points)
-    return _landscape(model, batch, names, start, offsets, ("random 1", "random 2"), losses)
-
-
-def _landscape(
-    model: nn.Module,
-    batch: Any,
-    names: list[str],
-    start: dict[str, Tensor],
-    offsets: Tensor,
-    told: tuple[str, ...],
-    losses: np.ndarray,
-) -> Landscape:
-    middle = losses[(len(offsets) // 2,) * 2] if len(losses) == len(offsets) else losses[0, len(offsets) // 2]
-    owners = tuple(dict.fromkeys(name.rpartition(".")[0] or "layer" for name in names))
-    n_weights = sum(start[name].numel() for name in names)
-    return Landscape(offsets.numpy(), told, losses, float(middle), n_weights, len(batch[0]), owners)
+    points = offsets[:, None, None] * first + offsets[None, :, None] * second
+    return _landscape(model, task, batch, offsets, ("random 1", "random 2"), points)
 
 
 def _weights(model: nn.Module) -> tuple[list[str], dict[str, Tensor]]:
@@ -189,15 +171,15 @@ class _WithWeights(nn.Module):
         return functional_call(self.__dict__["model"], self.__dict__["weights"], inputs)
 
 
-def _losses(
-    model: nn.Module, task: Task, batch: Any, names: list[str], start: dict[str, Tensor], points: Tensor
-) -> np.ndarray:
-    """The loss at each point, of shape (n_points,): points of shape (n_points, n_weights), unit directions.
+def _landscape(
+    model: nn.Module, task: Task, batch: Any, offsets: Tensor, told: tuple[str, ...], points: Tensor
+) -> Landscape:
+    """The loss at each of the points, of shape (n, n_points, n_weights), in multiples of unit directions.
 
     What comes before the circuits is the same for all points, and computed once for those that run together.
     """
+    names, start = _weights(model)
     sizes = [start[name].numel() for name in names]
-    points = points * math.sqrt(points.shape[1])  # so that an offset is a root mean square over the weights
 
     def loss(moved: Tensor) -> Tensor:
         parts = zip(names, moved.split(sizes), strict=True)
@@ -206,12 +188,16 @@ def _losses(
 
     with layers.evaluating(model):
         circuits = layers.circuit_inputs(model, batch[0])  # also traces what has not run yet
-        at = points.to(start[names[0]])
+        # Scaled so that an offset is a root mean square over the weights.
+        at = (points * math.sqrt(sum(sizes))).flatten(0, 1).to(start[names[0]])
         if all(layer.backend == "batched" for layer in circuits):
             found = vmap(loss, chunk_size=_at_once(circuits))(at)
         else:  # PennyLane's devices follow no functional transform
             found = torch.stack([loss(point) for point in at])
-    return found.double().cpu().numpy()
+    losses = found.double().cpu().numpy().reshape(points.shape[:2])
+    centre = float(losses[len(losses) // 2, len(offsets) // 2])  # of lines, the middle of any
+    owners = tuple(dict.fromkeys(name.rpartition(".")[0] or "layer" for name in names))
+    return Landscape(offsets.numpy(), told, losses, centre, sum(sizes), len(batch[0]), owners)
 
 
 def _at_once(circuits: dict[QuantumLayer, Tensor]) -> int:

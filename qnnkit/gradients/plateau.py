@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,8 +19,7 @@ from qnnkit import checks, circuits
 from qnnkit.simulator import OverWeights
 
 OBSERVABLES = ("local", "global")
-RESAMPLES = 1000
-LEVEL = 0.95
+RESAMPLES, INTERVAL = 1000, (0.025, 0.975)
 MOST_QUBITS = 20
 """A state takes 16 MiB then, and a gradient keeps hundreds."""
 WIDE = 10
@@ -97,27 +96,6 @@ class Fit:
         return self.low <= self.reference <= self.high
 
 
-@dataclass(frozen=True)
-class Scan:
-    """What a scan of one circuit found."""
-
-    circuit: str
-    embedding: str | None
-    rows: tuple[Row, ...]
-
-    @property
-    def qubits(self) -> list[int]:
-        """The widths that were scanned."""
-        return sorted({row.n_qubits for row in self.rows})
-
-    def lines(self) -> dict[tuple[str, str, str], list[Row]]:
-        """(depth, observable, initialisation) -> rows by number of qubits."""
-        found: dict[tuple[str, str, str], list[Row]] = {}
-        for row in sorted(self.rows, key=lambda row: row.n_qubits):
-            found.setdefault((row.depth, row.observable, row.initialisation), []).append(row)
-        return found
-
-
 def scan(
     circuit: str = "hardware_efficient",
     *,
@@ -128,8 +106,7 @@ def scan(
     n: int = 200,
     embedding: str | None = "angle",
     seed: int = 0,
-    progress: Callable[[Row], None] | None = None,
-) -> Scan:
+) -> list[Row]:
     """The variance of the gradient against qubits and depth; all initialisations are one batch, in float64.
 
     Every initialisation has weights of its own and, where data is embedded, an input of its own, uniform in
@@ -147,13 +124,12 @@ def scan(
         embedding: Of an ansatz that embeds nothing itself; None starts from |0...0>, as the literature does
             (then identity blocks have no gradient: |0...0> is an eigenstate of both observables).
         seed: Fixes weights, inputs, resampling and the structure of `random`.
-        progress: Called with every row as soon as it is known.
 
     Reference: McClean et al. (2018), arXiv:1803.11173; Cerezo et al. (2021), arXiv:2001.00550.
 
     Example:
         >>> found = scan("data_reuploading", qubits=(2, 3), depths=(2,), observables=("local",), n=10)
-        >>> [(row.n_qubits, row.n_layers, row.n_weights, row.n_dead) for row in found.rows]
+        >>> [(row.n_qubits, row.n_layers, row.n_weights, row.n_dead) for row in found]
         [(2, 2, 12, 2), (3, 2, 18, 3)]
     """
     checks.choice("circuit", circuit, circuits.ANSAETZE)
@@ -174,16 +150,12 @@ def scan(
             if layers % 2 and set(initialisations) & set(circuits.MIRRORED):
                 step = f"Its layers come in pairs, and {n_qubits} qubits have {layers} of them here."
                 raise ValueError(checks.message("depths", "be even with identity_block", depth, step))
-    rows = []
-    for n_qubits in qubits:
-        for depth in depths:
-            for row in _of_size(
-                circuit, n_qubits, depth, tuple(observables), tuple(initialisations), n, embedding, seed
-            ):
-                rows.append(row)
-                if progress is not None:
-                    progress(row)
-    return Scan(circuit, embedding, tuple(rows))
+    return [
+        row
+        for n_qubits in qubits
+        for depth in depths
+        for row in _of_size(circuit, n_qubits, depth, observables, initialisations, n, embedding, seed)
+    ]
 
 
 def n_layers(depth: int | str, n_qubits: int) -> int:
@@ -215,28 +187,30 @@ def random_circuit(n_qubits: int, observable: str) -> float:
     return d**2 / (2 * (d**2 - 1) * (d + 1)) if observable == "local" else 1 / (2 * (d + 1) ** 2)
 
 
-def fit(scan: Scan) -> list[Fit]:
+def fit(rows: Sequence[Row]) -> list[Fit]:
     """The decay rate of each line of a scan, by least squares through log2 of the variances.
 
     Lines with fewer than two numbers of qubits (dead ones aside) have none.
     """
+    lines: dict[tuple[str, str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.n_qubits):
+        line = lines.setdefault((row.depth, row.observable, row.initialisation), [])
+        if row.variance > 0 and (row.resampled > 0).all():
+            line.append(row)
     fits = []
-    for (depth, observable, initialisation), line in scan.lines().items():
-        line = [row for row in line if row.variance > 0 and (row.resampled > 0).all()]
+    for (depth, observable, initialisation), line in lines.items():
         qubits = tuple(row.n_qubits for row in line)
         if len(set(qubits)) < 2:
             continue
-        rates = _rates(qubits, np.array([row.resampled for row in line]))
-        low, high = np.quantile(rates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        [rate] = _rates(qubits, np.array([[row.variance] for row in line]))
-        [reference] = _rates(qubits, np.array([[random_circuit(each, observable)] for each in qubits]))
-        found = (float(rate), float(low), float(high), qubits, float(reference))
-        fits.append(Fit(depth, observable, initialisation, *found))
+        random = [random_circuit(n_qubits, observable) for n_qubits in qubits]
+        low, high = np.quantile(_rates(qubits, [row.resampled for row in line]), INTERVAL)
+        rate, reference = (float(_rates(qubits, of)) for of in ([row.variance for row in line], random))
+        fits.append(Fit(depth, observable, initialisation, rate, float(low), float(high), qubits, reference))
     return fits
 
 
-def _rates(qubits: Sequence[int], variances: np.ndarray) -> np.ndarray:
-    """Minus the slopes of log2 of variances of shape (n_qubits, n_lines) against the number of qubits."""
+def _rates(qubits: Sequence[int], variances: Any) -> np.ndarray:
+    """Minus the slopes of log2 of variances of shape (n_qubits, ...) against the number of qubits."""
     centred = np.asarray(qubits) - np.mean(qubits)
     return -(centred @ np.log2(variances)) / (centred @ centred)
 
@@ -248,8 +222,8 @@ def _of_size(
     circuit: str,
     n_qubits: int,
     depth: int | str,
-    observables: tuple[str, ...],
-    initialisations: tuple[str, ...],
+    observables: Sequence[str],
+    initialisations: Sequence[str],
     n: int,
     embedding: str | None,
     seed: int,
@@ -279,9 +253,7 @@ def _of_size(
 
 def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Generator) -> Tensor:
     """`n` sets of weights, of shape (n, *shape), in float64."""
-    start = circuits.INITIALISATIONS[
-        checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
-    ]
+    start = circuits.INITIALISATIONS[initialisation]
     return torch.stack([start(torch.zeros(*shape, dtype=torch.float64), generator) for _ in range(n)])
 
 
@@ -339,6 +311,6 @@ def _summed_up(row: Row, gradients: np.ndarray, rng: np.random.Generator) -> Row
     counts = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
     # The variance of a bootstrap sample is too small twice over, each time by (n - 1) / n.
     resampled = (counts @ live**2 - (counts @ live) ** 2).mean(axis=1) * (n / (n - 1)) ** 2
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(resampled, INTERVAL)
     found = {"variance": float(variance), "low": float(low), "high": float(high)}
     return replace(row, **found, resampled=resampled)

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pennylane as qp
 import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, layers
+from qnnkit.gradients import influence
 from qnnkit.layers import QuantumLayer
 from qnnkit.simulator import is_elementary
 
 ZERO = 1e-9
 """Largest gradient that counts as none, in float64, where outputs are weighted by numbers of order 1."""
-BARELY = 1e-3
-"""The same where float32 is asked first: its rounding is far below."""
 MOST_ROWS = 1024
 """Of a sample, evenly spaced, on which a circuit's weights are looked at."""
 
@@ -104,10 +103,15 @@ def gates(layer: QuantumLayer) -> list[Gate]:
         labels += [wire for wire in tape.wires if wire not in labels]
         place = {wire: i for i, wire in enumerate(labels)}
         found = [_gate(operation, place, inputs, list(weights.values())) for operation in tape.operations]
-    measured: set[int] = set()
+    live: set[int] = set()
     for measurement in tape.measurements:
-        measured |= {place[wire] for wire in measurement.wires or labels}  # of a state: every wire
-    return _with_reach(found, measured)
+        live |= {place[wire] for wire in measurement.wires or labels}  # of a state: every wire
+    told = []
+    for gate in reversed(found):  # back through the light cone of what is measured
+        reaches = bool(live & set(gate.wires))
+        live |= set(gate.wires) if reaches else set()
+        told.append(replace(gate, reaches=reaches))
+    return told[::-1]
 
 
 def _gate(
@@ -135,17 +139,6 @@ def _gate(
     )
 
 
-def _with_reach(found: list[Gate], measured: set[int]) -> list[Gate]:
-    """The gates, each told whether a measured wire lies in its light cone."""
-    live, told = set(measured), []
-    for gate in reversed(found):
-        reaches = bool(live & set(gate.wires))
-        if reaches:
-            live |= set(gate.wires)
-        told.append(Gate(gate.name, gate.wires, gate.n_controls, gate.weights, gate.on_inputs, reaches))
-    return told[::-1]
-
-
 def dead(model: nn.Module, sample: Tensor) -> list[Dead]:
     """Weights of circuits that cannot learn: no measured value depends on them, for no row of the sample.
 
@@ -161,27 +154,20 @@ def dead(model: nn.Module, sample: Tensor) -> list[Dead]:
     found = []
     for layer, rows in layers.circuit_inputs(model, sample).items():
         if any(weight.requires_grad for weight in layer.parameters()):
-            found += _dead_of(names[layer] or "layer", layer, rows[:: -(-len(rows) // MOST_ROWS)])
+            found += _dead_of(names[layer] or "layer", layer, rows)
     return found
 
 
 def _dead_of(name: str, layer: QuantumLayer, rows: Tensor) -> list[Dead]:
-    qnode = layer.qnode if not layer.qnode.shots else qp.set_shots(layer.qnode, None)
-    copy = layer.with_qnode(qnode).requires_grad_(True).cpu()
-    rows = rows.cpu()
-    if not _silent(copy, rows.to(next(copy.parameters())), BARELY):
-        return []  # the usual case, without tracing the circuit anew
+    rows = influence.few(rows, MOST_ROWS)
+    silent = _silent(influence.exact_copy(layer), rows)
+    if not silent:
+        return []
+    always = _silent(influence.exact_copy(layer, elsewhere=True), rows)
     turned_by: dict[int, list[Gate]] = {}
     for gate in gates(layer):
         for i in gate.weights:
             turned_by.setdefault(i, []).append(gate)
-    copy, rows = copy.double(), rows.double()
-    silent = _silent(copy, rows, ZERO)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in copy.parameters():
-            weight.copy_(2 * torch.pi * torch.rand(weight.shape, generator=generator))
-    always = _silent(copy, rows, ZERO) if silent else set()
     all_names, found = weight_names(layer), []
     trains = [weight.requires_grad for weight in layer.parameters() for _ in range(weight.numel())]
     for i in sorted(i for i in silent if trains[i]):
@@ -198,18 +184,17 @@ def _dead_of(name: str, layer: QuantumLayer, rows: Tensor) -> list[Dead]:
     return found
 
 
-def _silent(layer: QuantumLayer, rows: Tensor, zero: float) -> set[int]:
+def _silent(layer: QuantumLayer, rows: Tensor) -> set[int]:
     """Weights on which no output of any row depends: a random mixture of all outputs has no gradient."""
-    outputs = layer(rows)
-    outputs = torch.view_as_real(outputs) if outputs.is_complex() else outputs
+    weights = list(layer.requires_grad_(True).parameters())
+    outputs = influence.as_real(layer(rows))
     generator = torch.Generator().manual_seed(0)
     mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) + 0.5
-    weights = list(layer.parameters())
     found = torch.autograd.grad(
         outputs, weights, mixture.to(outputs), allow_unused=True, materialize_grads=True
     )
     flat = torch.cat([part.flatten() for part in found])
-    return set((flat.abs() < zero).nonzero().flatten().tolist())
+    return set((flat.abs() < ZERO).nonzero().flatten().tolist())
 
 
 def told(found: Sequence[Dead]) -> list[str]:

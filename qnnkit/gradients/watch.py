@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,17 +33,6 @@ RESAMPLES = 400
 """Of the bootstrap: an end of its interval is then known to a tenth of the interval's width."""
 
 
-class Weights(Protocol):
-    """A group of weights, as `train.Group` is one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]: ...
-    @property
-    def clip_norm(self) -> float | None: ...
-
-
 class Watch:
     """Looks at gradients and updates for `train.fit(..., watch=...)`; one row of plain numbers per epoch.
 
@@ -52,7 +41,7 @@ class Watch:
 
     Args:
         model: The net that is trained.
-        groups: Its weights by training group; frozen ones are passed by.
+        groups: Its weights by training group, as `train.Group`s; frozen ones are passed by.
         per_epoch: Updates of an epoch that are looked at, evenly spaced, beside the first two of the first
             epoch; which ones follows from their place alone.
         log: Called after every epoch with its row, which `gradients.history` reads.
@@ -62,7 +51,7 @@ class Watch:
     def __init__(
         self,
         model: nn.Module,
-        groups: Sequence[Weights],
+        groups: Sequence[Any],
         *,
         per_epoch: int = 16,
         log: Callable[[dict[str, Any]], None] | None = None,
@@ -117,7 +106,9 @@ class Watch:
                     self.halves[layer] = str(weight.dtype).removeprefix("torch.")
                 self.strides.append(max(1, math.ceil(weight.numel() / most)))
                 if layer in self.quantum:
-                    start = sum(each.numel() for each in _until(weight, module))
+                    every = list(module.parameters())
+                    place = next(i for i, each in enumerate(every) if each is weight)
+                    start = sum(each.numel() for each in every[:place])
                     self.places[index] = start + np.arange(0, weight.numel(), self.strides[-1])
                 index += 1
         self.sizes = np.array([weight.numel() for weight in self.parameters])
@@ -225,19 +216,19 @@ class Watch:
         ]
         layers, groups = found[: len(self.layers)], found[len(self.layers) :]
         for row, (name, _) in enumerate(self.layers):
-            layers[row] = {"layer": name, **layers[row]}
+            layers[row] = told = {"layer": name, **layers[row]}
             if name in self.quantum:
-                layers[row]["step"] = _short(steps[row])
-                which = np.concatenate([np.arange(first[i], first[i + 1]) for i in self.layers[names[row]]])
+                told["step"], members = _short(steps[row]), self.layers[names[row]]
+                which = np.concatenate([np.arange(first[i], first[i + 1]) for i in members])
                 thin = slice(None, None, math.ceil(len(which) / QUANTUM_SKETCH))
-                layers[row]["gradient"] = [_short(each) for each in gradient[:, which[thin]]]
-                places = np.concatenate([self.places[i] for i in self.layers[names[row]]])[thin].tolist()
+                told["gradient"] = [_short(each) for each in gradient[:, which[thin]]]
+                places = np.concatenate([self.places[i] for i in members])[thin].tolist()
                 if places != [*range(len(places))]:
-                    layers[row]["places"] = places
+                    told["places"] = places
+                if (dtype := self.quantum[name].input_dtype) in words.HALVES:
+                    told["input_dtype"] = str(dtype).removeprefix("torch.")
             if name in self.halves:
-                layers[row]["dtype"] = self.halves[name]
-            if name in self.quantum and self.quantum[name].input_dtype in words.HALVES:
-                layers[row]["input_dtype"] = str(self.quantum[name].input_dtype).removeprefix("torch.")
+                told["dtype"] = self.halves[name]
         for row, (_, clip, _) in enumerate(self.groups):
             groups[row] |= _clipping(np.sqrt(squares[len(self.layers) + row]), clip)
         return {"layers": layers, "groups": groups}
@@ -303,11 +294,6 @@ def _plain(gradient: Tensor | None, weight: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     return gradient.float() if gradient.dtype in words.HALVES else gradient
-
-
-def _until(weight: nn.Parameter, module: nn.Module) -> Iterator[nn.Parameter]:
-    """A module's parameters before one of them."""
-    return itertools.takewhile(lambda each: each is not weight, module.parameters())
 
 
 def _short(values: np.ndarray) -> list[float | None]:

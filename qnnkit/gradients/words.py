@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ def before(rows: Sequence[Mapping[str, Any]], epoch: int) -> Before:
     thrown = None
     for row in rows:
         if row["epoch"] < epoch:
-            thrown = max(filter(None, (thrown, _thrown(row))), key=lambda one: one[1], default=None)
+            thrown = _wildest(thrown, _thrown(row))
             for layer in row["layers"]:
                 if "step" in layer and layer["norm"]:
                     sizes[layer["layer"]] = max(sizes.get(layer["layer"], 0.0), _size(layer))
@@ -76,12 +76,17 @@ def warnings(row: Mapping[str, Any], earlier: Before | None = None) -> list[str]
         row: Of the epoch.
         earlier: What the epochs before it have shown.
     """
-    earlier, thrown = earlier or Before(), _thrown(row)
-    found = [_too_far(*thrown, row)] if thrown else []
+    earlier, now = earlier or Before(), _thrown(row)
+    earlier = replace(earlier, thrown=_wildest(earlier.thrown, now))
+    found = [_too_far(*now, row)] if now else []
     for layer in row["layers"]:
         if "step" in layer and layer["norm"]:  # a circuit that was looked at
             found += _of_layer(layer, row, earlier)
     return found
+
+
+def _wildest(*thrown: tuple[str, float] | None) -> tuple[str, float] | None:
+    return max(filter(None, thrown), key=lambda one: one[1], default=None)
 
 
 def _thrown(row: Mapping[str, Any]) -> tuple[str, float] | None:
@@ -98,15 +103,12 @@ def _thrown(row: Mapping[str, Any]) -> tuple[str, float] | None:
         and None not in group["ratio"]
         and max(group["ratio"], default=0.0) > THROWN
     }
-    return max(
-        (
-            (layer["layer"], max(value or 0.0 for value in layer["ratio"]))
-            for layer in classical
-            if layer["group"] in wild
-        ),
-        key=lambda one: one[1],
-        default=None,
+    longest = (
+        (layer["layer"], max(value or 0.0 for value in layer["ratio"]))
+        for layer in classical
+        if layer["group"] in wild
     )
+    return _wildest(*longest)
 
 
 def _too_far(name: str, ratio: float, row: Mapping[str, Any]) -> str:
@@ -119,13 +121,12 @@ def _too_far(name: str, ratio: float, row: Mapping[str, Any]) -> str:
     )
 
 
-def _cut(layer: Mapping[str, Any], size: float, row: Mapping[str, Any], earlier: Before) -> str | None:
+def _cut(layer: Mapping[str, Any], size: float, earlier: Before) -> str | None:
     """Why a gradient that is next to nothing is no fault of the circuit, where it can be told."""
-    thrown = max(filter(None, (earlier.thrown, _thrown(row))), key=lambda one: one[1], default=None)
     known, peak = earlier.sizes.get(layer["layer"], 0.0), max(norm or 0.0 for norm in layer["norm"])
     peak /= math.sqrt(layer["n_weights"])
-    if thrown:
-        why = f"an update of `{thrown[0]}` was {thrown[1]:.2g} times as long as its weights"
+    if earlier.thrown:
+        why = "an update of `{}` was {:.2g} times as long as its weights".format(*earlier.thrown)
     elif known > max(VANISHED, BURST * size):
         why = f"it was {known:.2g} for a weight in an earlier epoch"
     elif peak > max(VANISHED, BURST * size):
@@ -146,7 +147,7 @@ def _of_layer(layer: Mapping[str, Any], row: Mapping[str, Any], earlier: Before)
     if layer.get("input_dtype") in HALF_STEP:
         found.append(half(name, layer["input_dtype"], "inputs"))
     size = _size(layer)
-    cut = _cut(layer, size, row, earlier)
+    cut = _cut(layer, size, earlier)
     if not any(layer["norm"]):
         told = f"No gradient in `{name}`: it was exactly zero in every observed step. "
         return [
@@ -174,19 +175,18 @@ def _of_layer(layer: Mapping[str, Any], row: Mapping[str, Any], earlier: Before)
             if size > EXPLODED
             else f"its largest norm is {peak:.0f} times the median of the epoch (the rule: above {BURST:g})"
         )
-        found.append(f"Exploding gradient in `{name}`: {rule}. {_exploding(row, earlier)}")
+        found.append(f"Exploding gradient in `{name}`: {rule}. {_exploding(earlier)}")
     noise = _noise(layer, row)
     too_long = _steps(layer, bool(noise))
     return found + (too_long or noise)  # what jumps about has no direction, with any number of shots
 
 
-def _exploding(row: Mapping[str, Any], earlier: Before) -> str:
-    thrown = _thrown(row) or earlier.thrown
-    if thrown:
+def _exploding(earlier: Before) -> str:
+    if earlier.thrown:
         return (
-            f"What reads its values weighs them too much, since an update of `{thrown[0]}` was "
-            f"{thrown[1]:.2g} times as long as its weights: a lower learning_rate helps, or clip_norm."
-        )
+            "What reads its values weighs them too much, since an update of `{}` was {:.2g} times as long as "
+            "its weights: a lower learning_rate helps, or clip_norm."
+        ).format(*earlier.thrown)
     return (
         "A circuit of plain angles and Pauli observables cannot do that: look at scaled angles or "
         "observables, and at what reads its values. quantum_clip_norm, a lower learning rate or a normalised "

@@ -8,7 +8,7 @@ import functools
 import html
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from qnnkit import checks
 from qnnkit.inspector import views
-from qnnkit.inspector.source import Source, weight_names
+from qnnkit.inspector.source import Source
 from qnnkit.inspector.views import Choice
 from qnnkit.runs import Run
 
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
 PARTS = ("gradients", "circuit", "image", "what_if")
+REDRAWN = {
+    **dict.fromkeys(("net", "seed", "refresh"), PARTS),
+    **dict.fromkeys(("layer", "weight"), ("gradients", "circuit", "what_if")),
+    **dict.fromkeys(("epoch", "step"), ("gradients", "circuit")),
+    "image": ("image", "what_if"),
+}
+"""What a person changes -> what is drawn anew; moving the weight ("shift") draws only what moves."""
 THUMBNAIL = 64
 """Pixels a side of the picture on a button."""
 CHOSEN, FOCUS = "#D55E00", "#0072B2"
@@ -128,8 +135,8 @@ class Panel:
         import ipywidgets as widgets
 
         self.inspector, self.own = inspector, threading.local()  # own.sets: this thread sets widgets itself
-        self.asked: dict[Any, Callable[[], None]] = {}
-        self.sent: dict[Any, Any] = {}  # when a front end sent the newest of each kind
+        self.asked: dict[str, Any] = {}  # what a person changes -> to what, the oldest first
+        self.sent: dict[str, Any] = {}  # when a front end sent the newest of each kind
         self.guard = threading.Lock()  # of both
         run, wide = inspector.run, widgets.Layout(width="98%", max_width="640px")
         style = {"description_width": "100px"}
@@ -177,18 +184,9 @@ class Panel:
         )
         self._draw(*PARTS)
         self._offer()
-        acts = {
-            self.net: self._on_net,
-            self.seed: self._on_seed,
-            self.layer: self._on_layer,
-            self.weight: self._on_weight,
-            self.epoch: self._on_epoch,
-            self.step: self._on_step,
-            self.shift: self._on_shift,
-        }
-        for one, act in acts.items():
-            one.observe(functools.partial(self._ask, act), names="value")
-        self.refresh.on_click(functools.partial(self._ask, self._on_refresh))
+        for what in ("net", "seed", "layer", "weight", "epoch", "step", "shift"):
+            getattr(self, what).observe(functools.partial(self._ask, what), names="value")
+        self.refresh.on_click(functools.partial(self._ask, "refresh"))
 
     def _buttons(self, widgets: Any) -> list[Any]:
         """A button per image, its picture in a style sheet: reached by Tab, pressed by Enter or Space."""
@@ -208,7 +206,7 @@ class Panel:
             button = widgets.Button(description=told, tooltip=f"Image {i} of class {told}")
             button.add_class(name)
             button.add_class(f"{name}-{i}")
-            button.on_click(lambda _, place=i: self._ask(self._on_image, {"new": place}))
+            button.on_click(lambda _, place=i: self._ask("image", {"new": place}))
             found.append(button)
         return found
 
@@ -223,7 +221,7 @@ class Panel:
         """Sets what every widget offers and shows to what is chosen; nobody is told of it."""
         source, choice = self.inspector.source, self.inspector.choice
         net, training = source.net(choice.net, choice.seed), source.training(choice.net, choice.seed)
-        names, steps = weight_names(net, choice.layer), training.steps(choice.epoch)
+        names, steps = net.weight_names(choice.layer), training.steps(choice.epoch)
         with self._setting():
             self.layer.options = list(net.layers)
             self.net.value, self.seed.value, self.layer.value = choice.net, choice.seed, choice.layer
@@ -249,11 +247,6 @@ class Panel:
                 chosen = i == choice.image
                 (button.add_class if chosen else button.remove_class)(self.chosen_class)
                 button.description = f"✓ {self.told_classes[i]}" if chosen else self.told_classes[i]
-
-    def _choose(self, choice: Choice, *parts: str) -> None:
-        self.inspector.choice = choice
-        self._draw(*parts)
-        self._offer()
 
     def _draw(self, *parts: str) -> None:
         """Draws some of `PARTS` anew."""
@@ -307,18 +300,18 @@ class Panel:
         finally:
             self.own.sets = False
 
-    def _ask(self, act: Callable[[Any], None], event: Any) -> None:
+    def _ask(self, what: str, event: Any) -> None:
         """Notes what a person does, and does it unless another thread is at work, which then will."""
         if getattr(self.own, "sets", False):
             return
         value, sent = event["new"] if isinstance(event, dict) else None, _sent()
         with self.guard:
             if sent is not None:
-                if sent < self.sent.get(act, sent):
+                if sent < self.sent.get(what, sent):
                     return  # threads overtake one another
-                self.sent[act] = sent
-            self.asked.pop(act, None)  # the newest counts, and comes last
-            self.asked[act] = functools.partial(act, value)
+                self.sent[what] = sent
+            self.asked.pop(what, None)  # the newest counts, and comes last
+            self.asked[what] = value
         self.work()
 
     def work(self) -> None:
@@ -326,64 +319,42 @@ class Panel:
         lock = self.inspector.lock
         while self.asked and lock.acquire(blocking=False):
             try:
-                while (act := self._next()) is not None:
+                while (asked := self._next()) is not None:
                     before = self.inspector.choice
                     try:
-                        act()
+                        self._do(*asked)
                     except Exception as error:  # whatever becomes of a folder while someone looks at it
                         self._undo(before, error)
             finally:
                 lock.release()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> tuple[str, Any] | None:
         with self.guard:
-            return self.asked.pop(next(iter(self.asked))) if self.asked else None
+            what = next(iter(self.asked), None)
+            return None if what is None else (what, self.asked.pop(what))
 
-    # --- what a person does -----------------------------------------------------------------------
-
-    def _on_net(self, net: str) -> None:
-        self._begin(net, self.inspector.choice.seed)
-
-    def _on_seed(self, seed: int) -> None:
-        self._begin(self.inspector.choice.net, seed)
-
-    def _begin(self, net: str, seed: int) -> None:
-        now, found = self.inspector.choice, views.first_choice(self.inspector.source, net, seed)
-        self._choose(replace(found, image=now.image, shift=now.shift), *PARTS)
-
-    def _on_layer(self, layer: str) -> None:
-        now = self.inspector.choice
-        if layer not in self.inspector.source.net(now.net, now.seed).layers:
-            return  # of the net that was chosen before
-        found = views.first_choice(self.inspector.source, now.net, now.seed, layer)
-        found = replace(found, image=now.image, shift=now.shift)
-        self._choose(found, "gradients", "circuit", "what_if")
-
-    def _on_weight(self, weight: int) -> None:
-        if weight in dict(self.weight.options).values():  # not of the layer that was chosen before
-            self._choose(replace(self.inspector.choice, weight=weight), "gradients", "circuit", "what_if")
-
-    def _on_epoch(self, epoch: int) -> None:
-        if epoch in dict(self.epoch.options).values():
-            self._choose(replace(self.inspector.choice, epoch=epoch, step=0), "gradients", "circuit")
-
-    def _on_step(self, step: int) -> None:
-        if step in dict(self.step.options).values():
-            self._choose(replace(self.inspector.choice, step=step), "gradients", "circuit")
-
-    def _on_image(self, place: int) -> None:
-        self._choose(replace(self.inspector.choice, image=place), "image", "what_if")
-
-    def _on_shift(self, shift: float) -> None:
-        self.inspector.choice = replace(self.inspector.choice, shift=shift)
-        self._move()
-
-    def _on_refresh(self, _: Any) -> None:
-        """Reads the run again, and goes to the newest epoch of the same layer."""
+    def _do(self, what: str, value: Any) -> None:
+        """What a person asks for; nothing where it is of a net or layer that was chosen before."""
         source, now = self.inspector.source, self.inspector.choice
-        source.refresh()
-        newest = source.training(now.net, now.seed).epochs[-1]
-        self._choose(replace(now, epoch=newest, step=0), *PARTS)
+        if what == "shift":
+            self.inspector.choice = replace(now, shift=value)
+            self._move()
+            return
+        if what in ("net", "seed", "layer"):
+            if what == "layer" and value not in source.net(now.net, now.seed).layers:
+                return
+            found = views.first_choice(source, **{"net": now.net, "seed": now.seed, what: value})
+            found = replace(found, image=now.image, shift=now.shift)
+        elif what == "refresh":  # to the newest epoch of the same layer
+            source.refresh()
+            found = replace(now, epoch=source.training(now.net, now.seed).epochs[-1], step=0)
+        else:
+            if what != "image" and value not in dict(getattr(self, what).options).values():
+                return
+            found = replace(now, **({"step": 0} if what == "epoch" else {}), **{what: value})
+        self.inspector.choice = found
+        self._draw(*REDRAWN[what])
+        self._offer()
 
 
 def _sent() -> Any:

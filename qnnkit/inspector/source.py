@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,8 +29,8 @@ class Net:
     model: nn.Module
     epoch: int | None
     """The best one so far, whose weights these are; 0 within the first, None before any checkpoint."""
-    _gates: dict[str, list[gradients.Gate]] = field(default_factory=dict)
-    _dead: list[gradients.Dead] | None = None
+    images: Tensor
+    """Some of training, on which weights are asked whether they can learn."""
 
     @cached_property
     def layers(self) -> dict[str, nn.Module]:
@@ -49,18 +49,20 @@ class Net:
             return None
         return found if list(found.parameters()) else None
 
-    def gates(self, layer: str) -> list[gradients.Gate]:
-        """Those of a circuit, found once."""
-        if layer not in self._gates:
-            circuit = self.circuit(layer)
-            self._gates[layer] = [] if circuit is None else gradients.gates(circuit)
-        return self._gates[layer]
+    def weight_names(self, layer: str) -> list[str]:
+        """Names of a circuit's weights, in the order of its gradient; [] for a layer without a circuit."""
+        circuit = self.circuit(layer)
+        return [] if circuit is None else gradients.weight_names(circuit)
 
-    def dead(self, layer: str, images: Tensor) -> list[gradients.Dead]:
-        """Weights of a layer that cannot learn; those of the whole net are looked for once."""
-        if self._dead is None:
-            self._dead = gradients.dead(self.model, images)
-        return [one for one in self._dead if one.layer == layer]
+    @cached_property
+    def gates(self) -> dict[str, list[gradients.Gate]]:
+        """Those of each circuit."""
+        return {name: gradients.gates(each) for name in self.layers if (each := self.circuit(name))}
+
+    @cached_property
+    def dead(self) -> list[gradients.Dead]:
+        """Weights of the whole net that cannot learn, as far as a batch of training images shows."""
+        return gradients.dead(self.model, self.images)
 
     @property
     def told(self) -> str:
@@ -102,14 +104,15 @@ class Source:
             ValueError, OSError: Its data or its checkpoints cannot be used.
         """
         if (net, seed) not in self._nets:
+            images = self.run.splits.train.images[:ON_BATCH]
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # a checkpoint that is being written is no news here
-                    found = Net(*runs.best(self.run, net, seed))
+                    found = Net(*runs.best(self.run, net, seed), images)
             except FileNotFoundError:
-                found = Net(runs.build(self.run, net, seed).eval(), None)
+                found = Net(runs.build(self.run, net, seed).eval(), None, images)
             with torch.no_grad():  # a circuit is known once it has run
-                found.model(self.run.splits.train.images[:1])
+                found.model(images[:1])
             self._nets = {(net, seed): found}  # one at a time: a large net is not held for each seed
         return self._nets[net, seed]
 
@@ -132,15 +135,12 @@ class Source:
         """A row of one update in the form that training writes, of the net as it is, without dropout."""
         train, task = self.run.splits.train, self.run.task
         batch = train.images[:ON_BATCH], train.labels[:ON_BATCH]
-        owners = {name: _trained_weights(module) for name, module in net.layers.items()}
-        flat = [weight for weights in owners.values() for weight in weights]
-        loss = task(net.model, batch).loss
-        found = torch.autograd.grad(loss, flat, allow_unused=True, materialize_grads=True) if flat else ()
-        left, rows = list(found), []
-        for name, weights in owners.items():
-            if not weights:
+        found, rows = gradients.of_batch(net.model, task, batch), []
+        by_weight = {id(w): found[name] for name, w in net.model.named_parameters() if name in found}
+        for name, module in net.layers.items():
+            if not (weights := _trained_weights(module)):
                 continue
-            vector = torch.cat([left.pop(0).flatten().double() for _ in weights])
+            vector = torch.cat([by_weight[id(weight)].flatten() for weight in weights])
             row = {"layer": name, "group": "", "n_weights": len(vector), "share": [None], "ratio": [None]}
             row |= {"norm": [float(vector.norm())], "mean": [float(vector.abs().mean())]}
             circuit = net.circuit(name)
@@ -148,10 +148,6 @@ class Source:
                 row["gradient"], row["places"] = [vector.tolist()], _trained_places(circuit)
             rows.append(row)
         return {"epoch": 0, "updates": 1, "steps": [0], "layers": rows, "groups": [], "warnings": []}
-
-    def dead(self, net: str, seed: int, layer: str) -> list[gradients.Dead]:
-        """Weights of a layer that cannot learn, as far as a batch of training images shows."""
-        return self.net(net, seed).dead(layer, self.run.splits.train.images[:ON_BATCH])
 
     # --- images -----------------------------------------------------------------------------------
 
@@ -192,12 +188,6 @@ class Source:
             lines = "1 line is" if n == 1 else f"{n} lines are"
             told.append(f"In gradients.jsonl {lines} half written or damaged, and left out.")
         return told
-
-
-def weight_names(net: Net, layer: str) -> list[str]:
-    """Names of a circuit's weights, in the order of its gradient; () for a layer without a circuit."""
-    circuit = net.circuit(layer)
-    return [] if circuit is None else gradients.weight_names(circuit)
 
 
 def _trained_places(circuit: QuantumLayer) -> list[int]:

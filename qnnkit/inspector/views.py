@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from qnnkit import checks, gradients, layers
-from qnnkit.inspector.source import Source, weight_names
+from qnnkit.inspector.source import Source
 from qnnkit.inspector.what_if import WhatIf
 from qnnkit.layers import Quanv2d
 
@@ -60,7 +60,13 @@ def sentences(source: Source, choice: Choice) -> list[str]:
     if layer not in training.layers:
         found.append(f"Layer {layer} is not trained: it has no gradient.")
     found += [told for epoch, told in training.warnings if epoch == choice.epoch]
-    return [*found, *gradients.told(source.dead(net, seed, layer))]
+    return [*found, *gradients.told(_dead(source, choice))]
+
+
+def _dead(source: Source, choice: Choice) -> list[gradients.Dead]:
+    """The chosen layer's weights that cannot learn."""
+    net = source.net(choice.net, choice.seed)
+    return [one for one in net.dead if one.layer == choice.layer]
 
 
 # --- gradients --------------------------------------------------------------------------------------
@@ -76,7 +82,7 @@ def kept_gradients(source: Source, choice: Choice) -> np.ndarray | None:
     if circuit is None or choice.layer not in training.quantum_layers:
         return None
     n_weights = sum(weight.numel() for weight in circuit.parameters())
-    every = training.gradient_of_every_weight(choice.layer, choice.epoch, n_weights)
+    every = training.gradient(choice.layer, choice.epoch, n_weights)
     if not len(every):
         return None
     return every[choice.step - 1 : choice.step] if choice.step else every
@@ -97,18 +103,18 @@ def of_layer(source: Source, choice: Choice) -> Picture | None:
     here = training.steps(choice.epoch)
     if choice.layer not in training.layers or not here:
         return None
-    layer = training.layer(choice.layer)
+    rows = training.frame(choice.layer)
+    by_epoch = rows.drop_duplicates("epoch")
     first, last = (choice.step - 1, choice.step - 1) if choice.step else (0, -1)
-    names = weight_names(source.net(choice.net, choice.seed), choice.layer)
-    weight = (names[choice.weight], choice.weight) if names else None
+    names = source.net(choice.net, choice.seed).weight_names(choice.layer)
     return plots.layer_gradients(
-        layer.steps,
-        layer.norm,
+        rows["step"].to_numpy(),
+        rows["norm"].to_numpy(),
         (here[first], here[last]),
         kept_gradients(source, choice),
-        weight,
-        layer.epochs,
-        np.stack([layer.snr, layer.snr_low, layer.snr_high], axis=1),
+        (names[choice.weight], choice.weight) if names else None,
+        by_epoch["epoch"].to_numpy(),
+        by_epoch[["snr", "snr_low", "snr_high"]].to_numpy(),
         choice.epoch,
     )
 
@@ -120,11 +126,11 @@ def of_circuit(source: Source, choice: Choice) -> Picture | None:
     net = source.net(choice.net, choice.seed)
     if net.circuit(choice.layer) is None:
         return None
-    names, kept = weight_names(net, choice.layer), kept_gradients(source, choice)
+    names, kept = net.weight_names(choice.layer), kept_gradients(source, choice)
     values = np.full(len(names), np.nan) if kept is None else _sizes(kept)
-    found = net.gates(choice.layer)
+    found = net.gates[choice.layer]
     n_wires = 1 + max((wire for gate in found for wire in gate.wires), default=0)
-    cannot = [one.index for one in source.dead(choice.net, choice.seed, choice.layer)]
+    cannot = [one.index for one in _dead(source, choice)]
     label = "mean |gradient| (loss per radian)"
     return plots.coloured_circuit(found, n_wires, values, label, dead=cannot, chosen=choice.weight)
 
@@ -163,7 +169,7 @@ def what_if(source: Source, choice: Choice) -> tuple[WhatIf, WhatIfFigure] | Non
     moves = WhatIf(source.run, net, choice.layer, choice.weight, images[choice.image])
     before = moves.before
     figure = plots.WhatIfFigure(
-        weight_names(net, choice.layer)[choice.weight],
+        net.weight_names(choice.layer)[choice.weight],
         _which(net.model, circuit, moves, images[choice.image]),
         [f"output {i}" for i in range(len(before.values))],
         before.values,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.textpath import TextPath
 
-from qnnkit.plots.picture import COLOURS, Picture, inches, name_ticks, picture, show
+from qnnkit.plots.picture import COLOURS, Picture, bare, inches, name_ticks, picture, show
 
 RIGHT, WRONG = COLOURS[2], "#999999"
 LETTERS, LINES, LONGEST = 30, 4, 64
@@ -108,8 +108,7 @@ def similarities(
 
 def _framed(axis: Any, image: np.ndarray, colour: str, width: float) -> None:
     show(axis, image)
-    axis.set_xticks([])
-    axis.set_yticks([])
+    bare(axis)
     for spine in axis.spines.values():
         spine.set(color=colour, linewidth=width)
 

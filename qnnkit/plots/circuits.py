@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
@@ -20,23 +20,8 @@ MAP = "cividis"  # Nunez et al. (2018), arXiv:1712.01662: read alike by every ki
 DATA, CONSTANT, DEAD = "#d9d9d9", "white", COLOURS[1]
 
 
-class Gate(Protocol):
-    """What is drawn of a gate; `gradients.Gate` is one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def wires(self) -> tuple[int, ...]: ...
-    @property
-    def n_controls(self) -> int: ...
-    @property
-    def weights(self) -> tuple[int, ...]: ...
-    @property
-    def on_inputs(self) -> bool: ...
-
-
 def coloured_circuit(
-    gates: Sequence[Gate],
+    gates: Sequence[Any],
     n_wires: int,
     values: np.ndarray,
     label: str,
@@ -47,7 +32,7 @@ def coloured_circuit(
     """A circuit whose gates are coloured by their weights, from left to right, wire 0 on top.
 
     Args:
-        gates: In the order of time.
+        gates: In the order of time; each has what `gradients.Gate` has.
         n_wires: Number of wires.
         values: A number above zero per weight, such as the size of its gradient, of shape (n_weights,); zero
             and NaN have no colour. Of a gate with several weights the largest counts.
@@ -82,7 +67,7 @@ def coloured_circuit(
     return figure
 
 
-def _columns(gates: Sequence[Gate], n_wires: int) -> list[int]:
+def _columns(gates: Sequence[Any], n_wires: int) -> list[int]:
     """The column of each gate: the first that is free on every wire from its first to its last."""
     free, found = [0] * n_wires, []
     for gate in gates:
@@ -111,7 +96,7 @@ def _wires(axis: Any, n_wires: int, n_columns: int, *, first: bool) -> None:
         axis.text(-0.6, wire, told, ha="right", va="center", fontsize=9)
 
 
-def _draw(axis: Any, gate: Gate, column: int, face: Any, is_dead: bool, is_chosen: bool) -> None:
+def _draw(axis: Any, gate: Any, column: int, face: Any, is_dead: bool, is_chosen: bool) -> None:
     wires = gate.wires or (0,)
     targets, controls = wires[gate.n_controls :], wires[: gate.n_controls]
     if len(wires) > 1:
@@ -127,28 +112,19 @@ def _draw(axis: Any, gate: Gate, column: int, face: Any, is_dead: bool, is_chose
         return
     name = gate.name.removeprefix("C" * len(controls)) if controls else gate.name
     light = isinstance(face, str) or np.dot(face[:3], (0.299, 0.587, 0.114)) > 0.5
+    edge, width = (COLOURS[3], 2.6) if is_chosen else (DEAD, 1.6) if is_dead else ("black", 0.8)
+    told = name if len(name) < 6 else name[:4] + "…"
+    font = {"fontsize": 8 if len(told) < 4 else 6, "color": "black" if light else "white"}
     for wire in targets:
-        edge, width = (COLOURS[3], 2.6) if is_chosen else (DEAD, 1.6) if is_dead else ("black", 0.8)
         box = FancyBboxPatch(
             (column - 0.3, wire - 0.26), 0.6, 0.52, boxstyle="round,pad=0.02", fc=face, zorder=3
         )
         box.set(edgecolor=edge, linewidth=width, hatch="////" if is_dead else None)
         axis.add_patch(box)
-        told = name if len(name) < 6 else name[:4] + "…"
-        size = 8 if len(told) < 4 else 6
-        axis.text(
-            column,
-            wire,
-            told,
-            ha="center",
-            va="center",
-            fontsize=size,
-            color="black" if light else "white",
-            zorder=4,
-        )
+        axis.text(column, wire, told, ha="center", va="center", zorder=4, **font)
 
 
-def _legend(figure: Picture, gates: Sequence[Gate], some_dead: bool) -> None:
+def _legend(figure: Picture, gates: Sequence[Any], some_dead: bool) -> None:
     told = []
     if any(gate.on_inputs and not gate.weights for gate in gates):
         told.append(Patch(facecolor=DATA, edgecolor="black", label="turned by the data"))

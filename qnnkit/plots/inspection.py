@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from qnnkit.plots.picture import COLOURS, Picture, picture, short, show
+from qnnkit.plots.picture import COLOURS, Picture, bare, picture, short, show
 
 WIDTH = 9.0
 """In inches, of every figure here: they stand below each other."""
@@ -95,8 +95,7 @@ def _histogram(axis: Any, gradients: np.ndarray | None, weight: tuple[str, int] 
 
 def _said(axis: Any, sentence: str) -> None:
     axis.text(0.5, 0.5, sentence, transform=axis.transAxes, ha="center", va="center", color="#555")
-    axis.set_xticks([])
-    axis.set_yticks([])
+    bare(axis)
 
 
 def image_seen(
@@ -125,7 +124,7 @@ def image_seen(
     left, middle, right = parts
     axis = left.subplots()
     show(axis, image)
-    _bare(axis)
+    bare(axis)
     axis.set_title(f"image of: {short(classes[label])}", fontsize=9, parse_math=False)
     if maps is not None and n_maps:
         axes = middle.subplots(-(-n_maps // columns), columns, squeeze=False).ravel()
@@ -133,7 +132,7 @@ def image_seen(
             axis.set_axis_off()
         for axis, values, name in zip(axes[:n_maps], maps, names, strict=True):
             drawn = axis.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
-            _bare(axis)
+            bare(axis)
             axis.set_title(name, fontsize=8)
         middle.colorbar(drawn, ax=list(axes), shrink=0.8, ticks=[-1, 0, 1])
         middle.suptitle("expectation values", fontsize=9)
@@ -144,11 +143,6 @@ def image_seen(
     axis.set_yticks(range(len(best)), [short(classes[int(place)]) for place in best], parse_math=False)
     axis.set(ylim=(len(best) - 0.5, -0.5), xlim=(0, 100), xlabel="probability (%); green: true class")
     return figure
-
-
-def _bare(axis: Any) -> None:
-    axis.set_xticks([])
-    axis.set_yticks([])
 
 
 class WhatIfFigure:
