@@ -135,8 +135,7 @@ def test_with_checkpointing_it_holds_no_less():
     "change",
     [
         {},
-        {"batch_size": 4, "micro_batch": 2, "gradient_checkpointing": True},
-        {"lora_rank": 4, "gradient_checkpointing": True},
+        {"batch_size": 4, "micro_batch": 2, "lora_rank": 4, "gradient_checkpointing": True},
     ],
     ids=lambda change: ", ".join(change) or "plain",
 )

@@ -204,7 +204,7 @@ def race(
                 again = min(again, _turn(step, 1))
         except Exception as error:  # what cannot run here does not win
             errors.append(error)
-            laps[name] = Lap(None, why=_first_line(error))
+            laps[name] = Lap(None, why=first_line(error))
             release(step.device)
             continue
         laps[name], taken[name] = Lap(again / step.samples), []
@@ -229,7 +229,7 @@ def race(
             except Exception as error:  # such as memory that others have taken meanwhile
                 if not ran_out(error):
                     raise
-                laps[name] = Lap(None, why=_first_line(error))
+                laps[name] = Lap(None, why=first_line(error))
                 release(steps[name].device)
         near = [name for name in near if len(taken[name]) > number]
     if near and taken[near[0]]:
@@ -266,7 +266,8 @@ def _turn(step: Step, repeats: int) -> float:
         return _elapsed(step.run, step.device, repeats) / repeats
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of what an exception says, or its type."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
