@@ -102,12 +102,6 @@ class Sample:
             return None
         return float((self.batch["labels"][:, 1:] != IGNORED).sum()) / len(self)
 
-    def example(self, n: int = 1) -> Any:
-        """What a net takes, of the first `n` samples."""
-        if not isinstance(self.batch, dict):
-            return self.batch[0][:n]
-        return {name: tensor[:n] for name, tensor in self.batch.items() if name != "labels"}
-
 
 def net_rows(config: Settings, sample: Sample, seconds: float, *, quick: bool = False) -> list[Row]:
     """Seconds of an update and of its parts, of an epoch, samples a second and the peak of memory.
@@ -132,7 +126,7 @@ def net_rows(config: Settings, sample: Sample, seconds: float, *, quick: bool = 
     rows: list[Row] = []
     for device, precision in asked:
         left = seconds - (time.perf_counter() - begin)
-        where = {"device": str(device), "precision": precision}
+        where: dict[str, Any] = {"device": str(device), "precision": precision}
         if not quick and left < START:
             rows.append(row("net update", value=None, unit="s", **where, why="The time was up."))
             continue
