@@ -64,7 +64,7 @@ def test_checkpoints_take_the_disk_that_is_counted(tmp_path, change):
     assert len(sizes) <= config.keep_checkpoints + 1 and sum(sizes) < found.disk + 3 * more
 
 
-def test_predictions_add_up(digits):
+def test_predictions_add_up(digits, monkeypatch):
     workload = digits["workload"]
     found = measure.predict(workload, seconds=0.2, n_threads=1)
     assert found.peak == found.in_all == sum(found.memory.values()) > found.on_accelerator > 0
@@ -75,15 +75,10 @@ def test_predictions_add_up(digits):
     assert found.seconds_per_epoch == pytest.approx(each * found.seconds.median)
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert plain["training"]["batch_size"] == 32 and plain["peak"] == found.peak
+    monkeypatch.setattr(train, "fit", None)  # nothing is run where only memory is asked
     again = measure.predict(workload, measured=False, framework=found.memory["framework"])
+    assert again.seconds is None and again.seconds_per_epoch is None
     assert again.memory == {name: n for name, n in found.memory.items() if name != "workspace"}
-
-
-def test_nothing_is_run_where_only_memory_is_asked(digits, monkeypatch):
-    measure.predict(digits["workload"], measured=False)  # libraries are loaded now
-    monkeypatch.setattr(train, "fit", None)
-    found = measure.predict(digits["workload"], measured=False)
-    assert found.seconds is None and found.seconds_per_epoch is None
 
 
 def test_float16_is_planned_where_it_cannot_be_trained(digits):
@@ -121,6 +116,9 @@ def test_this_machine_stands_first_and_then_every_row_of_the_table(planned):
     assert planned.here.basis == "measured here"
     assert {each.basis for each in planned.places[1:]} == {"published"}
     assert planned.wish == (8 * 3600, 10, "USD")
+    assert {each.largest for each in planned.places} == {1024}  # of 1,079 images
+    assert all(each.fits for each in planned.places) and planned.remedies == ()
+    assert planned.answer.startswith("Run it here: about ")
 
 
 def test_all_nets_and_seeds_count(planned):
@@ -129,12 +127,6 @@ def test_all_nets_and_seeds_count(planned):
     assert planned.here.epoch.likely == pytest.approx(epoch)
     assert planned.here.total.likely == pytest.approx(50 * 15 * epoch)
     assert any("Controls are taken to cost as much as the hybrid net" in note for note in planned.notes)
-
-
-def test_it_fits_everywhere_with_the_largest_batch(planned):
-    assert {each.largest for each in planned.places} == {1024}  # of 1,079 images
-    assert all(each.fits for each in planned.places) and planned.remedies == ()
-    assert planned.answer.startswith("Run it here: about ")
 
 
 def test_text_and_json_say_the_same(planned):
@@ -192,21 +184,16 @@ def within(likely, factor=2):
 
 
 @pytest.mark.parametrize(
-    ("share", "found"),
+    ("share", "hours", "verdict", "why"),
     [
-        (0.7, ("comfortable", ())), (0.701, ("marginal", ("memory",))), (0.95, ("marginal", ("memory",))),
-        (0.951, ("not here", ("memory",))), (1.7, ("not here", ("memory",))),
+        (0.7, 1, "comfortable", ()), (0.701, 1, "marginal", ("memory",)), (0.95, 1, "marginal", ("memory",)),
+        (0.951, 1, "not here", ("memory",)), (0.1, 3.9, "comfortable", ()),
+        (0.1, 4.1, "marginal", ("deadline",)), (0.1, 8, "marginal", ("deadline",)),
+        (0.1, 8.1, "not here", ("deadline",)),
     ],
 )  # fmt: skip
-def test_memory_decides(share, found):
-    assert judge(share, None, None, None, Wish()) == found
-
-
-@pytest.mark.parametrize(
-    ("hours", "found"), [(3.9, "comfortable"), (4.1, "marginal"), (8, "marginal"), (8.1, "not here")]
-)
-def test_a_deadline_that_the_range_reaches_is_marginal(hours, found):
-    assert judge(0.1, within(HOUR * hours), None, None, Wish(8 * HOUR))[0] == found
+def test_memory_and_a_deadline_that_the_range_reaches_decide(share, hours, verdict, why):
+    assert judge(share, within(HOUR * hours), None, None, Wish(8 * HOUR)) == (verdict, why)
 
 
 def test_a_budget_is_compared_with_prices_of_its_own_currency_alone():
@@ -251,6 +238,7 @@ def at(name, hours=None, cost=0.0, needs=1.0, usable=10.0, wish=None, currency="
 def test_here_where_it_costs_nothing():
     found = answer([at(HERE, 2), at("Mac 8 GB", 1), at("L4", 0.2, 0.1)], Wish())
     assert found == "Run it here: about 2 h 0 min (1 h 0 min to 4 h 0 min), free."
+    assert answer([at(HERE)], Wish()) == "Run it here: its time is not known."
 
 
 def test_a_deadline_sends_it_to_the_cheapest_that_does_it():
@@ -275,10 +263,6 @@ def test_where_nothing_does_it_the_nearest_is_named():
     found = [at(HERE, needs=200), at("H100", 1, 1, needs=190, usable=79)]
     told = answer(found, Wish())
     assert told == "No machine of the table does it: it needs 190 GB, and H100 has 79 GB."
-
-
-def test_times_that_are_not_known():
-    assert answer([at(HERE)], Wish()) == "Run it here: its time is not known."
 
 
 # --- remedies ----------------------------------------------------------------------------------------------
