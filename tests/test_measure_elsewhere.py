@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
-from qnnkit import device, measure
-from qnnkit.measure import device_figures, elsewhere, survey
+from qnnkit import device
+from qnnkit.measure import elsewhere, survey
 from qnnkit.measure.elsewhere import (
     FACTORS,
     FARTHEST,
@@ -349,14 +349,3 @@ def test_a_mac_takes_whichever_of_its_processors_is_quicker(own):
     small, large = Work(1e6, 1e6, 3000), Work(1e12, 1e9, 3000)
     assert estimate(small, "float32", mac, 1.0)[1] == "cpu"
     assert estimate(large, "float32", mac, 1.0)[1] == "mps"
-
-
-def test_a_plan_and_a_survey_have_one_bandwidth(monkeypatch):
-    """Whatever measures it, there is one such thing, and both ask it."""
-    made = {"what": "bandwidth", "device": "cpu", "value": 1.23e10, "unit": "B/s", "spread": 1.0}
-    monkeypatch.setattr(device_figures, "_bandwidth", lambda *_: made)
-    cpu = torch.device("cpu")
-    rows = [next(device_figures.rows_of(cpu, seconds=0.1, quick=True))]
-    [surveyed] = device_figures.figures_of(rows, [{"device": "cpu", "name": "x", "memory": 1}])
-    planned = measure.figures(cpu, "float32", 1)
-    assert surveyed["bytes_per_second"] == planned["bytes_per_second"] == 1.23e10

@@ -28,6 +28,7 @@ from tests.toys import each_epoch
 
 TASK = Classification()
 ON_CPU: dict[str, Any] = {"device": "cpu", "seconds": 0.5}
+AUTO = Settings().model_copy(update={"batch_size": "auto"})
 THREAD_COUNTS = placement.thread_counts
 
 
@@ -103,10 +104,7 @@ SIZES = [on(1, size) for size in (16, 32, 64, 128)]
     [
         (THREADS, (3.0, 2.0, 1.0), (), 2),
         (THREADS, (1.0, 2.0, 3.0), (), 0),
-        (THREADS, (1.04, 1.02, 1.0), (), 0),  # ties go to fewer threads
-        (THREADS, (1.09, 1.045, 1.0), (), 1),  # and a chain of ties does not add up
-        (THREADS, (1.2, 1.1, 1.0), (0.15, 0.01, 0.0), 0),  # noise
-        (THREADS, (1.2, 1.1, 1.0), (0.05, 0.01, 0.0), 2),
+        (THREADS, (1.2, 1.1, 1.0), (0.15, 0.01, 0.0), 0),  # noise: ties go to fewer threads
         (THREADS, (None, 1.1, 1.0), (), 2),  # one that failed
         (DEVICES, (1.5, 1.03, 1.0), (), 1),  # and to the CPU
         (DEVICES, (1.5, 1.2, 1.0), (), 2),
@@ -134,8 +132,7 @@ def test_candidates_are_what_the_settings_leave_open(monkeypatch):
     assert names("cpu", 3) == ["cpu on 3 threads, batch 32"]
     assert names("cpu", None) == ["cpu, batch 32"]
     assert names(config=Settings(batch_size=32, precision="float16"))[0] == "cuda:0, batch 32"
-    auto = Settings().model_copy(update={"batch_size": "auto"})
-    assert [name.split()[-1] for name in names("cpu", 1, auto, 1300)] == ["16", "32", "64"]
+    assert [name.split()[-1] for name in names("cpu", 1, AUTO, 1300)] == ["16", "32", "64"]
     with pytest.raises(ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'"):
         names("cpu", config=Settings(precision="float16"))
     with pytest.raises(ValueError, match="`device` must be a known name, but is 'gpu'"):
@@ -162,29 +159,15 @@ def test_no_size_of_batch_leaves_one_image_over():
 
 @pytest.mark.parametrize(("slow", "best"), [(1, 2), (2, 1)])
 def test_a_planted_slow_number_of_threads_is_found(slow, best, clock):
-    net = Net(slow_on(slow))
+    net, torch_rng = Net(slow_on(slow)), torch.get_rng_state()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    found = placement.place(net, TASK, batch(), **ON_CPU)
+    found = placement.place(nn.Sequential(net, nn.Dropout(0.5)), TASK, batch(), **ON_CPU)
+    assert torch.equal(torch.get_rng_state(), torch_rng), "dropout has drawn, and nothing outside knows"
     assert (found.device, found.threads, found.batch_size) == ("cpu", best, 8)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(weight.grad is None for weight in net.parameters())
     [first, *_] = found.rows
     assert first["candidate"] == f"cpu on {best} thread{'s' * (best > 1)}, batch 8"
-
-
-def test_a_candidate_that_is_far_slower_is_not_tried_further(clock):
-    steps = []
-
-    def slow(n):
-        steps.append(torch.get_num_threads())
-        return 0.5 if steps[-1] == 2 else 0.001
-
-    found = placement.place(Net(slow), TASK, batch(), **ON_CPU)
-    assert steps == [1, 1, 2, 2, 2], (
-        "one to warm up, one timed, one more in case that was a hiccup; no rounds"
-    )
-    [_, slow_one] = found.rows
-    assert slow_one["standard_error"] is None and found.threads == 1
 
 
 def test_a_heavy_net_is_raced_on_smaller_batches(clock):
@@ -216,15 +199,13 @@ def test_a_net_with_a_circuit():
     ],
 )
 def test_the_size_of_batch_is_the_smallest_of_the_best(slow, size, clock):
-    auto = Settings().model_copy(update={"batch_size": "auto"})
-    found = placement.place(Net(slow), TASK, batch(), auto, threads=1, n_samples=128 * 20, **ON_CPU)
+    found = placement.place(Net(slow), TASK, batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
     assert found.batch_size == size
     assert f"Batch {size} is the smallest within 10 % of the most samples a second (" in found.sentence
 
 
 def test_a_size_of_batch_where_samples_are_few(clock):
-    auto = Settings().model_copy(update={"batch_size": "auto"})
-    found = placement.place(Net(), TASK, batch(), auto, n_samples=400, **ON_CPU)
+    found = placement.place(Net(), TASK, batch(), AUTO, n_samples=400, **ON_CPU)
     told = " Batch 16 is the only size tried: larger ones would leave an epoch under 20 updates."
     assert found.batch_size == 16 and found.sentence.endswith(told)
 
@@ -243,8 +224,7 @@ class Refusing(Net):
 
 
 def test_out_of_memory_rules_a_size_out(clock):
-    auto = Settings().model_copy(update={"batch_size": "auto"})
-    found = placement.place(Refusing(32), TASK, batch(), auto, threads=1, n_samples=128 * 20, **ON_CPU)
+    found = placement.place(Refusing(32), TASK, batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
     assert found.batch_size == 32
     assert found.sentence.endswith("at batch 32); none above 32 was tried, for want of time or memory.")
 
@@ -262,8 +242,7 @@ def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, clock):
             held.append(10**6 * len(points))
             return super().forward(points)
 
-    auto = Settings().model_copy(update={"batch_size": "auto"})
-    found = placement.place(Wide(), TASK, batch(), auto, threads=1, n_samples=1024 * 20, **ON_CPU)
+    found = placement.place(Wide(), TASK, batch(), AUTO, threads=1, n_samples=1024 * 20, **ON_CPU)
     assert found.batch_size in tried == {16, 32}, "64 samples would take all there is"
 
 
@@ -363,13 +342,6 @@ def test_what_a_busy_machine_measures_is_said_and_never_kept(monkeypatch, tmp_pa
     monkeypatch.setattr(clock_, "load", lambda: 0.0)
     assert "busy" not in placement.place(Net(slow_on(2)), TASK, batch(), **ON_CPU).sentence
     assert len(raced) == 2 and list(tmp_path.iterdir()) == [], "measured anew, and nothing written"
-
-
-def test_nothing_outside_changes():
-    torch_rng = torch.get_rng_state()
-    net = nn.Sequential(Net(), nn.Dropout(0.5))
-    placement.place(net, TASK, batch(), **ON_CPU)
-    assert torch.equal(torch.get_rng_state(), torch_rng)
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -524,20 +496,13 @@ def test_the_size_of_batch_is_kept_whatever_becomes_of_the_note(tiny, monkeypatc
     if left is not None:
         return
     list(runs.train_all(again))
+    longer = runs.open_run(run.folder, epochs=2)
+    assert longer.config.batch_size == found and len(list(runs.train_all(longer))) == 1
     facts = run.provenance
     del facts["batch_size"]
     workspace.write_json(run.folder / "provenance.json", facts)
     with pytest.raises(ValueError, match="must hold the size of batch it was trained with, but"):
         runs.open_run(run.folder)
-
-
-def test_extended_it_keeps_its_size_of_batch(tiny, monkeypatch):
-    monkeypatch.setattr(placement, "SMALLEST", 2)
-    run = tiny(batch_size="auto", epochs=1, controls=[])
-    list(runs.train_all(run))
-    longer = runs.open_run(run.folder, epochs=2)
-    assert longer.config.batch_size == run.config.batch_size
-    assert len(list(runs.train_all(longer))) == 1
 
 
 def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
@@ -618,8 +583,7 @@ def test_on_a_gpu_out_of_memory_rules_a_size_out():
             most = torch.cuda.get_device_properties(0).total_memory
             return super().forward(points) + 0 * torch.empty(len(points) * most // 100, device="cuda")[:1]
 
-    auto = Settings().model_copy(update={"batch_size": "auto"})
-    found = placement.place(Greedy(), TASK, batch(), auto, device="cuda", n_samples=10**6, seconds=2)
+    found = placement.place(Greedy(), TASK, batch(), AUTO, device="cuda", n_samples=10**6, seconds=2)
     assert found.batch_size == 16, "32 samples would take 1.3 times the memory"
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from qnnkit import cli, data, measure, recipes, report, runs
+from qnnkit import data, measure, recipes, report, runs
 from qnnkit.measure import (
     clock,
     device_figures,
@@ -24,6 +24,7 @@ from qnnkit.measure import (
 from qnnkit.measure.survey_net import Sample
 from qnnkit.models import QuanvNet, features
 from qnnkit.runs import surveying
+from tests.toys import texts, typing
 
 CPU, PLANTED = torch.device("cpu"), torch.device("cpu:0")  # torch takes the second for a device of its own
 
@@ -127,7 +128,7 @@ def test_an_update_is_as_many_passes_as_its_batch_has_pieces(toy, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "timeout", "told"),
     [
-        ("raise KeyError('recipe')", 60, "Its process ended with status 1 and said: KeyError: 'recipe'"),
+        ("raise KeyError('recipe')", 60, "Its process ended with exit code 1 and said: KeyError: 'recipe'"),
         ("import time; time.sleep(60)", 0.3, "It took longer than the 0 s that were left."),
         (
             "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
@@ -174,10 +175,7 @@ TEXT = {"sequence_length": 16, "vocabulary": 260, "batch_size": 4}
 def test_captions_and_tokens_are_measured_as_images_are(tmp_path, recipe, settings, noun):
     """In the process that has not the data: the sample is enough for a training step."""
     if recipe.startswith("text"):
-        for number in range(12):
-            words = f"{number}. " + "the cat sat on the mat and a dog ran. " * 8
-            (tmp_path / f"{number}.txt").write_text(words)
-        settings = {**settings, "data_dir": str(tmp_path)}
+        settings = {**settings, "data_dir": str(texts(tmp_path))}
     config = recipes.settings(recipe, micro_batch=2, threads=1, **settings)
     splits = runs.Run(tmp_path, config).load_data()
     sample = pickle.loads(pickle.dumps(Sample.of(splits, 4)))
@@ -200,7 +198,7 @@ def test_noise_stands_for_a_dataset(tmp_path):
     config = recipes.settings("folder_quanv", stride=4, batch_size=4)
     stepper, batch = parts.training_step(config, sample, sample.batch, sample.n_all, CPU)
     stepper(batch)
-    assert stepper.model(sample.example(2)).shape == (2, 28)
+    assert stepper.model(sample.batch[0][:2]).shape == (2, 28)
 
 
 def test_files_tell_nets_apart_by_what_an_epoch_does(toy):
@@ -263,7 +261,7 @@ def test_the_fastest_simulator_in_a_sentence():
 def test_what_would_take_too_long_or_too_much_memory_is_left_out(monkeypatch):
     [smaller] = cells(batched={4: 0.5})
     cell = {**smaller, "qubits": 8, "value": None}
-    monkeypatch.setattr(simulators, "_room", lambda device: 4e9)
+    monkeypatch.setattr(simulators.held, "free", lambda device: 4e9)
     assert simulators._obstacle(cell, [smaller], 1000) is None
     told = simulators._obstacle(cell, [smaller], 60)
     assert told and told.startswith("It would take about 40.0 s, too much of the 60.0 s")
@@ -386,23 +384,15 @@ def test_the_table_has_all_figures_and_all_sentences(surveyed):
     assert "digits_quanv, batch 32, 1,000 samples an epoch." in text
 
 
-@pytest.mark.parametrize(
-    ("here", "told"),
-    [
-        ({4: 1, 64: 1}, "faster than the CPU from 4x4 matrices on."),
-        ({4: 9, 64: 1}, "faster than the CPU from 64x64 matrices on."),
-        ({4: 1, 64: 9}, "slower than the CPU up to 64x64 matrices."),
-    ],
-)
-def test_from_which_size_an_accelerator_wins(here, told):
-    both = {"cpu": {4: 5, 64: 5}, "cuda:0": here}
+def test_from_which_size_an_accelerator_wins():
+    both = {"cpu": {4: 5, 64: 5}, "cuda:0": {4: 9, 64: 1}}
     rows = [
         {"what": "small product", "device": device, "size": size, "value": value}
         for device, times in both.items()
         for size, value in times.items()
     ]
     [sentence] = reading._of_devices({"rows": rows})
-    assert sentence.endswith(f"on cuda:0, one after the other: {told}")
+    assert sentence.endswith("on cuda:0, one after the other: faster than the CPU from 64x64 matrices on.")
 
 
 def net(what, device, value, precision="float32", **settings):
@@ -573,14 +563,7 @@ def test_a_relative_name_is_looked_for_here_and_then_in_the_workspace(machines, 
 def command(monkeypatch, capfd):
     """`command("measure", ...)` gives exit status, stdout and stderr."""
 
-    def run(*words):
-        monkeypatch.setattr("sys.argv", ["qnnkit", *map(str, words)])
-        monkeypatch.setattr(cli.device, "launch_environment", dict)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code, *capfd.readouterr()
-
-    return run
+    return typing(monkeypatch, capfd)
 
 
 def test_measure_prints_a_table_and_writes_the_file(command, surveyed, monkeypatch, tmp_path):

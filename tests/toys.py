@@ -144,3 +144,25 @@ def by_composer(splits: Any) -> dict[str, Any]:
     return {
         name: replace(splits, **{side: part(splits.split(side), name) for side in SPLITS}) for name in names
     }
+
+
+def texts(folder: Path) -> Path:
+    """Twelve short texts in a folder."""
+    for number in range(12):
+        words = f"{number}. " + "the cat sat on the mat and a dog ran. " * 8
+        (folder / f"{number}.txt").write_text(words)
+    return folder
+
+
+def typing(monkeypatch: Any, capfd: Any) -> Callable[..., tuple[Any, str, str]]:
+    """A function that types words after `qnnkit`, and gives the exit status, stdout and stderr."""
+    from qnnkit import cli
+
+    def command(*words: Any) -> tuple[Any, str, str]:
+        monkeypatch.setattr("sys.argv", ["qnnkit", *map(str, words)])
+        monkeypatch.setattr(cli.device, "launch_environment", dict)
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, *capfd.readouterr()
+
+    return command

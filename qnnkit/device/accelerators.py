@@ -111,6 +111,11 @@ def nvidia_smi() -> list[tuple[str, str]]:
     return re.findall(r"^(.+), ([\d.]+)$", told, re.MULTILINE)
 
 
+def driver() -> str | None:
+    """The version of the NVIDIA driver; None where there is none."""
+    return next((version for _, version in nvidia_smi()), None)
+
+
 def colab_note(gpu: str | None) -> str:
     """What the GPU that Colab drew, such as "Tesla T4", means for time."""
     if gpu is None:

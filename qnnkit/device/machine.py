@@ -6,7 +6,9 @@ import math
 import os
 import platform
 import re
+import signal
 import subprocess
+import sys
 from importlib import metadata, util
 from pathlib import Path
 
@@ -59,6 +61,27 @@ def _granted(file: str) -> float:
     """What the container grants in `file`: cores in "cpu.max", bytes in "memory.max"; else infinity."""
     amount, _, period = read(CGROUP / file).partition(" ")
     return int(amount) / int(period or 1) if amount.isdigit() else math.inf
+
+
+def apart(
+    code: str, *arguments: str, timeout: float, given: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs Python code in a fresh process that finds what this one does, so that a crash ends only that.
+
+    Raises:
+        subprocess.TimeoutExpired: It took longer than `timeout` seconds, and was stopped.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    return subprocess.run(
+        command, env=environment, input=given, capture_output=True, timeout=timeout, check=False
+    )
+
+
+def ending(done: subprocess.CompletedProcess[bytes]) -> tuple[str, str]:
+    """How a process ended, such as "SIGKILL" or "exit code 1", and the last line of its errors."""
+    code, told = done.returncode, done.stderr.decode(errors="replace").strip()
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}", told.rpartition("\n")[2]
 
 
 def version(package: str) -> str | None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +13,7 @@ import warnings
 from dataclasses import dataclass, replace
 from importlib import metadata
 
-from qnnkit.device import machine
+from qnnkit.device import accelerators, machine
 from qnnkit.device.accelerators import Accelerator
 
 PACKAGES = {
@@ -43,6 +41,12 @@ class Simulator:
     error: str | None = None
     why: str | None = None  # the reason, in one sentence, unless it runs
     install: str | None = None  # the command to type; None: no command helps
+
+
+def tried() -> tuple[Simulator, ...]:
+    """Each device of `PACKAGES`, tried; where it does not run, with the reason and the command."""
+    gpu, driver = accelerators.accelerators()[0], accelerators.driver()
+    return tuple(explain(probe(name), gpu, driver) for name in PACKAGES)
 
 
 def probe(name: str, timeout: float = 120.0) -> Simulator:
@@ -75,19 +79,15 @@ def try_apart(name: str, timeout: float) -> Simulator:
         "import dataclasses, json, sys; from qnnkit.device import simulators; "
         "print(json.dumps(dataclasses.asdict(simulators.try_here(sys.argv[1]))))"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-P", "-c", code, name]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+        done = machine.apart(code, name, timeout=timeout)
     except subprocess.TimeoutExpired:
         return Simulator(name, "fails", None, f"its first circuit gave no answer within {timeout:g} s")
-    if told := [line for line in done.stdout.splitlines() if line.startswith('{"name"')]:
+    if told := [line for line in done.stdout.splitlines() if line.startswith(b'{"name"')]:
         return Simulator(**json.loads(told[-1]))
-    died = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
-    last = done.stderr.strip().splitlines()[-1:]
-    return Simulator(
-        name, "fails", None, ": ".join([f"its first circuit killed its process ({died})", *last])
-    )
+    died, last = machine.ending(done)
+    why = f"its first circuit killed its process ({died}){f': {last}' if last else ''}"
+    return Simulator(name, "fails", None, why)
 
 
 def _first_circuit(name: str) -> tuple[float, str | None]:

@@ -42,7 +42,6 @@ def report() -> Report:
     existing = next(folder for folder in (place, *place.parents) if folder.exists())
     ram_total, ram_available = machine.memory()
     found = accelerators.accelerators()
-    driver = next((version for _, version in accelerators.nvidia_smi()), None)
     facts = {
         "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
         "python": platform.python_version(),
@@ -57,11 +56,10 @@ def report() -> Report:
         "ram_available": ram_available,
         "workspace": str(place),
         "disk_free": shutil.disk_usage(existing).free,
-        "nvidia_driver": driver,
+        "nvidia_driver": accelerators.driver(),
         "versions": {name: version for name in PACKAGES if (version := machine.version(name))},
     }
-    tried = (simulators.explain(simulators.probe(name), found[0], driver) for name in simulators.PACKAGES)
-    return Report(facts, found, tuple(tried))
+    return Report(facts, found, simulators.tried())
 
 
 def table(report: Report) -> str:

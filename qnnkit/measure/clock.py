@@ -188,37 +188,17 @@ def race(
     Raises:
         Exception: Every step failed, and not for want of memory: what the first one raised.
     """
-    begin, best, errors = time.perf_counter(), math.inf, []
-    laps: dict[str, Lap] = {}
-    taken: dict[str, list[float]] = {}
-    repeats: dict[str, int] = {}
-    for name, step in steps.items():
-        late = math.isfinite(longest) and time.perf_counter() - begin > seconds
-        if taken and (late or best * step.samples > longest):
-            laps[name] = Lap(None, why="The time was up." if late else "A step would take too long.")
-            continue
-        try:
-            first = _turn(step, 1)
-            again = first if first > patience else _turn(step, 1)
-            if again < 1 and again > FAR_SLOWER * best * step.samples:  # once may be a hiccup
-                again = min(again, _turn(step, 1))
-        except Exception as error:  # what cannot run here does not win
-            errors.append(error)
-            laps[name] = Lap(None, why=_first_line(error))
-            release(step.device)
-            continue
-        laps[name], taken[name] = Lap(again / step.samples), []
-        repeats[name] = max(1, math.ceil(TURN / again))
-        best = min(best, again / step.samples)
-    if errors and not taken and not all(map(ran_out, errors)):
-        raise errors[0]
-    share = seconds / (FEWEST * max(1, len(taken)))  # far slower or not, what is short may have had a hiccup
+    begin, laps = time.perf_counter(), _first_laps(steps, seconds, longest, patience)
+    first = {name: lap.seconds for name, lap in laps.items() if lap.seconds is not None}
+    best = min(first.values(), default=math.inf)
+    share = seconds / (FEWEST * max(1, len(first)))  # far slower or not, what is short may have had a hiccup
     near = [
         name
-        for name in taken
-        if (per_sample := laps[name].seconds or 0.0) <= FAR_SLOWER * best
-        or per_sample * steps[name].samples < share
+        for name in first
+        if first[name] <= FAR_SLOWER * best or first[name] * steps[name].samples < share
     ]
+    repeats = {name: max(1, math.ceil(TURN / (first[name] * steps[name].samples))) for name in near}
+    taken: dict[str, list[float]] = {name: [] for name in near}
     order = random.Random(0)
     for number in range(rounds if len(near) > 1 else 0):
         if number >= FEWEST and time.perf_counter() - begin > 2 * seconds:
@@ -229,7 +209,7 @@ def race(
             except Exception as error:  # such as memory that others have taken meanwhile
                 if not ran_out(error):
                     raise
-                laps[name] = Lap(None, why=_first_line(error))
+                laps[name] = Lap(None, why=first_line(error))
                 release(steps[name].device)
         near = [name for name in near if len(taken[name]) > number]
     if near and taken[near[0]]:
@@ -238,6 +218,31 @@ def race(
             ratios = [one / its for one, its in zip(taken[name], fastest, strict=True)]
             own = Spread.of(taken[name])
             laps[name] = Lap(_typical(taken[name]), _error_of_median(ratios), own.rounds, spread=own.ratio)
+    return laps
+
+
+def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float, patience: float) -> dict[str, Lap]:
+    """Each step called once to warm up and once, or twice, to see how long it takes; see `race`."""
+    begin, best, laps, errors = time.perf_counter(), math.inf, {}, []
+    for name, step in steps.items():
+        late = math.isfinite(longest) and time.perf_counter() - begin > seconds
+        if math.isfinite(best) and (late or best * step.samples > longest):
+            laps[name] = Lap(None, why="The time was up." if late else "A step would take too long.")
+            continue
+        try:
+            first = _turn(step, 1)
+            again = first if first > patience else _turn(step, 1)
+            if again < 1 and again > FAR_SLOWER * best * step.samples:  # once may be a hiccup
+                again = min(again, _turn(step, 1))
+        except Exception as error:  # what cannot run here does not win
+            errors.append(error)
+            laps[name] = Lap(None, why=first_line(error))
+            release(step.device)
+            continue
+        laps[name] = Lap(again / step.samples)
+        best = min(best, again / step.samples)
+    if errors and math.isinf(best) and not all(map(ran_out, errors)):
+        raise errors[0]
     return laps
 
 
@@ -266,7 +271,8 @@ def _turn(step: Step, repeats: int) -> float:
         return _elapsed(step.run, step.device, repeats) / repeats
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of what an exception says, or its type."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 

@@ -12,6 +12,7 @@ import torch
 from qnnkit import checks
 from qnnkit.device import machine
 from qnnkit.measure.clock import Spread, spread, threads
+from qnnkit.measure.held import free
 from qnnkit.train import PRECISIONS
 
 Row = dict[str, Any]
@@ -27,11 +28,17 @@ ROUND = 2e-3
 """Seconds of a round at least: short calls are repeated within one."""
 
 
-def row(what: str, device: Any, times: Spread, work: float, unit: str, **settings: Any) -> Row:
+def row(
+    what: str, device: Any, value: float | None, unit: str, spread: float | None = None, **settings: Any
+) -> Row:
+    """A measurement with its settings, `why` there is none among them."""
+    return {"what": what, "device": str(device), **settings, "value": value, "unit": unit, "spread": spread}
+
+
+def timed(what: str, device: Any, times: Spread, work: float, unit: str, **settings: Any) -> Row:
     """A measurement: `work` a second where the unit is of a second, else the seconds of one of `work`."""
     value = work / times.median if unit.endswith("/s") else times.median / work
-    about = {"what": what, "device": str(device), **settings}
-    return {**about, "value": value, "unit": unit, "spread": times.ratio}
+    return row(what, device, value, unit, times.ratio, **settings)
 
 
 def rows_of(
@@ -58,7 +65,7 @@ def rows_of(
     for size in SIZES:
         a, b = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
         times = _repeated(partial(torch.mm, a, b), device, share)
-        yield row("small product", device, times, PRODUCTS, "s", size=size)
+        yield timed("small product", device, times, PRODUCTS, "s", size=size)
     if str(device) != "cpu":
         for way, source, target in (
             ("to", torch.device("cpu"), device),
@@ -67,9 +74,9 @@ def rows_of(
             large = torch.ones((2**24 if quick else 2**26) // 4, device=source)
             one = torch.ones(1, device=source)
             times = spread(partial(large.to, target, copy=True), device, seconds=share, least=ROUND)
-            yield row("transfer", device, times, large.nbytes, "B/s", way=way)
+            yield timed("transfer", device, times, large.nbytes, "B/s", way=way)
             times = spread(partial(one.to, target, copy=True), device, seconds=share, least=ROUND)
-            yield row("transfer of a number", device, times, 1, "s", way=way)
+            yield timed("transfer of a number", device, times, 1, "s", way=way)
 
 
 def figures(device: torch.device, precision: str = "float32", number: int | None = None) -> dict[str, Any]:
@@ -136,18 +143,16 @@ def _or_why(made: Callable[[], Row], what: str, device: Any, unit: str, **settin
     try:
         return made()
     except (RuntimeError, TypeError, NotImplementedError, MemoryError) as error:
-        about = {"what": what, "device": str(device), **settings}
-        return {**about, "value": None, "unit": unit, "spread": None, "why": machine.first_line(error)}
+        return row(what, device, None, unit, **settings, why=machine.first_line(error))
 
 
 def _bandwidth(device: torch.device, share: float, quick: bool) -> Row:
     """The triad of the STREAM benchmark, which reads two arrays and writes a third one."""
-    room = kind(device)[1] if device.type == "cuda" else machine.memory()[1]
-    n = min(SMALL_ARRAY if quick else ARRAY, room // 16) // 4
+    n = min(SMALL_ARRAY if quick else ARRAY, free(device) // 16) // 4
     a, b = torch.ones(n, device=device), torch.ones(n, device=device)
     c = torch.empty_like(a)
     times = spread(lambda: torch.add(a, b, alpha=2.0, out=c), device, seconds=share, least=ROUND)
-    return row("bandwidth", device, times, 3 * a.nbytes, "B/s")
+    return timed("bandwidth", device, times, 3 * a.nbytes, "B/s")
 
 
 def _products(
@@ -164,13 +169,13 @@ def _products(
     while size < largest and spread(product(size), device, rounds=5).least < LONG_ENOUGH:
         size *= 2
     times = spread(product(size), device, seconds=share, least=ROUND)
-    return row("product", device, times, 2 * size**3, "FLOP/s", precision=precision, size=size)
+    return timed("product", device, times, 2 * size**3, "FLOP/s", precision=precision, size=size)
 
 
 def _launch(device: torch.device, share: float) -> Row:
     """A small elementwise operation: what it takes to launch it."""
     ones = torch.ones(64, device=device)
-    return row("launch", device, _repeated(partial(torch.add, ones, ones), device, share), PRODUCTS, "s")
+    return timed("launch", device, _repeated(partial(torch.add, ones, ones), device, share), PRODUCTS, "s")
 
 
 def _repeated(operation: Callable[[], Any], device: torch.device, share: float) -> Spread:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from qnnkit.device import machine
+
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -17,6 +19,11 @@ def resident() -> int:
     import psutil
 
     return psutil.Process().memory_info().rss
+
+
+def free(device: torch.device) -> int:
+    """Bytes that could still be taken of the memory that `device` computes in."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory()[1]
 
 
 def reset_peak(device: torch.device) -> None:

@@ -35,7 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from qnnkit import checks, layers, train
 from qnnkit.checkpoint import own_generators
 from qnnkit.checkpoint import weights as kept_weights
-from qnnkit.measure.parts import nodes_between, quantum_parts
+from qnnkit.measure.parts import Around, hooked
 from qnnkit.measure.workload import Workload
 
 NEARLY = 1.02
@@ -347,22 +347,17 @@ class Ledger(TorchDispatchMode):
     def attributing(self, model: nn.Module) -> Iterator[None]:
         """What circuits make, forward and backward, belongs to "quantum states"."""
 
-        def enter(*_: Any) -> None:
+        def enter() -> None:
             self.doing = "quantum states"
 
-        def leave(*_: Any) -> None:
+        def end() -> None:
             self.doing = "activations"
 
-        def left(part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
-            leave()
-            for node in nodes_between(inputs, outputs):
-                node.register_prehook(enter)
-                node.register_hook(leave)
+        def leave() -> Around:
+            end()
+            return enter, end
 
-        with contextlib.ExitStack() as hooks:
-            for part in quantum_parts(model):
-                hooks.callback(part.register_forward_pre_hook(enter).remove)
-                hooks.callback(part.register_forward_hook(left).remove)
+        with hooked(model, enter, leave):
             yield
 
 

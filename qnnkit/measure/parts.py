@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,13 @@ TIMED = 2
 """Images whose circuits are run one by one, at most."""
 WARMUP, STEPS, COSTLIEST = 3, 10, 10
 """Of a profile: updates before it, updates in it, and operations in its table."""
+NO_FEATURES = (
+    "This model takes no features in place of its data.",
+    "Augmentation makes other images in every epoch, so nothing can be computed before.",
+)
+"""Why nothing is computed before training: without augmentation, and with it."""
+Around = tuple[Callable[[], None], Callable[[], None]]
+"""What is called before and after something."""
 
 
 def training_step(
@@ -105,7 +113,8 @@ def step_parts(
     config, device = config or Settings(), torch.device(device)
     model, batches = copy.deepcopy(model), itertools.chain.from_iterable(itertools.repeat(loader))
     stepper = train.Stepper(model, task, config, recipes.parameter_groups(model, config), device)
-    with own_generators(), clock.threads(threads), _Clock(model, device) as watch:
+    watch = _Clock(device)
+    with own_generators(), clock.threads(threads), hooked(model, watch.enter, watch.leave):
         taken, spent = [], 0.0
         while len(taken) < warmup + steps or spent < seconds:
             taken.append(_timed_step(stepper, batches, watch))
@@ -147,56 +156,67 @@ def _timed_step(stepper: train.Stepper, batches: Iterator[Any], watch: _Clock) -
 
 
 class _Clock:
-    """Adds up the time inside a model's quantum parts, forward by hooks and backward by those of the graph.
+    """Adds up the time inside a model's quantum parts, forward and backward."""
 
-    A module's own backward hooks would not do: where no gradient by the inputs is wanted, as of a circuit
-    that reads the images, torch calls them before the work.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device):
-        self.model, self.device = model, device
-        self.forward = 0.0
-        self.spans: list[list[float]] = []  # of each use of a part: begin and end of its way back
-        self.entered: list[float] = []
-        self.handles: list[Any] = []
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.spans: dict[str, list[list[float]]] = {"forward": [], "backward": []}
+        """Begin and end of each use of a part, on either way."""
 
     def now(self) -> float:
         return clock.now(self.device)
 
-    def __enter__(self) -> _Clock:
-        for part in quantum_parts(self.model):
-            self.handles.append(part.register_forward_pre_hook(self._enter))
-            self.handles.append(part.register_forward_hook(self._leave))
-        return self
+    def enter(self) -> None:
+        self.spans["forward"].append([self.now()])
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
-            handle.remove()
+    def leave(self) -> Around:
+        self.spans["forward"][-1].append(self.now())
+        span: list[float] = []
+        self.spans["backward"].append(span)
+
+        def begin() -> None:
+            span[:] = span or [self.now()] * 2
+
+        def end() -> None:
+            span[1] = self.now()
+
+        return begin, end
 
     def spent(self) -> dict[str, float]:
         """Seconds inside the quantum parts since the last call, on either way."""
-        found = {"forward": self.forward, "backward": sum(span[1] - span[0] for span in self.spans if span)}
-        self.forward, self.spans = 0.0, []
+        found = {way: sum(span[1] - span[0] for span in its if span) for way, its in self.spans.items()}
+        for its in self.spans.values():
+            its.clear()
         return found
 
-    def _enter(self, part: nn.Module, inputs: Any) -> None:
-        self.entered.append(self.now())
 
-    def _leave(self, part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
-        self.forward += self.now() - self.entered.pop()
-        span: list[float] = []
-        self.spans.append(span)
+@contextlib.contextmanager
+def hooked(model: nn.Module, enter: Callable[[], None], leave: Callable[[], Around]) -> Iterator[None]:
+    """Calls functions where a model's quantum parts begin and end, forward by hooks, backward by the graph's.
 
-        def begin(*_: Any) -> None:
-            if not span:
-                span.extend([self.now()] * 2)
+    A module's own backward hooks would not do: where no gradient by the inputs is wanted, as of a circuit
+    that reads the images, torch calls them before the work.
 
-        def end(*_: Any) -> None:
-            span[1] = self.now()
+    Args:
+        model: The model.
+        enter: Called before each part's forward pass.
+        leave: Called after it; gives what is called before and after each node of its way back.
+    """
 
+    def left(part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
+        begin, end = leave()
         for node in nodes_between(inputs, outputs):
-            node.register_prehook(begin)
-            node.register_hook(end)
+            node.register_prehook(lambda *_: begin())
+            node.register_hook(lambda *_: end())
+
+    def entered(*_: Any) -> None:
+        enter()
+
+    with contextlib.ExitStack() as hooks:
+        for part in quantum_parts(model):
+            hooks.callback(part.register_forward_pre_hook(entered).remove)
+            hooks.callback(part.register_forward_hook(left).remove)
+        yield
 
 
 def quantum_parts(model: nn.Module) -> list[nn.Module]:
@@ -335,7 +355,8 @@ class _Bench:
                 n, early = sum(len(self.splits.split(name)) for name in SPLITS), cached is not False
                 stepper, given = training_step(config, self.splits, batch, n, place, cached=early)
                 if cached is None and (given is batch or given[0] is batch[0]):
-                    _refuse_features(config)
+                    augmented = getattr(config, "augmentation", "none") != "none"
+                    raise ValueError(NO_FEATURES[augmented])
                 made.append(partial(stepper, given))
             made[0]()
 
@@ -344,32 +365,15 @@ class _Bench:
     def one_by_one(self, model: nn.Module, example: Any, seconds: float) -> Lap:
         try:
             with clock.threads(self.threads):
-                return Lap(one_by_one(model, example, seconds=seconds).seconds_per_image)
+                return Lap(one_by_one(model, example, seconds=seconds))
         except (ValueError, RuntimeError) as error:
-            return Lap(None, why=str(error).strip().split("\n")[0])
-
-
-def _refuse_features(config: Settings) -> None:
-    if getattr(config, "augmentation", "none") != "none":
-        raise ValueError("Augmentation makes other images in every epoch, so nothing can be computed before.")
-    raise ValueError("This model takes no features in place of its data.")
-
-
-@dataclass(frozen=True)
-class OneByOne:
-    """What a model's circuits take when they run one after the other."""
-
-    seconds_per_image: float
-    circuits_per_image: int
-    circuits_timed: int
-    trains: bool
-    """Whether a backward pass is part of it."""
+            return Lap(None, why=clock.first_line(error))
 
 
 def one_by_one(
     model: nn.Module, image: Given, *, backend: str = "lightning.qubit", seconds: float = 0.5
-) -> OneByOne:
-    """Times a few of a model's circuits on a simulator that runs them one by one, and scales up.
+) -> float:
+    """Seconds per image of a model's circuits one by one, scaled up from a few; backward if they train.
 
     Args:
         model: Holds `QuantumLayer`s that run for the image; those of one shape are taken to cost the same.
@@ -384,18 +388,16 @@ def one_by_one(
     for layer, n in circuits_by_layer(model, image).items():
         shapes = [tuple(weight.shape) for weight in layer.parameters()]
         kinds.setdefault((layer.n_features, layer.n_outputs, *shapes), []).append((layer, n))
-    total, timed, trains = 0.0, 0, False
+    total = 0.0
     for (n_features, *_), alike in kinds.items():
         slow = alike[0][0].with_qnode(alike[0][0].qnode, backend).cpu()
-        own_trains = any(weight.requires_grad for weight in slow.parameters())
-        trains |= own_trains
+        trains = any(weight.requires_grad for weight in slow.parameters())
         per_image = sum(n for _, n in alike)
-        run, cpu = partial(_run, slow, n_features, own_trains), torch.device("cpu")
+        run, cpu = partial(_run, slow, n_features, trains), torch.device("cpu")
         one_round = clock.seconds(partial(run, 4), cpu, rounds=1)
         n = max(1, min(TIMED * per_image, int(4 * seconds / one_round)))
         total += clock.seconds(partial(run, n), cpu, rounds=3) / n * per_image
-        timed += n
-    return OneByOne(total, sum(n for alike in kinds.values() for _, n in alike), timed, trains)
+    return total
 
 
 def _run(layer: QuantumLayer, n_features: int, trains: bool, n_circuits: int) -> None:

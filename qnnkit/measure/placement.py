@@ -72,11 +72,7 @@ class Candidate:
             >>> Candidate("cpu", 1, 64).place, Candidate("mps", None, 64).place
             ('cpu on 1 thread', 'mps')
         """
-        return f"{self.device} on {self.how_many}" if self.threads else self.device
-
-    @property
-    def how_many(self) -> str:
-        return f"{self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.device} on {_threads(self)}" if self.threads else self.device
 
     @property
     def name(self) -> str:
@@ -134,10 +130,10 @@ def place(
         told = f"{found[0].place}: nothing else to choose from, so nothing was measured."
         return Placement(found[0].device, backend, found[0].threads, found[0].batch_size, told)
     laps, at, busy = timed(model, task, samples, config, found, groups, seconds)
-    chosen = decide(found, laps)
-    told = [_of_place(chosen, found, laps, sum(weight.numel() for weight in model.parameters()), at)]
+    chosen, times = decide(found, laps), _times(found, laps)
+    told = [_of_place(chosen, found, times, sum(weight.numel() for weight in model.parameters()), at)]
     if config.batch_size == "auto":
-        told.append(_of_batch(chosen, found, laps))
+        told.append(_of_batch(chosen, found, times))
     rows = [
         {
             "candidate": name,
@@ -356,7 +352,7 @@ def decide(found: Sequence[Candidate], laps: Mapping[str, Lap]) -> Candidate:
         found: The candidates, the simplest first.
         laps: By their names, as `clock.race` gives them.
     """
-    times = {one: seconds for one in found if (seconds := _seconds(one, laps))}
+    times = _times(found, laps)
     if not times:
         return found[0]
     size = min(one.batch_size for one in times if times[one] <= (1 + NEAR) * min(times.values()))
@@ -364,50 +360,58 @@ def decide(found: Sequence[Candidate], laps: Mapping[str, Lap]) -> Candidate:
     return known[clock.winner({name: laps[name] for name in known}) or ""]
 
 
-def _seconds(one: Candidate, laps: Mapping[str, Lap]) -> float | None:
-    return laps[one.name].seconds if one.name in laps else None
+def _times(found: Sequence[Candidate], laps: Mapping[str, Lap]) -> dict[Candidate, float]:
+    """Seconds per sample of the candidates that were timed."""
+    return {one: taken for one in found if one.name in laps and (taken := laps[one.name].seconds)}
 
 
 # --- in words -----------------------------------------------------------------------------------------------
 
 
 def _of_place(
-    chosen: Candidate, found: Sequence[Candidate], laps: Mapping[str, Lap], n_weights: int, at: int | None
+    chosen: Candidate,
+    found: Sequence[Candidate],
+    times: Mapping[Candidate, float],
+    n_weights: int,
+    at: int | None,
 ) -> str:
     """Such as "cpu on 1 thread: 2.1x faster than 2 threads, for this net of 88,000 weights at batch 128."."""
-    if not _seconds(chosen, laps):
+    if chosen not in times:
         return f"{chosen.place}: nothing could be measured, so this is the simplest choice, not the fastest."
+
+    def compared(other: Candidate, name: str) -> str:
+        ratio = times.get(other, 0) / times[chosen]
+        if not ratio:
+            return f"{name} not timed (failed, or too late)"
+        if ratio >= 1 + TIE:
+            return f"{ratio:.1f}x faster than {name}"
+        return f"as fast as {name}{'' if ratio > 1 - TIE else ' within the noise'}"
+
     beside = [one for one in found if one.batch_size == chosen.batch_size and one != chosen]
-    told = [_compared(one, one.how_many, chosen, laps) for one in beside if one.device == chosen.device]
+    told = [compared(one, _threads(one)) for one in beside if one.device == chosen.device]
     for place in dict.fromkeys(each.device for each in beside if each.device != chosen.device):
-        there = [each for each in beside if each.device == place]
-        best = min(there, key=lambda each: _seconds(each, laps) or float("inf"))
-        told.append(_compared(best, best.place if _seconds(best, laps) else place, chosen, laps))
+        best = min(
+            (each for each in beside if each.device == place), key=lambda each: times.get(each, math.inf)
+        )
+        told.append(compared(best, best.place if best in times else place))
     timed_at = f" (timed at {at})" if at else ""
     what = f"for this net of {n_weights:,} weights at batch {chosen.batch_size}{timed_at}."
     return f"{chosen.place}: {', '.join([*told, what])}" if told else f"{chosen.place}, {what}"
 
 
-def _compared(other: Candidate, name: str, chosen: Candidate, laps: Mapping[str, Lap]) -> str:
-    theirs, own = _seconds(other, laps), _seconds(chosen, laps)
-    if not theirs or not own:
-        return f"{name} not timed (failed, or too late)"
-    if theirs / own >= 1 + TIE:
-        return f"{theirs / own:.1f}x faster than {name}"
-    return f"as fast as {name}{'' if theirs / own > 1 - TIE else ' within the noise'}"
+def _threads(one: Candidate) -> str:
+    return f"{one.threads} thread{'s' * (one.threads != 1)}"
 
 
-def _of_batch(chosen: Candidate, found: Sequence[Candidate], laps: Mapping[str, Lap]) -> str:
-    tried = {one: seconds for one in found if (seconds := _seconds(one, laps))}
-    if not tried:
-        return f"Batch {chosen.batch_size} is the smallest of all."
+def _of_batch(chosen: Candidate, found: Sequence[Candidate], times: Mapping[Candidate, float]) -> str:
+    size = f"Batch {chosen.batch_size}"
+    if not times:
+        return f"{size} is the smallest of all."
     if len({one.batch_size for one in found}) == 1:
-        told = f"Batch {chosen.batch_size} is the only size tried"
-        return f"{told}: larger ones would leave an epoch under {UPDATES} updates."
-    best = min(tried, key=lambda one: tried[one])
-    told = f"Batch {chosen.batch_size} is the smallest within {100 * NEAR:.0f} % of the most samples a second"
-    told += f" ({1 / tried[best]:,.0f}, at batch {best.batch_size})"
-    largest = max(one.batch_size for one in tried)
+        return f"{size} is the only size tried: larger ones would leave an epoch under {UPDATES} updates."
+    best, largest = min(times, key=lambda one: times[one]), max(one.batch_size for one in times)
+    told = f"{size} is the smallest within {100 * NEAR:.0f} % of the most samples a second"
+    told += f" ({1 / times[best]:,.0f}, at batch {best.batch_size})"
     if largest < max(one.batch_size for one in found):
         told += f"; none above {largest} was tried, for want of time or memory"
     return f"{told}."

@@ -15,9 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from qnnkit import gradients, train
-from qnnkit.device import machine
 from qnnkit.measure.clock import Spread, threads
-from qnnkit.measure.held import peak_on, reset_peak, resident
+from qnnkit.measure.held import free, peak_on, reset_peak, resident
 from qnnkit.measure.memory import Work, trace
 from qnnkit.measure.workload import Workload
 from qnnkit.models.blocks import seeded
@@ -195,8 +194,8 @@ def _timed(
 ) -> tuple[Spread | None, int]:
     """Times of one update, and the batch size that was run for them; None where not even one sample may be
     tried."""
-    free, whole = SHARE * free_memory(device), workload.training.batch_size
-    while _used(memory) >= free or work.flops >= MOST_WORK.get(device.type, MOST_WORK["cuda"]):
+    room, whole = SHARE * free(device), workload.training.batch_size
+    while _used(memory) >= room or work.flops >= MOST_WORK.get(device.type, MOST_WORK["cuda"]):
         size = workload.training.batch_size
         if size == 1:
             return None, whole
@@ -243,11 +242,6 @@ def _epochs(
             identity={},
             watch=gradients.Watch(model, groups, per_epoch=looked) if groups and looked else None,
         ).seconds
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that a training could still take on a device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory()[1]
 
 
 @functools.cache

@@ -182,13 +182,9 @@ class Comparison:
 
     def picture(self) -> plots.Picture:
         """Time, memory, cost and stability of each machine's devices."""
-        columns: dict[str, Any] = dict(
-            names="machine", devices="device", seconds="s/epoch", megabytes="peak MB", costs="cost/epoch",
-            spreads="spread",
-        )  # fmt: skip
-        for name, column in columns.items():
-            columns[name] = [None if value != value else value for value in self.frame[column]]
-        return plots.machines(**columns, net=self.net)
+        columns = ["machine", "device", "s/epoch", "peak MB", "cost/epoch", "spread"]
+        known = self.frame[columns].astype(object).where(self.frame[columns].notna(), None)
+        return plots.machines(*(list(known[column]) for column in columns), net=self.net)
 
 
 def files(named: str | Sequence[str | Path]) -> list[Path]:

@@ -10,10 +10,10 @@ import torch
 
 from qnnkit import circuits
 from qnnkit import device as devices
-from qnnkit.device import accelerators, machine, simulators
+from qnnkit.device import machine, simulators
 from qnnkit.layers import QuantumLayer
-from qnnkit.measure import clock
-from qnnkit.measure.device_figures import Row
+from qnnkit.measure import clock, held
+from qnnkit.measure.device_figures import Row, row
 
 CIRCUIT, LAYERS = "strongly_entangling", 2
 QUBITS, BATCHES = (4, 8, 12, 16), (1, 64, 1024)
@@ -61,8 +61,7 @@ def _cell(
     steps: dict[str, clock.Step] = {}
     rows: list[Row] = []
     for backend, device in runs:
-        cell = {"what": "circuits", "device": str(device), "backend": backend, "qubits": n_qubits}
-        cell |= {"batch": batch, "value": None, "unit": "s", "spread": None}
+        cell = row("circuits", device, None, "s", backend=backend, qubits=n_qubits, batch=batch)
         rows.append(cell)
         if why := _obstacle(cell, before, left):
             cell["why"] = why
@@ -93,16 +92,13 @@ def _simulators() -> tuple[list[tuple[str, torch.device]], list[str]]:
     """Which simulators run where, and why others do not run."""
     usable = devices.usable_devices()
     runs, absent = [("batched", device) for device in usable], []
-    for name in simulators.PACKAGES:
-        tried = simulators.probe(name)
-        if tried.state != "runs":
-            driver = next((version for _, version in accelerators.nvidia_smi()), None)
-            tried = simulators.explain(tried, accelerators.accelerators()[0], driver)
-            absent.append(f"{name} does not run here: {tried.why or tried.error or tried.state}")
-        elif name == "default.qubit":
-            runs += [(name, device) for device in usable if device.type != "mps"]  # it wants float64
+    for one in simulators.tried():
+        if one.state != "runs":
+            absent.append(f"{one.name} does not run here: {one.why}")
+        elif one.name == "default.qubit":
+            runs += [(one.name, device) for device in usable if device.type != "mps"]  # it wants float64
         else:
-            runs.append((name, torch.device("cpu") if name == "lightning.qubit" else GPU))
+            runs.append((one.name, torch.device("cpu") if one.name == "lightning.qubit" else GPU))
     return runs, absent
 
 
@@ -111,7 +107,7 @@ def _obstacle(cell: Row, before: Sequence[Row], left: float) -> str | None:
     one_by_one, n_qubits = cell["backend"] in ONE_BY_ONE, cell["qubits"]
     batch = 1 if one_by_one else cell["batch"]
     states = 8 * batch * 2**n_qubits  # bytes of one state of the batch, complex numbers of 2 x 4 bytes
-    needs, room = states * KEPT.get(cell["backend"], 4), _room(torch.device(cell["device"])) / 4
+    needs, room = states * KEPT.get(cell["backend"], 4), held.free(torch.device(cell["device"])) / 4
     if needs > room:
         return f"It may need {needs / 1e9:.1f} GB, and a quarter of the free memory is {room / 1e9:.1f} GB."
     guesses = []
@@ -126,10 +122,6 @@ def _obstacle(cell: Row, before: Sequence[Row], left: float) -> str | None:
     if guess > left / 3:
         return f"It would take about {guess:.1f} s, too much of the {left:.1f} s that were left."
     return None
-
-
-def _room(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory()[1]
 
 
 def _run(backend: str, device: torch.device, n_qubits: int, batch: int) -> Callable[[], Any]:

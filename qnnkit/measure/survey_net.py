@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +23,7 @@ from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED
 from qnnkit.device import machine
 from qnnkit.measure import clock, held
-from qnnkit.measure.device_figures import Row, row
+from qnnkit.measure.device_figures import Row, row, timed
 from qnnkit.measure.parts import step_parts, training_step
 from qnnkit.measure.placement import thread_counts
 from qnnkit.settings import Settings
@@ -104,12 +102,6 @@ class Sample:
             return None
         return float((self.batch["labels"][:, 1:] != IGNORED).sum()) / len(self)
 
-    def example(self, n: int = 1) -> Any:
-        """What a net takes, of the first `n` samples."""
-        if not isinstance(self.batch, dict):
-            return self.batch[0][:n]
-        return {name: tensor[:n] for name, tensor in self.batch.items() if name != "labels"}
-
 
 def net_rows(config: Settings, sample: Sample, seconds: float, *, quick: bool = False) -> list[Row]:
     """Seconds of an update and of its parts, of an epoch, samples a second and the peak of memory.
@@ -134,9 +126,9 @@ def net_rows(config: Settings, sample: Sample, seconds: float, *, quick: bool = 
     rows: list[Row] = []
     for device, precision in asked:
         left = seconds - (time.perf_counter() - begin)
-        where = {"device": str(device), "precision": precision}
+        where: dict[str, Any] = {"device": str(device), "precision": precision}
         if not quick and left < START:
-            rows.append(_missing(where, "The time was up."))
+            rows.append(row("net update", value=None, unit="s", **where, why="The time was up."))
             continue
         question = {
             **where,
@@ -147,7 +139,8 @@ def net_rows(config: Settings, sample: Sample, seconds: float, *, quick: bool = 
             "seconds": 0.0 if quick else seconds / (5 * len(asked)),
         }
         found = _ask(question, PATIENCE if quick else max(PATIENCE, left))
-        rows += [_missing(where, found)] if isinstance(found, str) else found
+        missing = row("net update", value=None, unit="s", **where, why=found)
+        rows += [missing] if isinstance(found, str) else found
     return rows
 
 
@@ -176,10 +169,6 @@ def require_images(config: Settings) -> None:
         raise ValueError(checks.message("dummy", rule, config.title, step))
 
 
-def _missing(where: dict[str, str], why: str) -> Row:
-    return {"what": "net update", **where, "value": None, "unit": "s", "spread": None, "why": why}
-
-
 # --- in a process of its own --------------------------------------------------------------------------------
 
 
@@ -188,24 +177,18 @@ def _ask(question: dict[str, Any], timeout: float) -> list[Row] | str:
 
     What is pickled goes from this process to its own child, and is kept nowhere.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryDirectory() as folder:
         answered = Path(folder) / "answer.json"
-        command = [sys.executable, "-P", "-c", CODE, str(answered)]
-        asked = pickle.dumps(question)
         try:
-            done = subprocess.run(
-                command, env=environment, input=asked, capture_output=True, timeout=timeout, check=False
-            )
+            done = machine.apart(CODE, str(answered), timeout=timeout, given=pickle.dumps(question))
         except subprocess.TimeoutExpired:
             return f"It took longer than the {timeout:.0f} s that were left."
         if answered.exists():
             return json.loads(answered.read_text())
+    ended, last = machine.ending(done)
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        return f"Its process was ended by {name}, as a system does that runs out of memory."
-    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-    return f"Its process ended with status {done.returncode} and said: {last[0][:200]}"
+        return f"Its process was ended by {ended}, as a system does that runs out of memory."
+    return f"Its process ended with {ended} and said: {last[:200] or 'nothing'}"
 
 
 def answer() -> None:
@@ -244,21 +227,17 @@ def here(question: dict[str, Any]) -> list[Row] | str:
         )  # fmt: skip
     except (RuntimeError, ValueError, AttributeError, OSError, MemoryError) as error:  # such as no memory
         return machine.first_line(error)
-    rows = [row("net update", device, times, 1, "s", **about)]
+    rows = [timed("net update", device, times, 1, "s", **about)]
     epoch = times.scaled(sample.n_samples / len(sample))
-    rows.append(row("net epoch", device, epoch, 1, "s", **about))
-    rows.append(row("net samples", device, times, len(sample), "1/s", **about))
+    rows.append(timed("net epoch", device, epoch, 1, "s", **about))
+    rows.append(timed("net samples", device, times, len(sample), "1/s", **about))
     if sample.n_tokens:
-        rows.append(row("net tokens", device, times, len(sample) * sample.n_tokens, "1/s", **about))
-    alone = {"device": str(device), **about, "spread": None}
-    rows.append({"what": "net memory", **alone, "value": peak, "unit": "B", **n})
+        rows.append(timed("net tokens", device, times, len(sample) * sample.n_tokens, "1/s", **about))
+    rows.append(row("net memory", device, peak, "B", **about, **n))
     rows += [
-        {"what": f"net {part['name']}", **alone, "value": part["seconds"], "unit": "s"}
+        row(f"net {part['name']}", device, part["seconds"], "s", **about)
         for part in parts
         if part["seconds"] > 0 and part["name"] not in ("loading", "transfer", "rest")
     ]
-    rows += [
-        {"what": "net update on threads", **alone, "threads": n, "value": lap.seconds, "unit": "s"}
-        for n, lap in laps.items()
-    ]
-    return rows
+    raced = {n: {**about, "threads": n} for n in laps}
+    return rows + [row("net update on threads", device, laps[n].seconds, "s", **raced[n]) for n in laps]
