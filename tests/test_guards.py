@@ -1364,6 +1364,9 @@ CURVED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, ...]]] = {
     "round": (lambda x: x + torch.round(x / 50), (3.0, 1e3, 1.0)),
     "where": (lambda x: torch.where(x > 100, x / 3, x), (3.0, 1e3, 1.0)),
     "gated_by_a_comparison": (lambda x: x + x * (x > 100), (3.0, 1e3, 1.0)),
+    "abs": (lambda x: (x - 10).abs(), (3.0, 1e2, 1.0)),
+    "folded": (lambda x: torch.asin(torch.sin(x)), (1.5, 1e2, 1.0)),
+    "root_of_a_square": (lambda x: (x - 10).square().sqrt(), (3.0, 1e2, 1.0)),
     "remainder": (lambda x: torch.remainder(x, 40.0), (3.0, 1e3, 1.0)),
     "straight_through": (lambda x: x + (torch.round(x) - x).detach(), (3.0, 30.0, 1.0)),
 }

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import qnnkit
@@ -72,6 +73,32 @@ def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", replaced)
     return done
+
+
+# --- circuits -----------------------------------------------------------------------------------------------
+
+
+def uniform(
+    *shape: int, seed: int = 0, top: float = np.pi, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Numbers between 0 and `top`."""
+    return top * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def linear(n_in: int, n_out: int, **options: Any) -> torch.nn.Linear:
+    """Its weights come from a generator, where nn.Linear's come from the global one."""
+    module = torch.nn.utils.skip_init(torch.nn.Linear, n_in, n_out, **options)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(uniform(*weight.shape, seed=2, top=n_in**-0.5))
+    return module
+
+
+def mixed_gradients(values: torch.Tensor, leaves: Any) -> tuple[torch.Tensor, ...]:
+    """Of a mixture of values in which no two errors cancel, by leaves that may have no part in it."""
+    mixture = torch.linspace(-0.9, 1.1, values.numel(), dtype=values.dtype).reshape(values.shape)
+    total = (values * mixture).sum() + 0 * sum(leaf.sum() for leaf in leaves)
+    return torch.autograd.grad(total, leaves)
 
 
 # --- data ---------------------------------------------------------------------------------------------------

@@ -125,8 +125,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         last = None if self._programs is None else self._programs.last
         return last if isinstance(last, str) else None
 
-    def _program(self, rows: Tensor) -> Fused | None:
-        """The fused program for rows of this form; None without one."""
+    def _program(self, rows: Tensor, shape: torch.Size) -> Fused | None:
+        """The fused program for rows of inputs of this shape; None without one."""
         if self.wanted_backend not in ("auto", "batched") or self.qnode.device.name not in EXACT_DEVICES:
             found = self._obstacle()
         else:
@@ -140,7 +140,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
             try:
                 self._tapes(rows)
             except Exception as error:
-                refusals.wrong_number_of_features(self._tapes, rows, tuple(rows.shape), error)
+                refusals.wrong_number_of_features(self._tapes, rows, shape, error)
                 raise
             step = f"It has none, because {found}; use auto."
             raise NotImplementedError(checks.message("backend", "have a fused form", "batched", step))
@@ -214,7 +214,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
             dtype = torch.float64  # torch itself goes back, and would round there
         rows = inputs.to(dtype)
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])
-        return rows, self._program(rows)
+        return rows, self._program(rows, inputs.shape)
 
     def _on_own_device(self, inputs: Tensor) -> Tensor:
         """The outputs as TorchLayer computes them."""
