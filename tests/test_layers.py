@@ -334,6 +334,7 @@ def quanvolution(**options) -> Quanv2d:
     return Quanv2d(**{"in_channels": 1, "circuit": "random", **options})
 
 
+SIZED = "n_features", "n_outputs", "n_weights"
 BAD = {  # argument, what is given -> the call
     **{(name, 0): lambda name=name: quanvolution(**{name: 0})
        for name in ("in_channels", "kernel_size", "stride", "filters", "n_layers")},
@@ -341,8 +342,7 @@ BAD = {  # argument, what is given -> the call
        for name, value in (("circuit", "angle"), ("embedding", "angel"), ("backend", "qiskit"))},
     **{("images", shape): lambda shape=shape: quanvolution()(torch.zeros(shape))
        for shape in ((4, 4), (1, 4, 4), (1, 1, 1, 4, 4), (1, 2, 4, 4), (1, 1, 1, 4), (1, 1, 4, 1))},
-    **{(name, 0): lambda name=name: ClassicalLayer(**{"n_features": 2, "n_outputs": 2, "n_weights": 2, name: 0})
-       for name in ("n_features", "n_outputs", "n_weights")},
+    **{(name, 0): lambda name=name: ClassicalLayer(**{**dict.fromkeys(SIZED, 2), name: 0}) for name in SIZED},
     ("inputs", (2, 3)): lambda: ClassicalLayer(4, 1, 3)(torch.zeros(2, 3)),
     ("backend", "lightnig.qubit"): lambda: layer_of(backend="lightnig.qubit"),
     ("model", "Linear"): lambda: controls(linear(2, 2)),

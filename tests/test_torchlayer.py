@@ -16,19 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, circuits
-from tests.toys import linear, refused, uniform
+from tests.toys import linear, measured, refused, same, two_expvals, uniform
 
-FLOAT32 = 1e-5
-"""Largest error allowed of values and gradients."""
 TorchLayer = qp.qnn.TorchLayer
 
 
 WEIGHTS = uniform(3, 2, 3, seed=1, top=2 * np.pi)
 INPUTS = uniform(5, 2)
-
-
-def two_expvals() -> list:
-    return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1))]
 
 
 def qnode_of(measure: Callable = two_expvals, shots=None, device: str = "default.qubit", wires: int = 2):
@@ -44,21 +38,6 @@ def qnode_of(measure: Callable = two_expvals, shots=None, device: str = "default
 
 def make(kind: type, qnode: qp.QNode, weights: Tensor = WEIGHTS, **options):
     return kind(qnode, {"weights": tuple(weights.shape)}, {"weights": weights.clone()}, **options)
-
-
-def measured(model: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """Outputs, and the gradients of a mixture of them by the inputs and by each parameter."""
-    inputs = inputs.clone().requires_grad_()
-    outputs = model(inputs)
-    (outputs * torch.linspace(-1, 2, outputs.numel()).reshape(outputs.shape)).sum().backward()
-    found = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
-    model.zero_grad()
-    return found
-
-
-def same(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    for mine, true in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, true, rtol=0, atol=FLOAT32, equal_nan=True)
 
 
 # --- what a QNode returns -----------------------------------------------------------------------------

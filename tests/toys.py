@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pennylane as qp
 import pytest
 import torch
 from PIL import Image
@@ -94,10 +95,35 @@ def linear(n_in: int, n_out: int, **options: Any) -> torch.nn.Linear:
     return module
 
 
+def two_expvals() -> list:
+    """<Z> of two wires."""
+    return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1))]
+
+
+def measured(model: torch.nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Outputs, and the gradients of a mixture of them by the inputs and by each parameter."""
+    inputs = inputs.clone().requires_grad_()
+    outputs = model(inputs)
+    (outputs * torch.linspace(-1, 2, outputs.numel()).reshape(outputs.shape)).sum().backward()
+    found = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
+    model.zero_grad()
+    return found
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-5) -> None:
+    """Asserts that tensors agree one by one, to float32."""
+    for mine, true in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, true, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def mixture(values: torch.Tensor) -> torch.Tensor:
+    """A weight for each value, so that no two errors cancel in the sum."""
+    return torch.linspace(-0.9, 1.1, values.numel(), dtype=values.dtype).reshape(values.shape)
+
+
 def mixed_gradients(values: torch.Tensor, leaves: Any) -> tuple[torch.Tensor, ...]:
-    """Of a mixture of values in which no two errors cancel, by leaves that may have no part in it."""
-    mixture = torch.linspace(-0.9, 1.1, values.numel(), dtype=values.dtype).reshape(values.shape)
-    total = (values * mixture).sum() + 0 * sum(leaf.sum() for leaf in leaves)
+    """Of a mixture of the values, by leaves that may have no part in it."""
+    total = (values * mixture(values)).sum() + 0 * sum(leaf.sum() for leaf in leaves)
     return torch.autograd.grad(total, leaves)
 
 

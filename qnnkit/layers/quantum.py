@@ -118,18 +118,19 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def _obstacle(self) -> str | None:
         """Why the circuit does not run as a fused program; None if it does, as far as is known."""
+        last = None if self._programs is None else self._programs.last
+        return self._elsewhere() or (last if isinstance(last, str) else None)
+
+    def _elsewhere(self) -> str | None:
+        """Why no program is looked for; None if one is."""
         if self.wanted_backend not in ("auto", "batched"):
             return "that device was asked for"
-        if self.qnode.device.name not in EXACT_DEVICES:
-            return "only that device knows what it computes"
-        last = None if self._programs is None else self._programs.last
-        return last if isinstance(last, str) else None
+        return None if self.qnode.device.name in EXACT_DEVICES else "only that device knows what it computes"
 
     def _program(self, rows: Tensor, shape: torch.Size) -> Fused | None:
         """The fused program for rows of inputs of this shape; None without one."""
-        if self.wanted_backend not in ("auto", "batched") or self.qnode.device.name not in EXACT_DEVICES:
-            found = self._obstacle()
-        else:
+        found = self._elsewhere()
+        if found is None:
             if self._programs is None or self._programs.qnode is not self.qnode:
                 shapes = {name: tuple(weight.shape) for name, weight in self._weights().items()}
                 self._programs = Programs(self.qnode, shapes, self.input_arg)
