@@ -367,6 +367,16 @@ def items(holder: Any, key: Any, *values: Any) -> list[Callable[[], None]]:
     return [functools.partial(operator.setitem, holder, key, value) for value in values or VALUES]
 
 
+def patched(owner: Any, name: str, circuit: Callable[..., Any]) -> Callable[..., Case]:
+    """An attribute that somebody added to what is not theirs."""
+
+    def make(monkeypatch):
+        monkeypatch.setattr(owner, name, 1.0, raising=False)
+        return Case(circuit, attributes(owner, name))
+
+    return make
+
+
 def of_one(read: Callable[[Any], Any], *values: Any, start: Any = 1.0, **options: Any) -> Callable[[], Case]:
     """A value in a dictionary that is exchanged, and the factor that Python makes of it by itself."""
 
@@ -535,14 +545,6 @@ class Mode(enum.Enum):
 
     def factor(self):
         return self.value
-
-
-@reads
-def function_from_a_dictionary():
-    state = {"scale": 1.0}
-    functions = {"plain": lambda: state["scale"], "twice": lambda: 2 * state["scale"]}
-    changes = [*items(state, "scale"), *items(functions, "plain", functions["twice"])]
-    return Case(scaled(lambda: functions["plain"]()), changes)
 
 
 @reads
@@ -730,13 +732,6 @@ def operator_of_an_operator():
 
 
 @reads
-def builtin_in_its_place(monkeypatch):
-    monkeypatch.setattr(builtins, "SCALE_OF_ALL", 1.0, raising=False)
-    circuit = scaled(lambda: SCALE_OF_ALL)  # noqa: F821  # pyright: ignore
-    return Case(circuit, attributes(builtins, "SCALE_OF_ALL"))
-
-
-@reads
 def attribute_of_a_method():
     class Encoder:
         def angles(self, inputs):
@@ -763,12 +758,6 @@ def attribute_of_a_partial():
     angles = functools.partial(lambda inputs: inputs * angles.scale)
     angles.scale = 1.0
     return Case(embedded(angles), attributes(angles, "scale"))
-
-
-@reads
-def class_that_looks_like_a_librarys():
-    made = types.new_class("Config", (), {}, lambda space: space.update(scale=1.0, __module__="types"))
-    return Case(scaled(lambda: made.scale), attributes(made, "scale"))
 
 
 @reads
@@ -812,37 +801,6 @@ def method_of_all_tensors(monkeypatch):
     return Case(embedded(lambda inputs: inputs.scaled()), items(state, "scale"))
 
 
-@reads
-def attribute_of_an_operator_in_a_variable(monkeypatch):
-    monkeypatch.setattr(qp.operation.Operator, "share", 1.0, raising=False)
-
-    def circuit(inputs, weights):
-        gate = qp.RX(0.3, wires=0)
-        return body(inputs * gate.share, weights)
-
-    return Case(circuit, attributes(qp.operation.Operator, "share"))
-
-
-@reads
-def attribute_of_a_librarys_function(monkeypatch):
-    monkeypatch.setattr(qp.expval, "share", 1.0, raising=False)
-    return Case(scaled(lambda: qp.expval.share), attributes(qp.expval, "share"))
-
-
-@reads
-def attribute_put_on_an_operator():
-    gate = qp.RX(0.3, wires=0)
-    return Case(scaled(lambda: getattr(gate, "share", 1.0)), attributes(gate, "share"))
-
-
-@reads
-def pauli_words_in_place():
-    hamiltonian = 1.0 * qp.Z(0) + 0.3 * qp.X(1)
-    word = next(iter(hamiltonian.pauli_rep))
-    changes = items(hamiltonian.pauli_rep, word)
-    return Case(scaled(lambda: hamiltonian.pauli_rep[word]), changes)
-
-
 def in_lists(scale: float) -> float:
     found, known = [], {}
     found.append(scale)
@@ -881,8 +839,14 @@ def in_a_block(scale: float) -> float:
 ONE, OTHER = float("1.5"), float("1.5")
 NAN, OTHER_NAN = float("nan"), float("nan")
 TEXT, OTHER_TEXT = "".join(["a", "b"]), "".join(["a", "b"])
+TWICE = {"scale": 2.0}
 SHARES = {bool: 0.5, int: 0.25}
 TENSORS = tuple(torch.tensor(value, dtype=torch.float64) for value in (0.5, 2.0))
+
+
+def by_share_of_a_gate(inputs, weights):
+    gate = qp.RX(0.3, wires=0)
+    return body(inputs * gate.share, weights)
 
 
 class Schedule:
@@ -915,12 +879,30 @@ reads(
         lambda text: 1.0 if operator.is_(text, TEXT) else 0.5, OTHER_TEXT, TEXT, start=TEXT
     ),
     which_not_a_number=of_one(lambda known: 1.0 if NAN in known else 0.5, (OTHER_NAN,), (NAN,), start=(NAN,)),
+    function_exchanged=of_one(lambda read: read(), lambda: 0.5, lambda: TWICE["scale"], start=lambda: 1.0),
     dict_entry_that_appears=of_one(lambda found: found.get("scale", 1.0), {"scale": 0.5}, {}, start={}),
     object_handed_on=of_object(Settings, lambda settings: settings.scale),
     namespace_handed_on=of_object(lambda: types.SimpleNamespace(scale=1.0), lambda settings: settings.scale),
     attribute_by_a_computed_name=of_object(Settings, lambda settings: getattr(settings, "sc" + "ale")),
+    attribute_put_on_an_operator=of_object(
+        lambda: qp.RX(0.3, wires=0), lambda gate: getattr(gate, "share", 1.0), "share"
+    ),
+    class_that_looks_like_a_librarys=of_object(
+        lambda: types.new_class("Config", (), {}, lambda space: space.update(scale=1.0, __module__="types")),
+        lambda made: made.scale,
+    ),
+    builtin_in_its_place=patched(builtins, "SCALE_OF_ALL", scaled(lambda: SCALE_OF_ALL)),  # noqa: F821  # pyright: ignore
+    attribute_of_a_librarys_function=patched(qp.expval, "share", scaled(lambda: qp.expval.share)),
+    attribute_of_an_operator_in_a_variable=patched(qp.operation.Operator, "share", by_share_of_a_gate),
     property_of_an_attribute=of_object(Schedule, lambda schedule: schedule.scale, "epoch", 1, 2, 0),
 )
+
+
+@reads
+def pauli_words_in_place():
+    hamiltonian = 1.0 * qp.Z(0) + 0.3 * qp.X(1)
+    word = next(iter(hamiltonian.pauli_rep))
+    return Case(scaled(lambda: hamiltonian.pauli_rep[word]), items(hamiltonian.pauli_rep, word))
 
 
 @reads
@@ -1364,9 +1346,9 @@ CURVED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, ...]]] = {
     "round": (lambda x: x + torch.round(x / 50), (3.0, 1e3, 1.0)),
     "where": (lambda x: torch.where(x > 100, x / 3, x), (3.0, 1e3, 1.0)),
     "gated_by_a_comparison": (lambda x: x + x * (x > 100), (3.0, 1e3, 1.0)),
-    "abs": (lambda x: (x - 10).abs(), (3.0, 1e2, 1.0)),
+    "abs": (lambda x: 2 * x + (x - 10).abs(), (3.0, 1e2, 1.0)),
     "folded": (lambda x: torch.asin(torch.sin(x)), (1.5, 1e2, 1.0)),
-    "root_of_a_square": (lambda x: (x - 10).square().sqrt(), (3.0, 1e2, 1.0)),
+    "root_of_a_square": (lambda x: 2 * x + (x - 10).square().sqrt(), (3.0, 1e2, 1.0)),
     "remainder": (lambda x: torch.remainder(x, 40.0), (3.0, 1e3, 1.0)),
     "straight_through": (lambda x: x + (torch.round(x) - x).detach(), (3.0, 30.0, 1.0)),
 }
