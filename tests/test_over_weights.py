@@ -10,6 +10,7 @@ import torch
 
 from qnnkit import circuits
 from qnnkit.simulator import NotFusable, OverWeights
+from tests.toys import refused
 
 FLOAT64 = 1e-10
 ROWS = 3
@@ -128,16 +129,15 @@ def test_what_has_no_fused_form_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "weights", "told"),
+    ("argument", "inputs", "weights"),
     [
-        ((2,), {"weights": (5, 1, 2, 2)}, "`weights` must have the shapes"),
-        ((4, 2), {"weights": (5, 1, 2, 3)}, "as many rows as inputs"),
-        ((3,), {"weights": (5, 1, 2, 3)}, "`inputs` must have shape (..., 2), but is (3,)"),
-        ((2,), {"weight": (5, 1, 2, 3)}, r"`weights` must be ['weights'], but is ['weight']"),
+        ("weights", (2,), {"weights": (5, 1, 2, 2)}),
+        ("weights", (4, 2), {"weights": (5, 1, 2, 3)}),
+        ("weights", (2,), {"weight": (5, 1, 2, 3)}),
+        ("inputs", (3,), {"weights": (5, 1, 2, 3)}),
     ],
 )
-def test_a_wrong_shape_gets_one_sentence(inputs, weights, told):
+def test_a_wrong_shape_is_named(argument, inputs, weights):
     program = OverWeights(*circuits.build("data_reuploading", n_qubits=2, n_layers=1), 2)
-    with pytest.raises(ValueError) as caught:
+    with refused(argument):
         program(torch.zeros(inputs), {name: torch.zeros(shape) for name, shape in weights.items()})
-    assert told in str(caught.value)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from qnnkit import QuantumLayer
 from qnnkit.simulator import fuse
+from tests.toys import mixed_gradients, mixture
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 """Largest errors allowed of values, and of gradients relative to the largest if that exceeds 1."""
@@ -336,16 +337,10 @@ def exact(qnode: qp.QNode, inputs: Tensor, weights: Tensor, listed: bool) -> Ten
     return torch.cat([torch.as_tensor(v).reshape(-1) for v in values]) if listed else torch.as_tensor(values)
 
 
-def mixture(values: Tensor) -> Tensor:
-    """A weight for each value, so that no two errors cancel in the sum."""
-    return torch.linspace(-0.9, 1.1, values.numel(), dtype=values.dtype).reshape(values.shape)
-
-
 def with_gradients(run: Callable, *given: Tensor) -> tuple[Tensor, ...]:
     leaves = [tensor.clone().requires_grad_() for tensor in given]
     values = run(*leaves)
-    total = (values * mixture(values)).sum() + 0 * sum(leaf.sum() for leaf in leaves)
-    return values.detach(), *torch.autograd.grad(total, leaves)
+    return values.detach(), *mixed_gradients(values, leaves)
 
 
 def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float) -> None:
@@ -470,8 +465,7 @@ def layer_agrees(qnode: qp.QNode, inputs: Tensor, weights: Tensor) -> None:
     layer = QuantumLayer(qnode, {"weights": tuple(weights.shape)}, {"weights": weights.clone()}).double()
     x = inputs.clone().requires_grad_()
     values = layer(x)
-    total = (values * mixture(values)).sum() + 0 * x.sum()
-    ours = values.detach(), *torch.autograd.grad(total, [x, layer.weights])
+    ours = values.detach(), *mixed_gradients(values, [x, layer.weights])
     close(ours, with_gradients(lambda x, w: exact(qnode, x, w, True), inputs, weights), FLOAT64)
 
 

@@ -16,28 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, circuits
+from tests.toys import linear, measured, refused, same, two_expvals, uniform
 
-FLOAT32 = 1e-5
-"""Largest error allowed of values and gradients."""
 TorchLayer = qp.qnn.TorchLayer
-
-
-def uniform(*shape: int, seed: int = 0, top: float = np.pi) -> Tensor:
-    return top * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
 WEIGHTS = uniform(3, 2, 3, seed=1, top=2 * np.pi)
 INPUTS = uniform(5, 2)
-
-
-def linear(n_in: int, n_out: int) -> nn.Linear:
-    module = torch.nn.utils.skip_init(nn.Linear, n_in, n_out)
-    module.load_state_dict({"weight": uniform(n_out, n_in, seed=2) - 1, "bias": uniform(n_out, seed=3)})
-    return module
-
-
-def two_expvals() -> list:
-    return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1))]
 
 
 def qnode_of(measure: Callable = two_expvals, shots=None, device: str = "default.qubit", wires: int = 2):
@@ -53,29 +38,6 @@ def qnode_of(measure: Callable = two_expvals, shots=None, device: str = "default
 
 def make(kind: type, qnode: qp.QNode, weights: Tensor = WEIGHTS, **options):
     return kind(qnode, {"weights": tuple(weights.shape)}, {"weights": weights.clone()}, **options)
-
-
-def measured(model: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """Outputs, and the gradients of a mixture of them by the inputs and by each parameter."""
-    inputs = inputs.clone().requires_grad_()
-    outputs = model(inputs)
-    (outputs * torch.linspace(-1, 2, outputs.numel()).reshape(outputs.shape)).sum().backward()
-    found = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
-    model.zero_grad()
-    return found
-
-
-def same(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    for mine, true in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, true, rtol=0, atol=FLOAT32, equal_nan=True)
-
-
-def refused(error: type[Exception], argument: str, call: Callable, *contains: str) -> None:
-    with pytest.raises(error) as caught:
-        call()
-    text = str(caught.value)
-    assert re.fullmatch(rf"Argument `{argument}` must .+, but is .+\. [A-Z].+\.", text), text
-    assert all(words in text for words in contains), text
 
 
 # --- what a QNode returns -----------------------------------------------------------------------------
@@ -120,28 +82,16 @@ def test_a_tuple_is_a_list_on_lightning():
     same(measured(ours, INPUTS), measured(make(TorchLayer, qnode_of()), INPUTS))
 
 
-@pytest.mark.parametrize("form", [list, tuple])
-def test_several_numbers_of_shots(form):
+@pytest.mark.parametrize("shots", [[(20, 3)], [20, 30]])
+@pytest.mark.parametrize(
+    "measure",
+    [two_expvals, lambda: tuple(two_expvals()), lambda: qp.expval(qp.Z(0)), lambda: qp.probs(wires=[0, 1])],
+)
+def test_several_numbers_of_shots(measure, shots):
     """TorchLayer puts them first, for lists and tuples."""
-    found = [
-        make(kind, qnode_of(lambda: form(two_expvals()), shots=[(20, 3)]))(INPUTS).detach()
-        for kind in (QuantumLayer, TorchLayer)
-    ]
-    assert found[0].shape == (3, 5, 2)
-    same(found[:1], found[1:])
-
-
-@pytest.mark.parametrize("measure", [lambda: qp.expval(qp.Z(0)), lambda: qp.probs(wires=[0, 1])])
-def test_several_numbers_of_shots_of_one_measurement(measure):
-    found = [
-        make(kind, qnode_of(measure, shots=[20, 30]))(INPUTS).detach() for kind in (QuantumLayer, TorchLayer)
-    ]
-    same(found[:1], found[1:])
-
-
-def test_an_empty_batch_of_several_numbers_of_shots():
-    layer = make(QuantumLayer, qnode_of(shots=[(20, 3)]))
-    assert layer(torch.zeros(4, 0, 2)).shape == (3, 4, 0, 2)
+    ours, theirs = (make(kind, qnode_of(measure, shots)) for kind in (QuantumLayer, TorchLayer))
+    same([ours(INPUTS).detach()], [theirs(INPUTS).detach()])
+    assert ours(torch.zeros(4, 0, 2)).shape[:3] == (3 if shots == [(20, 3)] else 2, 4, 0)
 
 
 @pytest.mark.parametrize("backend", ["auto", "default.qubit", "lightning.qubit"])
@@ -333,42 +283,40 @@ def test_compiled():
 # --- bad input ----------------------------------------------------------------------------------------
 
 
+def by_angles(inputs, weights):
+    qp.AngleEmbedding(inputs, wires=range(3))
+    qp.RX(weights[0, 0, 0], wires=0)
+    return [qp.expval(qp.Z(0))]
+
+
+def by_amplitudes(inputs, weights):
+    qp.AmplitudeEmbedding(inputs, wires=range(3), normalize=True)
+    qp.RX(weights[0, 0, 0], wires=0)
+    return [qp.expval(qp.Z(0))]
+
+
 def reads_three(inputs, weights):
     for i in range(3):
         qp.RX(inputs[..., i], wires=i % 2)
     return plain(inputs[..., :2], weights)
 
 
-@pytest.mark.parametrize("backend", ["auto", "default.qubit"])
-@pytest.mark.parametrize("leading", [(), (1,), (4, 5)])
-@pytest.mark.parametrize(("function", "good", "bad"), [(plain, 2, 3), (reads_three, 3, 2)])
-def test_wrong_numbers_of_features(function, good, bad, leading, backend):
-    """One too many for the wires, one fewer than is read; the second time, after a good batch."""
-    layer = make(QuantumLayer, qp.QNode(function, circuits.make_device("default.qubit", 2)), backend=backend)
-    for _ in range(2):
-        inputs = torch.zeros(*leading, bad)
-        words = f"have {good} features", f"but is {tuple(inputs.shape)}"
-        refused(ValueError, "inputs", lambda inputs=inputs: layer(inputs), *words)
-        layer(torch.zeros(*leading, good))
-    assert layer.backend == ("batched" if backend == "auto" else backend), layer.explain()
-
-
 @pytest.mark.parametrize("backend", ["auto", "batched", "default.qubit"])
-@pytest.mark.parametrize(("good", "bad"), [(3, 4), (3, 784), (8, 5), (8, 784)])
-def test_wrong_numbers_of_features_of_embeddings(good, bad, backend):
-    embedding = qp.AngleEmbedding if good == 3 else qp.AmplitudeEmbedding
-    options = {} if good == 3 else {"normalize": True}
-
-    def circuit(inputs, weights):
-        embedding(inputs, wires=range(3), **options)
-        qp.RX(weights, wires=0)
-        return [qp.expval(qp.Z(0))]
-
-    qnode = qp.QNode(circuit, circuits.make_device("default.qubit", 3))
-    layer = make(QuantumLayer, qnode, torch.tensor(0.3), backend=backend)
-    words = f"have {good} features", f"but is (2, {bad})"
-    refused(ValueError, "inputs", lambda: layer(torch.ones(2, bad)), *words)
-    layer(torch.ones(2, good))
+@pytest.mark.parametrize("leading", [(), (1,), (4, 5)])
+@pytest.mark.parametrize(
+    ("function", "good", "bad"),
+    [(plain, 2, (3,)), (reads_three, 3, (2,)), (by_angles, 3, (4, 784)), (by_amplitudes, 8, (5, 784))],
+)
+def test_wrong_numbers_of_features(function, good, bad, leading, backend):
+    """Too many for the wires, fewer than are read; the second time, after a good batch."""
+    layer = make(QuantumLayer, qp.QNode(function, circuits.make_device("default.qubit", 3)), backend=backend)
+    for wrong in (*bad, bad[0]):
+        inputs = torch.ones(*leading, wrong)
+        with refused("inputs") as caught:
+            layer(inputs)
+        assert f"have {good} features, but is {tuple(inputs.shape)}" in str(caught.value)
+        layer(torch.ones(*leading, good))
+    assert layer.backend == ("default.qubit" if backend == "default.qubit" else "batched"), layer.explain()
 
 
 @pytest.mark.parametrize("backend", ["auto", "batched", "default.qubit"])
@@ -393,7 +341,9 @@ def test_an_error_of_the_users_own_stays(backend):
     ],
 )
 def test_inputs_without_features(inputs, error, value):
-    refused(error, "inputs", lambda: make(QuantumLayer, qnode_of())(inputs), value)
+    with refused("inputs", error) as caught:
+        make(QuantumLayer, qnode_of())(inputs)
+    assert value in str(caught.value)
 
 
 @pytest.mark.parametrize("backend", ["auto", "default.qubit"])

@@ -13,16 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, circuits
+from tests.toys import measured, same, two_expvals, uniform
 
 FLOAT32 = 1e-5
 """Largest error allowed of values and gradients."""
 CURVE = 1e-4
 """Largest relative difference allowed of two losses, at any step of a training."""
 TorchLayer = qp.qnn.TorchLayer
-
-
-def uniform(*shape: int, seed: int = 0, top: float = np.pi) -> Tensor:
-    return top * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
 WEIGHTS = {"weights": uniform(3, 2, 3, seed=1, top=2 * np.pi)}
@@ -46,29 +43,9 @@ def embedded(measure: Callable, shots=None) -> qp.QNode:
     return qp.set_shots(qp.QNode(circuit, qp.device("default.qubit", wires=2, seed=7)), shots=shots)
 
 
-def two_expvals() -> list:
-    return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1))]
-
-
 def make(kind: type, qnode: qp.QNode, start: dict[str, Tensor] | None = None, **options):
     weights = {name: value.clone() for name, value in (start or WEIGHTS).items()}
     return kind(qnode, {name: tuple(value.shape) for name, value in weights.items()}, weights, **options)
-
-
-def measured(model: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """Outputs, and the gradients of a mixture of them by the inputs and by each parameter."""
-    inputs = inputs.clone().requires_grad_()
-    outputs = model(inputs)
-    (outputs * torch.linspace(-1, 2, outputs.numel()).reshape(outputs.shape)).sum().backward()
-    found = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
-    model.zero_grad()
-    return found
-
-
-def same(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    assert len(ours) == len(theirs)
-    for mine, true in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, true, rtol=0, atol=FLOAT32)
 
 
 # --- the examples of TorchLayer's page ----------------------------------------------------------------

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pennylane as qp
 import pytest
+import torch
 from PIL import Image
 
 import qnnkit
@@ -72,6 +74,57 @@ def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", replaced)
     return done
+
+
+# --- circuits -----------------------------------------------------------------------------------------------
+
+
+def uniform(
+    *shape: int, seed: int = 0, top: float = np.pi, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Numbers between 0 and `top`."""
+    return top * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def linear(n_in: int, n_out: int, **options: Any) -> torch.nn.Linear:
+    """Its weights come from a generator, where nn.Linear's come from the global one."""
+    module = torch.nn.utils.skip_init(torch.nn.Linear, n_in, n_out, **options)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(uniform(*weight.shape, seed=2, top=n_in**-0.5))
+    return module
+
+
+def two_expvals() -> list:
+    """<Z> of two wires."""
+    return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1))]
+
+
+def measured(model: torch.nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Outputs, and the gradients of a mixture of them by the inputs and by each parameter."""
+    inputs = inputs.clone().requires_grad_()
+    outputs = model(inputs)
+    (outputs * torch.linspace(-1, 2, outputs.numel()).reshape(outputs.shape)).sum().backward()
+    found = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
+    model.zero_grad()
+    return found
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-5) -> None:
+    """Asserts that tensors agree one by one, to float32."""
+    for mine, true in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, true, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def mixture(values: torch.Tensor) -> torch.Tensor:
+    """A weight for each value, so that no two errors cancel in the sum."""
+    return torch.linspace(-0.9, 1.1, values.numel(), dtype=values.dtype).reshape(values.shape)
+
+
+def mixed_gradients(values: torch.Tensor, leaves: Any) -> tuple[torch.Tensor, ...]:
+    """Of a mixture of the values, by leaves that may have no part in it."""
+    total = (values * mixture(values)).sum() + 0 * sum(leaf.sum() for leaf in leaves)
+    return torch.autograd.grad(total, leaves)
 
 
 # --- data ---------------------------------------------------------------------------------------------------

@@ -118,18 +118,19 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def _obstacle(self) -> str | None:
         """Why the circuit does not run as a fused program; None if it does, as far as is known."""
+        last = None if self._programs is None else self._programs.last
+        return self._elsewhere() or (last if isinstance(last, str) else None)
+
+    def _elsewhere(self) -> str | None:
+        """Why no program is looked for; None if one is."""
         if self.wanted_backend not in ("auto", "batched"):
             return "that device was asked for"
-        if self.qnode.device.name not in EXACT_DEVICES:
-            return "only that device knows what it computes"
-        last = None if self._programs is None else self._programs.last
-        return last if isinstance(last, str) else None
+        return None if self.qnode.device.name in EXACT_DEVICES else "only that device knows what it computes"
 
-    def _program(self, rows: Tensor) -> Fused | None:
-        """The fused program for rows of this form; None without one."""
-        if self.wanted_backend not in ("auto", "batched") or self.qnode.device.name not in EXACT_DEVICES:
-            found = self._obstacle()
-        else:
+    def _program(self, rows: Tensor, shape: torch.Size) -> Fused | None:
+        """The fused program for rows of inputs of this shape; None without one."""
+        found = self._elsewhere()
+        if found is None:
             if self._programs is None or self._programs.qnode is not self.qnode:
                 shapes = {name: tuple(weight.shape) for name, weight in self._weights().items()}
                 self._programs = Programs(self.qnode, shapes, self.input_arg)
@@ -140,7 +141,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
             try:
                 self._tapes(rows)
             except Exception as error:
-                refusals.wrong_number_of_features(self._tapes, rows, tuple(rows.shape), error)
+                refusals.wrong_number_of_features(self._tapes, rows, shape, error)
                 raise
             step = f"It has none, because {found}; use auto."
             raise NotImplementedError(checks.message("backend", "have a fused form", "batched", step))
@@ -214,7 +215,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
             dtype = torch.float64  # torch itself goes back, and would round there
         rows = inputs.to(dtype)
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])
-        return rows, self._program(rows)
+        return rows, self._program(rows, inputs.shape)
 
     def _on_own_device(self, inputs: Tensor) -> Tensor:
         """The outputs as TorchLayer computes them."""

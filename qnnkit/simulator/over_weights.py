@@ -79,17 +79,14 @@ class OverWeights(Fused):
 
     def _rows(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Features and weights side by side, of shape (batch, n_features + n_weights)."""
-        step = "Give one set of weights for each row, by name."
-        if set(weights) != set(self.weight_shapes):
-            raise ValueError(checks.message("weights", f"be {[*self.weight_shapes]}", [*weights], step))
         batch = {len(weight) for weight in weights.values()} | ({len(inputs)} if inputs.ndim == 2 else set())
         shapes = {name: tuple(weight.shape[1:]) for name, weight in weights.items()}
         if shapes != self.weight_shapes or len(batch) != 1:
-            told = {name: tuple(weight.shape) for name, weight in weights.items()}
+            given = {name: tuple(weight.shape) for name, weight in weights.items()}
             rule = f"have the shapes (batch, *shape) of {self.weight_shapes}, and as many rows as inputs"
-            raise ValueError(checks.message("weights", rule, told, step))
+            step = "Give one set of weights for each row, by name."
+            raise ValueError(checks.message("weights", rule, given, step))
         checks.last_axis("inputs", inputs, self.n_features, "Give the features the circuit was built for.")
         [n] = batch
-        features = inputs if inputs.ndim == 2 else inputs.expand(n, -1)
         flat = [weights[name].reshape(n, -1) for name in self.weight_shapes]
-        return torch.cat([features, *flat], dim=1).to(self.device, self.dtype)
+        return torch.cat([inputs.expand(n, -1), *flat], dim=1).to(self.device, self.dtype)

@@ -7,15 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qnnkit.simulator.gates import (
-    EXACT,
-    Turn,
-    constant,
-    is_monomial,
-    local_states,
-    states_of,
-    turn,
-)
+from qnnkit.simulator.gates import EXACT, Turn, constant, is_monomial, local_states, states_of, turn
 from qnnkit.simulator.graph import Node
 from qnnkit.simulator.trace import Trace
 
