@@ -19,11 +19,11 @@ from typing import NoReturn
 def stand_in(words: list[str]) -> NoReturn:
     from filelock import FileLock
 
-    from qnnkit import cli, workspace
+    from qnnkit import cli, cli_settings, workspace
 
     folder = Path(words[words.index("--run-dir") + 1])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    settings = {"warmup_epochs": 0.02} | cli.parse_settings(given)
+    settings = {"warmup_epochs": 0.02} | cli_settings.parse_settings(given)
     status = 0
     try:
         with cli._ending_cleanly():
