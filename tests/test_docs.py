@@ -105,7 +105,10 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
     assert [name for name in guides if f"(docs/{name}.md)" not in readme] == []
 
 
-@pytest.mark.parametrize(("file", "table"), [("ahcd/means", results.table), ("plateau_rates", plateau.table)])
+@pytest.mark.parametrize(
+    ("file", "table"),
+    [("ahcd/means", results.table), ("mnist/means", results.table), ("plateau_rates", plateau.table)],
+)
 def test_tables_of_results_are_those_of_their_files(file: str, table: Callable[[pd.DataFrame], str]) -> None:
     kept = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")
     assert table(kept) in (ROOT / "docs" / "results.md").read_text()
