@@ -3,21 +3,26 @@
     qnnkit batch docs/study_settings.yaml
     python -m benchmarks.settings batches/ahcd_settings docs/results/settings.csv
 
-Prints the table and the line of `net_settings` of each recipe; the CSV has every mean.
+Prints the table, and for each recipe (and whatever else the batch varies) its line of `net_settings`; the CSV
+has every mean.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from qnnkit import report, workspace
+from qnnkit import batch, report, workspace
+
+
+RATES = ["learning_rate", "quantum_learning_rate"]
 
 
 def tried(folder: str) -> pd.DataFrame:
-    """Recipe, net, settings -> mean best validation score over seeds, the best of each net marked.
+    """Recipe, other settings, net, step sizes -> mean best validation score over seeds, each net's best marked.
 
     Raises:
         FileNotFoundError: No batch is there.
@@ -28,19 +33,23 @@ def tried(folder: str) -> pd.DataFrame:
         raise ValueError(
             f"Runs of {folder} have not finished: {', '.join(study.left_out)}. Run the batch again."
         )
-    score, rows = f"validation_{study.score.on_validation}", study.frame.copy()
-    configs = {
-        name: workspace.read_json(workspace.home() / "runs" / name / "config.json")
-        for name in set(rows["run"])
-    }
-    for name in ("recipe", "learning_rate", "quantum_learning_rate"):
-        rows[name] = [
-            Path(configs[run][name]).stem if name == "recipe" else configs[run][name] for run in rows["run"]
-        ]
-    keys = ["recipe", "net", "learning_rate", "quantum_learning_rate"]
-    found = rows.groupby(keys, sort=False)[score].agg(["mean", "count"]).reset_index()
-    best = found.groupby(["recipe", "net"])["mean"].transform("max" if study.score.larger else "min")
+    varied = {run.folder.name: run.settings for run in batch.read(folder)}
+    names = ["recipe", *(name for name in next(iter(varied.values())) if name not in ("recipe", *RATES))]
+    rows = study.frame.copy()
+    for name in (*names, *RATES):
+        rows[name] = [_value(run, name) for run in rows["run"]]
+    case, score = [*names, "net"], f"validation_{study.score.on_validation}"
+    found = rows.groupby([*case, *RATES], sort=False)[score].agg(["mean", "count"]).reset_index()
+    best = found.groupby(case)["mean"].transform("max" if study.score.larger else "min")
     return found.assign(chosen=found["mean"] == best)
+
+
+def _value(run: str, name: str) -> Any:
+    """A setting of a run, as a cell of a table."""
+    value = workspace.read_json(workspace.home() / "runs" / run / "config.json")[name]
+    if name == "recipe":
+        return Path(value).stem
+    return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def main(folder: str, path: str) -> None:
@@ -48,13 +57,10 @@ def main(folder: str, path: str) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(path, index=False, lineterminator="\n")
     print(table.to_string(index=False))
-    for recipe, rows in table[table["chosen"]].groupby("recipe", sort=False):
-        words = [
-            f"{row.net}.{name}={getattr(row, name):g}"
-            for row in rows.itertuples()
-            for name in ("learning_rate", "quantum_learning_rate")
-        ]
-        print(f"{recipe}: net_settings = {words}")
+    names = list(table)[: list(table).index("net")]
+    for case, rows in table[table["chosen"]].groupby(names, sort=False):
+        words = [f"{row.net}.{name}={getattr(row, name):g}" for row in rows.itertuples() for name in RATES]
+        print(f"{', '.join(map(str, case))}: net_settings = {words}")
 
 
 if __name__ == "__main__":
