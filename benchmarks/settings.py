@@ -39,8 +39,8 @@ def tried(folder: str) -> pd.DataFrame:
         rows[name] = [_value(run, name) for run in rows["run"]]
     case, score = [*names, "net"], f"validation_{study.score.on_validation}"
     found = rows.groupby([*case, *RATES], sort=False)[score].agg(["mean", "count"]).reset_index()
-    best = found.groupby(case)["mean"].transform("max" if study.score.larger else "min")
-    return found.assign(chosen=found["mean"] == best)
+    ranked = found.sort_values("mean", ascending=not study.score.larger, kind="stable")
+    return found.assign(chosen=found.index.isin(ranked.drop_duplicates(case).index))  # of equals the first
 
 
 def _value(run: str, name: str) -> Any:
