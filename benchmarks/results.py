@@ -15,7 +15,7 @@ import pandas as pd
 from qnnkit import stats, workspace
 
 KEPT = ("runs.csv", "means.csv", "comparisons.csv", "conclusions.txt", "fractions.png", "curves.png")
-"""What is kept of the `study/` of a batch: small files, each with the stamp of the runs behind it."""
+"""What is kept of the `study/` of a batch, as far as it is there: each has the stamp of the runs behind it."""
 
 
 def table(means: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> str:
@@ -35,8 +35,10 @@ def main(folder: str, place: str) -> None:
     kept = Path(place)
     kept.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
-        shutil.copyfile(workspace.place(folder) / "study" / name, kept / name)
-    print(table(pd.read_csv(kept / "means.csv")))
+        if (path := workspace.place(folder) / "study" / name).exists():
+            shutil.copyfile(path, kept / name)
+    means = pd.read_csv(kept / "means.csv")
+    print(table(means, next(score for name, score in stats.SCORES.items() if name in means)))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tomllib
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 from uv import find_uv_bin
+
+from tests.wheels import clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("environment.yml", "requirements-colab.txt")
@@ -159,3 +164,31 @@ def test_linux_resolves(registry: None, tmp_path: Path, platform: str) -> None:
     chosen = resolve(tmp_path, asked("environment.yml"), *options)
     assert chosen["torch"] >= Version("2.6")
     assert chosen["pennylane"].release[:2] == chosen["pennylane-lightning-gpu"].release[:2] == (0, 45)
+
+
+@pytest.mark.slow
+def test_a_run_on_the_lowest_versions(registry: None, wheel: Path, tmp_path: Path) -> None:
+    """On what pyproject.toml names as the lowest, as far as that fits together; torch is the one at hand."""
+    (tmp_path / "at_hand.txt").write_text(f"torch=={Version(torch.__version__).public}\n")
+    options = ["--resolution", "lowest-direct", "--override", "at_hand.txt"]
+    options += ["--python-version", f"{sys.version_info[0]}.{sys.version_info[1]}"]
+    chosen = resolve(tmp_path, project()["dependencies"], *options)
+    folder = tmp_path / "venv"
+    venv.create(folder, with_pip=True)
+    of_cuda = re.compile("nvidia|cuda|triton") if torch.version.cuda is None else re.compile("(?!)")
+    lines = [f"{name}=={version}\n" for name, version in chosen.items() if not of_cuda.match(name)]
+    (tmp_path / "lowest.txt").write_text("".join(lines))
+    pip = [folder / "bin" / "pip", "install", "--quiet", "--no-deps"]
+    commands = [
+        [*pip, "-r", "lowest.txt"],
+        [*pip, wheel],
+        [folder / "bin" / "python", "-c", "import peft, seaborn"],  # which import what they build on
+        [folder / "bin" / "qnnkit", "run", "--recipe", "digits_quanv", "--run-dir", "run", "--epochs", "1"],
+    ]
+    environment = clean_environment() | {"QNNKIT_HOME": str(tmp_path)}
+    del environment["PIP_NO_INDEX"]
+    for command in commands:
+        words = list(map(str, command))
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "result.json").exists()

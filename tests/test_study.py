@@ -218,6 +218,21 @@ def test_a_model_is_called_by_what_varies(space):
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "models"),
+    [
+        ([{"head": "full", "controls": []}, {"head": "linear", "controls": ["classical"]}], ["full", "linear"]),
+        ([{"controls": []}, {"controls": ["classical"]}], ["controls ", "controls classical"]),
+    ],
+)
+def test_controls_are_in_the_name_only_where_nothing_else_tells_models_apart(space, settings, models):
+    for id_, each in zip("ab", settings, strict=True):
+        space.finish(id_, "frozen", HIGH, {"hybrid": [0.9], "classical": [0.8]})
+        space.runs[-1]["settings"] = each
+    space.plan("last", {})
+    assert report.read_study(space.folder).frame["model"].unique().tolist() == models
+
+
 # --- what it shows -----------------------------------------------------------------------------------------
 
 

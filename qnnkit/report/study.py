@@ -51,6 +51,9 @@ _NO_MODEL = ("train_fraction", "seed", "n_seeds")
 _LENGTHS = ("epochs", "warmup_epochs", "patience")
 """Settings that do so too where each fraction has one value of its own, as for as many updates at each."""
 
+_OF_NETS = ("controls", "net_settings")
+"""Settings of the nets beside each other, of which a model's name is free where the rest tells it apart."""
+
 
 @dataclass(frozen=True)
 class Study:
@@ -139,7 +142,9 @@ def read_study(folder: str | Path) -> Study:
     score, rows, epochs, behind = batch["score"], [], [], []
     left_out: dict[str, str] = {}
     notes: Counter[str] = Counter()
-    same = {*_NO_MODEL, *_lengths([settings_in(planned) for planned in batch["runs"]])}
+    asked = [settings_in(planned) for planned in batch["runs"]]
+    same = {*_NO_MODEL, *_lengths(asked)}
+    same |= _of_nets(asked, same)
     for planned in batch["runs"]:
         try:
             place = Path(os.path.normpath(folder / str(planned["folder"])))
@@ -287,6 +292,15 @@ def _lengths(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         name: {(str(run.get("train_fraction")), str(run.get(name))) for run in runs} for name in _LENGTHS
     }
     return [name for name, found in pairs.items() if len(found) == len({share for share, _ in found}) > 1]
+
+
+def _of_nets(runs: Sequence[Mapping[str, Any]], same: set[str]) -> set[str]:
+    """_OF_NETS, where all models have names of their own without them."""
+
+    def models(left_out: set[str]) -> int:
+        return len({repr([(name, run[name]) for name in run if name not in left_out]) for run in runs})
+
+    return {*_OF_NETS} if models({*same, *_OF_NETS}) == models(same) else set()
 
 
 def _ordered(frame: pd.DataFrame, more: list[str]) -> pd.DataFrame:
