@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -537,3 +538,8 @@ def test_drafts_are_cleared_by_the_writer_alone(kept):
     assert all(draft.exists() for draft in drafts)
     workspace.clear_drafts(kept)
     assert {path.name for path in kept.glob(".*")} == {".mine"}
+
+
+@pytest.mark.parametrize("words", ["No space left (os error 28)", "IoError(Os { code: 28, kind: StorageFull"])
+def test_a_full_disk_in_the_words_of_every_safetensors(words):
+    assert file._as_os_error(SafetensorError(words)).errno == errno.ENOSPC

@@ -144,10 +144,10 @@ def _alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _as_os_error(error: OSError | SafetensorError) -> OSError:
-    """safetensors tells of a full disk in words: `... (os error 28)`."""
+    """safetensors tells of a full disk in words: `(os error 28)`, in older versions `Os { code: 28, ...`."""
     if isinstance(error, OSError):
         return error
-    found = re.search(r"\(os error (\d+)\)", str(error))
+    found = re.search(r"(?:os error|Os { code:) (\d+)", str(error))
     number = int(found[1]) if found else 0
     return OSError(number, os.strerror(number) if number else str(error))
 
