@@ -13,21 +13,36 @@ from pathlib import Path
 import pandas as pd
 
 from qnnkit import stats, workspace
+from qnnkit.report.study import metrics
 
-KEPT = ("runs.csv", "means.csv", "comparisons.csv", "conclusions.txt", "fractions.png", "curves.png")
+KEPT = (
+    "runs.csv", "means.csv", "comparisons.csv", "conclusions.txt", "scores.png", "fractions.png", "curves.png"
+)  # fmt: skip
 """What is kept of the `study/` of a batch, as far as it is there: each has the stamp of the runs behind it."""
 
 
-def table(means: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> str:
-    """Mean score with its 95 % interval by net and share of the training data, as a table in Markdown."""
-    ends = means[[score.name, f"{score.name}_low", f"{score.name}_high"]].to_numpy()
-    told = means.assign(told=[score.with_interval(*each) for each in ends])
-    wide = told.pivot_table(
-        index=["model", "net"], columns="train_fraction", values="told", aggfunc="first", sort=False
-    )
-    shares = sorted(wide.columns)
-    lines = [["recipe", "net", *(f"{100 * share:g} %" for share in shares)], ["---"] * (2 + len(shares))]
-    lines += [[*names, *row[shares].fillna("")] for names, row in wide.iterrows()]
+def table(means: pd.DataFrame) -> str:
+    """Scores with their 95 % intervals by model and net, as a table in Markdown.
+
+    A column for each share of the training data, of the score that nets are compared by; of a single share,
+    for each score.
+    """
+    [first, *_] = (score for name, score in stats.SCORES.items() if name in means)
+    scores, shares = metrics(first), sorted(set(means["train_fraction"]))
+    if len(shares) > 1:
+        columns = {f"{100 * share:g} %": (first, means["train_fraction"] == share) for share in shares}
+    else:
+        known = [
+            score for score in scores if means[score.name].notna().any() and score.larger == first.larger
+        ]
+        columns = {score.told: (score, means["train_fraction"] > 0) for score in known}
+    found = means[["model", "net"]].drop_duplicates().set_index(["model", "net"])
+    for column, (score, chosen) in columns.items():
+        rows = means[chosen].set_index(["model", "net"])
+        ends = rows[[score.name, f"{score.name}_low", f"{score.name}_high"]].to_numpy()
+        found[column] = pd.Series([score.with_interval(*each) for each in ends], index=rows.index)
+    lines = [["recipe", "net", *columns], ["---"] * (2 + len(columns))]
+    lines += [[*names, *row.fillna("")] for names, row in found.iterrows()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -37,8 +52,7 @@ def main(folder: str, place: str) -> None:
     for name in KEPT:
         if (path := workspace.place(folder) / "study" / name).exists():
             shutil.copyfile(path, kept / name)
-    means = pd.read_csv(kept / "means.csv")
-    print(table(means, next(score for name, score in stats.SCORES.items() if name in means)))
+    print(table(pd.read_csv(kept / "means.csv")))
 
 
 if __name__ == "__main__":

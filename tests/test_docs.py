@@ -107,7 +107,12 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
 
 @pytest.mark.parametrize(
     ("file", "table"),
-    [("ahcd/means", results.table), ("mnist/means", results.table), ("plateau_rates", plateau.table)],
+    [
+        ("ahcd/means", results.table),
+        ("mnist/means", results.table),
+        ("clip/means", results.table),
+        ("plateau_rates", plateau.table),
+    ],
 )
 def test_tables_of_results_are_those_of_their_files(file: str, table: Callable[[pd.DataFrame], str]) -> None:
     kept = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")

@@ -221,7 +221,10 @@ def test_a_model_is_called_by_what_varies(space):
 @pytest.mark.parametrize(
     ("settings", "models"),
     [
-        ([{"head": "full", "controls": []}, {"head": "linear", "controls": ["classical"]}], ["full", "linear"]),
+        (
+            [{"head": "full", "controls": []}, {"head": "linear", "controls": ["classical"]}],
+            ["full", "linear"],
+        ),
         ([{"controls": []}, {"controls": ["classical"]}], ["controls ", "controls classical"]),
     ],
 )
