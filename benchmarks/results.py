@@ -18,7 +18,7 @@ from qnnkit.report.study import metrics
 KEPT = (
     "runs.csv", "means.csv", "comparisons.csv", "conclusions.txt", "scores.png", "fractions.png", "curves.png"
 )  # fmt: skip
-"""What is kept of the `study/` of a batch, as far as it is there: each has the stamp of the runs behind it."""
+"""What is kept of the `study/` of a batch, where it is there: each file has the stamp of the runs."""
 
 
 def table(means: pd.DataFrame) -> str:
