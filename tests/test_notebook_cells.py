@@ -127,7 +127,7 @@ def test_a_net_without_a_circuit(tmp_path, capsys):
     for sentence in (
         "This net has no circuit",
         "no feature maps",
-        "hardware would change nothing",
+        "no circuit meets labelled images",
     ):
         assert sentence in told
     assert (

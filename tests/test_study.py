@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import qnnkit
 from benchmarks import settings as step_sizes
 from qnnkit import cli, data, models, recipes, report, runs, stats, workspace
+from tests.showing import Batch, log_epochs, log_test
 from tests.toys import Digits, refused
 
 ROOT = Path(__file__).parent.parent
@@ -75,18 +76,8 @@ Frozen.__name__, Reference.__name__ = "frozen", "cnn"
 TOYS = {"frozen": Frozen, "cnn": Reference}
 
 
-class Workspace:
-    """Writes a batch: real run folders, begun, trained in words, finished by the real report."""
-
-    def __init__(self, root):
-        self.root, self.folder, self.runs = root, root / "batches" / "grid", []
-        self.folder.mkdir(parents=True)
-
-    def plan(self, id_, settings):
-        self.runs.append({"id": id_, "folder": f"../../runs/{id_}", "settings": settings})
-        content = {"name": "grid", "recipe": ["frozen", "cnn"], "runs": self.runs}
-        (self.folder / "batch.json").write_text(json.dumps(content))
-        return self.root / "runs" / id_
+class Workspace(Batch):
+    """Real run folders, begun, trained in words, finished by the real report."""
 
     def begin(
         self, id_, recipe, fraction, scores, n_seeds=None, seed=0, name=None, controls=("classical",), **more
@@ -102,15 +93,10 @@ class Workspace:
         )
         for net, accuracies in scores.items():
             for index, accuracy in enumerate(accuracies):
-                where = {"net": net, "seed": seed + index}
-                for epoch in (1, 2):
-                    row = {"event": "epoch", "epoch": epoch, "seconds": 0.5, "train_loss": 1.0}
-                    row |= {"validation_loss": 1.0, "validation_accuracy": accuracy - 0.1 / epoch}
-                    run.log("metrics", row | where)
-                row = {"event": "test", **where, "best_epoch": 2, "validation_accuracy": accuracy - 0.05}
-                row |= {"test_accuracy": accuracy, "test_loss": 0.5, "test_macro_f1": accuracy - 0.01}
-                row |= {"test_ece": 0.02, "quantum": 24, "classical": 1000, "frozen": 3}
-                run.log("metrics", row | {"seconds_per_epoch": 0.25})
+                log_epochs(run, net, seed + index, [accuracy - 0.1, accuracy - 0.05])
+                row = {"validation_accuracy": accuracy - 0.05, "test_macro_f1": accuracy - 0.01}
+                row |= {"test_loss": 0.5, "test_ece": 0.02, "classical": 1000, "frozen": 3}
+                log_test(run, net, seed + index, accuracy, seconds_per_epoch=0.25, **row)
         return run
 
     def finish(self, *words, data="one", notes=(), **options):
@@ -125,7 +111,7 @@ def space(tmp_path, monkeypatch):
     """A workspace with two recipes: a hybrid net, and a reference without a circuit."""
     digits = runs.Run.splits.func(runs.Run(tmp_path, recipes.settings("digits_quanv")))
     monkeypatch.setattr(runs.Run, "splits", digits)  # fingerprints are the tests' own
-    return Workspace(tmp_path)
+    return Workspace(tmp_path, ["frozen", "cnn"])
 
 
 LOW, HIGH = 0.5, 1.0

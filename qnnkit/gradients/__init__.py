@@ -2,7 +2,7 @@
 
 from qnnkit.gradients import expressivity, plateau
 from qnnkit.gradients.batch import of_batch
-from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, by_weight, check, prove, require
+from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, check, prove, require
 from qnnkit.gradients.diagnosis import diagnose
 from qnnkit.gradients.fourier import Spectrum, spectrum
 from qnnkit.gradients.history import History, Training, history, read
@@ -22,7 +22,6 @@ __all__ = [
     "Spectrum",
     "Training",
     "Watch",
-    "by_weight",
     "check",
     "dead",
     "diagnose",

@@ -32,20 +32,28 @@ class Picture(Figure):
 
     def png(self, **metadata: str) -> bytes:
         """The figure as a PNG, with metadata such as Title and Description in it."""
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
-        self.drawn, self.stale = buffer.getvalue(), False  # whatever changes it from here on makes it stale
+        self.drawn, self.stale = as_png(self, **metadata), False  # whatever changes it later makes it stale
         return self.drawn
 
-    def pdf(self, **metadata: str) -> bytes:
-        """The figure as a PDF for a paper: its text stays text. Title, Subject and Keywords may be given."""
-        from matplotlib import rc_context
 
-        buffer = io.BytesIO()
-        told = {"Creator": "qnnkit", "CreationDate": None}  # no date: the same figure is the same file
-        with rc_context({"pdf.fonttype": 42}):  # TrueType: what most publishers ask for
-            self.savefig(buffer, format="pdf", metadata=told | metadata)
-        return buffer.getvalue()
+def as_png(figure: Figure, **metadata: str) -> bytes:
+    """A figure as a PNG, with metadata such as Title and Description in it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
+    return buffer.getvalue()
+
+
+def as_pdf(figure: Figure, **metadata: str) -> bytes:
+    """A figure as a PDF for a paper: its text stays text. Title, Subject and Keywords may be given."""
+    from matplotlib import rc_context
+
+    buffer, always = (
+        io.BytesIO(),
+        {"Creator": "qnnkit", "CreationDate": None},
+    )  # no date: always the same file
+    with rc_context({"pdf.fonttype": 42}):  # TrueType: what most publishers ask for
+        figure.savefig(buffer, format="pdf", metadata=always | metadata)
+    return buffer.getvalue()
 
 
 class Live:

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats
-from qnnkit.runs import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from qnnkit.plots import Picture
-
 OF_NET, OF_BASE = "test_loss_on_", "test_base_on_"
 """How the columns begin that tell the loss on a group, of a net and of the base of its adapter."""
-BASE = "base"
 SAME = 1e-4
 """Losses of one base that two runs computed differ by less, relative to themselves."""
 
@@ -49,37 +45,9 @@ def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.Da
     grouped = of(OF_NET).groupby(rows[list(named)].astype(str).agg(", ".join, axis=1), sort=False)
     means, halves, base = grouped.mean(), grouped.agg(_half_width), of(OF_BASE)
     if base.shape[1] and (base.max() - base.min() <= SAME * base.min()).all():  # nets on one base
-        means = pd.concat([base.mean().rename(BASE).to_frame().T, means])
+        means = pd.concat([base.mean().rename("base").to_frame().T, means])
         halves = halves.reindex(means.index)
     return means, halves
-
-
-def keep_groups(run: Run) -> list[pd.DataFrame | Picture]:
-    """A table and a kept picture of `by_group` of a run; nothing where its task judges no groups."""
-    means, halves = by_group(run.finals())
-    if means.empty:
-        return []
-    told = "Mean over seeds; framed: what the nets were trained on. Compare within a column."
-    own: set[str] = set(getattr(run.config, "composers", None) or ())
-    figure = _picture(means, halves, [set() if name == BASE else own for name in means.index])
-    table = means.map("{:.4f}".format) + halves.map(lambda h: "" if math.isnan(h) else f" ± {h:.4f}")
-    run.save_figure(figure, "05_groups", "Loss on each group of the test split", told)
-    return [table, figure]
-
-
-def _picture(means: pd.DataFrame, halves: pd.DataFrame, own: Sequence[set[str]]) -> Picture:
-    from qnnkit import plots
-
-    columns = [str(name) for name in means]
-    framed = [(row, columns.index(name)) for row, names in enumerate(own) for name in names & set(columns)]
-    return plots.loss_matrices(
-        {"": means.to_numpy()},
-        [str(name) for name in means.index],
-        columns,
-        half_widths={"": halves.to_numpy()},
-        framed=framed,
-        rows="net",
-    )
 
 
 def _half_width(values: pd.Series) -> float:
