@@ -7,7 +7,7 @@ from qnnkit.gradients.diagnosis import diagnose
 from qnnkit.gradients.fourier import Spectrum, spectrum
 from qnnkit.gradients.history import History, Training, history, read
 from qnnkit.gradients.landscape import Landscape, lines, plane
-from qnnkit.gradients.reach import Dead, Gate, dead, gates, told, weight_names
+from qnnkit.gradients.reach import Dead, Gate, dead, describe, gates, weight_names
 from qnnkit.gradients.watch import Watch
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Watch",
     "check",
     "dead",
+    "describe",
     "diagnose",
     "expressivity",
     "gates",
@@ -36,6 +37,5 @@ __all__ = [
     "read",
     "require",
     "spectrum",
-    "told",
     "weight_names",
 ]

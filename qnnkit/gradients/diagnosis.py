@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qnnkit import layers
 from qnnkit.gradients import words
 from qnnkit.gradients.batch import of_batch
-from qnnkit.gradients.reach import as_real, dead, exact_copy, few, told, weight_names
+from qnnkit.gradients.reach import as_real, dead, describe, exact_copy, few, weight_names
 from qnnkit.layers import QuantumLayer
 from qnnkit.tasks import Task
 
@@ -82,7 +82,7 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[str]:
     for name, layer in circuits.items():
         sentences += of_inputs(name, layer, rows[layer]) if layer in rows else []
     silent = dead(model, inputs)
-    sentences += told(silent)
+    sentences += describe(silent)
     if gradients is None:
         return sentences
     inside = {id(weight) for layer in circuits.values() for weight in layer.parameters()}

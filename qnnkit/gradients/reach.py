@@ -196,7 +196,7 @@ def _silent(layer: QuantumLayer, rows: Tensor) -> set[int]:
     return set((flat.abs() < ZERO).nonzero().flatten().tolist())
 
 
-def told(found: Sequence[Dead]) -> list[str]:
+def describe(found: Sequence[Dead]) -> list[str]:
     """One sentence per layer and reason, which names the weights by gate and wire."""
     sentences = []
     for (layer, why), of_reason in itertools.groupby(found, key=lambda one: (one.layer, one.why)):

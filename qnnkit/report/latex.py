@@ -40,7 +40,11 @@ def render(template: str, **values: Any) -> str:
     from jinja2 import Environment, PackageLoader
 
     loader = PackageLoader("qnnkit.report", ".")
-    marks = {"block_start_string": "<%", "block_end_string": "%>", "comment_start_string": "<#"}
+    marks: dict[str, Any] = {
+        "block_start_string": "<%",
+        "block_end_string": "%>",
+        "comment_start_string": "<#",
+    }
     marks |= {"variable_start_string": "<<", "variable_end_string": ">>", "comment_end_string": "#>"}
     environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **marks)
     environment.filters["tex"] = escaped

@@ -30,7 +30,7 @@ def of_run(run: Run, result: dict[str, Any]) -> list[str]:
     )
 
 
-def beside_plan(run: Run) -> dict[str, Any] | None:
+def compare_with_plan(run: Run) -> dict[str, Any] | None:
     """Time and memory of the run's own net, first seed, as planned in 00_setup and as they came out.
 
     Returns:
@@ -59,7 +59,7 @@ def beside_plan(run: Run) -> dict[str, Any] | None:
     }
 
 
-def beside_base(run: Run) -> dict[str, Any] | None:
+def compare_with_base(run: Run) -> dict[str, Any] | None:
     """The run's own adapter, first seed, as its task compares it with the base, and a `sentence`.
 
     Computed where the run was trained, if that can compute here.
