@@ -6,8 +6,7 @@ from qnnkit.plots.images import class_balance, class_samples, confusion, labelle
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.machines import machines
 from qnnkit.plots.music import piano_roll
-from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png
-from qnnkit.plots.study import stamped
+from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
 
 __all__ = [
     "class_samples",

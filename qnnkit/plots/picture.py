@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -132,3 +133,29 @@ def decades(axis: Any, lengths: Any) -> None:
 def legend_beside(figure: Figure, axis: Any) -> None:
     """Outside the axes, where it can cover nothing."""
     figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+
+
+class _Whole(Picture):
+    """A picture whose legend may stand outside of it."""
+
+    def savefig(self, *args: Any, **options: Any) -> None:
+        super().savefig(*args, **{"bbox_inches": "tight", **options})
+
+
+def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
+    """Draws a `seaborn.objects.Plot`, with the stamp in small letters below it.
+
+    Args:
+        plot: The plot; names in it are never read as mathematics.
+        stamp: What tells the runs behind it.
+        width: Of the axes together, in inches; the legend stands beside them.
+        height: In inches.
+    """
+    figure = _Whole(figsize=(width, height), layout=ConstrainedLayoutEngine())
+    plot.on(figure).plot()
+    for legend in figure.legends:
+        legend.set_bbox_to_anchor((1.01, 0.5))  # beside the axes, not over them
+    figure.text(1, -0.06 / height, stamp, ha="right", va="top", fontsize=6, color="#555")
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    return figure

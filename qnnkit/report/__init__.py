@@ -1,9 +1,8 @@
 """What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
 
 from qnnkit.report.batch import analyze_batch, write_batch_page
-from qnnkit.report.compared import comparisons, means, verdict
+from qnnkit.report.compared import by_group, comparisons, means, verdict
 from qnnkit.report.criteria import judge
-from qnnkit.report.groups import by_group
 from qnnkit.report.paper import write_paper
 from qnnkit.report.run import finish, scores, summary, table, verdicts
 from qnnkit.report.shown import mistakes, preview

@@ -1,10 +1,11 @@
-"""What the table of a study shows: means, paired comparisons, and what may be concluded."""
+"""What tables of trained nets show: means, paired comparisons, groups of the test split, conclusions."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 MOST_HYBRIDS = 7
 """Hybrid nets of so many models are compared with each other: above, every pair costs the others too much."""
+OF_NET, OF_BASE = "test_loss_on_", "test_base_on_"
+"""How the columns begin that tell the loss on a group, of a net and of the base of its adapter."""
+SAME = 1e-4
+"""Losses of one base that two runs computed differ by less, relative to themselves."""
 
 
 def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
@@ -164,3 +169,42 @@ def verdict(compared: pd.DataFrame) -> str:
             + ("; no advantage of a circuit is shown, nor of the control." if not won + lost else "")
         )
     return "\n".join(told)
+
+
+def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Mean losses over seeds, and half the width of their 95 % intervals (NaN for a single seed).
+
+    Args:
+        rows: Of `runs.frame`, or `finals` of a run.
+        named: Columns that tell the nets apart: each combination is a row.
+
+    Returns:
+        Two tables of nets, and of the base that adapters stand on, by group; empty where none is judged.
+
+    Example:
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"net": ["lora", "lora"], "test_loss_on_bach": [0.75, 0.25]})
+        >>> float(by_group(rows)[0].loc["lora", "bach"])
+        0.5
+    """
+    import pandas as pd
+
+    rows = rows.reset_index(drop=True)
+
+    def of(begin: str) -> Any:
+        return rows.filter(regex=f"^{begin}").rename(columns=lambda name: str(name).removeprefix(begin))
+
+    if not of(OF_NET).shape[1]:
+        return pd.DataFrame(), pd.DataFrame()
+    grouped = of(OF_NET).groupby(rows[list(named)].astype(str).agg(", ".join, axis=1), sort=False)
+    losses, halves, base = grouped.mean(), grouped.agg(_half_width), of(OF_BASE)
+    if base.shape[1] and (base.max() - base.min() <= SAME * base.min()).all():  # nets on one base
+        losses = pd.concat([base.mean().rename("base").to_frame().T, losses])
+        halves = halves.reindex(losses.index)
+    return losses, halves
+
+
+def _half_width(values: pd.Series) -> float:
+    known = values.dropna().tolist()
+    half = stats.mean_interval(known).half_width if known else math.nan
+    return half if math.isfinite(half) else math.nan

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import workspace
-from qnnkit.checkpoint.file import NAME as CHECKPOINT
 from qnnkit.runs import Run, sums
 
 _LATER = ("result.json", sums.FILE, "failed.json", "notebooks/04_analyze.ipynb")
@@ -45,8 +44,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def verify(run: Run) -> list[Finding]:
     """Compares a finished run's folder with what SHA256SUMS, result.json and provenance.json say.
 
-    Files are hashed anew, settings digested, data loaded and fingerprinted, and every checkpoint compared
-    with its own name. Nothing is changed.
+    Files are hashed anew, settings digested, data loaded and fingerprinted. Nothing is changed.
 
     Args:
         run: The run; it need not be able to run on this machine.
@@ -69,7 +67,7 @@ def verify(run: Run) -> list[Finding]:
         )
     if not isinstance(result, dict):
         return [Finding("result.json", False, f"result.json is damaged. {_REMEDY}")]
-    findings = [*_files(run), *_checkpoints(run), _settings(run, result), _data(run)]
+    findings = [*_files(run), _settings(run, result), _data(run)]
     return sorted(findings, key=lambda finding: {False: 0, None: 1, True: 2}[finding.ok])
 
 
@@ -109,36 +107,11 @@ def _files(run: Run) -> list[Finding]:
     return [*findings, Finding("hashes", None if wrong else True, said)]
 
 
-def _checkpoints(run: Run) -> list[Finding]:
-    """Each against its own name, which holds its hash: so a run without SHA256SUMS is checked too."""
-    named = {path: CHECKPOINT.fullmatch(path.name) for path in sorted(run.folder.rglob("checkpoint-*"))}
-    findings, n = [], 0
-    for path, match in named.items():
-        if match is None:
-            continue
-        n += 1
-        try:
-            whole = sums.of(path).startswith(match[2])
-        except OSError:
-            whole = False
-        if not whole:
-            name = path.relative_to(run.folder).as_posix()
-            said = f"Checkpoint {name} is not what its name says: it is damaged or another. {_REMEDY}"
-            findings.append(Finding(name, False, said))
-    if n and not findings:
-        findings.append(Finding("checkpoints", True, f"{n} checkpoints are what their names say."))
-    return findings
-
-
 def _settings(run: Run, result: dict[str, Any]) -> Finding:
-    kept = result.get("config_digest")
-    if kept is None:
-        said = "result.json holds no digest of the settings: the run finished before qnnkit kept one."
-        return Finding("settings", None, said)
     if run.config.source is None:
         said = "The settings were not checked: the recipe is a user's. Name it by --recipe."
         return Finding("settings", None, said)
-    if run.asked.digest() == kept:
+    if run.asked.digest() == result.get("config_digest"):
         return Finding("settings", True, "The settings in config.json are those that the run finished with.")
     said = f"The settings in config.json are not those that the run finished with. {_REMEDY}"
     return Finding("settings", False, said)
