@@ -23,6 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import seaborn as sns
+from matplotlib.figure import Figure
+
 from qnnkit import plots, report, runs
 from qnnkit.device import machine
 
@@ -94,10 +97,10 @@ def main(words: list[str] | None = None) -> None:
     weights = {row["net"]: row["quantum"] + row["classical"] for row in found[0].result["nets"]}
     print(f"\nNats per token, mean over {given.seeds} seeds\n{means.round(4)}")
     print(f"\nHalf the width of 95 % intervals\n{halves.round(4)}\n\nWeights: {weights}")
-    figure = plots.loss_matrices(
-        {"": means.to_numpy()}, list(means.index), list(means), half_widths={"": halves.to_numpy()}
-    )
-    (given.out / "composers.png").write_bytes(figure.png())
+    figure = Figure(figsize=(1.4 * means.shape[1] + 4, 0.5 * len(means) + 1.6), layout="constrained")
+    above, bar = means - means.min(), {"label": "nats per token above the best"}
+    sns.heatmap(above, annot=means, fmt=".3f", cmap="Blues", cbar_kws=bar, ax=figure.subplots())
+    (given.out / "composers.png").write_bytes(plots.as_png(figure))
     written = {
         "machine": {"processor": machine.processor(), "system": platform.system(), "threads": 1},
         "weights": weights,

@@ -345,7 +345,7 @@ def verdict(
             f"{name} and {other} differ by {gap:+.{digits}f}{unit} on each of {n} seeds, which says "
             "nothing of how seeds differ; train more seeds."
         )
-    judged = "" if corrected is None else f"; {told_p(corrected)} after Holm's correction"
+    judged = "" if corrected is None else f"; {format_p(corrected)} after Holm's correction"
     if not found.shown(corrected):
         return (
             f"No difference is shown between {name} and {other}: {gap:+.{digits}f}{unit}, 95 % "
@@ -386,11 +386,11 @@ def verdicts(
     ]
 
 
-def told_p(p: float) -> str:
+def format_p(p: float) -> str:
     """A p-value as papers write it.
 
     Example:
-        >>> told_p(0.0213), told_p(0.00004), told_p(float("nan"))
+        >>> format_p(0.0213), format_p(0.00004), format_p(float("nan"))
         ('p = 0.021', 'p < 0.001', 'p unknown')
     """
     return "p unknown" if math.isnan(p) else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"

@@ -15,6 +15,7 @@ from PIL import Image
 
 from qnnkit import warm
 from tests import forked
+from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
 if sys.platform == "linux":

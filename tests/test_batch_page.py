@@ -3,51 +3,33 @@
 import json
 import re
 import shutil
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from qnnkit import report, runs
 from qnnkit.report import write_batch_page
 from qnnkit.report.batch import runs_table
+from tests.showing import Batch, Page, log_epochs, log_test, needs_chromium
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
+class Workspace(Batch):
+    """Real run folders, begun, trained in words, finished by the real report."""
 
-class Workspace:
-    """Writes a batch: real run folders, begun, trained in words, finished by the real report."""
-
-    def __init__(self, root: Path):
-        self.root, self.folder, self.runs = root, root / "batches" / "grid", []
-        self.folder.mkdir(parents=True)
-
-    def plan(self, id_, **settings):
-        self.runs.append({"id": id_, "folder": f"../../runs/{id_}", "settings": settings})
-        content = {"name": "grid", "recipe": "digits_quanv", "runs": self.runs}
-        (self.folder / "batch.json").write_text(json.dumps(content))
-        return self.root / "runs" / id_
-
-    def begin(self, id_, scores, n_seeds=2, epochs=3, **settings):
+    def begin(self, id_, scores, n_seeds=2, **settings):
         """A run whose hybrid net ends at `scores`, one per seed."""
-        folder = self.plan(id_, **settings)
+        folder = self.plan(id_, settings)
         run = runs.open_run(folder, "digits_quanv", controls=["classical"], n_seeds=n_seeds, **settings)
         for seed, score in enumerate(scores):
-            for net, offset in (("hybrid", 0.0), ("classical", -0.05)):
-                for epoch in range(1, epochs + 1):
-                    accuracy = score + offset - 0.1 * (epochs - epoch) / epochs
-                    row = {"event": "epoch", "net": net, "seed": seed, "epoch": epoch, "seconds": 0.5}
-                    row |= {"validation_loss": 1 / epoch, "train_loss": 2 / epoch - score - offset}
-                    run.log("metrics", row | {"validation_accuracy": accuracy})
+            for net, accuracy in (("hybrid", score), ("classical", score - 0.05)):
+                log_epochs(run, net, seed, [accuracy - 0.1, accuracy])
         return run
 
     def finish(self, id_, scores, **settings):
         run = self.begin(id_, scores, n_seeds=len(scores), **settings)
         for seed, score in enumerate(scores):
-            for net, offset in (("hybrid", 0.0), ("classical", -0.05)):
-                row = {"event": "test", "net": net, "seed": seed, "validation_accuracy": score + offset}
-                row |= {"test_accuracy": score + offset - 0.02, "test_loss": 1.0, "seconds_per_epoch": 0.5}
-                run.log("metrics", row | {"quantum": 24, "classical": 12658, "frozen": 0})
+            for net, accuracy in (("hybrid", score), ("classical", score - 0.05)):
+                more = {"validation_accuracy": accuracy, "classical": 12658}
+                log_test(run, net, seed, accuracy - 0.02, **more)
         report.finish(run)
         return run
 
@@ -80,32 +62,13 @@ def make_four(space):
     (failed.folder / "notebooks").mkdir()
     (failed.folder / "notebooks" / "03_train.failed.ipynb").write_text("{}")
     write_failure(failed.folder, "The training loss is not finite at epoch 2, batch 3.")
-    space.plan("digits-next", n_layers=4, learning_rate=None)
+    space.plan("digits-next", {"n_layers": 4, "learning_rate": None})
     return space
 
 
 def write_failure(folder, error, state="failed", notebook="notebooks/03_train.failed.ipynb"):
     content = {"state": state, "error": error, "notebook": notebook}
     (folder / "failed.json").write_text(json.dumps(content))
-
-
-class Page(HTMLParser):
-    """Its tags and its text."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.text, self.inside = [], "", None
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self.inside = tag if tag in ("script", "style") else self.inside
-
-    def handle_endtag(self, tag):
-        self.inside = None if tag == self.inside else self.inside
-
-    def handle_data(self, data):
-        self.text += "" if self.inside else data
 
 
 def read(space):
@@ -158,7 +121,7 @@ def test_the_page_fetches_nothing(four):
 
 
 def test_nothing_has_finished(space):
-    space.plan("a", n_layers=1)
+    space.plan("a", {"n_layers": 1})
     assert "No run has finished yet" in read(space)[1].text
 
 
@@ -178,7 +141,7 @@ def test_five_hundred_runs(space):
         space.runs.append(
             {"id": f"run-{index}", "folder": f"../../runs/{index}", "settings": {"seed": index}}
         )
-    space.plan("last", seed=500)
+    space.plan("last", {"seed": 500})
     html, _ = read(space)
     assert len(rows(space)) == 501 and "run-499" in html and len(html) < 3_000_000
 
@@ -241,7 +204,7 @@ def hostile(space):
         write_failure(path, HOSTILE)
         settings = {HOSTILE: HOSTILE, "n_layers": 1}
         space.runs.append({"id": HOSTILE + folder, "folder": f"../../runs/{folder}", "settings": settings})
-    space.plan("last")
+    space.plan("last", {})
     return read(space)
 
 
@@ -257,21 +220,8 @@ def test_hostile_words_stay_text(space):
 # --- in a browser ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-quic"],
-        )
-        yield chromium
-        chromium.close()
-
-
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@needs_chromium
 def test_sorting_and_filtering(browser, four):
     four.finish("digits-poor", [0.75, 0.77], n_layers=1, learning_rate=0.03)
     page, complaints, asked = browser.new_page(viewport={"width": 1280, "height": 900}), [], []
@@ -297,7 +247,7 @@ def test_sorting_and_filtering(browser, four):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@needs_chromium
 def test_hostile_words_do_not_run(browser, space):
     hostile(space)
     page, said = browser.new_page(), []

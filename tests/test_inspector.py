@@ -23,8 +23,8 @@ from PIL import Image
 from qnnkit import gradients, layers, runs
 from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector, views
-from qnnkit.inspector.source import Source, done_before
-from qnnkit.inspector.what_if import WhatIf
+from qnnkit.inspector.source import Source
+from qnnkit.inspector.what_if import WhatIf, done_before
 from tests.toys import Digits, refused
 
 PARTS = ("gradients", "circuit", "image", "what_if")
@@ -53,7 +53,7 @@ def begun(folder: Path, recipe: Any = "digits_quanv", **settings) -> runs.Run:
 
 
 def shown(inspector: Inspector) -> dict[str, bytes]:
-    return {name: getattr(inspector.panel, name).value for name in PARTS}
+    return {name: inspector.panel.pngs[name].value for name in PARTS}
 
 
 def changed(inspector: Inspector, act) -> set[str]:
@@ -70,20 +70,16 @@ def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained):
     panel = inspector.panel
     weight = (inspector.choice.weight + 5) % 24
     assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == {"gradients", "circuit"}
-    assert changed(inspector, lambda: setattr(panel.step, "value", 2)) == {"gradients", "circuit"}
     assert changed(inspector, lambda: setattr(panel.weight, "value", weight)) == set(PARTS) - {"image"}
     assert changed(inspector, lambda: setattr(panel.shift, "value", 1.0)) == {"what_if"}
     assert "+1.00 rad" in panel.moved.value
-    assert changed(inspector, panel.images[3].click) == {"image", "what_if"}
+    assert changed(inspector, lambda: setattr(panel.image, "value", 3)) == {"image", "what_if"}
     assert panel.shift.value == 1.0 and "+1.00 rad" in panel.moved.value, "another image, the same move"
     choice = inspector.choice
-    assert (choice.epoch, choice.step, choice.weight, choice.image) == (1, 2, weight, 3)
+    assert (choice.epoch, choice.weight, choice.image) == (1, weight, 3)
     assert panel.weight.label == gradients.weight_names(trained_circuit(inspector))[weight]
     assert panel.epoch.options == (("1", 1), ("2", 2))
-    steps = [label for label, _ in panel.step.options]
-    assert steps == ["all", *map(str, trained.rows("gradients")[0]["steps"])]
-    assert [button.description for button in panel.images[2:5]] == ["2", "✓ 3", "4"]
-    assert all(button.tooltip.endswith(f"class {i}") for i, button in enumerate(panel.images))
+    assert panel.image.options == tuple((str(digit), digit) for digit in range(10))
 
 
 def trained_circuit(inspector: Inspector) -> layers.QuantumLayer:
@@ -96,16 +92,16 @@ def test_a_classical_layer_and_a_control_hide_what_they_have_not(trained):
     inspector = Inspector(trained)
     panel = inspector.panel
     assert changed(inspector, lambda: setattr(panel.layer, "value", "reader.0")) == {"gradients"}
-    assert panel.moving.layout.display == panel.circuit.layout.display == "none"
+    assert panel.moving.layout.display == panel.pngs["circuit"].layout.display == "none"
     assert panel.weight.disabled and panel.weight.options == (("none", 0),)
     assert set(inspector.figures()) == {"gradients", "image"}
-    assert panel.pictures() == [panel.image.value, panel.gradients.value]
+    assert panel.pictures() == [panel.pngs[part].value for part in ("image", "gradients")]
     panel.net.value = "classical"
-    assert "Net classical has no circuit" in panel.told.value
-    assert inspector.choice.layer == "quanv.filters.0" and panel.circuit.layout.display == "none"
+    assert "Net classical has no circuit" in panel.message.value
+    assert inspector.choice.layer == "quanv.filters.0" and panel.pngs["circuit"].layout.display == "none"
     panel.net.value = "hybrid"
-    assert panel.circuit.layout.display is panel.moving.layout.display is None
-    assert inspector.choice.epoch == 2 and "no circuit" not in panel.told.value
+    assert panel.pngs["circuit"].layout.display is panel.moving.layout.display is None
+    assert inspector.choice.epoch == 2 and "no circuit" not in panel.message.value
 
 
 def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(trained):
@@ -118,8 +114,7 @@ def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(trained):
     view = bundle["application/vnd.jupyter.widget-view+json"]
     assert view["model_id"] == inspector.widget.model_id
     assert "quanv.filters.0" in bundle["text/plain"]
-    state = sum(map(len, shown(inspector).values())) + len(inspector.panel.style.value)
-    assert state < 500_000, "a saved notebook would be heavy"
+    assert sum(map(len, shown(inspector).values())) < 500_000, "a saved notebook would be heavy"
 
 
 def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
@@ -129,13 +124,13 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     before = [weight.clone() for weight in source.net("hybrid", 0).model.parameters()]
     random, errors = np.random.default_rng(0), []
     acts = [("shift", float(value)) for value in random.random(12)]
-    acts += [("images", int(place)) for place in random.integers(0, 10, 8)]
+    acts += [("image", int(place)) for place in random.integers(0, 10, 8)]
     acts += [("weight", int(place)) for place in random.integers(0, 24, 8)]
     acts += [("epoch", value) for value in (1, 2, 1, 2)]
 
     def act(name, value):
         try:
-            panel.images[value].click() if name == "images" else setattr(getattr(panel, name), "value", value)
+            getattr(panel, name).value = value
         except Exception as error:
             errors.append(error)
 
@@ -145,17 +140,16 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
         thread.join(0.01)
     for thread in threads:
         thread.join()
-    assert errors == [] and "could not be drawn" not in panel.told.value
+    assert errors == [] and "could not be drawn" not in panel.message.value
     model = source.net("hybrid", 0).model
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     chosen = inspector.choice
     assert (panel.weight.value, panel.epoch.value) == (chosen.weight, chosen.epoch)
     assert f"moved by {panel.shift.value:+.2f} rad" in panel.moved.value
-    assert [button.description[0] for button in panel.images].index("✓") == chosen.image
+    assert (panel.image.value, panel.shift.value) == (chosen.image, chosen.shift)
     fresh = Inspector(trained)
-    for name, value in (("weight", chosen.weight), ("epoch", chosen.epoch), ("shift", panel.shift.value)):
-        getattr(fresh.panel, name).value = value
-    fresh.panel.images[chosen.image].click()
+    for name in ("weight", "epoch", "shift", "image"):
+        getattr(fresh.panel, name).value = getattr(chosen, name)
     assert shown(fresh) == shown(inspector), "the pictures are of what is chosen"
 
 
@@ -168,9 +162,7 @@ def test_gradients_are_those_that_were_recorded(trained):
     row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
     kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
     assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
-    np.testing.assert_array_equal(views.kept_gradients(source, choice), kept)
-    second = views.replace(choice, step=2)
-    np.testing.assert_array_equal(views.kept_gradients(source, second), kept[1:2])
+    np.testing.assert_array_equal(views.gradients_of(source, choice), kept)
 
 
 def two_tensors(inputs, fixed, turned):
@@ -213,21 +205,21 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     model, train = batch.source.net("hybrid", 0).model, run.splits.train
     loss = run.task(model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [model.circuit.qnode_weights["turned"]])
-    found = views.kept_gradients(batch.source, batch.choice)[0]
+    found = views.gradients_of(batch.source, batch.choice)[0]
     np.testing.assert_allclose(found, [np.nan, np.nan, *expected.tolist()], atol=1e-7)
     list(runs.train_all(run))
     batch.panel.refresh.click()
     [row] = run.rows("gradients")
     kept = next(each for each in row["layers"] if each["layer"] == "circuit")["gradient"]
-    found = views.kept_gradients(batch.source, batch.choice)
+    found = views.gradients_of(batch.source, batch.choice)
     assert np.isnan(found[:, :2]).all() and (found[:, 2:] == np.array(kept)).all()
 
 
 def test_before_training_it_shows_the_gradient_on_one_batch(tmp_path):
     inspector = Inspector(begun(tmp_path / "run"))
-    assert any("not trained yet" in sentence for sentence in inspector.sentences())
+    assert any("has no checkpoint yet" in sentence for sentence in inspector.sentences())
     assert list(inspector.figures()) == list(PARTS)
-    found = views.kept_gradients(inspector.source, inspector.choice)
+    found = views.gradients_of(inspector.source, inspector.choice)
     net, train = inspector.source.net("hybrid", 0), inspector.run.splits.train
     loss = torch.nn.functional.cross_entropy(net.model(train.images[:64]), train.labels[:64])
     expected = torch.autograd.grad(loss, list(trained_circuit(inspector).parameters()))[0].flatten()
@@ -300,10 +292,10 @@ def test_the_moved_picture_is_the_whole_figure(trained):
 def test_a_run_without_gradients_says_so_and_shows_one_batch(copied):
     (copied.folder / "gradients.jsonl").unlink()
     inspector = Inspector(copied)
-    [told] = inspector.sentences()
-    assert told.startswith("No gradients of net hybrid, seed 0, were kept while it trained")
+    _, told = inspector.sentences()
+    assert told == "No gradients were recorded: shown are those of 64 training images."
     assert inspector.choice.epoch == 0 and list(inspector.figures()) == list(PARTS)
-    assert inspector.panel.epoch.label == "as it is" and told in inspector.panel.told.value
+    assert inspector.panel.epoch.label == "as it is" and told in inspector.panel.message.value
 
 
 def test_half_written_and_damaged_lines_are_left_out_and_counted(copied):
@@ -311,8 +303,8 @@ def test_half_written_and_damaged_lines_are_left_out_and_counted(copied):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0][:100], *lines]) + "\n" + lines[-1][:50])
     inspector = Inspector(copied)
-    [told] = inspector.sentences()
-    assert told == "In gradients.jsonl 2 lines are half written or damaged, and left out."
+    _, told = inspector.sentences()
+    assert told == "Damaged lines of gradients.jsonl that were left out: 2."
     assert inspector.choice.epoch == 2 and set(inspector.figures()) == set(PARTS)
 
 
@@ -323,17 +315,18 @@ def test_refresh_follows_a_run_under_way(trained, tmp_path):
     run = runs.open_run(folder)
     inspector = Inspector(run)
     panel = inspector.panel
-    panel.images[2].click()
-    assert "is not trained yet" in panel.told.value
+    panel.image.value = 2
+    assert "No gradients were recorded" in panel.message.value
     rows = [json.dumps(row) for row in trained.rows("gradients")]
     (folder / "gradients.jsonl").write_text(rows[0] + "\n")
     assert panel.epoch.options == (("as it is", 0),)
     assert {"gradients", "circuit"} <= changed(inspector, panel.refresh.click)
-    assert panel.epoch.options == (("1", 1),) and "has no checkpoint yet" in panel.told.value
+    assert panel.epoch.options == (("1", 1),) and "has no checkpoint yet" in panel.message.value
     shutil.copytree(trained.folder / "checkpoints", folder / "checkpoints")
     (folder / "gradients.jsonl").write_text("\n".join(rows[:2]) + "\n")
     assert changed(inspector, panel.refresh.click) == set(PARTS)
-    assert panel.epoch.value == 2 and panel.told.value == "" and inspector.choice.image == 2
+    assert panel.epoch.value == 2 and inspector.choice.image == 2
+    assert panel.message.value == "Net hybrid, seed 0, at its best epoch (2)."
 
 
 def test_a_net_without_a_circuit_shows_its_classical_layers(tmp_path):
@@ -346,7 +339,7 @@ def test_a_net_without_a_circuit_shows_its_classical_layers(tmp_path):
 def test_a_frozen_circuit_has_no_gradient_but_can_be_moved(tmp_path):
     inspector = Inspector(begun(tmp_path / "run", trainable=False, circuit="random"))
     assert set(inspector.figures()) == {"circuit", "image", "what_if"}
-    assert "is not trained: it has no gradient" in inspector.panel.told.value
+    assert "is not trained: it has no gradient" in inspector.panel.message.value
 
 
 def test_a_run_of_a_slow_backend_is_moved_by_the_fused_program(tmp_path):
@@ -368,12 +361,10 @@ def test_it_says_whose_weights_are_moved_and_shown(trained, tmp_path):
     rows = [row for row in trained.rows("metrics") if row.get("net") == "hybrid" and row["event"] == "epoch"]
     best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))["epoch"]
     panel = Inspector(trained).panel
-    told = f"with the weights of the best epoch ({best})"
     panel.epoch.value = 3 - best
-    panel.shift.value = 1.0
-    assert [told in widget.value for widget in (*panel.headings, panel.moved)] == [True] * 3
+    assert panel.message.value.startswith(f"Net hybrid, seed 0, at its best epoch ({best}).")
     panel = Inspector(begun(tmp_path / "run")).panel
-    assert ["as it starts" in widget.value for widget in (*panel.headings, panel.moved)] == [True] * 3
+    assert panel.message.value.startswith("Net hybrid, seed 0, as it starts")
 
 
 def test_the_best_epoch_is_the_one_of_the_weights(copied):
@@ -393,11 +384,11 @@ def test_dead_weights_are_named_by_gate_and_wire(tmp_path):
     inspector = Inspector(begun(tmp_path / "run", OfPartlyFrozen, controls=[]))
     panel, told = inspector.panel, inspector.sentences()[-1]
     assert told.startswith("1 weight of `circuit` cannot learn, because nothing that is measured changes")
-    assert told.endswith(": turned[2] (RZ on wire 1).") and told in panel.told.value
-    panel.images[2].click()
-    assert told in panel.told.value, "whatever is drawn anew"
+    assert told.endswith(": turned[2] (RZ on wire 1).") and told in panel.message.value
+    panel.image.value = 2
+    assert told in panel.message.value, "whatever is drawn anew"
     panel.layer.value = "reader"
-    assert "cannot learn" not in panel.told.value
+    assert "cannot learn" not in panel.message.value
 
 
 def test_weights_are_dead_only_if_a_whole_batch_says_so(tmp_path):
@@ -423,12 +414,12 @@ def test_what_cannot_be_drawn_is_told_and_nothing_changes(copied):
     inspector = Inspector(copied)
     panel = inspector.panel
     assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == set()
-    assert "this could not be drawn: Argument `n_weights` must be" in panel.told.value
+    assert "this could not be drawn: Argument `n_weights` must be" in panel.message.value
     assert (inspector.choice.epoch, panel.epoch.value) == (2, 2)
     path.write_text(before)
     panel.refresh.click()
     panel.epoch.value = 1
-    assert "could not be drawn" not in panel.told.value and inspector.choice.epoch == 1
+    assert "could not be drawn" not in panel.message.value and inspector.choice.epoch == 1
 
 
 # --- the other ipywidgets ---------------------------------------------------------------------------
@@ -441,10 +432,10 @@ from qnnkit.inspector import Inspector
 inspector = Inspector(runs.open_run(sys.argv[1]))
 panel, found = inspector.panel, []
 def act(name, value):
-    before = {part: getattr(panel, part).value for part in ("gradients", "circuit", "image", "what_if")}
-    panel.images[value].click() if name == "images" else setattr(getattr(panel, name), "value", value)
-    found.append([name, [part for part, png in before.items() if getattr(panel, part).value != png]])
-acts = {"epoch": 1, "step": 2, "weight": 3, "shift": 1.0, "images": 3, "layer": "reader.0"}
+    before = {part: panel.pngs[part].value for part in ("gradients", "circuit", "image", "what_if")}
+    getattr(panel, name).value = value
+    found.append([name, [part for part, png in before.items() if panel.pngs[part].value != png]])
+acts = {"epoch": 1, "weight": 3, "shift": 1.0, "image": 3, "layer": "reader.0"}
 for name, value in acts.items():
     act(name, value)
 bundle = sorted(inspector._repr_mimebundle_())
@@ -469,10 +460,9 @@ def test_the_same_tree_works_in_the_ipywidgets_of_colab(trained, tmp_path):
     assert told["version"] == "7.7.1"
     assert told["found"] == [
         ["epoch", ["gradients", "circuit"]],
-        ["step", ["gradients", "circuit"]],
         ["weight", ["gradients", "circuit", "what_if"]],
         ["shift", ["what_if"]],
-        ["images", ["image", "what_if"]],
+        ["image", ["image", "what_if"]],
         ["layer", ["gradients"]],
     ]
     assert told["bundle"] == ["application/vnd.jupyter.widget-view+json", "image/png", "text/plain"]

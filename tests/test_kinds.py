@@ -106,11 +106,6 @@ def test_clip_is_drawn(clip):
     assert "zero-shot accuracy (%)" in clip.report.read_text()
 
 
-def test_what_a_run_of_captions_cannot_do_is_said(clip, capsys):
-    assert report.robustness(clip, runs.trained(clip), 8) == []
-    assert capsys.readouterr().out.startswith("The run has no labelled images:")
-
-
 # --- text --------------------------------------------------------------------------------------------------
 
 

@@ -401,7 +401,7 @@ def net(what, device, value, precision="float32", **settings):
 
 def test_the_report_of_a_run_tells_which_device_was_faster(surveyed, tmp_path):
     run = runs.Run(tmp_path, recipes.settings("digits_clip"))
-    assert report.run._surveyed(run) == [], "nobody has measured"
+    assert report.sentences.surveyed(run) == [], "nobody has measured"
     found = copy.deepcopy(surveyed[0])
     found["machine"]["name"] = "Tesla T4"
     found["rows"] = [
@@ -413,7 +413,7 @@ def test_the_report_of_a_run_tells_which_device_was_faster(surveyed, tmp_path):
         )
     ]  # fmt: skip
     survey.write(tmp_path / "machine.json", found)
-    assert report.run._surveyed(run) == [
+    assert report.sentences.surveyed(run) == [
         "Measured on Tesla T4: An epoch of the net: 500 ms on cuda:0 in float32; cpu in float32 3 times as "
         "long.",
         "Measured on Tesla T4: An update of the net on the CPU: 100 ms on 2 threads in float32; 1 threads in "
@@ -421,7 +421,7 @@ def test_the_report_of_a_run_tells_which_device_was_faster(surveyed, tmp_path):
         "Measured on Tesla T4: Memory at the peak in float32: 400 MB on cpu, 100 MB on cuda:0.",
     ]
     (tmp_path / "machine.json").write_text("half")
-    assert report.run._surveyed(run) == []
+    assert report.sentences.surveyed(run) == []
 
 
 def test_a_busy_machine_is_said_first_and_kept(toy, monkeypatch):

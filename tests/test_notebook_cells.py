@@ -116,21 +116,3 @@ def test_gradients_that_are_lost_cost_no_report(tmp_path, capsys):
     (run.folder / "gradients.jsonl").unlink()
     cells("04_analyze", run, hardware_images=0)
     assert run.result is not None and "must hold gradients of a training" in capsys.readouterr().out
-
-
-def test_a_net_without_a_circuit(tmp_path, capsys):
-    run = begun(tmp_path / "run", "cnn", width=4, hidden=4, epochs=1)
-    cells("02_gradient_check", run)
-    list(runs.train_all(run))
-    assert cells("04_analyze", run)["said"].startswith("There are no angles")
-    told = capsys.readouterr().out
-    for sentence in (
-        "This net has no circuit",
-        "no feature maps",
-        "hardware would change nothing",
-    ):
-        assert sentence in told
-    assert (
-        figures(run) & {"02_circuit", "02_errors", "02_gates", "07_maps", "08_circuit", "09_hardware"}
-        == set()
-    )

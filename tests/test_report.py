@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from PIL import Image
 
 from qnnkit import report, runs, stats, tasks
 from qnnkit.tasks import Predictions
+from tests.showing import Page, log_test
 
 T_95_3 = 4.302653  # Student's t for a 95 % interval of three values, from a printed table
 ROUNDED = 1e-5
@@ -37,14 +37,8 @@ def log_epochs(run, net, seed, losses, accuracies):
 
 
 def log_final(run, net, seed, accuracy, seconds=0.5, **more):
-    counts = {"quantum": 24, "classical": 100, "frozen": 0}
-    if net == "classical":
-        counts = {"quantum": 0, "classical": 124, "frozen": 0}
-    row = {"event": "test", "net": net, "seed": seed, "best_epoch": 2, "validation_accuracy": 0.5}
-    run.log(
-        "metrics",
-        row | {"test_accuracy": accuracy, "test_loss": 1.0, "seconds_per_epoch": seconds, **counts, **more},
-    )
+    weights = {"quantum": 0, "classical": 124} if net == "classical" else {}
+    log_test(run, net, seed, accuracy, seconds_per_epoch=seconds, **weights, **more)
 
 
 @pytest.fixture
@@ -76,22 +70,40 @@ def drawn():
 # --- numbers -----------------------------------------------------------------------------------------------
 
 
-def test_summary_of_three_seeds_by_hand(three):
-    hybrid, classical = report.summary(three)
+def test_three_seeds_by_hand(three):
+    """Differences of 5, 4 and 5 points: mean 4.67, and 1.43 to either side."""
+    hybrid, classical = rows = report.summary(three)
     half = T_95_3 * 0.02 / math.sqrt(3)  # 0.90, 0.92, 0.94 have a standard deviation of 0.02
     assert hybrid["net"] == "hybrid" and hybrid["scores"] == [0.90, 0.92, 0.94]  # by seed
-    assert hybrid["score"] == pytest.approx(0.92)
-    assert hybrid["low"] == pytest.approx(0.92 - half, abs=ROUNDED)
-    assert hybrid["high"] == pytest.approx(0.92 + half, abs=ROUNDED)
+    assert (hybrid["score"], hybrid["low"], hybrid["high"]) == pytest.approx(
+        (0.92, 0.92 - half, 0.92 + half), abs=ROUNDED
+    )
     assert hybrid["seconds_per_epoch"] == 0.5  # the median
     assert (hybrid["quantum"], hybrid["classical"], hybrid["frozen"]) == (24, 100, 0)
     assert (classical["quantum"], classical["classical"]) == (0, 124)
-    json.dumps([hybrid, classical], allow_nan=False)
+    json.dumps(rows, allow_nan=False)
+    table = report.table(rows)
+    assert table.index.tolist() == ["hybrid", "classical"] and table["quantum"].tolist() == [24, 0]
+    assert table["test accuracy (%)"].tolist() == ["92.0 (87.0 to 97.0)", "96.7 (91.5 to 100.0)"]
+    assert table["s / epoch"].tolist() == ["0.50", "0.50"]
+    assert report.verdicts(rows) == [
+        "classical did better than hybrid: 4.7 points, 95 % interval 3.2 to 6.1 over 3 seeds."
+    ]
+    assert report.verdicts(rows[1:]) == [] == report.verdicts([hybrid, classical | {"scores": [0.9]}])
 
 
-def test_summary_of_one_seed_claims_no_interval(one):
-    hybrid, _ = report.summary(one)
-    assert (hybrid["score"], hybrid["low"], hybrid["high"]) == (0.9, None, None)
+def test_one_seed_has_no_interval_and_no_verdict(one):
+    rows = report.summary(one)
+    assert (rows[0]["score"], rows[0]["low"], rows[0]["high"]) == (0.9, None, None)
+    assert report.table(rows)["test accuracy (%)"].tolist() == ["90.0 (one seed)", "95.0 (one seed)"]
+    assert report.verdicts(rows) == [
+        "hybrid and classical differ by -5.0 points on one seed, which shows nothing about which is better; "
+        "train more seeds."
+    ]
+    report.finish(one)
+    text = Page(one.report.read_text()).text
+    assert "90.0 (one seed)" in text and "shows nothing about which is better" in text
+    assert "None" not in re.sub(r"\s+", " ", text).split("How it was made")[0]
 
 
 def test_a_net_that_was_finished_twice_counts_once(one):
@@ -111,14 +123,6 @@ def test_summary_of_what_is_there_so_far(open_run):
     assert report.verdicts(report.summary(run)) == []
 
 
-def test_table_of_three_seeds(three):
-    table = report.table(report.summary(three))
-    assert table.index.tolist() == ["hybrid", "classical"]
-    assert table["test accuracy (%)"].tolist() == ["92.0 (87.0 to 97.0)", "96.7 (91.5 to 100.0)"]
-    assert table["s / epoch"].tolist() == ["0.50", "0.50"]
-    assert table["quantum"].tolist() == [24, 0]
-
-
 def test_seeds_with_equal_scores_have_an_interval_over_test_images(open_run):
     run = open_run(n_seeds=3)
     for seed in range(3):
@@ -127,20 +131,6 @@ def test_seeds_with_equal_scores_have_an_interval_over_test_images(open_run):
     low, high = stats.wilson(0.989 * 360, 360)
     told = [f"98.9 ({100 * low:.1f} to {100 * high:.1f})", "98.9 (the same on all seeds)"]
     assert report.table(report.summary(run))["test accuracy (%)"].tolist() == told
-
-
-def test_table_of_one_seed(one):
-    assert report.table(report.summary(one))["test accuracy (%)"].tolist() == [
-        "90.0 (one seed)",
-        "95.0 (one seed)",
-    ]
-
-
-def test_the_verdict_says_when_the_control_wins(three):
-    """Differences of 5, 4 and 5 points: mean 4.67, and 1.43 to either side."""
-    assert report.verdicts(report.summary(three)) == [
-        "classical did better than hybrid: 4.7 points, 95 % interval 3.2 to 6.1 over 3 seeds."
-    ]
 
 
 def test_verdicts_are_corrected_over_the_controls(open_run):
@@ -182,19 +172,6 @@ def test_what_else_the_test_images_say(open_run):
     ]
 
 
-def test_the_verdict_on_one_seed_is_none(one):
-    assert report.verdicts(report.summary(one)) == [
-        "hybrid and classical differ by -5.0 points on one seed, which shows nothing about which is better; "
-        "train more seeds."
-    ]
-
-
-def test_no_verdict_without_the_hybrid_net_or_with_fewer_seeds(three):
-    rows = report.summary(three)
-    assert report.verdicts(rows[1:]) == []
-    assert report.verdicts([rows[0], rows[1] | {"scores": [0.9]}]) == []
-
-
 def test_validations_within_epochs_have_a_fraction_and_stand_once(open_run):
     """Also before the first epoch has ended, and once each where a kill has left a row twice."""
     run = open_run(n_seeds=1)
@@ -234,26 +211,8 @@ def test_worst_are_the_wrong_ones_least_thought_of():
 # --- the page ----------------------------------------------------------------------------------------------
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, and the text outside of styles."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.text, self.style = [], "", False
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self.style = tag == "style"
-
-    def handle_endtag(self, tag):
-        self.style = False
-
-    def handle_data(self, data):
-        self.text += "" if self.style else data.replace("\u00a0", " ")
-
-    def images(self):
-        return [attributes for tag, attributes in self.tags if tag == "img"]
+def images(page):
+    return [attributes for tag, attributes in page.tags if tag == "img"]
 
 
 def test_finish_writes_what_it_returns(three):
@@ -266,13 +225,6 @@ def test_finish_writes_what_it_returns(three):
     intervals = ("92.0 (87.0 to 97.0)", "96.7 (91.5 to 100.0)")
     for told in (*intervals, *result["verdicts"], "359 test images", "data_reuploading"):
         assert told in page.text
-
-
-def test_the_page_of_one_seed(one):
-    report.finish(one)
-    text = Page(one.report.read_text()).text
-    assert "90.0 (one seed)" in text and "shows nothing about which is better" in text
-    assert "None" not in re.sub(r"\s+", " ", text).split("How it was made")[0]
 
 
 @pytest.mark.parametrize("lost", ["a net", "a seed"])
@@ -295,8 +247,8 @@ def test_every_kept_figure_is_in_the_page_whole(three):
     report.finish(three)
     html = three.report.read_text()
     page = Page(html)
-    assert [image["alt"] for image in page.images()] == list(kept)
-    for image in page.images():
+    assert [image["alt"] for image in images(page)] == list(kept)
+    for image in images(page):
         kind, encoded = image["src"].split(",")
         content = base64.b64decode(encoded, validate=True)
         assert kind == "data:image/png;base64" and content == kept[image["alt"]]
@@ -336,7 +288,7 @@ def test_hostile_names_stay_text(tmp_path):
     report.finish(run)
     page = Page(run.report.read_text())
     assert [tag for tag, _ in page.tags if tag == "script"] == []
-    assert len(page.images()) == 1
+    assert len(images(page)) == 1
     events = [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert events == []
     for told in (f"{HOSTILE}/<script>alert(2).png", "<script>alert(3)", "<script>alert(4)</script>", title):
@@ -349,13 +301,9 @@ PLAN = {"device": "cpu", "peak_bytes": 530_000_000, "seconds_per_epoch": 0.41}
 @pytest.mark.parametrize(
     ("plan", "peak", "sentence"),
     [
-        (
-            PLAN,
-            541e6,
-            "Planned for the hybrid net: 0.41 s per epoch and 530 MB; it took 0.50 s per epoch and 541 MB.",
-        ),
-        (PLAN, None, "Planned for the hybrid net: 0.41 s per epoch; it took 0.50 s per epoch."),
-        (PLAN | {"seconds_per_epoch": None}, 541e6, "Planned for the hybrid net: 530 MB; it took 541 MB."),
+        (PLAN, 541e6, "0.41 s per epoch and 530 MB; it took 0.50 s per epoch and 541 MB."),
+        (PLAN, None, "0.41 s per epoch; it took 0.50 s per epoch."),
+        (PLAN | {"seconds_per_epoch": None}, 541e6, "530 MB; it took 541 MB."),
         (PLAN | {"seconds_per_epoch": None}, None, None),
         (PLAN | {"device": "cuda:0"}, 541e6, None),
         (None, 541e6, None),
@@ -368,8 +316,9 @@ def test_what_was_planned_stands_beside_what_was_measured(open_run, plan, peak, 
     run.log("metrics", run.tested()["hybrid", 0] | {"peak_memory": peak})
     run.note_provenance(device="cpu", **({} if plan is None else {"plan": plan}))
     found = report.finish(run)["planned"]
-    assert (found and found["sentence"]) == sentence
-    assert sentence is None or sentence in run.report.read_text()
+    told = sentence and f"Planned for the hybrid net: {sentence}"
+    assert (found and found["sentence"]) == told
+    assert told is None or told in run.report.read_text()
 
 
 def test_single_nets_that_trained_otherwise_are_named(open_run):
@@ -391,38 +340,25 @@ def test_the_result_comes_last(three):
     assert three.result is not None
 
 
-def test_predictions_of_a_trained_net_are_those_of_its_test(tmp_path):
-    root, generator = tmp_path / "pictures", np.random.default_rng(0)
-    for name in ("a", "b"):
-        (root / name).mkdir(parents=True)
-        for i in range(10):
-            Image.fromarray(generator.integers(0, 256, (6, 6), dtype=np.uint8)).save(root / name / f"{i}.png")
-    settings = {
-        "image_size": 6,
-        "n_layers": 1,
-        "hidden": 2,
-        "epochs": 1,
-        "n_seeds": 1,
-        "controls": ["classical"],
-    }
-    run = runs.open_run(tmp_path / "run", "folder_quanv", data_dir=str(root), **settings)
-    finals = {row["net"]: row for row in runs.train_all(run)}
+def test_predictions_of_a_trained_net_are_those_of_its_test(tmp_path, pictures):
     from sklearn.metrics import f1_score
 
+    settings = {"image_size": 6, "n_layers": 1, "hidden": 2, "epochs": 1, "n_seeds": 1}
+    about = {"data_dir": str(pictures), "controls": ["classical"]}
+    run = runs.open_run(tmp_path / "run", "folder_quanv", **settings, **about)
+    finals = {row["net"]: row for row in runs.train_all(run)}
     labels = run.splits.test.labels
     for net in run.nets:
-        predictions = Predictions.of(runs.trained(run, net), run.splits.test)
-        assert predictions.class_probs.shape == (4, 2)
+        predictions, n = Predictions.of(runs.trained(run, net), run.splits.test), len(labels)
         np.testing.assert_allclose(predictions.class_probs.sum(1), 1, atol=1e-6)
-        assert torch.equal(torch.tensor(predictions.labels), run.splits.test.labels)
-        assert (predictions.predicted == predictions.labels).mean() == finals[net]["test_accuracy"]
+        assert torch.equal(torch.tensor(predictions.labels), labels)
+        accuracy = (predictions.predicted == predictions.labels).mean()
+        assert accuracy == finals[net]["test_accuracy"] == predictions.confusion().trace() / n
         class_probs = torch.tensor(predictions.class_probs)
-        likelihood = -float(class_probs[range(4), labels].log().mean())
+        likelihood = -float(class_probs[range(n), labels].log().mean())
         assert finals[net]["test_loss"] == pytest.approx(likelihood, abs=1e-5)
-        predicted = torch.tensor(predictions.predicted)
-        f1 = f1_score(labels, predicted, average="macro", zero_division=0)
+        f1 = f1_score(labels, predictions.predicted, average="macro", zero_division=0)
         assert finals[net]["test_macro_f1"] == pytest.approx(f1)
-        assert (predictions.confusion().trace() / 4) == finals[net]["test_accuracy"]
         calibration = tasks.calibration_error(class_probs, labels)
         assert finals[net]["test_ece"] == pytest.approx(calibration, abs=1e-6)
 

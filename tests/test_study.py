@@ -16,13 +16,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
 import qnnkit
 from benchmarks import settings as step_sizes
-from qnnkit import cli, data, models, recipes, report, runs, stats, workspace
+from qnnkit import cli, data, models, plots, recipes, report, runs, stats, workspace
+from tests.showing import Batch, log_epochs, log_test
 from tests.toys import Digits, refused
 
 ROOT = Path(__file__).parent.parent
@@ -75,18 +77,8 @@ Frozen.__name__, Reference.__name__ = "frozen", "cnn"
 TOYS = {"frozen": Frozen, "cnn": Reference}
 
 
-class Workspace:
-    """Writes a batch: real run folders, begun, trained in words, finished by the real report."""
-
-    def __init__(self, root):
-        self.root, self.folder, self.runs = root, root / "batches" / "grid", []
-        self.folder.mkdir(parents=True)
-
-    def plan(self, id_, settings):
-        self.runs.append({"id": id_, "folder": f"../../runs/{id_}", "settings": settings})
-        content = {"name": "grid", "recipe": ["frozen", "cnn"], "runs": self.runs}
-        (self.folder / "batch.json").write_text(json.dumps(content))
-        return self.root / "runs" / id_
+class Workspace(Batch):
+    """Real run folders, begun, trained in words, finished by the real report."""
 
     def begin(
         self, id_, recipe, fraction, scores, n_seeds=None, seed=0, name=None, controls=("classical",), **more
@@ -102,15 +94,10 @@ class Workspace:
         )
         for net, accuracies in scores.items():
             for index, accuracy in enumerate(accuracies):
-                where = {"net": net, "seed": seed + index}
-                for epoch in (1, 2):
-                    row = {"event": "epoch", "epoch": epoch, "seconds": 0.5, "train_loss": 1.0}
-                    row |= {"validation_loss": 1.0, "validation_accuracy": accuracy - 0.1 / epoch}
-                    run.log("metrics", row | where)
-                row = {"event": "test", **where, "best_epoch": 2, "validation_accuracy": accuracy - 0.05}
-                row |= {"test_accuracy": accuracy, "test_loss": 0.5, "test_macro_f1": accuracy - 0.01}
-                row |= {"test_ece": 0.02, "quantum": 24, "classical": 1000, "frozen": 3}
-                run.log("metrics", row | {"seconds_per_epoch": 0.25})
+                log_epochs(run, net, seed + index, [accuracy - 0.1, accuracy - 0.05])
+                row = {"validation_accuracy": accuracy - 0.05, "test_macro_f1": accuracy - 0.01}
+                row |= {"test_loss": 0.5, "test_ece": 0.02, "classical": 1000, "frozen": 3}
+                log_test(run, net, seed + index, accuracy, seconds_per_epoch=0.25, **row)
         return run
 
     def finish(self, *words, data="one", notes=(), **options):
@@ -125,7 +112,13 @@ def space(tmp_path, monkeypatch):
     """A workspace with two recipes: a hybrid net, and a reference without a circuit."""
     digits = runs.Run.splits.func(runs.Run(tmp_path, recipes.settings("digits_quanv")))
     monkeypatch.setattr(runs.Run, "splits", digits)  # fingerprints are the tests' own
-    return Workspace(tmp_path)
+    return Workspace(tmp_path, ["frozen", "cnn"])
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures of a study are empty, and quick: what is tested stands in its tables."""
+    monkeypatch.setattr(plots, "stamped", lambda *given: Figure(figsize=(1, 1)))
 
 
 LOW, HIGH = 0.5, 1.0
@@ -337,7 +330,7 @@ def test_a_frozen_circuit_stands_beside_both_classical_controls(space):
     assert "Against the classical control of equal size, the circuit did better in 0 of 1 case" in told
 
 
-def test_notes_on_the_data_are_told_and_counted(space):
+def test_notes_on_the_data_are_told_and_counted(space, undrawn):
     damaged, twice = "Left out 2 files that cannot be read.", "3 images stand in two splits."
     scores = {"hybrid": [0.9, 0.8, 0.7], "classical": [0.8, 0.75, 0.6]}
     space.finish("a", "frozen", HIGH, scores, notes=[damaged, twice])
@@ -373,7 +366,7 @@ def test_one_seed_shows_nothing(space):
 
 
 @pytest.mark.parametrize(("data", "why"), [("other", "saw different data"), (None, "keeps no fingerprint")])
-def test_other_data_are_not_compared(space, data, why):
+def test_other_data_are_not_compared(space, data, why, undrawn):
     space.finish("a", "frozen", HIGH, {"hybrid": [0.9, 0.8], "classical": [0.8, 0.75]})
     space.finish("b", "cnn", HIGH, {"reference": [0.5, 0.6]}, data=data)
     table, notes = report.comparisons(report.read_study(space.folder).frame)
@@ -432,7 +425,7 @@ def test_of_a_loss_the_least_is_better(space):
         assert image.text["Title"].startswith("Test loss")
 
 
-def test_a_run_of_another_score_is_left_out(space):
+def test_a_run_of_another_score_is_left_out(space, undrawn):
     scores = {"hybrid": [0.5, 0.6, 0.7], "classical": [0.4, 0.41, 0.45]}
     of_texts(space, "clip", "digits_clip", **scores)
     space.plan("image", {}).mkdir(parents=True)
@@ -505,7 +498,7 @@ def test_the_stamp_knows_the_settings(space):
     assert stamps[0] != stamps[1]
 
 
-def test_latex_takes_every_name(space):
+def test_latex_takes_every_name(space, undrawn):
     hostile = r"a_b & 50 % {c} $d$ #1 ^~\input{x}"
     scores = {"hybrid": [0.9, 0.8], "classical": [0.8, 0.75]}
     space.finish("a", "frozen", HIGH, scores, name=hostile)
@@ -542,13 +535,13 @@ def test_nothing_to_study(space):
     assert not (space.folder / "study").exists()
 
 
-def test_many_models_have_tables_and_eight_have_figures(space):
+def test_many_models_have_tables_and_eight_have_figures(space, undrawn):
     for index in range(9):
         scores = {"hybrid": [0.9, 0.8 - index / 100], "classical": [0.8, 0.75]}
         space.finish(f"run-{index}", "frozen", HIGH, scores, name=f"model {index}")
     names = execute(space.folder)
     assert set(names["rows"]["model"]) == {f"model {index}" for index in range(8)}
-    assert len(names["means"]) == 18 and (space.folder / "study" / "scores.pdf").exists()
+    assert len(names["means"]) == 18
     assert set(names["compared"]["other_net"]) == {"classical"}
     assert names["notes"][0].startswith("Hybrid nets are not compared with one another: of 9 models")
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, gradients, runs, train
-from qnnkit.gradients import Watch, influence, words
+from qnnkit.gradients import Watch, words
+from qnnkit.gradients.diagnosis import of_inputs, of_weights
 from qnnkit.settings import Settings
 from tests.nets import family
 from tests.toys import each_epoch
@@ -268,7 +269,7 @@ def amplitudes(inputs, weights):
 def test_inputs_of_which_no_single_one_can_be_changed_are_passed_by():
     generator = torch.Generator().manual_seed(0)
     points = nn.functional.normalize(torch.randn(8, 4, generator=generator), dim=1)
-    assert influence.of_inputs("circuit", layer(amplitudes, (2,)), points) == []
+    assert of_inputs("circuit", layer(amplitudes, (2,)), points) == []
 
 
 def test_a_circuit_whose_gradient_of_its_inputs_pennylane_cannot_give():
@@ -306,7 +307,7 @@ def test_derivatives_of_the_outputs_against_each_output_by_itself():
     weights = list(circuit.parameters())
     parts = [torch.autograd.grad(value, weights, retain_graph=True)[0] for value in circuit(rows).flatten()]
     exact = float(torch.stack(parts).square().mean().sqrt())
-    assert influence.of_weights(circuit, rows) == pytest.approx(exact, rel=0.3)
+    assert of_weights(circuit, rows) == pytest.approx(exact, rel=0.3)
 
 
 def test_a_vanishing_and_an_exploding_gradient():

@@ -2,12 +2,12 @@
 
 from qnnkit.gradients import expressivity, plateau
 from qnnkit.gradients.batch import of_batch
-from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, by_weight, check, prove, require
+from qnnkit.gradients.check import METHODS, STEPS, Comparison, GradientError, check, prove, require
 from qnnkit.gradients.diagnosis import diagnose
 from qnnkit.gradients.fourier import Spectrum, spectrum
 from qnnkit.gradients.history import History, Training, history, read
 from qnnkit.gradients.landscape import Landscape, lines, plane
-from qnnkit.gradients.reach import Dead, Gate, dead, gates, told, weight_names
+from qnnkit.gradients.reach import Dead, Gate, dead, describe, gates, weight_names
 from qnnkit.gradients.watch import Watch
 
 __all__ = [
@@ -22,9 +22,9 @@ __all__ = [
     "Spectrum",
     "Training",
     "Watch",
-    "by_weight",
     "check",
     "dead",
+    "describe",
     "diagnose",
     "expressivity",
     "gates",
@@ -37,6 +37,5 @@ __all__ = [
     "read",
     "require",
     "spectrum",
-    "told",
     "weight_names",
 ]

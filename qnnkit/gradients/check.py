@@ -177,17 +177,6 @@ def require(comparisons: Sequence[Comparison]) -> None:
             )
 
 
-def by_weight(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """One row per weight: its gradient as training uses it, and by every method that was available."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in comparisons:
-        if not row.unavailable:
-            for weight, autograd, gradient in zip(row.weights, row.autograd, row.gradient, strict=True):
-                known = {"layer": row.layer, "weight": weight, "autograd": autograd}
-                rows.setdefault((row.layer, weight), known)[row.method] = gradient
-    return list(rows.values())
-
-
 def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> list[Comparison]:
     if layer.n_features is None:
         step = "Call the model on one batch, then check again."

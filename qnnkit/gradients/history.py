@@ -46,14 +46,14 @@ class Training:
 
     @property
     def quantum_layers(self) -> list[str]:
-        """Circuits, whose gradients are kept weight by weight."""
-        found = [each["layer"] for row in self.rows for each in row["layers"] if "gradient" in each]
-        return list(dict.fromkeys(found))
+        """Circuits, whose gradients are recorded weight by weight."""
+        every = (each for row in self.rows for each in row["layers"])
+        return list(dict.fromkeys(each["layer"] for each in every if "gradient" in each))
 
     @property
     def warnings(self) -> list[tuple[int, str]]:
         """(epoch, sentence)."""
-        return [(row["epoch"], told) for row in self.rows for told in row["warnings"]]
+        return [(row["epoch"], sentence) for row in self.rows for sentence in row["warnings"]]
 
     def frame(self, layer: str | None = None) -> pd.DataFrame:
         """The rows of `History.frame` of this training, or of one of its layers."""
@@ -211,15 +211,13 @@ def _frame(trainings: Iterable[Training], layer: str | None = None) -> pd.DataFr
 
 def _tidy(row: Mapping[str, Any], layer: str | None = None) -> list[dict[str, Any]]:
     """An epoch's row as one per observed update and layer or group, or of one layer."""
-    parts = [(each["layer"], each) for each in row["layers"]]
-    parts += [("all", each) for each in row["groups"]]
-    found = []
+    parts = [*((each["layer"], each) for each in row["layers"]), *(("all", each) for each in row["groups"])]
+    found, of_step = [], ("step", *OF_STEP, "norm_clipped")
     for name, each in parts:
         if layer in (None, name):
-            of_epoch = {"epoch": row["epoch"], "layer": name, "group": each["group"]}
-            of_epoch |= {"n_weights": each["n_weights"]} | {what: each.get(what) for what in OF_EPOCH[2:]}
+            about = {"epoch": row["epoch"], "layer": name, "group": each["group"]}
+            about |= {"n_weights": each["n_weights"]} | {what: each.get(what) for what in OF_EPOCH[2:]}
             clipped = each.get("norm_clipped") or [None] * len(row["steps"])
-            of_step = (row["steps"], *(each[what] for what in OF_STEP), clipped)
-            for values in zip(*of_step, strict=True):
-                found += [of_epoch | dict(zip(("step", *OF_STEP, "norm_clipped"), values, strict=True))]
+            values = zip(row["steps"], *(each[what] for what in OF_STEP), clipped, strict=True)
+            found += [about | dict(zip(of_step, one, strict=True)) for one in values]
     return found

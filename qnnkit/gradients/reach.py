@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks, layers
-from qnnkit.gradients import influence
 from qnnkit.layers import QuantumLayer
 from qnnkit.simulator import is_elementary
 
@@ -159,11 +158,11 @@ def dead(model: nn.Module, sample: Tensor) -> list[Dead]:
 
 
 def _dead_of(name: str, layer: QuantumLayer, rows: Tensor) -> list[Dead]:
-    rows = influence.few(rows, MOST_ROWS)
-    silent = _silent(influence.exact_copy(layer), rows)
+    rows = few(rows, MOST_ROWS)
+    silent = _silent(exact_copy(layer), rows)
     if not silent:
         return []
-    always = _silent(influence.exact_copy(layer, elsewhere=True), rows)
+    always = _silent(exact_copy(layer, elsewhere=True), rows)
     turned_by: dict[int, list[Gate]] = {}
     for gate in gates(layer):
         for i in gate.weights:
@@ -187,7 +186,7 @@ def _dead_of(name: str, layer: QuantumLayer, rows: Tensor) -> list[Dead]:
 def _silent(layer: QuantumLayer, rows: Tensor) -> set[int]:
     """Weights on which no output of any row depends: a random mixture of all outputs has no gradient."""
     weights = list(layer.requires_grad_(True).parameters())
-    outputs = influence.as_real(layer(rows))
+    outputs = as_real(layer(rows))
     generator = torch.Generator().manual_seed(0)
     mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) + 0.5
     found = torch.autograd.grad(
@@ -197,7 +196,7 @@ def _silent(layer: QuantumLayer, rows: Tensor) -> set[int]:
     return set((flat.abs() < ZERO).nonzero().flatten().tolist())
 
 
-def told(found: Sequence[Dead]) -> list[str]:
+def describe(found: Sequence[Dead]) -> list[str]:
     """One sentence per layer and reason, which names the weights by gate and wire."""
     sentences = []
     for (layer, why), of_reason in itertools.groupby(found, key=lambda one: (one.layer, one.why)):
@@ -206,3 +205,29 @@ def told(found: Sequence[Dead]) -> list[str]:
         number = f"{len(members)} weight{'s' * (len(members) > 1)} of `{layer}` cannot learn"
         sentences.append(f"{number}, because {why}: {which}.")
     return sentences
+
+
+# --- circuits without shots, in float64 ---------------------------------------------------------------------
+
+
+def exact_copy(layer: QuantumLayer, *, elsewhere: bool = False) -> QuantumLayer:
+    """A copy in float64 on the CPU, without shots; elsewhere: with random angles as weights."""
+    qnode = layer.qnode
+    if qnode.shots.total_shots is not None:
+        qnode = qp.set_shots(qnode.update(diff_method="best"), None)
+    copy = layer.with_qnode(qnode).cpu().double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in copy.parameters() if elsewhere else ():
+            weight.copy_(2 * torch.pi * torch.rand(weight.shape, generator=generator))
+    return copy
+
+
+def few(rows: Tensor, most: int) -> Tensor:
+    """At most so many rows, evenly spaced, in float64 on the CPU."""
+    return rows[:: -(-len(rows) // most)].cpu().double()
+
+
+def as_real(outputs: Tensor) -> Tensor:
+    """Outputs of which a state's amplitudes are two numbers each."""
+    return torch.view_as_real(outputs) if outputs.is_complex() else outputs

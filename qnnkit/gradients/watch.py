@@ -81,36 +81,30 @@ class Watch:
         """Which parameter is whose, and which of its entries are looked at."""
         owners: dict[int, tuple[str, nn.Module]] = {}
         for name, module in model.named_modules():
+            name = name or ("layer" if isinstance(module, QuantumLayer) else "model")
             for weight in module.parameters(recurse=False):
-                owners.setdefault(
-                    id(weight), (name or ("layer" if isinstance(module, QuantumLayer) else "model"), module)
-                )
+                owners.setdefault(id(weight), (name, module))
         self.layers: dict[tuple[str, str], list[int]] = {}
         self.quantum: dict[str, QuantumLayer] = {}
         self.halves: dict[str, str] = {}
         self.strides: list[int] = []
         self.places: dict[int, np.ndarray] = {}
-        """Of a circuit's parameter: where its kept entries stand in the order of `gradients.weight_names`."""
-        index = 0
-        for group, _, weights in self.groups:
-            for weight in weights:
-                layer, module = owners.get(id(weight), ("model", model))
-                if any(name == layer and other != group for name, other in self.layers):
-                    layer = f"{layer} ({group})"  # a layer whose weights are in two groups
-                self.layers.setdefault((layer, group), []).append(index)
-                most = SKETCH
-                if isinstance(module, QuantumLayer):
-                    self.quantum[layer] = module
-                    most = QUANTUM_SKETCH
-                if weight.dtype in words.HALVES:
-                    self.halves[layer] = str(weight.dtype).removeprefix("torch.")
-                self.strides.append(max(1, math.ceil(weight.numel() / most)))
-                if layer in self.quantum:
-                    every = list(module.parameters())
-                    place = next(i for i, each in enumerate(every) if each is weight)
-                    start = sum(each.numel() for each in every[:place])
-                    self.places[index] = start + np.arange(0, weight.numel(), self.strides[-1])
-                index += 1
+        """Of a circuit's parameter: where its entries stand in the order of `gradients.weight_names`."""
+        pairs = ((group, weight) for group, _, weights in self.groups for weight in weights)
+        for index, (group, weight) in enumerate(pairs):
+            layer, module = owners.get(id(weight), ("model", model))
+            if any(name == layer and other != group for name, other in self.layers):
+                layer = f"{layer} ({group})"  # a layer whose weights are in two groups
+            self.layers.setdefault((layer, group), []).append(index)
+            if weight.dtype in words.HALVES:
+                self.halves[layer] = str(weight.dtype).removeprefix("torch.")
+            most = QUANTUM_SKETCH if isinstance(module, QuantumLayer) else SKETCH
+            self.strides.append(max(1, math.ceil(weight.numel() / most)))
+            if isinstance(module, QuantumLayer):
+                self.quantum[layer] = module
+                before = itertools.takewhile(lambda each: each is not weight, module.parameters())  # noqa: B023
+                start = sum(each.numel() for each in before)
+                self.places[index] = start + np.arange(0, weight.numel(), self.strides[-1])
         self.sizes = np.array([weight.numel() for weight in self.parameters])
         self.kept = np.array([len(range(0, n, k)) for n, k in zip(self.sizes, self.strides, strict=True)])
 

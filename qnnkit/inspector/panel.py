@@ -1,15 +1,14 @@
-"""`Inspector`: sliders, buttons and figures over a run, or the figures alone where no front end answers."""
+"""`Inspector`: sliders and figures over a run, or the figures alone where no front end answers."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import html
-import io
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,27 +22,14 @@ from qnnkit.runs import Run
 if TYPE_CHECKING:
     from qnnkit.plots import Picture
 
-PARTS = ("gradients", "circuit", "image", "what_if")
-REDRAWN = {
-    **dict.fromkeys(("net", "seed", "refresh"), PARTS),
-    **dict.fromkeys(("layer", "weight"), ("gradients", "circuit", "what_if")),
-    **dict.fromkeys(("epoch", "step"), ("gradients", "circuit")),
-    "image": ("image", "what_if"),
+LAYER = {"net", "seed", "layer", "weight", "epoch"}
+DEPENDS = {
+    "circuit": LAYER,
+    "what_if": LAYER - {"epoch"} | {"image"},
+    "image": {"net", "seed", "image"},
+    "gradients": LAYER,
 }
-"""What a person changes -> what is drawn anew; moving the weight ("shift") draws only what moves."""
-THUMBNAIL = 64
-"""Pixels a side of the picture on a button."""
-CHOSEN, FOCUS = "#D55E00", "#0072B2"
-
-STYLE = """<style>
-.{name}.jupyter-button {{width: 72px; height: 96px; padding: 70px 2px 0; line-height: 22px;
-  border-radius: 4px; background: #f5f5f5 no-repeat 4px 4px / {side}px {side}px;
-  color: #111; image-rendering: pixelated; overflow: hidden;}}
-.{name}.jupyter-button:focus-visible {{outline: 3px solid {focus}; outline-offset: 1px;}}
-.{name}-chosen.jupyter-button {{box-shadow: 0 0 0 3px {chosen} !important;}}
-{pictures}
-</style>"""
-
+"""Figure -> what it shows; moving the weight ("shift") draws only what moves. From top to bottom."""
 HEADING = "<h4 style='margin: 12px 0 4px'>{}</h4>"
 
 
@@ -75,57 +61,53 @@ class Inspector:
         self.run, self.source = run, Source(run)
         self.choice = views.first_choice(self.source, net, seed, layer)
         self.lock = threading.Lock()
-        self._tree: Any = None
 
     def figures(self) -> dict[str, Picture]:
         """Of what is chosen, as far as it has them: "gradients", "circuit", "image", "what_if"."""
-        with self.alone():
+        with self._alone():
             return views.figures(self.source, self.choice)
 
     def sentences(self) -> list[str]:
-        """What is missing, what training warned of in the chosen epoch, which weights cannot learn."""
-        with self.alone():
+        """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""
+        with self._alone():
             return views.sentences(self.source, self.choice)
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """One thread at a time: JupyterLab calls widgets back on several, beside the one that runs cells."""
+    @cached_property
+    def panel(self) -> Panel:
+        """The single widgets, by which a program may do what a person does."""
         with self.lock:
-            yield
-        if self._tree is not None:
-            self._tree.work()
+            return Panel(self)
 
     @property
     def widget(self) -> Any:
         """The ipywidgets tree, made when first asked for."""
-        with self.lock:
-            if self._tree is None:
-                self._tree = Panel(self)
-            return self._tree.whole
+        return self.panel.whole
 
-    @property
-    def panel(self) -> Panel:
-        """The single widgets, by which a program may do what a person does."""
-        _ = self.widget
-        return self._tree
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time: JupyterLab calls widgets back on several, beside the one that runs cells."""
+        with self.lock:
+            yield
+        if "panel" in vars(self):
+            self.panel.work()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         from qnnkit import plots
 
         panel, chosen = self.panel, self.choice
-        told = f"Inspector of {self.run.folder.name}: net {chosen.net}, seed {chosen.seed}, {chosen.layer}"
-        bundle: dict[str, Any] = {"text/plain": "\n".join([told, *self.sentences()])}
-        with self.alone():
+        title = f"Inspector of {self.run.folder.name}: net {chosen.net}, seed {chosen.seed}, {chosen.layer}"
+        bundle: dict[str, Any] = {"text/plain": "\n".join([title, *self.sentences()])}
+        with self._alone():
             bundle["image/png"] = base64.b64encode(plots.stacked(panel.pictures())).decode()
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        view = {"version_major": 2, "version_minor": 0, "model_id": panel.whole.model_id}
         return bundle | {"application/vnd.jupyter.widget-view+json": view}
 
 
 class Panel:
-    """The widgets of an inspector; what they show comes from `views`, what is chosen stands in its `choice`.
+    """The widgets of an inspector, and the figures of what they are set to.
 
-    Whichever thread a widget calls back on only notes what was asked; of each widget the newest counts. One
-    thread at a time does what is noted, in that order, and draws.
+    Whichever thread a widget calls back on only notes that something has changed. One thread at a time reads
+    what the widgets are set to by then, and draws what differs: so the newest counts, whatever came between.
 
     Args:
         inspector: Whose choice they change.
@@ -134,259 +116,170 @@ class Panel:
     def __init__(self, inspector: Inspector):
         import ipywidgets as widgets
 
-        self.inspector, self.own = inspector, threading.local()  # own.sets: this thread sets widgets itself
-        self.asked: dict[str, Any] = {}  # what a person changes -> to what, the oldest first
-        self.sent: dict[str, Any] = {}  # when a front end sent the newest of each kind
-        self.guard = threading.Lock()  # of both
-        run, wide = inspector.run, widgets.Layout(width="98%", max_width="640px")
-        style = {"description_width": "100px"}
+        self.inspector, self.changed, self.stale = inspector, False, False
+        run, choice, labels = inspector.run, inspector.choice, inspector.source.choosable[1].tolist()
+        style, wide = {"description_width": "100px"}, widgets.Layout(width="98%", max_width="640px")
         plain: dict[str, Any] = {"style": style, "layout": widgets.Layout(width="300px")}
-        choice = inspector.choice
-        self.net = widgets.Dropdown(options=run.nets, value=choice.net, description="Net", **plain)
-        self.seed = widgets.Dropdown(options=list(run.seeds), value=choice.seed, description="Seed", **plain)
+        slider: dict[str, Any] = {"style": style, "layout": wide, "continuous_update": False}
+        self.net = widgets.Dropdown(options=run.nets, description="Net", **plain)
+        self.seed = widgets.Dropdown(options=list(run.seeds), description="Seed", **plain)
         self.layer = widgets.Dropdown(options=[choice.layer], description="Layer", **plain)
-        slider: dict[str, Any] = {"options": [("none", 0)], "style": style, "layout": wide}
-        self.weight = widgets.SelectionSlider(description="Weight", continuous_update=False, **slider)
-        self.epoch = widgets.SelectionSlider(description="Epoch", continuous_update=False, **slider)
-        self.step = widgets.SelectionSlider(description="Update", continuous_update=False, **slider)
+        self.weight = widgets.SelectionSlider(options=[("none", 0)], description="Weight", **slider)
+        self.epoch = widgets.SelectionSlider(options=[("none", 0)], description="Epoch", **slider)
+        names = [(inspector.source.class_name(label), place) for place, label in enumerate(labels)]
+        self.image = widgets.ToggleButtons(
+            options=names, description="Image of", style=style | {"button_width": "auto"}
+        )
         self.shift = widgets.FloatSlider(
             min=-np.pi, max=np.pi, step=np.pi / 50, description="Move by", style=style, layout=wide
         )
         self.refresh = widgets.Button(
             description="Refresh", tooltip="Read the run's folder again", icon="refresh"
         )
-        self.told, self.moved = widgets.HTML(), widgets.HTML()
-        self.gradients, self.image, self.what_if = (_picture(widgets, min_width="620px") for _ in range(3))
-        # So that a weight, its gate and its move are on one screen of 900 pixels.
-        self.circuit = _picture(widgets, max_height="420px", width="auto")
-        self.headings = widgets.HTML(), widgets.HTML()
-        self.images = self._buttons(widgets)
+        self.message, self.moved = widgets.HTML(), widgets.HTML()
+        self.pngs = {part: _picture(widgets, part) for part in DEPENDS}
         wrap = widgets.Layout(flex_flow="row wrap", width="98%")
-        gap = widgets.Layout(flex_flow="row wrap", width="98%", grid_gap="8px", padding="4px")
-        self.moving = widgets.VBox([self.headings[1], self.shift, self.moved, self.what_if])
+        heading = widgets.HTML(HEADING.format("What if the chosen weight were another?"))
+        self.moving = widgets.VBox([heading, self.shift, self.moved, self.pngs["what_if"]])
         self.whole = widgets.VBox(
             [
                 widgets.HBox([self.net, self.seed, self.layer, self.refresh], layout=wrap),
-                self.told,
+                self.message,
                 self.weight,
-                self.circuit,
+                self.pngs["circuit"],
                 self.moving,
-                self.headings[0],
-                self.style,
-                widgets.HBox(self.images, layout=gap),
+                widgets.HTML(HEADING.format("An image through the net")),
                 self.image,
+                self.pngs["image"],
                 widgets.HTML(HEADING.format("Gradients of the chosen layer")),
                 self.epoch,
-                self.step,
-                self.gradients,
+                self.pngs["gradients"],
             ],
             layout=widgets.Layout(overflow="auto"),
         )
-        self._draw(*PARTS)
-        self._offer()
-        for what in ("net", "seed", "layer", "weight", "epoch", "step", "shift"):
-            getattr(self, what).observe(functools.partial(self._ask, what), names="value")
-        self.refresh.on_click(functools.partial(self._ask, "refresh"))
-
-    def _buttons(self, widgets: Any) -> list[Any]:
-        """A button per image, its picture in a style sheet: reached by Tab, pressed by Enter or Space."""
-        images, labels = self.inspector.source.choosable
-        self.told_classes = [self.inspector.source.class_name(int(label)) for label in labels]
-        self.style = widgets.HTML()
-        name = f"qnnkit-{self.style.model_id[:8]}"
-        pictures = "\n".join(
-            f'.{name}-{i} {{background-image: url("{_thumbnail(image.numpy())}") !important;}}'
-            for i, image in enumerate(images)
-        )
-        self.style.value = STYLE.format(
-            name=name, side=THUMBNAIL, focus=FOCUS, chosen=CHOSEN, pictures=pictures
-        )
-        self.chosen_class, found = f"{name}-chosen", []
-        for i, told in enumerate(self.told_classes):
-            button = widgets.Button(description=told, tooltip=f"Image {i} of class {told}")
-            button.add_class(name)
-            button.add_class(f"{name}-{i}")
-            button.on_click(lambda _, place=i: self._ask("image", {"new": place}))
-            found.append(button)
-        return found
+        self.inputs = {name: getattr(self, name) for name in asdict(choice)}
+        self._draw(choice, set(DEPENDS))
+        self._offer(choice)
+        for each in self.inputs.values():
+            each.observe(self._ask, names="value")
+        self.refresh.on_click(self._ask_to_refresh)
 
     def pictures(self) -> list[bytes]:
         """PNGs of what is shown, from top to bottom."""
-        images = (self.circuit, self.what_if, self.image, self.gradients)
-        return [image.value for image in images if image.layout.display != "none"]
+        return [image.value for image in self.pngs.values() if image.layout.display != "none"]
 
-    # --- what may be chosen -----------------------------------------------------------------------
+    def work(self) -> None:
+        """Follows what was changed, until nothing is; returns at once where another thread does so."""
+        lock = self.inspector.lock
+        while self.changed and lock.acquire(blocking=False):
+            try:
+                self.changed = False
+                self._follow()
+            finally:
+                lock.release()
 
-    def _offer(self) -> None:
-        """Sets what every widget offers and shows to what is chosen; nobody is told of it."""
-        source, choice = self.inspector.source, self.inspector.choice
-        net, training = source.net(choice.net, choice.seed), source.training(choice.net, choice.seed)
-        names, steps = net.weight_names(choice.layer), training.steps(choice.epoch)
-        with self._setting():
-            self.layer.options = list(net.layers)
-            self.net.value, self.seed.value, self.layer.value = choice.net, choice.seed, choice.layer
-            offered = (
-                (self.weight, [(name, i) for i, name in enumerate(names)] or [("none", 0)], choice.weight),
-                (
-                    self.epoch,
-                    [("as it is", 0) if epoch == 0 else (str(epoch), epoch) for epoch in training.epochs],
-                    choice.epoch,
-                ),
-                (self.step, [("all", 0), *((str(step), i) for i, step in enumerate(steps, 1))], choice.step),
-            )
-            for slider, options, value in offered:
-                if list(slider.options) != options:
-                    slider.options = options
-                slider.value, slider.disabled = value, len(options) < 2
-            self.shift.value = choice.shift
-            self.headings[0].value = HEADING.format(f"An image through the net {net.told}: press one")
-            heading = f"What if the chosen weight were another, in the net {net.told}?"
-            self.headings[1].value = HEADING.format(heading)
-            self.moving.layout.display = None if names else "none"
-            for i, button in enumerate(self.images):
-                chosen = i == choice.image
-                (button.add_class if chosen else button.remove_class)(self.chosen_class)
-                button.description = f"✓ {self.told_classes[i]}" if chosen else self.told_classes[i]
+    def _ask(self, event: Any) -> None:
+        self.changed = True
+        self.work()
 
-    def _draw(self, *parts: str) -> None:
-        """Draws some of `PARTS` anew."""
-        source, choice = self.inspector.source, self.inspector.choice
+    def _ask_to_refresh(self, button: Any) -> None:
+        self.stale = True
+        self._ask(button)
+
+    def _follow(self) -> None:
+        now = self.inspector.choice
+        try:
+            new, offer = self._wanted(now)
+            different = {name for name, value in asdict(new).items() if value != getattr(now, name)}
+            parts = set(DEPENDS) if self.stale else {p for p in DEPENDS if DEPENDS[p] & different}
+            if parts:
+                self._draw(new, parts)
+            elif different:
+                self._move(new)
+            self.inspector.choice, self.stale = new, False
+            if offer:
+                self._offer(new)
+        except Exception as error:  # whatever becomes of a folder while someone looks at it
+            self.stale = False
+            self._set(now)
+            why = " ".join(str(error).split()) or type(error).__name__
+            self._say([f"The pictures are as they were, because this could not be drawn: {why}"])
+
+    def _wanted(self, now: Choice) -> tuple[Choice, bool]:
+        """What the widgets are set to, and whether other weights and epochs are to be offered for it."""
+        new, source = (
+            Choice(**{name: each.value for name, each in self.inputs.items()}),
+            self.inspector.source,
+        )
+        if self.stale:  # to the newest epoch of the same layer
+            source.refresh()
+            return replace(new, epoch=source.training(new.net, new.seed).epochs[-1]), True
+        if (new.net, new.seed, new.layer) == (now.net, now.seed, now.layer):
+            return new, False
+        layer = new.layer if (new.net, new.seed) == (now.net, now.seed) else None
+        found = views.first_choice(source, new.net, new.seed, layer)
+        return replace(found, image=new.image, shift=new.shift), True
+
+    def _offer(self, choice: Choice) -> None:
+        """Sets what every widget offers and shows to what is chosen."""
+        net = self.inspector.source.net(choice.net, choice.seed)
+        epochs = self.inspector.source.training(choice.net, choice.seed).epochs
+        names = net.weight_names(choice.layer)
+        self.moving.layout.display = None if names else "none"
+        for widget, options in (
+            (self.layer, list(net.layers)),
+            (self.weight, [(name, i) for i, name in enumerate(names)] or [("none", 0)]),
+            (self.epoch, [(str(epoch) if epoch else "as it is", epoch) for epoch in epochs]),
+        ):
+            if list(widget.options) != options:
+                widget.options = options
+            widget.disabled = len(options) < 2
+        self._set(choice)
+
+    def _set(self, choice: Choice) -> None:
+        for name, value in asdict(choice).items():
+            self.inputs[name].value = value
+
+    def _draw(self, choice: Choice, parts: set[str]) -> None:
+        source = self.inspector.source
         draw = {"gradients": views.of_layer, "circuit": views.of_circuit, "image": views.of_image}
-        drawn = {part: draw[part](source, choice) for part in parts if part in draw}
+        drawn = {part: draw[part](source, choice) for part in draw if part in parts}
         pngs = {part: figure and figure.png() for part, figure in drawn.items()}
         sentences = views.sentences(source, choice)
         if "what_if" in parts:
             self.moves = views.what_if(source, choice)
-            self._move()
+            self._move(choice)
         for part, png in pngs.items():  # all that may fail has gone well
-            _show(getattr(self, part), png)
-        self._tell(sentences)
+            self._show(part, png)
+        self._say(sentences)
 
-    def _tell(self, sentences: Sequence[str]) -> None:
-        self.told.value = "<br>".join(html.escape(sentence, quote=False) for sentence in sentences)
-
-    def _undo(self, choice: Choice, error: Exception) -> None:
-        """Back to a former choice, as far as what is left of the run allows; the reason is told."""
-        self.inspector.choice = choice
-        with self._setting():
-            self.net.value, self.seed.value = choice.net, choice.seed
-        with contextlib.suppress(Exception):  # the reason is the same, and is told below
-            self._offer()
-        why = " ".join(str(error).split()) or type(error).__name__
-        self._tell([f"The pictures are as they were, because this could not be drawn: {why}"])
-
-    def _move(self) -> None:
+    def _move(self, choice: Choice) -> None:
         """Shows what the chosen shift does."""
         if self.moves is None:
-            _show(self.what_if, None)
+            self._show("what_if", None)
             return
-        (moves, figure), shift = self.moves, self.inspector.choice.shift
+        (moves, figure), shift = self.moves, choice.shift
         there = moves.at(shift) if shift else moves.before
         figure.move(shift, there.values, there.class_probs, there.loss)
-        _show(self.what_if, figure.png())
+        self._show("what_if", figure.png())
         self.moved.value = (
-            f"The net {moves.told}, on {moves.n_images} validation images: loss {moves.before.loss:.4f}, "
-            f"and <b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
+            f"Loss on {moves.n_images} validation images: {moves.before.loss:.4f}, and "
+            f"<b>{there.loss:.4f}</b> with the weight moved by {shift:+.2f} rad."
         )
 
-    # --- whose turn it is --------------------------------------------------------------------------
+    def _show(self, part: str, png: bytes | None) -> None:
+        """A picture, or nothing in its place."""
+        self.pngs[part].layout.display = "none" if png is None else None
+        if png is not None:
+            self.pngs[part].value = png
 
-    @contextlib.contextmanager
-    def _setting(self) -> Iterator[None]:
-        """What this thread sets inside is nothing that a person does."""
-        self.own.sets = True
-        try:
-            yield
-        finally:
-            self.own.sets = False
-
-    def _ask(self, what: str, event: Any) -> None:
-        """Notes what a person does, and does it unless another thread is at work, which then will."""
-        if getattr(self.own, "sets", False):
-            return
-        value, sent = event["new"] if isinstance(event, dict) else None, _sent()
-        with self.guard:
-            if sent is not None:
-                if sent < self.sent.get(what, sent):
-                    return  # threads overtake one another
-                self.sent[what] = sent
-            self.asked.pop(what, None)  # the newest counts, and comes last
-            self.asked[what] = value
-        self.work()
-
-    def work(self) -> None:
-        """Does what is asked, until nothing is."""
-        lock = self.inspector.lock
-        while self.asked and lock.acquire(blocking=False):
-            try:
-                while (asked := self._next()) is not None:
-                    before = self.inspector.choice
-                    try:
-                        self._do(*asked)
-                    except Exception as error:  # whatever becomes of a folder while someone looks at it
-                        self._undo(before, error)
-            finally:
-                lock.release()
-
-    def _next(self) -> tuple[str, Any] | None:
-        with self.guard:
-            what = next(iter(self.asked), None)
-            return None if what is None else (what, self.asked.pop(what))
-
-    def _do(self, what: str, value: Any) -> None:
-        """What a person asks for; nothing where it is of a net or layer that was chosen before."""
-        source, now = self.inspector.source, self.inspector.choice
-        if what == "shift":
-            self.inspector.choice = replace(now, shift=value)
-            self._move()
-            return
-        if what in ("net", "seed", "layer"):
-            if what == "layer" and value not in source.net(now.net, now.seed).layers:
-                return
-            found = views.first_choice(source, **{"net": now.net, "seed": now.seed, what: value})
-            found = replace(found, image=now.image, shift=now.shift)
-        elif what == "refresh":  # to the newest epoch of the same layer
-            source.refresh()
-            found = replace(now, epoch=source.training(now.net, now.seed).epochs[-1], step=0)
-        else:
-            if what != "image" and value not in dict(getattr(self, what).options).values():
-                return
-            found = replace(now, **({"step": 0} if what == "epoch" else {}), **{what: value})
-        self.inspector.choice = found
-        self._draw(*REDRAWN[what])
-        self._offer()
+    def _say(self, sentences: list[str]) -> None:
+        self.message.value = "<br>".join(html.escape(sentence, quote=False) for sentence in sentences)
 
 
-def _sent() -> Any:
-    """When a front end sent the message that this thread answers; None without one."""
-    from IPython import get_ipython
-
-    try:
-        return get_ipython().kernel.get_parent()["header"]["date"]  # pyright: ignore
-    except (AttributeError, KeyError, TypeError):  # no kernel, or not within a message
-        return None
-
-
-def _show(image: Any, png: bytes | None) -> None:
-    """A picture in an image widget, or nothing in its place."""
-    image.layout.display = "none" if png is None else None
-    if png is not None:
-        image.value = png
-
-
-def _picture(widgets: Any, **least: str) -> Any:
-    # Narrower than its least width nobody reads it: what has less room scrolls.
+def _picture(widgets: Any, part: str) -> Any:
+    # Narrower than its least width nobody reads it: what has less room scrolls. The circuit is lower, so that
+    # a weight, its gate and its move are on one screen of 900 pixels.
+    least = {"max_height": "420px", "width": "auto"} if part == "circuit" else {"min_width": "620px"}
     fit = {"max_width": "98%", "height": "auto", "align_self": "flex-start", **least}
     return widgets.Image(format="png", layout=widgets.Layout(**fit))  # its own: each is hidden by itself
-
-
-def _thumbnail(image: np.ndarray) -> str:
-    """An image of shape (channels, height, width) as a data: URI, at most `THUMBNAIL` pixels a side."""
-    from PIL import Image
-
-    grey = image.shape[0] == 1
-    small = Image.fromarray(image[0] if grey else np.moveaxis(image, 0, -1))
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    buffer = io.BytesIO()
-    small.save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

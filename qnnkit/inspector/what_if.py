@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from qnnkit import layers
-from qnnkit.inspector.source import Net, done_before
+from qnnkit.inspector.source import Net
 from qnnkit.runs import Run
 
 MOST_IMAGES, FEWEST_IMAGES = 128, 8
@@ -47,7 +49,7 @@ class WhatIf:
     """
 
     def __init__(self, run: Run, net: Net, layer: str, weight: int, image: Tensor):
-        circuit, self.told = net.circuit(layer), net.told
+        circuit = net.circuit(layer)
         assert circuit is not None  # the caller shows this part for circuits only
         inputs = layers.circuit_inputs(net.model, image[None])[circuit]  # (circuits, n_features)
         self.n_circuits, self.shown = len(inputs), int(inputs.abs().sum(-1).argmax())
@@ -87,3 +89,30 @@ class WhatIf:
         """Shifts from -pi to pi, in radians, and the loss at each."""
         shifts = np.linspace(-np.pi, np.pi, self.points)
         return shifts, np.array([self.at(float(shift)).loss for shift in shifts])
+
+
+def done_before(model: nn.Module, layer: nn.Module, images: Tensor) -> dict[nn.Module, Any]:
+    """What a pass has computed before it first reaches a layer: module -> its output, outermost only.
+
+    A module that is called twice is left out, so that each has one output.
+    """
+    outputs: dict[nn.Module, Any] = {}
+    calls: Counter[nn.Module] = Counter()
+    reached = []
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        calls[module] += 1
+        if not reached:
+            outputs[module] = output
+
+    handles = [layer.register_forward_pre_hook(lambda *given: reached.append(True))]
+    handles += [module.register_forward_hook(keep) for module in model.modules() if module is not layer]
+    try:
+        with torch.no_grad():
+            model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    once = {module: output for module, output in outputs.items() if calls[module] == 1}
+    inner = {child for module in once for child in module.modules() if child is not module}
+    return {module: output for module, output in once.items() if module not in inner}

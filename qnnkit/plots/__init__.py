@@ -5,9 +5,8 @@ from qnnkit.plots.circuits import coloured_circuit
 from qnnkit.plots.images import class_balance, class_samples, confusion, labelled_images
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.machines import machines
-from qnnkit.plots.music import loss_matrices, piano_roll
-from qnnkit.plots.picture import COLOURS, Live, Picture
-from qnnkit.plots.study import stamped
+from qnnkit.plots.music import piano_roll
+from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
 
 __all__ = [
     "class_samples",
@@ -22,11 +21,12 @@ __all__ = [
     "Picture",
     "Live",
     "COLOURS",
+    "as_pdf",
+    "as_png",
     "stamped",
     "images_found",
     "captions_found",
     "similarities",
     "piano_roll",
-    "loss_matrices",
     "machines",
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from qnnkit.plots.picture import COLOURS, Picture, inches, legend_beside, name_ticks, picture, row_name, show
+
+LETTERS = 20
+"""In a line above an image."""
 
 
 def class_samples(
@@ -63,7 +67,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str], columns: int = 6)
         columns: Images in a row.
     """
     rows = max(1, -(-len(images) // columns))
-    wrapped = ["\n".join(textwrap.fill(line, 20) for line in title.splitlines()) for title in titles]
+    wrapped = ["\n".join(map(_wrapped, title.splitlines())) for title in titles]
     lines = max((title.count("\n") + 1 for title in wrapped), default=1)
     figure = picture(1.5 * columns, (1.6 + 0.16 * lines) * rows)
     for axis in figure.subplots(rows, columns, squeeze=False).flat:
@@ -91,3 +95,13 @@ def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
     axis.set(xlabel="predicted class", ylabel="true class")
     figure.colorbar(image, ax=axis, label="images", shrink=0.8)
     return figure
+
+
+def _wrapped(line: str) -> str:
+    """A line in several, broken after a space, slash, dash, dot or underscore; within a word if it must."""
+    lines = [""]
+    for piece in re.findall(r"[^ /_.-]*[ /_.-]|[^ /_.-]+", line):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > LETTERS:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(textwrap.fill(each, LETTERS) for each in lines)

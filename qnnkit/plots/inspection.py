@@ -51,7 +51,7 @@ def layer_gradients(
     middle.set_title("Norm of the layer's gradient", fontsize=10)
     known = norms > 0
     if len(steps) < 2:
-        _said(middle, f"{norms[0]:.3g}\non one batch" if len(norms) else "unknown")
+        _note(middle, f"{norms[0]:.3g}\non one batch" if len(norms) else "unknown")
     else:
         middle.axvspan(shown[0] - 0.5, shown[1] + 0.5, color=COLOURS[4], alpha=0.25, lw=0)
         middle.plot(steps[known], norms[known], "-o", ms=2.5, lw=1, color=COLOURS[0])
@@ -71,14 +71,14 @@ def layer_gradients(
         right.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         right.set(xlabel="epoch (line: chosen)", ylabel="mean / spread, 95 % interval")
     else:
-        _said(right, "needs the gradients\nof several updates")
+        _note(right, "needs the gradients\nof several updates")
     return figure
 
 
 def _histogram(axis: Any, gradients: np.ndarray | None, weight: tuple[str, int] | None) -> None:
     axis.set_title("Gradients of its weights", fontsize=10)
     if gradients is None or not np.isfinite(gradients).any():
-        _said(axis, "single weights' gradients\nare kept for circuits only")
+        _note(axis, "single weights' gradients\nare kept for circuits only")
         return
     finite = gradients[np.isfinite(gradients)]
     far = float(np.abs(finite).max()) or 1.0
@@ -93,25 +93,19 @@ def _histogram(axis: Any, gradients: np.ndarray | None, weight: tuple[str, int] 
     axis.set(xlabel="gradient (loss per radian)", ylabel="weights × updates")
 
 
-def _said(axis: Any, sentence: str) -> None:
+def _note(axis: Any, sentence: str) -> None:
     axis.text(0.5, 0.5, sentence, transform=axis.transAxes, ha="center", va="center", color="#555")
     bare(axis)
 
 
 def image_seen(
-    image: np.ndarray,
-    maps: np.ndarray | None,
-    names: Sequence[str],
-    classes: Sequence[str],
-    class_probs: np.ndarray,
-    label: int,
+    image: np.ndarray, maps: np.ndarray | None, classes: Sequence[str], class_probs: np.ndarray, label: int
 ) -> Picture:
     """An image, what the first quanvolution makes of it, and the classes that the net thinks likeliest.
 
     Args:
         image: uint8, of shape (channels, height, width).
         maps: Expectation values, of shape (n_maps, rows, columns); None without a quanvolution.
-        names: One per map.
         classes: Names.
         class_probs: Of shape (n_classes,).
         label: Of the true class.
@@ -130,10 +124,10 @@ def image_seen(
         axes = middle.subplots(-(-n_maps // columns), columns, squeeze=False).ravel()
         for axis in axes[n_maps:]:
             axis.set_axis_off()
-        for axis, values, name in zip(axes[:n_maps], maps, names, strict=True):
+        for place, (axis, values) in enumerate(zip(axes, maps, strict=False)):
             drawn = axis.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
             bare(axis)
-            axis.set_title(name, fontsize=8)
+            axis.set_title(f"channel {place}", fontsize=8)
         middle.colorbar(drawn, ax=list(axes), shrink=0.8, ticks=[-1, 0, 1])
         middle.suptitle("expectation values", fontsize=9)
     axis = right.subplots()
@@ -150,9 +144,8 @@ class WhatIfFigure:
 
     Args:
         weight: Name of the moved weight.
-        circuit: Which circuit's values are shown, for the title.
-        outputs: Names of the measured values.
-        before: Their values with the weight as it is, of shape (n_outputs,).
+        title: Which circuit's values are shown.
+        before: Its values with the weight as it is, of shape (n_outputs,).
         classes: Names.
         probs: Probabilities with the weight as it is, of shape (n_classes,).
         label: Of the true class.
@@ -163,8 +156,7 @@ class WhatIfFigure:
     def __init__(
         self,
         weight: str,
-        circuit: str,
-        outputs: Sequence[str],
+        title: str,
         before: np.ndarray,
         classes: Sequence[str],
         probs: np.ndarray,
@@ -175,23 +167,19 @@ class WhatIfFigure:
         self.figure = figure = picture(WIDTH, 3.1)
         figure.set_dpi(DPI)
         left, middle, right = figure.subplots(1, 3)
-        rows = np.arange(len(before))
+        outputs = [f"output {i}" for i in range(len(before))]
+        self.values = _pairs(left, before, outputs, every=-(-len(before) // NAMED_OUTPUTS))
+        left.set(xlim=(-1.08, 1.08), xlabel="expectation value")
         left.axvline(0, color="#999", lw=0.8)
-        left.plot(before, rows, "o", color=COLOURS[0], ms=9, mfc="none", label="as it is")
-        [self.values] = left.plot(before, rows, "D", color=COLOURS[1], ms=5, label="moved")
-        every = -(-len(before) // NAMED_OUTPUTS)
-        left.set_yticks(rows[::every], outputs[::every])
-        left.set(xlim=(-1.08, 1.08), ylim=(len(before) - 0.4, -0.6), xlabel="expectation value")
-        left.set_title(textwrap.fill(circuit, 34), fontsize=10, parse_math=False)
+        left.set_title(textwrap.fill(title, 34), fontsize=10, parse_math=False)
+        left.legend(loc="lower center", bbox_to_anchor=(0.5, 0), ncols=2, fontsize=8, framealpha=0.85)
+        left.set_ylim(len(before) + 0.35 * max(1, len(before) / 4), -0.6)  # room for the legend
         self.best = np.argsort(-probs, kind="stable")[:LIKELIEST]
         if label not in self.best:
             self.best[-1] = label
-        rows = np.arange(len(self.best))
-        told = [short(classes[int(place)]) + (" ✓" if place == label else "") for place in self.best]
-        middle.plot(100 * probs[self.best], rows, "o", color=COLOURS[0], ms=9, mfc="none")
-        [self.probs] = middle.plot(100 * probs[self.best], rows, "D", color=COLOURS[1], ms=5)
-        middle.set_yticks(rows, told, parse_math=False)
-        middle.set(xlim=(-4, 104), ylim=(len(rows) - 0.4, -0.6), xlabel="probability (%); ✓: true class")
+        names = [short(classes[int(place)]) + (" ✓" if place == label else "") for place in self.best]
+        self.probs = _pairs(middle, 100 * probs[self.best], names)
+        middle.set(xlim=(-4, 104), xlabel="probability (%); ✓: true class")
         middle.set_title("What the net says of the image", fontsize=10)
         shifts, losses = curve
         right.plot(shifts, losses, color=COLOURS[0], lw=1.2)
@@ -202,8 +190,6 @@ class WhatIfFigure:
         right.set_xlabel(f"{weight} moved by (rad)", parse_math=False)
         right.set_ylabel(f"loss, {n_images} validation images")
         right.set_title("Loss along this weight", fontsize=10)
-        left.legend(loc="lower center", bbox_to_anchor=(0.5, 0), ncols=2, fontsize=8, framealpha=0.85)
-        left.set_ylim(len(before) + 0.35 * max(1, len(before) / 4), -0.6)  # room for the legend
         self.background: Any = None
 
     def move(self, shift: float, values: np.ndarray, class_probs: np.ndarray, loss: float) -> None:
@@ -232,6 +218,16 @@ class WhatIfFigure:
         pixels = np.asarray(self.canvas.buffer_rgba())
         Image.fromarray(pixels).convert("RGB").save(buffer, format="PNG", compress_level=1)
         return buffer.getvalue()
+
+
+def _pairs(axis: Any, values: np.ndarray, names: Sequence[str], every: int = 1) -> Any:
+    """Circles at the values as they are; over them diamonds, which are returned to be moved."""
+    rows = np.arange(len(values))
+    axis.plot(values, rows, "o", color=COLOURS[0], ms=9, mfc="none", label="as it is")
+    [moved] = axis.plot(values, rows, "D", color=COLOURS[1], ms=5, label="moved")
+    axis.set_yticks(rows[::every], names[::every], parse_math=False)
+    axis.set_ylim(len(values) - 0.4, -0.6)
+    return moved
 
 
 def stacked(pictures: Sequence[bytes]) -> bytes:

@@ -1,15 +1,12 @@
-"""Piano rolls, and what each adapter is worth on each composer's music."""
+"""Piano rolls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
 from matplotlib.collections import PolyCollection
-from matplotlib.patches import Rectangle
 
-from qnnkit.plots.picture import COLOURS, Picture, inches, legend_beside, name_ticks, picture
+from qnnkit.plots.picture import COLOURS, Picture, legend_beside, picture
 
 NAMES = ("C", "C♯", "D", "D♯", "E", "F", "F♯", "G", "G♯", "A", "A♯", "B")
 STEPS_PER_BAR = 16
@@ -77,60 +74,3 @@ def piano_roll(
 def _rectangle(start: int, pitch: int, duration: int) -> list[tuple[float, float]]:
     left, right, bottom, top = start, start + duration, pitch - 0.45, pitch + 0.45
     return [(left, bottom), (right, bottom), (right, top), (left, top)]
-
-
-def loss_matrices(
-    panels: Mapping[str, np.ndarray],
-    adapters: Sequence[str],
-    composers: Sequence[str],
-    *,
-    half_widths: Mapping[str, np.ndarray] | None = None,
-    framed: Sequence[tuple[int, int]] = (),
-    rows: str = "adapter",
-) -> Picture:
-    """Nats per token of each adapter on each composer's music, a panel for each kind of adapter.
-
-    The best of a column is bold. Columns are coloured each for itself, for some music is harder to foretell.
-
-    Args:
-        panels: Kind -> nats per token, of shape (adapters, composers); NaN where there is none.
-        adapters: Names of the rows.
-        composers: Names of the columns.
-        half_widths: Kind -> of intervals, as the panels; NaN where there is none.
-        framed: (Row, column) of cells with a frame, in every panel, as each adapter's own composer.
-        rows: What the rows are.
-    """
-    halves = half_widths or {}
-    above = {kind: values - np.nanmin(values, axis=0) for kind, values in panels.items()}
-    most = max(float(np.nanmax(each)) for each in above.values()) or 0.1
-    names, upright = max(inches(adapters), 0.5), max(inches(composers), 0.5)
-    width = max(1.25 if halves else 1.0, 0.4 * upright) * len(composers) + names + 2.2
-    height = (0.5 * len(adapters) + 0.35) * len(panels) + upright + 0.65
-    figure = picture(width, max(2.6, height))
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    image: Any = None
-    for axis, (kind, values) in zip(axes, panels.items(), strict=True):
-        image = axis.imshow(above[kind], cmap="Blues", vmin=0, vmax=most, aspect="auto")
-        spreads = halves.get(kind, np.full(values.shape, np.nan))
-        for (row, column), value in np.ndenumerate(values):
-            if np.isnan(value):
-                continue
-            own, half = above[kind][row, column], spreads[row, column]
-            told = f"{value:.3f}" if np.isnan(half) else f"{value:.3f} ± {half:.3f}"
-            style = {
-                "color": "white" if own > 0.55 * most else "black",
-                "weight": "bold" if own == 0 else "normal",
-            }
-            axis.text(column, row, told, ha="center", va="center", fontsize=9, **style)
-        for row, column in framed:
-            if np.isnan(values[row, column]):
-                continue
-            edge = Rectangle((column - 0.47, row - 0.44), 0.94, 0.88, fill=False, ec=COLOURS[1], lw=2)
-            axis.add_patch(edge)
-        axis.set_title(kind, fontsize=10, loc="left", parse_math=False)
-        name_ticks(axis.yaxis, adapters)
-        axis.set_ylabel(rows)
-    name_ticks(axes[-1].xaxis, composers, rotation=90 if upright > 1.0 else 0)
-    axes[-1].set_xlabel("music of")
-    figure.colorbar(image, ax=list(axes), label="nats per token above the best")
-    return figure

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -32,20 +33,28 @@ class Picture(Figure):
 
     def png(self, **metadata: str) -> bytes:
         """The figure as a PNG, with metadata such as Title and Description in it."""
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
-        self.drawn, self.stale = buffer.getvalue(), False  # whatever changes it from here on makes it stale
+        self.drawn, self.stale = as_png(self, **metadata), False  # whatever changes it later makes it stale
         return self.drawn
 
-    def pdf(self, **metadata: str) -> bytes:
-        """The figure as a PDF for a paper: its text stays text. Title, Subject and Keywords may be given."""
-        from matplotlib import rc_context
 
-        buffer = io.BytesIO()
-        told = {"Creator": "qnnkit", "CreationDate": None}  # no date: the same figure is the same file
-        with rc_context({"pdf.fonttype": 42}):  # TrueType: what most publishers ask for
-            self.savefig(buffer, format="pdf", metadata=told | metadata)
-        return buffer.getvalue()
+def as_png(figure: Figure, **metadata: str) -> bytes:
+    """A figure as a PNG, with metadata such as Title and Description in it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": "qnnkit"} | metadata)
+    return buffer.getvalue()
+
+
+def as_pdf(figure: Figure, **metadata: str) -> bytes:
+    """A figure as a PDF for a paper: its text stays text. Title, Subject and Keywords may be given."""
+    from matplotlib import rc_context
+
+    buffer, always = (
+        io.BytesIO(),
+        {"Creator": "qnnkit", "CreationDate": None},
+    )  # no date: always the same file
+    with rc_context({"pdf.fonttype": 42}):  # TrueType: what most publishers ask for
+        figure.savefig(buffer, format="pdf", metadata=always | metadata)
+    return buffer.getvalue()
 
 
 class Live:
@@ -124,3 +133,29 @@ def decades(axis: Any, lengths: Any) -> None:
 def legend_beside(figure: Figure, axis: Any) -> None:
     """Outside the axes, where it can cover nothing."""
     figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+
+
+class _Whole(Picture):
+    """A picture whose legend may stand outside of it."""
+
+    def savefig(self, *args: Any, **options: Any) -> None:
+        super().savefig(*args, **{"bbox_inches": "tight", **options})
+
+
+def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
+    """Draws a `seaborn.objects.Plot`, with the stamp in small letters below it.
+
+    Args:
+        plot: The plot; names in it are never read as mathematics.
+        stamp: What tells the runs behind it.
+        width: Of the axes together, in inches; the legend stands beside them.
+        height: In inches.
+    """
+    figure = _Whole(figsize=(width, height), layout=ConstrainedLayoutEngine())
+    plot.on(figure).plot()
+    for legend in figure.legends:
+        legend.set_bbox_to_anchor((1.01, 0.5))  # beside the axes, not over them
+    figure.text(1, -0.06 / height, stamp, ha="right", va="top", fontsize=6, color="#555")
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    return figure

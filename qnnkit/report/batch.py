@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import html
 import os
@@ -15,16 +14,8 @@ from urllib.parse import quote
 from qnnkit import workspace
 from qnnkit.batch import state
 from qnnkit.report import page
-from qnnkit.report.study import (
-    SAME_DATA,
-    Study,
-    comparisons,
-    read_batch,
-    read_study,
-    settings_in,
-    show,
-    verdict,
-)
+from qnnkit.report.compared import comparisons, verdict
+from qnnkit.report.study import SAME_DATA, Study, read_batch, read_study, settings_in, show
 from qnnkit.runs import find_notebook, launch, reading
 from qnnkit.runs.lock import alone
 from qnnkit.settings import MAIN_NETS
@@ -87,7 +78,11 @@ def write_batch_page(folder: str | Path) -> Path:
     study = read_study(folder)
     notebook = page.executed(folder / f"{NOTEBOOK}.ipynb") or _copy(study)
     files = files_of(study)
-    shown = page.body(notebook) if notebook else page.Body(_figures(study, files), [])
+    shown = (
+        page.body(notebook)
+        if notebook
+        else page.figures(study.folder / "study" / name for name in files if name.endswith(".png"))
+    )
     path = folder / "report.html"
     workspace.write_bytes(path, _render(study, shown, files, notebook is not None).encode())
     return path
@@ -182,21 +177,6 @@ def files_of(study: Study) -> list[str]:
     kinds = (".csv", ".tex", ".txt", ".png", ".pdf")
     found = [path for path in sorted(folder.glob("*.*")) if path.suffix in kinds]
     return [path.name for path in found if stamp in path.read_bytes()]
-
-
-def _figures(study: Study, files: list[str]) -> str:
-    pictures = [name for name in files if name.endswith(".png")]
-    return page.render(
-        "figures.html",
-        figures=[
-            {
-                "title": name.removesuffix(".png").capitalize(),
-                "source": "data:image/png;base64,"
-                + base64.b64encode((study.folder / "study" / name).read_bytes()).decode(),
-            }
-            for name in pictures
-        ],
-    )
 
 
 # --- writing -----------------------------------------------------------------------------------------------

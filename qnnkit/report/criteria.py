@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from qnnkit import stats
 from qnnkit.runs import Run
 from qnnkit.settings import CRITERIA
+
+_SCORES = {score.criterion: score for score in stats.SCORES.values()}
 
 
 def judge(run: Run) -> list[dict[str, Any]]:
@@ -21,67 +22,59 @@ def judge(run: Run) -> list[dict[str, Any]]:
     """
     net, bounds = run.nets[0], {name: getattr(run.config, name) for name in CRITERIA}
     finals = [row for (name, _), row in run.tested().items() if name == net]
-    return [_row(name, bound, finals, run.score) for name, bound in bounds.items() if bound is not None]
+    return [
+        {"criterion": name, "bound": bound, "measured": None, "met": None}
+        | _judged(name, bound, finals, run.score)
+        for name, bound in bounds.items()
+        if bound is not None
+    ]
 
 
-def _row(name: str, bound: float, finals: Sequence[dict[str, Any]], own: stats.Score) -> dict[str, Any]:
-    column, judged = _JUDGES[name]
-    more = {"n_test": [row.get("n_test") for row in finals]} if name in _SCORES else {}
+def _judged(name: str, bound: float, finals: Sequence[dict[str, Any]], own: stats.Score) -> dict[str, Any]:
+    score, why = _SCORES.get(name), None
+    column = f"test_{score.name}" if score else _COLUMNS[name]
     values = [row.get(column) for row in finals]
     known = [float(value) for value in values if value is not None]
-    found: dict[str, Any] = {"criterion": name, "bound": bound, "measured": None, "met": None}
     if not finals:
-        return found | {"sentence": f"not judged: {name} = {bound:g}, but the net is not trained yet."}
-    if name in _SCORES and name != own.criterion:
+        why = "the net is not trained yet"
+    elif score and name != own.criterion:
         why = f"the nets of this run are compared by {own.word}: use {own.criterion}"
-        return found | {"sentence": f"not judged: {name} = {bound:g}, but {why}."}
-    if len(known) < len(values):
+    elif len(known) < len(values):
         why = f"this run was trained by a version that did not record its {column.replace('_', ' ')}"
-        return found | {"sentence": f"not judged: {name} = {bound:g}, but {why}."}
-    return found | judged(bound, known, **more)
+    if why:
+        return {"sentence": f"not judged: {name} = {bound:g}, but {why}."}
+    if score:
+        return _score(score, bound, known, [row.get("n_test") for row in finals])
+    if name == "max_memory_gb":
+        measured, unit = max(known) / 1e9, "GB"
+        seen = f"{measured:.2f} GB of memory at the peak"
+    else:
+        measured, unit = fmean(known), "s"
+        seen = f"{measured:.3g} s for an epoch"
+    met = measured <= bound
+    return _verdict(measured, met, f"{seen} {'stay within' if met else 'are more than'} {bound:g} {unit}.")
 
 
-def _memory(bound: float, values: Sequence[float]) -> dict[str, Any]:
-    gb = max(values) / 1e9
-    met = gb <= bound
-    how = f"stay within {bound:g} GB" if met else f"are more than {bound:g} GB"
-    return _told(gb, met, f"{gb:.2f} GB of memory at the peak {how}.")
-
-
-def _epoch(bound: float, values: Sequence[float]) -> dict[str, Any]:
-    seconds = fmean(values)
-    met = seconds <= bound
-    how = f"stay within {bound:g} s" if met else f"are more than {bound:g} s"
-    return _told(seconds, met, f"{seconds:.3g} s for an epoch {how}.")
+_COLUMNS = {"max_memory_gb": "peak_memory", "max_epoch_seconds": "seconds_per_epoch"}
 
 
 def _score(
     score: stats.Score, bound: float, values: Sequence[float], n_test: Sequence[float | None]
 ) -> dict[str, Any]:
     interval = score.interval(values, n_test)
-    met, known = score.reaches(interval.mean, bound), interval.known
+    met = score.reaches(interval.mean, bound)
     missed, down, up = ("is below", "down", "up") if score.larger else ("is above", "up", "down")
     worst, best = (interval.low, interval.high) if score.larger else (interval.high, interval.low)
+    end, way = (worst, down) if met else (best, up)
     reached = score.with_unit(interval.mean, beside=bound)
-    told = f"test {score.word} of {reached} {'reaches' if met else missed} {score.with_unit(bound)}"
+    seen = f"test {score.word} of {reached} {'reaches' if met else missed} {score.with_unit(bound)}"
     if len(values) == 1:
-        told += ", with one seed"
-    elif known and met and not score.reaches(worst, bound):
-        told += f", though its 95 % interval reaches {down} to {score.with_unit(worst, beside=bound)}"
-    elif known and not met and score.reaches(best, bound):
-        told += f", though its 95 % interval reaches {up} to {score.with_unit(best, beside=bound)}"
-    ends = {"low": interval.low, "high": interval.high} if known else {"low": None, "high": None}
-    return _told(interval.mean, met, f"{told}.") | ends
+        seen += ", with one seed"
+    elif interval.known and score.reaches(end, bound) is not met:
+        seen += f", though its 95 % interval reaches {way} to {score.with_unit(end, beside=bound)}"
+    ends = (interval.low, interval.high) if interval.known else (None, None)
+    return _verdict(interval.mean, met, f"{seen}.") | dict(zip(("low", "high"), ends, strict=True))
 
 
-def _told(measured: float, met: bool, sentence: str) -> dict[str, Any]:
-    return {"measured": measured, "met": met, "sentence": f"{'pass' if met else 'fail'}: {sentence}"}
-
-
-_SCORES = {score.criterion: score for score in stats.SCORES.values()}
-_JUDGES: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
-    "max_memory_gb": ("peak_memory", _memory),
-    "max_epoch_seconds": ("seconds_per_epoch", _epoch),
-    **{name: (f"test_{score.name}", partial(_score, score)) for name, score in _SCORES.items()},
-}
-"""Criterion -> the column of the final rows that it judges, and how."""
+def _verdict(measured: float, met: bool, seen: str) -> dict[str, Any]:
+    return {"measured": measured, "met": met, "sentence": f"{'pass' if met else 'fail'}: {seen}"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +76,24 @@ def body(notebook: Path) -> Body:
     content, _ = exporter.from_notebook_node(shown)
     content = _ANCHOR.sub("", content)
     return Body(content, _HEADING.findall(content))
+
+
+def figures(paths: Iterable[Path]) -> Body:
+    """Figures as notebooks have saved them: what a page shows while no notebook has been executed."""
+    from PIL import Image
+
+    shown = []
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                title, description = (str(image.info.get(name, "")) for name in ("Title", "Description"))
+        except OSError:
+            lost = "This figure is damaged. Run the notebook that draws it again."
+            shown.append((path.name, lost, ""))
+            continue
+        source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        shown.append((title, description, source))
+    return Body(render("figures.html", figures=shown), [])
 
 
 def _status(cell: Any) -> str | None:

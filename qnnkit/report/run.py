@@ -1,24 +1,20 @@
-"""What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
+"""The result of a run: the table of nets, verdicts on the controls, and one HTML page."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qnnkit import gradients, measure, stats, workspace
-from qnnkit.report import page
-from qnnkit.report.adapted import beside_base
+from qnnkit import stats, workspace
+from qnnkit.report import page, sentences
 from qnnkit.report.criteria import judge
-from qnnkit.report.planned import beside_plan
 from qnnkit.report.verify import hashes
-from qnnkit.runs import NOTEBOOKS, Run, build, export, sums
+from qnnkit.runs import NOTEBOOKS, Run, export, sums
 from qnnkit.runs.lock import mirrored
 from qnnkit.settings import MAIN_NETS
 
@@ -68,13 +64,14 @@ def summary(run: Run) -> list[dict[str, Any]]:
 
 
 SCORES = {
-    "macro_f1": "macro-F1 (%)",
-    "loss": "negative log-likelihood (nats)",
-    "ece": "calibration error (%)",
-    "zero_shot": "zero-shot accuracy (%)",
-    "perplexity": "perplexity",
+    "macro_f1": ("macro-F1 (%)", 100, ".1f"),
+    "loss": ("negative log-likelihood (nats)", 1, ".3f"),
+    "ece": ("calibration error (%)", 100, ".1f"),
+    "zero_shot": ("zero-shot accuracy (%)", 100, ".1f"),
+    "perplexity": ("perplexity", 1, ".3f"),
 }
-"""What is told of each net beside its accuracy: means over seeds, on test images -> as people read it."""
+"""Beside the score that nets are compared by, mean over seeds on the test split -> its heading, the factor to
+what is shown, and its format."""
 
 
 SPREADS = {
@@ -130,13 +127,11 @@ def scores(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """What `table` leaves out, of the rows of `summary`: macro-F1, negative log-likelihood, calibration."""
     import pandas as pd
 
-    def told(name: str, value: float | None) -> str:
-        if value is None:
-            return ""
-        return f"{value:.3f}" if name in ("loss", "perplexity") else f"{100 * value:.1f}"
-
-    known = {name: head for name, head in SCORES.items() if any(row.get(name) is not None for row in rows)}
-    columns = {head: [told(name, row.get(name)) for row in rows] for name, head in known.items()}
+    columns = {
+        head: ["" if row.get(name) is None else f"{factor * row[name]:{form}}" for row in rows]
+        for name, (head, factor, form) in SCORES.items()
+        if any(row.get(name) is not None for row in rows)
+    }
     for name, (head, form) in SPREADS.items():
         if any(name in row for row in rows):
             columns[head] = [_spread(row.get(name, ()), form) for row in rows]
@@ -177,11 +172,10 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 
 def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]) -> dict[str, Any]:
     notebook = page.executed(run.notebook(NOTEBOOKS[-1]))
-    shown = page.body(notebook) if notebook else page.Body(_figures(run), [])
+    shown = page.body(notebook) if notebook else page.figures(sorted((run.folder / "figures").glob("*.png")))
     before = run.result or {}  # a report that is written anew keeps to what was measured where the run ran
     if not before:
         run.note_provenance(**_spent(run))
-    if not before:
         with contextlib.suppress(FileNotFoundError):  # rows without checkpoints are reported all the same
             export(run)
     result = {
@@ -191,8 +185,8 @@ def _finish(run: Run, rows: list[dict[str, Any]], hardened: list[dict[str, Any]]
         "score": run.score.name,
         "verdicts": verdicts(rows, run.score),
         "robustness": hardened or before.get("robustness", []),
-        "planned": before.get("planned") or beside_plan(run),
-        "adapter": before.get("adapter") or beside_base(run),
+        "planned": before.get("planned") or sentences.compare_with_plan(run),
+        "adapter": before.get("adapter") or sentences.compare_with_base(run),
         "criteria": judge(run),
         "test_images": len(run.splits.test),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -230,7 +224,7 @@ def render(run: Run, result: dict[str, Any], shown: page.Body) -> str:
         run=run,
         result=result,
         table=table(result["nets"], run.score).join(scores(result["nets"])),
-        sentences=_sentences(run, result),
+        sentences=sentences.of_run(run, result),
         notebooks=_notebooks(run),
         body=shown,
     )
@@ -240,77 +234,3 @@ def _notebooks(run: Run) -> list[str]:
     """Names of the executed notebooks, also of the one that runs now: it gets its own when it ends."""
     found = {path.name.replace(".running.", ".") for path in run.notebook("any").parent.glob("*.ipynb")}
     return sorted(name for name in found if not name.endswith(".failed.ipynb"))
-
-
-def _sentences(run: Run, result: dict[str, Any]) -> list[str]:
-    """What is to be known of data, machine, gradients and plan."""
-    told = [result[name]["sentence"] for name in ("adapter", "planned") if result[name]]
-    machine = [
-        f"{row['net']}, seed {row['seed']}: {row['sentence']}"
-        for row in run.rows("metrics")
-        if row["event"] == "warning" and row["of"] == "machine"
-    ]
-    notes = run.provenance.get("notes") or run.splits.notes
-    if single := run.config.net_settings:
-        told.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
-    return [*told, *_of_gradients(run), *_starts(run), *notes, *_placed(run), *_surveyed(run), *machine]
-
-
-def _of_gradients(run: Run) -> list[str]:
-    """What the gradients of the training said against its circuits."""
-    if not run.config.gradient_samples:
-        return ["No gradients were recorded: gradient_samples was 0."]
-    try:
-        found = gradients.read(run.folder)
-    except (FileNotFoundError, ValueError):
-        return ["No gradients were recorded: this run was trained by an earlier version."]
-    if not any(training.quantum_layers for training in found.trainings.values()):
-        if getattr(run.config, "adapter", None):
-            return ["An adapter's gradients were recorded by group; 04_analyze has the table."]
-        return ["No net of this run has a circuit that trains."]
-    damaged = [f"{found.damaged} damaged lines of gradients.jsonl were left out."] if found.damaged else []
-    return [*(found.warnings or ["No circuit's gradient vanished, exploded or drowned in noise."]), *damaged]
-
-
-def _starts(run: Run) -> list[str]:
-    """What parts of the net start from, where that is not only their seed, or they stay there."""
-    modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
-    return [f"The net stands on: {module.told}." for module in modules if hasattr(module, "told")]
-
-
-def _placed(run: Run) -> list[str]:
-    """Where it was trained, and why there."""
-    told = run.provenance.get("trained", {}).get("sentence")
-    return [f"Trained on {told}"] if told else []
-
-
-def _surveyed(run: Run) -> list[str]:
-    """Which device and precision is faster, and the memory of each, where 05_benchmark has measured them."""
-    try:
-        found = measure.survey.load(run.folder / "machine.json")
-    except (FileNotFoundError, ValueError):  # never measured, or by another version
-        return []
-    told = measure.reading.net_sentences(found)
-    return [f"Measured on {found['machine']['name']}: {sentence}" for sentence in told]
-
-
-def _figures(run: Run) -> str:
-    """The figures that notebooks have kept, for the page of a run whose 04_analyze is not being launched."""
-    return page.render("figures.html", figures=map(_figure, sorted((run.folder / "figures").glob("*.png"))))
-
-
-def _figure(path: Path) -> dict[str, str]:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            told = {name: str(image.info.get(name, "")) for name in ("Title", "Description")}
-    except OSError:
-        lost = "This figure is damaged. Run the notebook that draws it again."
-        return {"title": path.name, "description": lost, "source": ""}
-    encoded = base64.b64encode(path.read_bytes()).decode()
-    return {
-        "title": told["Title"],
-        "description": told["Description"],
-        "source": f"data:image/png;base64,{encoded}",
-    }

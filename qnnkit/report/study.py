@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import json
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, stats, workspace
 from qnnkit.batch import state
+from qnnkit.report import latex
 from qnnkit.runs import Run, reading, sums
 from qnnkit.runs.folder import settings_of, settled
 from qnnkit.runs.reading import trainings
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 KEYS = ("model", "net", "train_fraction")
 COSTS = ("quantum", "classical", "frozen", "circuits_per_image", "seconds_per_epoch")
-MOST_HYBRIDS = 7
-"""Hybrid nets of so many models are compared with each other: above, every pair costs the others too much."""
 SAME_DATA = (
     "All seeds saw the same training, validation and test data at a fraction: intervals and p cover what a "
     "seed draws, such as initial weights and the order of the data, but not the choice of the training data "
@@ -88,7 +86,7 @@ class Study:
 
         Args:
             shown: A DataFrame (CSV), a Styler (LaTeX with booktabs), text, or a figure (PNG and PDF): a
-                `seaborn.objects.Plot`, or one of `qnnkit.plots`.
+                `seaborn.objects.Plot`, or one of matplotlib.
             name: Of the file, without its ending.
             title: Of the table or figure.
             size: Of a figure: width and height in inches.
@@ -106,15 +104,15 @@ class Study:
         if isinstance(shown, pd.DataFrame):
             files = {".csv": shown.assign(stamp=self.stamp).to_csv(index=False, lineterminator="\n")}
         elif hasattr(shown, "to_latex"):
-            files = {".tex": _latex(shown, title, stamp)}
+            files = {".tex": latex.table(shown, title, stamp)}
         elif isinstance(shown, str):
             files = {".txt": f"{shown}\n\n{stamp}\n"}
         else:
             from qnnkit import plots
 
-            shown = shown if isinstance(shown, plots.Picture) else plots.stamped(shown, stamp, *size)
-            files = {".png": shown.png(Title=title, Stamp=stamp)}
-            files |= {".pdf": shown.pdf(Title=title, Keywords=stamp)}
+            shown = shown if hasattr(shown, "savefig") else plots.stamped(shown, stamp, *size)
+            files = {".png": plots.as_png(shown, Title=title, Stamp=stamp)}
+            files |= {".pdf": plots.as_pdf(shown, Title=title, Keywords=stamp)}
         place = workspace.make_folder(self.folder / "study")
         for ending, content in files.items():
             data = content.encode() if isinstance(content, str) else content
@@ -312,187 +310,3 @@ def _ordered(frame: pd.DataFrame, more: list[str]) -> pd.DataFrame:
         return column.map(places[column.name].index) if column.name in places else column
 
     return frame.sort_values([*KEYS, *more], key=key).reset_index(drop=True)
-
-
-# --- what it shows -----------------------------------------------------------------------------------------
-
-
-def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
-    """One row per model, net and fraction: means over seeds with 95 % intervals, weights and costs.
-
-    Frame and score are a study's; the interval of a share of test samples covers those as well as the seeds,
-    see `stats.mean_interval`. Bounds are NaN where they are not known, as for one seed; a metric is NaN where
-    a seed lacks it.
-    """
-    import pandas as pd
-
-    rows = []
-    for key, group in _groups(frame).items():
-        row: dict[str, Any] = {**dict(zip(KEYS, key, strict=True)), "seeds": len(group)}
-        for metric in metrics(score):
-            ends = (f"{metric.name}_low", f"{metric.name}_high")
-            row |= dict.fromkeys((metric.name, *ends), math.nan)
-            values = group[metric.name].tolist()
-            if all(map(math.isfinite, values)):
-                interval = metric.interval(values, group["n_test"] if metric == score else ())
-                row[metric.name] = interval.mean
-                if interval.known:
-                    row |= zip(ends, (interval.low, interval.high), strict=True)
-        rows.append(row | {name: group[name].median() for name in COSTS})
-    return pd.DataFrame(rows)
-
-
-def comparisons(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> tuple[pd.DataFrame, list[str]]:
-    """Hybrid nets against their controls, every classical reference and one another, seed by seed.
-
-    Frame and score are a study's. Compared are test scores of the same seeds on the same data, by the
-    fingerprints that the runs keep; `p_holm` is corrected over the whole table, and `result` follows from it.
-
-    Returns:
-        The table, and a sentence on every pair that is not compared, or not with all of its seeds.
-        Hybrid nets of more models than MOST_HYBRIDS are not compared with one another, which is told once.
-    """
-    import pandas as pd
-
-    rows, notes = [], []
-    groups = {key: group.set_index("seed") for key, group in _groups(frame).items()}
-    hybrids = frame.loc[frame["net"] == "hybrid", "model"].unique().tolist()
-    if len(hybrids) > MOST_HYBRIDS:
-        notes.append(
-            f"Hybrid nets are not compared with one another: of {len(hybrids)} models there are too many "
-            f"pairs for seeds to decide; of {MOST_HYBRIDS} or fewer they are."
-        )
-    for model, other_model, other_net in _pairs(frame, hybrids):
-        for fraction in sorted(frame["train_fraction"].unique()):
-            ours = groups.get((model, "hybrid", fraction))
-            theirs = groups.get((other_model, other_net, fraction))
-            if ours is None:
-                continue
-            pair = f"{model} hybrid and {other_model} {other_net}, {100 * fraction:g} %"
-            seeds = [] if theirs is None else [seed for seed in ours.index if seed in theirs.index]
-            if theirs is None or not seeds:
-                notes.append(f"{pair}: not compared, for no finished run of the second has the same seeds.")
-                continue
-            data = {*ours.loc[seeds, "data"], *theirs.loc[seeds, "data"]}
-            known = all(isinstance(each, str) for each in data)
-            if len(data) > 1 or not known:
-                why = "they saw different data" if known else "a run keeps no fingerprint of its data"
-                notes.append(f"{pair}: not compared, for {why}.")
-                continue
-            if len(seeds) < max(len(ours), len(theirs)):
-                notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
-            found = stats.compare(
-                ours.loc[seeds, score.name].tolist(), theirs.loc[seeds, score.name].tolist()
-            )
-            ends = (end if math.isfinite(end) else math.nan for end in (found.low, found.high))
-            pair = (model, "hybrid", other_model, other_net, fraction)
-            rows.append((*pair, found.n, found.difference, *ends, found.effect, found.p))
-    names = ["model", "net", "other_model", "other_net", "train_fraction", "seeds", "difference"]
-    table = pd.DataFrame(rows, columns=pd.Index([*names, "low", "high", "effect_size", "p"]))
-    table["p_holm"] = pd.Series(stats.holm(table["p"].tolist()), dtype=float)
-    better = (table["difference"] > 0) == score.larger
-    table["result"] = ["better" if each else "worse" for each in better]
-    table.loc[~(table["p_holm"] < stats.ALPHA), "result"] = "no difference shown"
-    table.loc[table["p_holm"].isna(), "result"] = "cannot be tested"
-    return table, notes
-
-
-def _groups(frame: pd.DataFrame) -> dict[Any, Any]:
-    """(model, net, train_fraction) -> its rows, in the order of the table."""
-    return dict(list(frame.groupby(list(KEYS), sort=False)))
-
-
-def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str]]:
-    """(model of a hybrid net, model and net that it is compared with)."""
-    nets = frame[["model", "net"]].drop_duplicates()
-    controls = nets[~nets["net"].isin(MAIN_NETS)]
-    references = [(model, "reference") for model in nets.loc[nets["net"] == "reference", "model"]]
-    pairs = []
-    for model in hybrids:
-        pairs += [(model, model, net) for net in controls.loc[controls["model"] == model, "net"]]
-        pairs += [(model, *reference) for reference in references]
-    if len(hybrids) <= MOST_HYBRIDS:
-        pairs += [(model, other, "hybrid") for model, other in itertools.combinations(hybrids, 2)]
-    return pairs
-
-
-_CONTROLS = {
-    "classical": "the classical control of equal size",
-    "classical_trained": "the classical control that is trained, though the circuit is frozen",
-    "no_entanglement": "the same without entanglement",
-    "frozen_random": "circuits that stay at random angles",
-    "no_quantum": "the net without a circuit",
-    "reference": "the classical reference",
-    "lora": "LoRA, which has no circuit",
-}
-"""Net that a hybrid one is compared with -> what it is."""
-_WINNERS = {"no_entanglement": "the circuit without it", "frozen_random": "the random circuit"}
-_WINNERS |= {"no_quantum": "the net without a circuit", "reference": "the reference", "lora": "LoRA"}
-_AS_FROZEN = "the classical control that is as frozen as the circuit"
-
-
-def verdict(compared: pd.DataFrame) -> str:
-    """What a table of `comparisons` shows and what it does not: a line, and one for each kind of rival.
-
-    Counted is by p after correction alone; where that is not below 0.05 no net is called better.
-    """
-    if not len(compared):
-        return "No two nets could be compared, so nothing can be said of any difference."
-    counts, n = Counter(compared["result"]), len(compared)
-    shown, untold = counts["better"] + counts["worse"], counts["cannot be tested"]
-    told = [
-        f"Of {n} comparison{'s' * (n > 1)} over the same seeds and splits, {shown} "
-        f"show{'s' * (shown == 1)} a difference (paired t-test, p < {stats.ALPHA} after Holm's correction "
-        "for all of them)" + ("; that holds for these data, settings and seeds." if shown else ".")
-    ]
-    if untold:
-        told.append(f"{untold} cannot be tested: one seed, or one and the same difference on every seed.")
-    trained = set(compared.loc[compared["other_net"] == "classical_trained", "model"])
-    alike = compared["model"] == compared["other_model"]
-    kinds: Any = (
-        compared["other_net"].map(_CONTROLS.get).where(alike | (compared["other_net"] == "reference"))
-    )
-    kinds[(compared["other_net"] == "classical") & compared["model"].isin([*trained])] = _AS_FROZEN
-    for kind in kinds.dropna().unique():
-        results = compared.loc[kinds == kind, "result"]
-        winner = _WINNERS.get(compared.loc[kinds == kind, "other_net"].iloc[0], "the classical control")
-        won, lost = ((results == result).sum() for result in ("better", "worse"))
-        told.append(
-            f"Against {kind}, the circuit did better in {won} of {len(results)} "
-            f"case{'s' * (len(results) > 1)} and worse in {lost}"
-            + ("." if won else "")
-            + (f"; where the data decide, {winner} wins." if lost and not won else "")
-            + ("; no advantage of a circuit is shown, nor of the control." if not won + lost else "")
-        )
-    return "\n".join(told)
-
-
-def _latex(styler: Any, title: str, stamp: str) -> str:
-    """A Styler as LaTeX; its first line names the runs behind it."""
-    from pandas.api.types import is_numeric_dtype
-
-    first = f"% {stamp}; needs \\usepackage{{booktabs}}\n"
-    data = styler.data
-    if not len(data):
-        return first + "% No two nets could be compared.\n"
-    words = [name for name in data if not is_numeric_dtype(data[name])]
-    styler = copy.deepcopy(styler).format(escaped, subset=words).format_index(escaped, axis=1)
-    return first + styler.to_latex(
-        hrules=True,
-        caption=escaped(title),
-        position_float="centering",
-        column_format="".join("l" if name in words else "r" for name in data),
-    )
-
-
-_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{"<": r"$<$", ">": r"$>$", "±": r"$\pm$", "−": r"$-$", "\n": " "},
-}
-
-
-def escaped(text: Any) -> str:
-    """Text as LaTeX prints it."""
-    return str(text).translate(str.maketrans(_LATEX))

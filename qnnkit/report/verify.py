@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import workspace
-from qnnkit.checkpoint.file import NAME as CHECKPOINT
 from qnnkit.runs import Run, sums
 
-_LATER = (
-    "result.json",
-    sums.FILE,
-    "failed.json",
-    "notebooks/04_analyze.ipynb",
-)
+_LATER = ("result.json", sums.FILE, "failed.json", "notebooks/04_analyze.ipynb")
 """Written after the hashes are taken, or not by the run itself."""
-_BENCHMARK = ("benchmark.jsonl", "figures/benchmark_", "machine.json")
-"""What 05_benchmark and `qnnkit measure` leave beside a run, whenever they are asked to."""
+_BENCHMARK = ("benchmark.jsonl", "figures/benchmark_", "machine.json", "logs/")
+"""What 05_benchmark, `qnnkit measure` and trackers leave in a run's folder, whenever they are asked to."""
 _PASSING = (".running.ipynb", ".failed.ipynb", ".log")
 _REMEDY = "Restore the folder from a copy, or run the experiment again in a new run_dir."
 
@@ -44,20 +38,19 @@ def hashes(folder: Path) -> dict[str, str]:
     Raises:
         OSError: A file cannot be read.
     """
-    return {name: sums.of(folder / name) for name in _files(folder)}
+    return {name: sums.of(folder / name) for name in _names(folder)}
 
 
 def verify(run: Run) -> list[Finding]:
     """Compares a finished run's folder with what SHA256SUMS, result.json and provenance.json say.
 
-    Files are hashed anew, settings digested, data loaded and fingerprinted, and every checkpoint held against
-    its own name. Nothing is changed.
+    Files are hashed anew, settings digested, data loaded and fingerprinted. Nothing is changed.
 
     Args:
         run: The run; it need not be able to run on this machine.
 
     Returns:
-        What was found, troubles first; `ok` is None for what cannot be checked here.
+        The findings, troubles first; `ok` is None for what cannot be checked here.
 
     Raises:
         ValueError: The run is not finished.
@@ -65,8 +58,8 @@ def verify(run: Run) -> list[Finding]:
     try:
         result = run.result
     except (OSError, ValueError) as error:
-        told = f"result.json cannot be read ({type(error).__name__}: {error}). {_REMEDY}"
-        return [Finding("result.json", False, told)]
+        said = f"result.json cannot be read ({type(error).__name__}: {error}). {_REMEDY}"
+        return [Finding("result.json", False, said)]
     if result is None:
         raise ValueError(
             f"Run `{run.folder}` must be finished to be verified, but has no result.json. Finish it: "
@@ -74,112 +67,76 @@ def verify(run: Run) -> list[Finding]:
         )
     if not isinstance(result, dict):
         return [Finding("result.json", False, f"result.json is damaged. {_REMEDY}")]
-    findings = [
-        *_check_files(run),
-        *_check_checkpoints(run),
-        _check_settings(run, result),
-        _check_data(run),
-    ]
+    findings = [*_files(run), _settings(run, result), _data(run)]
     return sorted(findings, key=lambda finding: {False: 0, None: 1, True: 2}[finding.ok])
 
 
-def _files(folder: Path) -> list[str]:
+def _names(folder: Path) -> list[str]:
+    """The files that count."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in names if _counts(name))
+    return sorted(
+        name
+        for name in names
+        if not any(part.startswith(".") for part in name.split("/"))
+        if name not in _LATER and not name.startswith(_BENCHMARK) and not name.endswith(_PASSING)
+    )
 
 
-def _counts(name: str) -> bool:
-    parts = name.split("/")
-    hidden = any(part.startswith(".") for part in parts)
-    beside = name in _LATER or name.startswith(_BENCHMARK)
-    return not (hidden or beside or name.endswith(_PASSING) or parts[0] == "logs")
-
-
-def _check_files(run: Run) -> list[Finding]:
-    kept = sums.read(run.folder)
+def _files(run: Run) -> list[Finding]:
+    kept, there = sums.read(run.folder), _names(run.folder)
     if kept is None:
-        told = (
+        said = (
             f"There is no {sums.FILE}, so the files cannot be compared with what they were when the run "
             "finished. `qnnkit report` on it writes them as they are now."
         )
-        return [Finding("hashes", None, told)]
-    findings, same = [], 0
-    there = set(_files(run.folder))
-    for name in sorted(there | set(kept)):
-        if name not in kept:
-            told = f"{name} is new: it was not there when the run finished. Move it out of the run folder."
-            findings.append(Finding(name, False, told))
-            continue
-        if name not in there:
-            findings.append(Finding(name, False, f"{name} is missing. {_REMEDY}"))
-            continue
+        return [Finding("hashes", None, said)]
+    wrong = {
+        name: "is new: it was not there when the run finished. Move it out of the run folder."
+        for name in set(there) - set(kept)
+    }
+    wrong |= {name: f"is missing. {_REMEDY}" for name in set(kept) - set(there)}
+    for name in set(kept) & set(there):
         try:
-            unchanged = sums.of(run.folder / name) == kept[name]
+            if sums.of(run.folder / name) != kept[name]:
+                wrong[name] = f"has changed since the run finished. {_REMEDY}"
         except OSError as error:
-            findings.append(Finding(name, False, f"{name} cannot be read ({error.strerror}). {_REMEDY}"))
-            continue
-        same += unchanged
-        if not unchanged:
-            findings.append(Finding(name, False, f"{name} has changed since the run finished. {_REMEDY}"))
-    told = f"{same} of {len(kept)} files are byte for byte what they were when the run finished."
-    return [*findings, Finding("hashes", None if findings else True, told)]
+            wrong[name] = f"cannot be read ({error.strerror}). {_REMEDY}"
+    same = len(set(kept) - set(wrong))
+    said = f"{same} of {len(kept)} files are byte for byte what they were when the run finished."
+    findings = [Finding(name, False, f"{name} {why}") for name, why in sorted(wrong.items())]
+    return [*findings, Finding("hashes", None if wrong else True, said)]
 
 
-def _check_checkpoints(run: Run) -> list[Finding]:
-    """Each against its own name, which says its hash: so a run without kept hashes is checked too."""
-    paths = [path for path in sorted(run.folder.rglob("checkpoint-*")) if CHECKPOINT.fullmatch(path.name)]
-    findings = []
-    for path in paths:
-        name, said = path.relative_to(run.folder).as_posix(), CHECKPOINT.fullmatch(path.name)
-        try:
-            whole = said is not None and sums.of(path).startswith(said[2])
-        except OSError:
-            whole = False
-        if not whole:
-            told = f"Checkpoint {name} is not what its name says: it is damaged or another. {_REMEDY}"
-            findings.append(Finding(name, False, told))
-    if paths and not findings:
-        findings.append(Finding("checkpoints", True, f"{len(paths)} checkpoints are what their names say."))
-    return findings
-
-
-def _check_settings(run: Run, result: dict[str, Any]) -> Finding:
-    kept = result.get("config_digest")
-    if kept is None:
-        told = "result.json holds no digest of the settings: the run finished before qnnkit kept one."
-        return Finding("settings", None, told)
+def _settings(run: Run, result: dict[str, Any]) -> Finding:
     if run.config.source is None:
-        told = "The settings were not checked: the recipe is a user's. Name it by --recipe."
-        return Finding("settings", None, told)
-    if run.asked.digest() == kept:
+        said = "The settings were not checked: the recipe is a user's. Name it by --recipe."
+        return Finding("settings", None, said)
+    if run.asked.digest() == result.get("config_digest"):
         return Finding("settings", True, "The settings in config.json are those that the run finished with.")
-    told = f"The settings in config.json are not those that the run finished with. {_REMEDY}"
-    return Finding("settings", False, told)
+    said = f"The settings in config.json are not those that the run finished with. {_REMEDY}"
+    return Finding("settings", False, said)
 
 
-def _check_data(run: Run) -> Finding:
+def _data(run: Run) -> Finding:
     try:
         kept = run.provenance.get("data")
     except (OSError, ValueError):
-        told = f"provenance.json cannot be read, nor the data checked. {_REMEDY}"
-        return Finding("data", False, told)
-    place = getattr(run.config, "data_dir", None)
+        return Finding("data", False, f"provenance.json cannot be read, nor the data checked. {_REMEDY}")
+    place, why = getattr(run.config, "data_dir", None), None
     if kept is None:
-        told = "provenance.json holds no fingerprint of the data, so they were not checked."
-        return Finding("data", None, told)
-    if place is not None and not workspace.is_url(place) and not Path(place).exists():
-        told = f"The data were not checked: {place} is not on this machine."
-        return Finding("data", None, told)
-    if run.config.source is None:
-        told = "The data were not checked: the recipe that loads them is a user's. Name it by --recipe."
-        return Finding("data", None, told)
+        why = "provenance.json holds no fingerprint of them"
+    elif place is not None and not workspace.is_url(place) and not Path(place).exists():
+        why = f"{place} is not on this machine"
+    elif run.config.source is None:
+        why = "the recipe that loads them is a user's. Name it by --recipe"
+    if why:
+        return Finding("data", None, f"The data were not checked: {why}.")
     try:
         same = run.load_data(cached=False).fingerprint() == kept
     except (ValueError, OSError) as error:
         return Finding("data", False, f"The data are not those that the run was trained on: {error}")
-    told = "The data are, pixel by pixel and split by split, those that the run was trained on."
+    said = "The data are, sample by sample and split by split, those that the run was trained on."
     if not same:
-        told = (
-            f"The data are not those that the run was trained on: {place or 'the library'} has changed since."
-        )
-    return Finding("data", same, told)
+        place = place or "the library"
+        said = f"The data are not those that the run was trained on: {place} has changed since."
+    return Finding("data", same, said)

@@ -1,0 +1,85 @@
+"""Batches written by hand, pages as a parser reads them, and Chromium: what tests of pages share."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from qnnkit import runs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-quic"],
+        )
+        yield chromium
+        chromium.close()
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside of styles and scripts."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.text, self.inside = "", None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag if tag in ("script", "style") else self.inside
+
+    def handle_endtag(self, tag):
+        self.inside = None if tag == self.inside else self.inside
+
+    def handle_data(self, data):
+        self.text += "" if self.inside else data.replace("\u00a0", " ")
+
+
+class Batch:
+    """The folder of a batch, and the folders of its runs beside it.
+
+    Args:
+        root: Of the workspace.
+        recipe: As batch.json names it.
+    """
+
+    def __init__(self, root: Path, recipe: str | list[str] = "digits_quanv"):
+        self.root, self.folder, self.recipe = root, root / "batches" / "grid", recipe
+        self.runs: list[dict[str, Any]] = []
+        self.folder.mkdir(parents=True)
+
+    def plan(self, id_: str, settings: dict[str, Any]) -> Path:
+        self.runs.append({"id": id_, "folder": f"../../runs/{id_}", "settings": settings})
+        content = {"name": "grid", "recipe": self.recipe, "runs": self.runs}
+        (self.folder / "batch.json").write_text(json.dumps(content))
+        return self.root / "runs" / id_
+
+
+def log_epochs(run: runs.Run, net: str, seed: int, validated: list[float]) -> None:
+    """The rows of some epochs, with a validation accuracy each."""
+    for epoch, accuracy in enumerate(validated, start=1):
+        row = {"event": "epoch", "net": net, "seed": seed, "epoch": epoch, "seconds": 0.5, "train_loss": 1.0}
+        run.log("metrics", row | {"validation_loss": 1.0, "validation_accuracy": accuracy})
+
+
+def log_test(run: runs.Run, net: str, seed: int, accuracy: float, **more: Any) -> None:
+    """The last row of a training."""
+    row = {"event": "test", "net": net, "seed": seed, "best_epoch": 2, "validation_accuracy": 0.5}
+    row |= {"test_accuracy": accuracy, "test_loss": 1.0, "seconds_per_epoch": 0.5}
+    run.log("metrics", row | {"quantum": 24, "classical": 100, "frozen": 0} | more)
