@@ -17,7 +17,7 @@ import typer
 
 from qnnkit import device, warm, workspace
 from qnnkit.cli_output import judged_anew, print_result, show_batch, tell_data
-from qnnkit.cli_settings import asked_for, gathered, settings_kind
+from qnnkit.cli_settings import asked_for, gathered
 
 RecipeOption = Annotated[
     str | None,
@@ -228,7 +228,7 @@ def plan(
         kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(measure.sizes())}"
         rule, given = "be named, or --model in its place", recipe if model is None else f"{recipe}, {model}"
         raise ValueError(checks.message("--recipe", rule, given, f"Name one: {kinds}."))
-    chosen = gathered(settings_kind(recipe), files, settings, epochs=epochs)
+    chosen = gathered(recipe, files, settings, epochs=epochs)
     asked: dict[str, Any]
     if model is None:
         asked = runs.to_plan(recipe, chosen, samples=samples, timed=measuring)
@@ -339,7 +339,7 @@ def measure(
             dummy=dummy,
             n_samples=samples,
             profile=profile,
-            settings=gathered(settings_kind(recipe), None, settings),
+            settings=gathered(recipe, None, settings),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             seconds=seconds,
             quick=quick,

@@ -294,41 +294,20 @@ class Settings(Base):
         return (cls.model_fields[name].description or "").replace("\n", " ")
 
 
+CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
+"""Bounds of success."""
 PLACEMENT = (
-    "device",
-    "backend",
-    "threads",
-    "micro_batch",
-    "gradient_checkpointing",
-    "on_oom",
-    "validate_every_steps",
-    "download",
-    "save_every_steps",
-    "save_every_minutes",
-    "keep_checkpoints",
-    "gradient_samples",
-    "trackers",
-    "price_per_hour",
-    "max_memory_gb",
-    "max_epoch_seconds",
-    "min_accuracy",
-    "min_recall",
-    "max_loss",
+    *("device", "backend", "threads", "download", "trackers", "price_per_hour"),
+    *("micro_batch", "gradient_checkpointing", "on_oom", "validate_every_steps", "gradient_samples"),
+    *("save_every_steps", "save_every_minutes", "keep_checkpoints"),
+    *CRITERIA,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
 SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 """Settings that say which sample is whose."""
-CRITERIA = PLACEMENT[-5:]
-"""Bounds of success."""
 OF_A_NET = (
-    "learning_rate",
-    "quantum_learning_rate",
-    "optimizer",
-    "weight_decay",
-    "schedule",
-    "warmup_epochs",
-    "clip_norm",
-    "quantum_clip_norm",
+    *("learning_rate", "quantum_learning_rate", "optimizer", "weight_decay", "schedule"),
+    *("warmup_epochs", "clip_norm", "quantum_clip_norm"),
 )
 """Settings that `net_settings` may give to single nets: those of the update alone."""
 

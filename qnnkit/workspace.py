@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -16,6 +15,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import yaml
 
 from qnnkit import checks
 
@@ -362,55 +363,39 @@ def read_yaml(path: Path, kind: str) -> Any:
         ValueError: It is no plain YAML, gives a key twice or links.
         OSError: It cannot be read.
     """
-    import yaml
-
     try:
         text = path.expanduser().read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(checks.message("file", "be a YAML text", str(path), "Save it as UTF-8.")) from None
     except OSError as error:
-        raise type(error)(
-            error.errno, f"Cannot read {kind} `{path}` ({error.strerror}). Give its path."
-        ) from None
+        sentence = f"Cannot read {kind} `{path}` ({error.strerror}). Give its path."
+        raise type(error)(error.errno, sentence) from None
     try:
-        return yaml.load(text, _once_loader())  # a SafeLoader
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it links with `*`; write the value out")  # nested, they make gigabytes
+        return yaml.load(text, _OnceLoader)  # a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        problem = " ".join(str(getattr(error, "problem", None) or error).split()).rstrip(".")
+        step = "Write plain keys, numbers, texts and lists only."
         raise ValueError(
-            f"{kind.capitalize()} `{path}` must be plain YAML, but is not{where}: {problem.rstrip('.')}. "
-            "Write plain keys, numbers, texts and lists only."
+            f"{kind.capitalize()} `{path}` must be plain YAML, but is not{where}: {problem}. {step}"
         ) from None
 
 
-@functools.cache
-def _once_loader() -> Any:
-    """A loader that refuses a key given twice, of which YAML would silently keep the last, and links."""
-    import yaml
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently keep the last."""
 
-    class OnceLoader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if not isinstance(key.value, str):
-                    raise yaml.constructor.ConstructorError(None, None, "a key is no word", key.start_mark)
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"`{key.value}` is given twice", key.start_mark
-                    )
-                seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.events.AliasEvent):  # a few nested links make a file of gigabytes
-                event = self.peek_event()
-                raise yaml.constructor.ConstructorError(
-                    None, None, "it links with `*`; write the value out", event.start_mark
-                )
-            return super().compose_node(parent, index)
-
-    return OnceLoader
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            is_word = isinstance(key.value, str)
+            if not is_word or key.value in seen:
+                fault = f"`{key.value}` is given twice" if is_word else "a key is no word"
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def whole_length(file: BinaryIO) -> int:

@@ -74,8 +74,8 @@ def test_recipes_are_listed_with_their_data_and_first_sentence():
     listed, _, hints = CliRunner().invoke(cli.app, ["recipes"]).output.partition("\n\n")
     lines = listed.splitlines()
     assert "qnnkit plan --recipe NAME" in hints
-    assert [line.split()[0] for line in lines] == recipes.names()
-    assert "digits" in lines[recipes.names().index("digits_quanv")]
+    assert [line.split()[0] for line in lines] == list(recipes.RECIPES)
+    assert "digits" in lines[list(recipes.RECIPES).index("digits_quanv")]
     assert all(line.rstrip().endswith(".") for line in lines)
 
 

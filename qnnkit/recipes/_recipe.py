@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 import re
 import traceback
@@ -33,7 +34,8 @@ class Recipe:
     """In tables: a shipped name, or that of the file."""
     reference: str
     """By which it is found again: a shipped name, a file, or a word for an object of this process."""
-    code: Any
+    home: Any
+    """The module or the object that has its functions, or the name of a shipped one's module."""
     source: str
     """Python text of the file or the object."""
     neighbours: Mapping[str, str] = field(default_factory=dict)
@@ -41,9 +43,14 @@ class Recipe:
     preset: Mapping[str, Any] = field(default_factory=dict)
     """Settings that its file gives under this name."""
 
+    @cached_property
+    def code(self) -> Any:
+        """The module or the object that has its functions."""
+        return importlib.import_module(self.home) if self.shipped else self.home
+
     @property
     def shipped(self) -> bool:
-        return getattr(self.code, "__name__", "").startswith("qnnkit.recipes.")
+        return isinstance(self.home, str)
 
     @property
     def sentence(self) -> str:

@@ -42,14 +42,13 @@ def _syntax(text: str) -> Any:
     return _plain(_bare(ast.parse(text)))
 
 
-@functools.lru_cache(maxsize=64)
-def presets(text: str) -> tuple[str, ...]:
-    """Names in the literal `PRESETS = {...}` of a recipe's source."""
+def presets(text: str) -> dict[str, dict[str, Any]]:
+    """The literal `PRESETS = {...}` of a recipe's source: settings by name."""
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(each, ast.Name) and each.id == "PRESETS" for each in targets):
-            return tuple(key.value for key in node.value.keys)  # type: ignore[union-attr]
-    return ()
+            return ast.literal_eval(node.value)  # type: ignore[union-attr]
+    return {}
 
 
 def texts_of(file: str, root: Path | None = None) -> tuple[str, dict[str, str]]:
