@@ -244,7 +244,7 @@ class Settings(Base):
         return [
             name
             for name, field in cls.model_fields.items()
-            if "place" in field.metadata or _is_one_of(field.annotation, Place, Path)
+            if "place" in field.metadata or {Place, Path} & {*_members(field.annotation)}
         ]
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
@@ -283,10 +283,8 @@ class Settings(Base):
     @classmethod
     def is_text(cls, name: str) -> bool:
         """Whether a setting is a text, even where a value of it looks like a number."""
-        field = cls.model_fields.get(name)
-        if field is None or _mentions(field.annotation, int, float, bool, dict):
-            return False
-        return _mentions(field.annotation, str, Place, Path)
+        types = types_of(cls.model_fields[name].annotation) if name in cls.model_fields else set()
+        return bool(types & {str, Path}) and not types & {int, float, bool}
 
     @classmethod
     def describe(cls, name: str) -> str:
@@ -355,14 +353,23 @@ def _text(path: str | Path) -> str:
     return f"./{path}" if isinstance(path, Path) and not path.is_absolute() else str(path)
 
 
-def _is_one_of(annotation: Any, *kinds: Any) -> bool:
-    """Whether a value is of one of the kinds, maybe among others; not a list of such values."""
-    union = get_origin(annotation) in (Union, UnionType)
-    return annotation in kinds or (union and any(part in kinds for part in get_args(annotation)))
+def types_of(annotation: Any) -> set[Any]:
+    """The types of the values that an annotation allows.
+
+    Example:
+        >>> sorted(each.__name__ for each in types_of(Literal["a", "b"] | Place | None))
+        ['NoneType', 'str']
+    """
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in get_args(annotation)}
+    if get_origin(annotation) is Annotated:
+        return types_of(get_args(annotation)[0])
+    parts = _members(annotation)
+    return {annotation} if parts == (annotation,) else set().union(*map(types_of, parts))
 
 
-def _mentions(annotation: Any, *kinds: Any) -> bool:
-    return annotation in kinds or any(_mentions(part, *kinds) for part in get_args(annotation))
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def first_fault(error: ValidationError) -> tuple[tuple[Any, ...], str, Any]:

@@ -116,20 +116,16 @@ def local_home() -> Path | None:
     local, kept = _named("QNNKIT_LOCAL"), _named("QNNKIT_HOME")
     if local is None:
         return None
+    rule = None
     if kept is None:
-        raise ValueError(
-            f"QNNKIT_LOCAL ({local}) needs QNNKIT_HOME beside it, which is not set. Set QNNKIT_HOME to the "
-            "folder that keeps your runs, or unset QNNKIT_LOCAL."
-        )
-    if not local.is_absolute():
-        raise ValueError(
-            f"QNNKIT_LOCAL must be an absolute path, but is {local}. Begin it with /, or unset it."
-        )
-    if _overlap(local, kept):
-        raise ValueError(
-            f"QNNKIT_LOCAL must lie outside QNNKIT_HOME and not around it, but is {local} beside {kept}. "
-            "Choose a folder on local disk, or unset it."
-        )
+        rule = "stand beside QNNKIT_HOME, the folder that keeps your runs"
+    elif not local.is_absolute():
+        rule = "be an absolute path"
+    elif _overlap(local, kept):
+        rule = "lie outside QNNKIT_HOME and not around it"
+    if rule is not None:
+        step = f"QNNKIT_HOME is {kept or 'not set'}. Choose a folder on local disk, or unset it."
+        raise ValueError(checks.message("QNNKIT_LOCAL", rule, str(local), step))
     _refuse_file("QNNKIT_LOCAL", local)
     return local
 
@@ -169,9 +165,8 @@ def local_limit() -> int:
     with contextlib.suppress(ValueError):
         if 0 <= float(told) < float("inf"):
             return int(float(told) * 1e9)
-    raise ValueError(
-        f"QNNKIT_LOCAL_GB must be a number of gigabytes, but is {told!r}. Set it to 20, or unset it."
-    )
+    step = "Set it to 20, or unset it."
+    raise ValueError(checks.message("QNNKIT_LOCAL_GB", "be a number of gigabytes", told, step))
 
 
 def _named(variable: str) -> Path | None:
@@ -186,9 +181,8 @@ def _refuse_file(variable: str, path: Path) -> None:
     except OSError:  # told, with the next step, when a folder is made there
         return
     if is_file:
-        raise NotADirectoryError(
-            f"{variable} must name a folder, but {path} is a file. Set it to a folder or unset it."
-        )
+        step = "It is a file: set it to a folder or unset it."
+        raise NotADirectoryError(checks.message(variable, "name a folder", str(path), step))
 
 
 def _inside(path: Path, folder: Path) -> Path | None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from qnnkit import cli, runs, tasks
 from qnnkit.data.music_events import Piece
 from qnnkit.data.music_midi import read_midi, write_midi
-from qnnkit.runs.export import export
+from qnnkit.runs import export
 from qnnkit.tasks import pictures
 
 TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}

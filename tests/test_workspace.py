@@ -221,7 +221,7 @@ def test_an_empty_variable_counts_as_unset(tmp_path, monkeypatch):
 def test_home_that_is_a_file(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "file"))
-    with pytest.raises(NotADirectoryError, match="QNNKIT_HOME must name a folder"):
+    with pytest.raises(NotADirectoryError, match="`QNNKIT_HOME` must name a folder"):
         workspace.home()
 
 
@@ -327,7 +327,7 @@ def test_a_home_that_is_not_mounted_begins_no_run_anew(both):
 @pytest.mark.parametrize(
     ("local", "home", "told"),
     [
-        ("{}/disk", "", "needs QNNKIT_HOME beside it"),
+        ("{}/disk", "", "must stand beside QNNKIT_HOME"),
         ("disk", "{}/drive", "must be an absolute path"),
         ("{}/drive", "{}/drive", "must lie outside QNNKIT_HOME"),
         ("{}/drive/disk", "{}/drive", "must lie outside QNNKIT_HOME"),
@@ -344,7 +344,7 @@ def test_a_local_folder_that_cannot_be(both, monkeypatch, local, home, told):
 
 def test_a_local_folder_that_is_a_file(both):
     (both / "disk").write_text("")
-    with pytest.raises(NotADirectoryError, match="QNNKIT_LOCAL must name a folder"):
+    with pytest.raises(NotADirectoryError, match="`QNNKIT_LOCAL` must name a folder"):
         workspace.run_folder("runs/x")
 
 

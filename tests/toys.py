@@ -41,6 +41,13 @@ class Digits:
         return tasks.Classification.of(settings)
 
 
+class AsFloat(torch.nn.Module):
+    """Pixels from 0 to 1."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels.float() / 255
+
+
 def each_epoch(do: Callable) -> Callable:
     """What `runs.train_all` may be given to call, of which only the rows of epochs reach `do`."""
     return lambda row: do(row) if row["event"] == "epoch" else None

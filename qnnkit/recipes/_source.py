@@ -39,7 +39,7 @@ def digest(texts: Mapping[str, str], preset: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _syntax(text: str) -> Any:
-    return _plain(_bare(ast.parse(text)))
+    return _plain(ast.parse(text))
 
 
 def presets(text: str) -> dict[str, dict[str, Any]]:
@@ -231,24 +231,16 @@ def _text(value: Any) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """A syntax tree as plain values, alike in every Python: `ast.dump` tells what is empty, or does not."""
+    """A syntax tree as plain values, without docstrings.
+
+    Alike in every Python: `ast.dump` tells what is empty, or does not.
+    """
     if isinstance(node, list):
         return [_plain(each) for each in node]
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = {name: _plain(value) for name, value in ast.iter_fields(node) if value not in (None, [])}
+    if isinstance(body := getattr(node, "body", None), list):
+        told = [each for each in body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
+        fields["body"] = _plain([each for each in body if each not in told] or [ast.Pass()])
     return {type(node).__name__: fields}
-
-
-def _bare(tree: ast.Module) -> ast.Module:
-    """A syntax tree without docstrings."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            kept = [
-                each
-                for each in body
-                if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
-            ]
-            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
-    return tree

@@ -15,13 +15,7 @@ from qnnkit import recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import keep_mirrored
 from qnnkit.runs.reading import trainings
-from qnnkit.settings import (
-    MAIN_NETS,
-    SPLITTING,
-    Recorded,
-    Settings,
-    digest_of,
-)
+from qnnkit.settings import MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,11 +22,7 @@ PATIENCE = 60.0
 
 
 def watch(
-    run_dir: str | Path,
-    echo: Callable[[str], None] | None = None,
-    *,
-    every: float = 2.0,
-    once: bool = False,
+    run_dir: str | Path, echo: Callable[[str], None] | None = None, *, every: float = 2.0, once: bool = False
 ) -> list[Status]:
     """Shows how a run, or every run of a batch, stands until none is running; returns what was seen last.
 
