@@ -4,11 +4,9 @@ import json
 import os
 import platform
 import re
-import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +17,8 @@ from PIL import Image
 from qnnkit import RECIPES, cli, cli_settings, device, report, runs
 from qnnkit.cli_settings import asked_for
 from qnnkit.runs import chain
+from tests.toys import room_for
 
-NOBODY = 65534
 HERE = Path(sys.executable).parent
 
 
@@ -198,33 +196,17 @@ def test_bad_data_are_refused_before_anything_is_written(qnnkit, pictures, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_that_may_not_be_written(qnnkit):
-    with tempfile.TemporaryDirectory() as name:
-        closed = Path(name)
-        closed.chmod(0o555)
-        root = os.geteuid() == 0
-        try:
-            if root:
-                os.seteuid(NOBODY)
-            answer = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", closed / "run")
-        finally:
-            if root:
-                os.seteuid(0)
-            closed.chmod(0o755)
-        refused(answer, f"Cannot write `{closed / 'run'}`", "Choose a folder that you may write to")
-        assert list(closed.iterdir()) == []
+def test_a_run_folder_that_may_not_be_written(qnnkit, closed):
+    answer = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", closed / "run")
+    refused(answer, f"Cannot write `{closed / 'run'}`", "Choose a folder that you may write to")
 
 
 @pytest.mark.parametrize(
     ("room", "path"), [(400, "run/provenance.json"), (8000, "run/notebooks/00_setup.running.ipynb")]
 )
 def test_a_full_disk(qnnkit, tmp_path, room, path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
-    try:
+    with room_for(room):
         status, _, err = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", "run")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     refused(
         (status, "", err), f"Cannot write `{tmp_path / path}`", "Free some space and run the same command"
     )

@@ -255,13 +255,19 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(new_machine: Path, tmp_path: Path) -> Machine:
     """A Colab machine that holds nothing yet."""
+    return Machine(Path(shutil.copytree(new_machine, tmp_path / "machine", symlinks=True)))
+
+
+@pytest.fixture(scope="module")
+def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of such a machine, to be copied."""
     try:  # not find_spec, which setuptools answers with a warning where distutils was imported before
         metadata.version("pip")
     except metadata.PackageNotFoundError:
         pytest.skip("this Python has no pip, which the notebook needs")
-    made = Machine(tmp_path)
+    made = Machine(tmp_path_factory.mktemp("machine"))
     made.content.mkdir()
     venv.create(made.folder / "venv", with_pip=False, symlinks=True)
     # It sees this Python's packages, last of all, and cannot change them: pip removes nothing outside a venv.
@@ -283,7 +289,7 @@ def machine(tmp_path: Path) -> Machine:
             ".gitignore": "__pycache__/\n",
         }
     )
-    return made
+    return made.folder
 
 
 # --- the form of the notebook ---

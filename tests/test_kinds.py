@@ -389,7 +389,6 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
         ("digits_quanv", {"dataset": "digit_captions"}, "`dataset` must hold images, as the recipe wants"),
         ("digits_quanv", {"dataset": "ahdc"}, "Did you mean 'ahcd'?"),
         ("digits_quanv", {"sequence_length": 8}, "Argument `setting` must be a known name"),
-        ("digits_quanv", {"adapter": "lora"}, "Argument `setting` must be a known name"),
         ("digits_quanv", {"controls": ["lora"]}, "Argument `control` must be a known name, but is 'lora'"),
         (
             "text_adapter",
@@ -401,15 +400,12 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
         ("text_adapter", {"targets": ["queries"], "pretrained": "BASE"}, "`targets` must name l"),
         ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
         ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),
-        ("text_llama", {"mask": 4}, "Argument `setting` must be a known name, but is 'mask'."),
-        ("digits_clip", {"augmentation": "affine"}, "Argument `setting` must be a known name"),
         ("text_llama", {"controls": ["lora"]}, "without a QuantumLayer to exchange, but is 'lora'. Set"),
         ("text_llama", {"part": "nobody"}, "nobody"),
         ("text_llama", {"pretrained": "/nowhere/model"}, "`pretrained` must be a folder or hub name"),
         ("text_llama", {"data_dir": None}, "`data_dir` must"),
         ("captions_clip", {"data_dir": None}, "`data_dir` must"),
         ("music_llama", {"data_dir": None}, "`data_dir` must"),
-        ("text_llama", {"overlap": 8}, "Argument `setting` must be a known name, but is 'overlap'."),
         ("digits_clip", {"head": "full"}, "`controls` must be () for a head without a circuit"),
     ],
 )

@@ -137,26 +137,6 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
 
 
-CHANGES = {
-    "a comment": (lambda text: text + "\n# a comment\n", None),
-    "a docstring": (lambda text: text.replace("Depth of the circuit.", "How deep."), None),
-    "a number": (lambda text: text.replace("np.sin(3 * t)", "np.sin(4 * t)"), "np.sin(4 * t)"),
-}
-
-
-@pytest.mark.parametrize("kind", CHANGES)
-def test_a_changed_recipe_is_refused_with_the_lines_that_differ(kind: str, home: Path) -> None:
-    change, told = CHANGES[kind]
-    list(runs.train_all(runs.open_run("runs/one", "mine.py", controls=[], **TINY)))
-    (home / "mine.py").write_text(change(RECIPE))
-    if told is None:
-        assert len(runs.open_run("runs/one", "mine.py").tested()) == 1
-        return
-    with pytest.raises(ValueError) as caught:
-        runs.open_run("runs/one", "mine.py")
-    assert "the recipe has changed" in str(caught.value) and told in str(caught.value)
-
-
 def test_a_task_may_count_tokens_of_data_that_do_not(home: Path) -> None:
     text = RECIPE.replace('monitor = "r2"', 'monitor = "r2"\n    counted = "tokens"')
     assert text != RECIPE
@@ -177,27 +157,10 @@ def test_a_fork_goes_on_from_nets_of_the_same_shape_alone(home: Path) -> None:
     assert not (home / "runs" / "three").exists()
 
 
-WRONG = {
-    "no build": (lambda text: text.replace("def build", "def built"), "must define `build`"),
-    "a net that is none": (lambda text: text.replace("return nn.Sequential(", "return list("), "list"),
-    "an exception": (lambda text: text.replace("qnnkit.QuantumLayer(", "1 / 0, ("), "ZeroDivisionError"),
-    "an unknown argument": (lambda text: text.replace("splits, seed)", "splits, sed)"), "`sed`"),
-    "a task without its number": (lambda text: text.replace('monitor = "r2"', 'monitor = "r3"'), "`r3`"),
-    "no Python": (lambda text: text + "\ndef (:\n", "it is not Python"),
-    "a net of another size": (lambda text: text.replace("nn.Linear(3, 3), l", "nn.Linear(4, 3), l"), "mat1"),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_an_error_in_it_is_told_with_its_place_before_anything_is_written(kind: str, home: Path) -> None:
-    change, told = WRONG[kind]
-    (home / "mine.py").write_text(change(RECIPE))
-    assert (home / "mine.py").read_text() != RECIPE
-    with pytest.raises(recipes.RecipeError) as caught:
+def test_a_task_without_its_number_is_told_before_anything_is_written(home: Path) -> None:
+    (home / "mine.py").write_text(RECIPE.replace('monitor = "r2"', 'monitor = "r3"'))
+    with pytest.raises(recipes.RecipeError, match=r"mine\.py`, line \d+.*`r3`"):
         runs.open_run("runs/one", "mine.py", **TINY)
-    sentence = str(caught.value)
-    assert "mine.py" in sentence and told in sentence
-    assert kind == "no build" or re.search(r"line \d+", sentence)
     assert not (home / "runs" / "one" / "config.json").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -64,6 +65,17 @@ def refused(
     assert re.fullmatch(rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]", told), (
         told
     )
+
+
+@contextlib.contextmanager
+def room_for(n_bytes: int) -> Iterator[None]:
+    """No file of this process, or of one it starts, grows past `n_bytes`: as a quota would, EFBIG says so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:
