@@ -30,7 +30,7 @@ Files = Annotated[
 ]
 Only = Annotated[str | None, Option(metavar="NETS", help="Train these alone: hybrid, or hybrid,classical.")]
 Epochs = Annotated[int | None, Option(help="Passes over the data; a run that has begun may get more.")]
-OnOom = Annotated[str | None, Option(metavar="stop|shrink", help="Where memory runs out.")]
+OnOom = Annotated[str | None, Option(metavar="stop|shrink", help="Out of memory: stop, or go in pieces.")]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of a table or lines.")]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -317,7 +317,7 @@ def measure(
 def sample(
     source: Annotated[str, Argument(metavar="SRC", help="Folder, archive or URL of images.")],
     folder: Annotated[Path, Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
-    per_class: Annotated[str | None, Option(metavar="N[,N]", help="Images of each class: 20.")] = None,
+    per_class: Annotated[str | None, Option(metavar="N[,N]", help="Of each class, of train/ and test/.")] = None,
     fraction: Annotated[float | None, Option(help="Or their share, such as 0.1.")] = None,
     seed: Annotated[int, Option(help="Chooses which.")] = 0,
     link: Annotated[bool, Option("--link", help="Hard links in place of copies.")] = False,
