@@ -317,7 +317,7 @@ def measure(
 def sample(
     source: Annotated[str, Argument(metavar="SRC", help="Folder, archive or URL of images.")],
     folder: Annotated[Path, Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
-    per_class: Annotated[str | None, Option(metavar="N[,N]", help="Of each class, of train/ and test/.")] = None,
+    per_class: Annotated[str | None, Option(metavar="N[,N]", help="Of each class; 20,5 with test/.")] = None,
     fraction: Annotated[float | None, Option(help="Or their share, such as 0.1.")] = None,
     seed: Annotated[int, Option(help="Chooses which.")] = 0,
     link: Annotated[bool, Option("--link", help="Hard links in place of copies.")] = False,
