@@ -58,9 +58,10 @@ def _known(run: Run) -> Placement | None:
 
 def _again(run: Run) -> Placement | None:
     """What the run decided when it was asked the same before, though it was asked something else since."""
+    asked = _asked(run).items()
     for note in run.placement.get("others") or ():
         found = _read(run, note)
-        if found and _asked(run).items() <= note.items():
+        if found and asked <= note.items():
             _write(run, note)
             return found
     return None
@@ -182,9 +183,10 @@ def _asked(run: Run) -> dict[str, Any]:
 
 def _write(run: Run, note: dict[str, Any]) -> None:
     """Makes a decision the run's own; those that answered other questions stay beside it."""
+    asked = _asked(run).items()
     newest = {name: value for name, value in run.placement.items() if name != "others"}
     others = [each for each in (newest, *(run.placement.get("others") or ())) if _read(run, each)]
-    others = [each for each in others if not _asked(run).items() <= each.items()]
+    others = [each for each in others if not asked <= each.items()]
     run.note_provenance(placement=note | {"others": others})
 
 

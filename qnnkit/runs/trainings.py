@@ -147,10 +147,11 @@ def training(
         begun: list[Training] = []
 
         def untrained() -> Iterator[Training]:
-            for net, seed in _each(run):
-                if (net, seed) not in finished:
-                    begun[:] = [Training(run, net, seed, device.choose(where.device), note, on_warning)]
-                    yield begun[0]
+            for seed in run.seeds:
+                for net in run.nets:
+                    if (net, seed) not in finished:
+                        begun[:] = [Training(run, net, seed, device.choose(where.device), note, on_warning)]
+                        yield begun[0]
 
         work.enter_context(measure.threads(where.threads))
         try:
@@ -172,18 +173,13 @@ def train_all(
     on_row: Callable[[dict[str, Any]], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Trains what is not trained yet; yields the final row of each net and seed, finished before or now.
+    """Trains what is not trained yet; yields the final row of each net and seed, those finished before first.
 
     The loop that 03_train shows, as a function; arguments and errors are those of `training`.
     """
-    finished = run.tested()
     with training(run, on_row, on_warning) as untrained:
-        for net, seed in _each(run):
-            yield finished[net, seed] if (net, seed) in finished else _train(next(untrained))
-
-
-def _each(run: Run) -> Iterator[tuple[str, int]]:
-    return ((net, seed) for seed in run.seeds for net in run.nets)
+        yield from run.tested().values()
+        yield from map(_train, untrained)
 
 
 def _train(one: Training) -> dict[str, Any]:
