@@ -196,7 +196,9 @@ def test_bad_data_are_refused_before_anything_is_written(qnnkit, pictures, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_that_may_not_be_written(qnnkit, closed):
+def test_a_run_folder_that_may_not_be_written(qnnkit, request):
+    runs.open_run("before", "digits_quanv")  # by who may read what this imports
+    closed = request.getfixturevalue("closed")
     answer = qnnkit("run", "--recipe", "digits_quanv", "--run-dir", closed / "run")
     refused(answer, f"Cannot write `{closed / 'run'}`", "Choose a folder that you may write to")
 
