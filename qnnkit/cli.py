@@ -14,34 +14,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from qnnkit import device, warm, workspace
 from qnnkit.cli_output import judged_anew, print_result, show_batch, tell_data
-from qnnkit.cli_settings import asked_for, gathered, settings_kind
+from qnnkit.cli_settings import asked_for, gathered
 
-RecipeOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME_OR_FILE", help="What to compute; a begun folder knows a shipped one."),
+Recipe = Annotated[
+    str | None, Option(metavar="NAME_OR_FILE", help="What to compute; a begun folder knows a shipped one.")
 ]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Exchange a setting of the recipe.")
+RunDir = Annotated[Path, Option(help="Folder of the run; relative to the workspace.")]
+Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Exchange a setting.")]
+Files = Annotated[
+    list[Path] | None, Option("--settings", metavar="FILE.yaml", help="Settings in a file; later ones win.")
 ]
-FilesOption = Annotated[
-    list[Path] | None,
-    typer.Option("--settings", metavar="FILE.yaml", help="Settings in a file; of several, later ones win."),
-]
-OnlyOption = Annotated[
-    str | None, typer.Option(metavar="NETS", help="Train these alone, such as hybrid, or hybrid,classical.")
-]
-EpochsOption = Annotated[
-    int | None, typer.Option(help="Passes over the data; a run that has begun may be asked for more.")
-]
-OnOom = Annotated[
-    str | None,
-    typer.Option("--on-oom", metavar="stop|shrink", help="Where memory runs out: stop, or smaller pieces."),
-]
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table or lines.")]
+Only = Annotated[str | None, Option(metavar="NETS", help="Train these alone: hybrid, or hybrid,classical.")]
+Epochs = Annotated[int | None, Option(help="Passes over the data; a run that has begun may get more.")]
+OnOom = Annotated[str | None, Option(metavar="stop|shrink", help="Out of memory: stop, or go in pieces.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead of a table or lines.")]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
@@ -70,20 +60,15 @@ def main() -> None:
 
 @app.command()
 def run(
-    run_dir: Annotated[Path, typer.Option(help="Folder of the run; relative to the workspace.")],
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
-    files: FilesOption = None,
-    only: OnlyOption = None,
-    epochs: EpochsOption = None,
-    fork: Annotated[
-        Path | None,
-        typer.Option(metavar="NEW_DIR", help="Go on from run_dir there, with other training settings."),
-    ] = None,
+    run_dir: RunDir,
+    recipe: Recipe = None,
+    settings: Set = None,
+    files: Files = None,
+    only: Only = None,
+    epochs: Epochs = None,
+    fork: Annotated[Path | None, Option(metavar="NEW_DIR", help="Go on there, with other settings.")] = None,
     on_oom: OnOom = None,
-    notebooks: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Run these alone, such as 03_train,04_analyze.")
-    ] = None,
+    notebooks: Annotated[str | None, Option(metavar="NAMES", help="Run these alone: 03_train,...")] = None,
 ) -> None:
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
     warm.begin()
@@ -91,16 +76,16 @@ def run(
         from qnnkit import report as reports
         from qnnkit import runs
 
-        names = runs.chosen(notebooks)
+        names = runs.chain.chosen(notebooks)
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
-        own = runs.of_notebooks(asked, named.Settings.model_fields, names)
+        own = runs.chain.of_notebooks(asked, named.Settings.model_fields, names)
         asked = {name: value for name, value in asked.items() if name not in own}
         begun = runs.fork(run_dir, fork, named, **asked) if fork else runs.open_run(run_dir, named, **asked)
-        runs.check_finished(begun, own)
+        runs.chain.check_finished(begun, own)
         result, tell = runs.finished(begun), typer.echo
         asked_for_more = notebooks and not all(begun.notebook(name).exists() for name in names)
         if result is None or asked_for_more:
-            tell = runs.logged(begun, typer.echo)
+            tell = runs.chain.logged(begun, typer.echo)
             tell_data(begun, tell)  # data that cannot be used stops here, before a notebook starts
             result = runs.run_notebooks(begun, tell, own, names, reports.finish)
         if result is None:
@@ -111,12 +96,12 @@ def run(
 
 @app.command()
 def train(
-    run_dir: Annotated[Path, typer.Option(help="Folder of the run; relative to the workspace.")],
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
-    files: FilesOption = None,
-    only: OnlyOption = None,
-    epochs: EpochsOption = None,
+    run_dir: RunDir,
+    recipe: Recipe = None,
+    settings: Set = None,
+    files: Files = None,
+    only: Only = None,
+    epochs: Epochs = None,
     on_oom: OnOom = None,
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
@@ -132,7 +117,7 @@ def train(
         wait_for_all()  # the first process makes the folder, the others find it
         begun = begun or runs.open_run(run_dir, named, **asked)
         placed = runs.placed(begun)
-        tell = runs.logged(begun, typer.echo)
+        tell = runs.chain.logged(begun, typer.echo)
         if is_main():
             tell_data(begun, tell)
             tell(placed.sentence)
@@ -150,9 +135,9 @@ def train(
 
 @app.command()
 def watch(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run or a batch.")],
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+    run_dir: Annotated[Path, Argument(help="Folder of a run or a batch.")],
+    once: Annotated[bool, Option("--once", help="Look once, and end.")] = False,
+    every: Annotated[float, Option(help="Seconds between two looks.")] = 2.0,
 ) -> None:
     """Look on while a run trains, from another terminal: step, loss, speed, time left, memory.
 
@@ -165,10 +150,8 @@ def watch(
 
 @app.command()
 def batch(
-    file: Annotated[Path, typer.Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="tls://HOST:PORT", help="Use your own Dask scheduler and workers.")
-    ] = None,
+    file: Annotated[Path, Argument(help="What to run: a YAML file, as docs/batch.yaml shows.")],
+    scheduler: Annotated[str | None, Option(metavar="tls://HOST:PORT", help="Your own Dask's.")] = None,
 ) -> None:
     """Run many runs, some at a time. Run again, it finishes what is unfinished; Ctrl-C stops cleanly."""
     if scheduler is None:
@@ -196,27 +179,19 @@ def batch(
 
 @app.command()
 def plan(
-    recipe: Annotated[str | None, typer.Option(help="Named settings, on their data.")] = None,
-    model: Annotated[str | None, typer.Option(help="Or a transformers model: llama or clip.")] = None,
-    size: Annotated[
-        str, typer.Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
-    ] = "small",
-    settings: SetOption = None,
-    files: FilesOption = None,
-    epochs: EpochsOption = None,
-    samples: Annotated[int | None, typer.Option(help="In an epoch, if others than the data's.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="Time for all of it, such as 8h or '2d 4h'.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Money for all of it, such as 10 or '10 EUR'.")] = None,
-    prices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Your table of machines and prices.")
-    ] = None,
-    measured: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="A machine's file, by `qnnkit measure`.")
-    ] = None,
-    measuring: Annotated[
-        bool, typer.Option("--measuring/--no-measuring", help="Time some updates here.")
-    ] = True,
-    as_json: JsonOption = False,
+    recipe: Annotated[str | None, Option(help="Named settings, on their data.")] = None,
+    model: Annotated[str | None, Option(help="Or a transformers model: llama or clip.")] = None,
+    size: Annotated[str, Option(help="Of the model: tiny, ..., or a folder with a config.json.")] = "small",
+    settings: Set = None,
+    files: Files = None,
+    epochs: Epochs = None,
+    samples: Annotated[int | None, Option(help="In an epoch, if others than the data's.")] = None,
+    deadline: Annotated[str | None, Option(help="Time for all of it, such as 8h or '2d 4h'.")] = None,
+    budget: Annotated[str | None, Option(help="Money for all of it, such as 10 or '10 EUR'.")] = None,
+    prices: Annotated[Path | None, Option(metavar="FILE", help="Your machines and prices.")] = None,
+    measured: Annotated[list[Path] | None, Option(metavar="FILE", help="Of `qnnkit measure`.")] = None,
+    measuring: Annotated[bool, Option("--measuring/--no-measuring", help="Time some updates.")] = True,
+    as_json: Json = False,
 ) -> None:
     """Tell what a training needs, how long it takes here and elsewhere, and what it costs, before it is run.
 
@@ -228,7 +203,7 @@ def plan(
         kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(measure.sizes())}"
         rule, given = "be named, or --model in its place", recipe if model is None else f"{recipe}, {model}"
         raise ValueError(checks.message("--recipe", rule, given, f"Name one: {kinds}."))
-    chosen = gathered(settings_kind(recipe), files, settings, epochs=epochs)
+    chosen = gathered(recipe, files, settings, epochs=epochs)
     asked: dict[str, Any]
     if model is None:
         asked = runs.to_plan(recipe, chosen, samples=samples, timed=measuring)
@@ -244,24 +219,23 @@ def plan(
 
 @app.command()
 def predict(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run, or its model/ or adapter/.")],
-    inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="INPUT ...", help="Image or MIDI files, arrays, or a text.")
-    ] = None,
-    recipe: RecipeOption = None,
-    as_json: JsonOption = False,
+    run_dir: Annotated[Path, Argument(help="Folder of a finished run, or its model/ or adapter/.")],
+    inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
+    recipe: Recipe = None,
+    as_json: Json = False,
 ) -> None:
     """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on."""
     from qnnkit import runs
+    from qnnkit.runs.using import prediction_line
 
-    for found in runs.predict(run_dir, inputs or [], recipe=recipe):
-        typer.echo(json.dumps(found) if as_json else runs.prediction_line(found))
+    for found in runs.predict(run_dir, inputs, recipe=recipe):
+        typer.echo(json.dumps(found) if as_json else prediction_line(found))
 
 
 @app.command()
 def new(
-    file: Annotated[Path, typer.Argument(help="Where the recipe goes, such as mine.py.")],
-    like: Annotated[str, typer.Option(help="Which one it begins as.")] = "digits_quanv",
+    file: Annotated[Path, Argument(help="Where the recipe goes, such as mine.py.")],
+    like: Annotated[str, Option(help="Which one it begins as.")] = "digits_quanv",
 ) -> None:
     """Write a recipe of your own: a working copy of a shipped one, to edit."""
     from qnnkit import recipes
@@ -283,9 +257,7 @@ def list_recipes() -> None:
 
 
 @app.command()
-def doctor(
-    as_json: JsonOption = False,
-) -> None:
+def doctor(as_json: Json = False) -> None:
     """Tell what this machine is, what can compute here, and what is missing."""
     found = device.report()
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else device.table(found))
@@ -295,25 +267,19 @@ def doctor(
 def measure(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE ...]", help="Machines' files, or folders of them, with --compare."),
+        Argument(metavar="[FILE ...]", help="Machines' files, or folders of them, with --compare."),
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Only compare the files of machines.")] = False,
-    recipe: Annotated[str | None, typer.Option(help="Whose net is measured; digits_quanv if none.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Or a run's own, with its data.")] = None,
-    settings: SetOption = None,
-    dummy: Annotated[
-        str | None, typer.Option(metavar="HxWxCxN", help="Noise for data: 32x32x1x28 has 28 classes.")
-    ] = None,
-    samples: Annotated[int | None, typer.Option(help="Of an epoch, for other data of yours.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="For all of it, about; 150 if not given.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Take seconds, not minutes; figures are rougher.")
-    ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Write a torch.profiler trace, too.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to; machines/<kind>.json if not given.")
-    ] = None,
-    as_json: JsonOption = False,
+    compare: Annotated[bool, Option("--compare", help="Only compare the files of machines.")] = False,
+    recipe: Annotated[str | None, Option(help="Whose net is measured; digits_quanv if none.")] = None,
+    run_dir: Annotated[Path | None, Option(help="Or a run's own, with its data.")] = None,
+    settings: Set = None,
+    dummy: Annotated[str | None, Option(metavar="HxWxCxN", help="Noise for data, of N classes.")] = None,
+    samples: Annotated[int | None, Option(help="Of an epoch, for other data of yours.")] = None,
+    seconds: Annotated[float | None, Option(help="For all of it, about; 150 if not given.")] = None,
+    quick: Annotated[bool, Option("--quick", help="Seconds, not minutes; rougher figures.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Write a torch.profiler trace, too.")] = False,
+    out: Annotated[Path | None, Option(metavar="FILE", help="In place of machines/<kind>.json.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
     from qnnkit import checks, workspace
@@ -339,7 +305,7 @@ def measure(
             dummy=dummy,
             n_samples=samples,
             profile=profile,
-            settings=gathered(settings_kind(recipe), None, settings),
+            settings=gathered(recipe, None, settings),
             echo=lambda sentence: typer.echo(sentence, err=as_json),
             seconds=seconds,
             quick=quick,
@@ -349,17 +315,13 @@ def measure(
 
 @app.command()
 def sample(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, archive or URL of images.")],
-    folder: Annotated[Path, typer.Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
-    per_class: Annotated[
-        str | None, typer.Option(metavar="N[,N]", help="Images of each class: of train/, and of other sides.")
-    ] = None,
-    fraction: Annotated[float | None, typer.Option(help="Or their share, such as 0.1.")] = None,
-    seed: Annotated[int, typer.Option(help="Chooses which.")] = 0,
-    link: Annotated[bool, typer.Option("--link", help="Hard links in place of copies.")] = False,
-    pattern: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="The label in a file's name is its first group.")
-    ] = None,
+    source: Annotated[str, Argument(metavar="SRC", help="Folder, archive or URL of images.")],
+    folder: Annotated[Path, Argument(metavar="DST", help="Where the sample goes; absent or empty.")],
+    per_class: Annotated[str | None, Option(metavar="N[,N]", help="Of each class; 20,5 with test/.")] = None,
+    fraction: Annotated[float | None, Option(help="Or their share, such as 0.1.")] = None,
+    seed: Annotated[int, Option(help="Chooses which.")] = 0,
+    link: Annotated[bool, Option("--link", help="Hard links in place of copies.")] = False,
+    pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group is the label.")] = None,
 ) -> None:
     """Copy some images of each class: class folders or flat ones, train/ and test/ alike."""
     from qnnkit import checks, data
@@ -391,15 +353,10 @@ def sample(
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run, or of a batch.")],
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Hash its files, settings and data anew, and compare.")
-    ] = False,
-    recipe: RecipeOption = None,
-    paper: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Of a batch: LaTeX tables, PDF figures and methods for a paper."),
-    ] = None,
+    run_dir: Annotated[Path, Argument(help="Folder of a finished run, or of a batch.")],
+    verify: Annotated[bool, Option("--verify", help="Hash files, settings and data anew.")] = False,
+    recipe: Recipe = None,
+    paper: Annotated[Path | None, Option(metavar="DIR", help="Of a batch: LaTeX, PDF figures.")] = None,
 ) -> None:
     """Execute 04_analyze of a finished run again, which writes its report; or only verify the run.
 
@@ -422,7 +379,7 @@ def report(
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
-        print_result(begun, runs.analyze(begun))
+        print_result(begun, runs.chain.analyze(begun))
         return
     findings = reports.verify_run(begun)
     for finding in findings:
@@ -432,10 +389,8 @@ def report(
 
 @app.command()
 def merge(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with an adapter.")],
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Where the model goes; relative to the workspace.")
-    ],
+    run_dir: Annotated[Path, Argument(metavar="RUN", help="Folder of a run with an adapter.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="Where the model goes.")],
 ) -> None:
     """Write a language model with its adapter worked in, for plain transformers."""
     from qnnkit import runs

@@ -19,7 +19,7 @@ def asked_for(
     **given: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """The recipe that is meant, and the settings of files, then of words, then of options of their own."""
-    from qnnkit import recipes
+    from qnnkit import checks, recipes
     from qnnkit.runs import folder, lock
 
     if recipe is not None:
@@ -29,23 +29,23 @@ def asked_for(
         lock.bring(there)
         begun = folder.read_config(there / "config.json")
         if begun is None:
-            from qnnkit import checks
-
             rule, step = "hold a run", "Name a recipe to begin one there."
             raise FileNotFoundError(checks.message("run_dir", rule, str(run_dir), step))
         named = recipes.of(begun)
-    asked = gathered(named.Settings, files, words, **given)
+    asked = gathered(named, files, words, **given)
     if only is not None:
         asked["controls"] = [name for name in only.split(",") if name not in MAIN_NETS]
     return named, asked
 
 
-def gathered(kind: Any, files: list[Path] | None, words: list[str] | None, **given: Any) -> dict[str, Any]:
-    """Settings of files, then of words, then of options of their own; `kind` is for `parse_settings`."""
+def gathered(recipe: Any, files: list[Path] | None, words: list[str] | None, **given: Any) -> dict[str, Any]:
+    """Settings of files, then of words, then of options of their own; `recipe` tells what is a text."""
+    from qnnkit import recipes
+
     asked: dict[str, Any] = {}
     for path in files or ():
         asked |= read_settings(path)
-    asked |= parse_settings(words or [], kind)
+    asked |= parse_settings(words or [], None if recipe is None else recipes.find(recipe).Settings)
     return asked | {name: value for name, value in given.items() if value is not None}
 
 
@@ -59,13 +59,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     found = workspace.read_yaml(path, "settings file")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
-    for name in ("recipe", "run_dir"):
-        if name in found:
-            step = f"Use --{name.replace('_', '-')}."
-            raise ValueError(f"Settings file `{path}` must hold settings, but names `{name}`. {step}")
-    if empty := [name for name, value in found.items() if value is None]:
-        step = "Leave the line out to keep the recipe's own."
-        raise ValueError(f"Settings file `{path}` must give a value for `{empty[0]}`. {step}")
+    for name, value in found.items():
+        _require_setting(f"Settings file `{path}`", name, value)
     return found
 
 
@@ -87,29 +82,22 @@ def parse_settings(words: list[str], kind: Any = None) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise ValueError(
-                f"Option --set must be KEY=VALUE, but is {word!r}. Write, for example, --set epochs=2."
-            )
-        if name in ("recipe", "run_dir"):
-            raise ValueError(
-                f"Option --set must name a setting, but is {word!r}. Use --{name.replace('_', '-')}."
-            )
+            step = "Write, for example, --set epochs=2."
+            raise ValueError(f"Option --set must be KEY=VALUE, but is {word!r}. {step}")
         try:
-            values[name] = json.loads(text)
+            value = json.loads(text)
         except json.JSONDecodeError:
-            values[name] = text
-        text_wanted = kind is not None and kind.is_text(name)
-        if values[name] is not None and not isinstance(values[name], str | list) and text_wanted:
-            values[name] = text  # tokenizer=123 is the folder of that name
-        if values[name] is None:
-            raise ValueError(
-                f"Option --set must give a value, but is {word!r}. Leave it out to keep the recipe's own."
-            )
+            value = text
+        if isinstance(value, int | float | dict) and kind is not None and kind.is_text(name):
+            value = text  # tokenizer=123 is the folder of that name
+        _require_setting("Option --set", name, value)
+        values[name] = value
     return values
 
 
-def settings_kind(recipe: str | None) -> Any:
-    """Settings class of a recipe, where one is named."""
-    from qnnkit import recipes
-
-    return None if recipe is None else recipes.find(recipe).Settings
+def _require_setting(whose: str, name: str, value: Any) -> None:
+    """Raises ValueError for what is no setting, and for one that is given no value."""
+    if name in ("recipe", "run_dir"):
+        raise ValueError(f"{whose} must name a setting, but names `{name}`. Use --{name.replace('_', '-')}.")
+    if value is None:
+        raise ValueError(f"{whose} must give a value for `{name}`. Leave it out to keep the recipe's own.")

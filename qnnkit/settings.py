@@ -244,7 +244,7 @@ class Settings(Base):
         return [
             name
             for name, field in cls.model_fields.items()
-            if "place" in field.metadata or _is_one_of(field.annotation, Place, Path)
+            if "place" in field.metadata or {Place, Path} & {*_members(field.annotation)}
         ]
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
@@ -283,10 +283,8 @@ class Settings(Base):
     @classmethod
     def is_text(cls, name: str) -> bool:
         """Whether a setting is a text, even where a value of it looks like a number."""
-        field = cls.model_fields.get(name)
-        if field is None or _mentions(field.annotation, int, float, bool, dict):
-            return False
-        return _mentions(field.annotation, str, Place, Path)
+        types = types_of(cls.model_fields[name].annotation) if name in cls.model_fields else set()
+        return bool(types & {str, Path}) and not types & {int, float, bool}
 
     @classmethod
     def describe(cls, name: str) -> str:
@@ -294,41 +292,20 @@ class Settings(Base):
         return (cls.model_fields[name].description or "").replace("\n", " ")
 
 
+CRITERIA = ("max_memory_gb", "max_epoch_seconds", "min_accuracy", "min_recall", "max_loss")
+"""Bounds of success."""
 PLACEMENT = (
-    "device",
-    "backend",
-    "threads",
-    "micro_batch",
-    "gradient_checkpointing",
-    "on_oom",
-    "validate_every_steps",
-    "download",
-    "save_every_steps",
-    "save_every_minutes",
-    "keep_checkpoints",
-    "gradient_samples",
-    "trackers",
-    "price_per_hour",
-    "max_memory_gb",
-    "max_epoch_seconds",
-    "min_accuracy",
-    "min_recall",
-    "max_loss",
+    *("device", "backend", "threads", "download", "trackers", "price_per_hour"),
+    *("micro_batch", "gradient_checkpointing", "on_oom", "validate_every_steps", "gradient_samples"),
+    *("save_every_steps", "save_every_minutes", "keep_checkpoints"),
+    *CRITERIA,
 )
 """Settings that say where and how a run computes, not what: they may differ when it is resumed."""
 SPLITTING = ("split_seed", "validation_fraction", "test_fraction", "train_fraction")
 """Settings that say which sample is whose."""
-CRITERIA = PLACEMENT[-5:]
-"""Bounds of success."""
 OF_A_NET = (
-    "learning_rate",
-    "quantum_learning_rate",
-    "optimizer",
-    "weight_decay",
-    "schedule",
-    "warmup_epochs",
-    "clip_norm",
-    "quantum_clip_norm",
+    *("learning_rate", "quantum_learning_rate", "optimizer", "weight_decay", "schedule"),
+    *("warmup_epochs", "clip_norm", "quantum_clip_norm"),
 )
 """Settings that `net_settings` may give to single nets: those of the update alone."""
 
@@ -376,14 +353,23 @@ def _text(path: str | Path) -> str:
     return f"./{path}" if isinstance(path, Path) and not path.is_absolute() else str(path)
 
 
-def _is_one_of(annotation: Any, *kinds: Any) -> bool:
-    """Whether a value is of one of the kinds, maybe among others; not a list of such values."""
-    union = get_origin(annotation) in (Union, UnionType)
-    return annotation in kinds or (union and any(part in kinds for part in get_args(annotation)))
+def types_of(annotation: Any) -> set[Any]:
+    """The types of the values that an annotation allows.
+
+    Example:
+        >>> sorted(each.__name__ for each in types_of(Literal["a", "b"] | Place | None))
+        ['NoneType', 'str']
+    """
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in get_args(annotation)}
+    if get_origin(annotation) is Annotated:
+        return types_of(get_args(annotation)[0])
+    parts = _members(annotation)
+    return {annotation} if parts == (annotation,) else set().union(*map(types_of, parts))
 
 
-def _mentions(annotation: Any, *kinds: Any) -> bool:
-    return annotation in kinds or any(_mentions(part, *kinds) for part in get_args(annotation))
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def first_fault(error: ValidationError) -> tuple[tuple[Any, ...], str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -16,6 +15,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import yaml
 
 from qnnkit import checks
 
@@ -115,20 +116,16 @@ def local_home() -> Path | None:
     local, kept = _named("QNNKIT_LOCAL"), _named("QNNKIT_HOME")
     if local is None:
         return None
+    rule = None
     if kept is None:
-        raise ValueError(
-            f"QNNKIT_LOCAL ({local}) needs QNNKIT_HOME beside it, which is not set. Set QNNKIT_HOME to the "
-            "folder that keeps your runs, or unset QNNKIT_LOCAL."
-        )
-    if not local.is_absolute():
-        raise ValueError(
-            f"QNNKIT_LOCAL must be an absolute path, but is {local}. Begin it with /, or unset it."
-        )
-    if _overlap(local, kept):
-        raise ValueError(
-            f"QNNKIT_LOCAL must lie outside QNNKIT_HOME and not around it, but is {local} beside {kept}. "
-            "Choose a folder on local disk, or unset it."
-        )
+        rule = "stand beside QNNKIT_HOME, the folder that keeps your runs"
+    elif not local.is_absolute():
+        rule = "be an absolute path"
+    elif _overlap(local, kept):
+        rule = "lie outside QNNKIT_HOME and not around it"
+    if rule is not None:
+        step = f"QNNKIT_HOME is {kept or 'not set'}. Choose a folder on local disk, or unset it."
+        raise ValueError(checks.message("QNNKIT_LOCAL", rule, str(local), step))
     _refuse_file("QNNKIT_LOCAL", local)
     return local
 
@@ -168,9 +165,8 @@ def local_limit() -> int:
     with contextlib.suppress(ValueError):
         if 0 <= float(told) < float("inf"):
             return int(float(told) * 1e9)
-    raise ValueError(
-        f"QNNKIT_LOCAL_GB must be a number of gigabytes, but is {told!r}. Set it to 20, or unset it."
-    )
+    step = "Set it to 20, or unset it."
+    raise ValueError(checks.message("QNNKIT_LOCAL_GB", "be a number of gigabytes", told, step))
 
 
 def _named(variable: str) -> Path | None:
@@ -185,9 +181,8 @@ def _refuse_file(variable: str, path: Path) -> None:
     except OSError:  # told, with the next step, when a folder is made there
         return
     if is_file:
-        raise NotADirectoryError(
-            f"{variable} must name a folder, but {path} is a file. Set it to a folder or unset it."
-        )
+        step = "It is a file: set it to a folder or unset it."
+        raise NotADirectoryError(checks.message(variable, "name a folder", str(path), step))
 
 
 def _inside(path: Path, folder: Path) -> Path | None:
@@ -362,55 +357,39 @@ def read_yaml(path: Path, kind: str) -> Any:
         ValueError: It is no plain YAML, gives a key twice or links.
         OSError: It cannot be read.
     """
-    import yaml
-
     try:
         text = path.expanduser().read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(checks.message("file", "be a YAML text", str(path), "Save it as UTF-8.")) from None
     except OSError as error:
-        raise type(error)(
-            error.errno, f"Cannot read {kind} `{path}` ({error.strerror}). Give its path."
-        ) from None
+        sentence = f"Cannot read {kind} `{path}` ({error.strerror}). Give its path."
+        raise type(error)(error.errno, sentence) from None
     try:
-        return yaml.load(text, _once_loader())  # a SafeLoader
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it links with `*`; write the value out")  # nested, they make gigabytes
+        return yaml.load(text, _OnceLoader)  # a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        problem = " ".join(str(getattr(error, "problem", None) or error).split()).rstrip(".")
+        step = "Write plain keys, numbers, texts and lists only."
         raise ValueError(
-            f"{kind.capitalize()} `{path}` must be plain YAML, but is not{where}: {problem.rstrip('.')}. "
-            "Write plain keys, numbers, texts and lists only."
+            f"{kind.capitalize()} `{path}` must be plain YAML, but is not{where}: {problem}. {step}"
         ) from None
 
 
-@functools.cache
-def _once_loader() -> Any:
-    """A loader that refuses a key given twice, of which YAML would silently keep the last, and links."""
-    import yaml
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently keep the last."""
 
-    class OnceLoader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: set[str] = set()
-            for key, _ in node.value:
-                if not isinstance(key.value, str):
-                    raise yaml.constructor.ConstructorError(None, None, "a key is no word", key.start_mark)
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"`{key.value}` is given twice", key.start_mark
-                    )
-                seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.events.AliasEvent):  # a few nested links make a file of gigabytes
-                event = self.peek_event()
-                raise yaml.constructor.ConstructorError(
-                    None, None, "it links with `*`; write the value out", event.start_mark
-                )
-            return super().compose_node(parent, index)
-
-    return OnceLoader
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            is_word = isinstance(key.value, str)
+            if not is_word or key.value in seen:
+                fault = f"`{key.value}` is given twice" if is_word else "a key is no word"
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def whole_length(file: BinaryIO) -> int:

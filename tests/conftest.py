@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,6 +105,28 @@ def circuits_on_a_clock(monkeypatch):
     monkeypatch.setattr(clock, "seconds", seconds)
     monkeypatch.setattr(QuantumLayer, "forward", forward)
     return counted
+
+
+@pytest.fixture
+def closed():
+    """A folder that this process may read but not write, with one inside that it may not even read."""
+    nobody, root = 65534, os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as name:  # not tmp_path: nobody may not even look into that
+        folder = Path(name)
+        (folder / "old.json").write_text("{}\n")
+        (folder / "private").mkdir(mode=0o700)
+        folder.chmod(0o555)
+        if not root:
+            (folder / "private").chmod(0)
+        try:
+            if root:
+                os.seteuid(nobody)
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+            folder.chmod(0o755)
+            (folder / "private").chmod(0o700)
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,21 @@ def beside(code: str, *arguments: object) -> Iterator[Any]:
             process.wait()
 
 
+HOLDS = """
+    import sys, time
+    from pathlib import Path
+    from qnnkit.runs.lock import alone
+    with alone(Path(sys.argv[1]), sys.argv[2]):
+        print("held", flush=True)
+        time.sleep(600)
+"""
+
+
+def holding(folder: Path, work: str) -> contextlib.AbstractContextManager[Any]:
+    """A process beside this one that holds a run folder for its work."""
+    return beside(HOLDS, folder, work)
+
+
 if __name__ == "__main__":
     os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     code = compile(sys.argv[2], "<code>", "exec")

@@ -255,13 +255,19 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(new_machine: Path, tmp_path: Path) -> Machine:
     """A Colab machine that holds nothing yet."""
+    return Machine(Path(shutil.copytree(new_machine, tmp_path / "machine", symlinks=True)))
+
+
+@pytest.fixture(scope="module")
+def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of such a machine, to be copied."""
     try:  # not find_spec, which setuptools answers with a warning where distutils was imported before
         metadata.version("pip")
     except metadata.PackageNotFoundError:
         pytest.skip("this Python has no pip, which the notebook needs")
-    made = Machine(tmp_path)
+    made = Machine(tmp_path_factory.mktemp("machine"))
     made.content.mkdir()
     venv.create(made.folder / "venv", with_pip=False, symlinks=True)
     # It sees this Python's packages, last of all, and cannot change them: pip removes nothing outside a venv.
@@ -283,7 +289,7 @@ def machine(tmp_path: Path) -> Machine:
             ".gitignore": "__pycache__/\n",
         }
     )
-    return made
+    return made.folder
 
 
 # --- the form of the notebook ---
@@ -351,13 +357,17 @@ def test_set_up_twice(machine: Machine) -> None:
     write(machine.workspace / "runs" / "first" / "result.json", "{}")
     machine.publish({"qnnkit/__init__.py": "edition = 2\n"})
     newest = machine.publish({"qnnkit/extra.py": "more = True\n"})
-    again = machine.run_cells()
+    code = "\n\n".join([*machine.cells(run_main_job=True), "import qnnkit; print('edition', qnnkit.edition)"])
+    again = machine.run_code(code)
     assert again.returncode == 0, again.stderr
+    assert again.stdout.endswith("edition 2\n"), "imported by the same kernel"
     assert len(machine.mounts()) == 1
     assert machine.head() == newest
     assert "was here before. It is up to date" in again.stdout
     assert (machine.workspace / "runs" / "first" / "result.json").read_text() == "{}"
-    assert len(machine.asked()) == 2
+    about = {"home": str(machine.workspace), "local": local}
+    main_job = ["run", "--recipe", "digits_quanv", "--run-dir", "runs/first"]
+    assert machine.asked()[1:] == [{"arguments": each, **about} for each in (["doctor"], main_job)]
 
     # A kernel started now finds the package, although a folder of its name lies where it starts.
     found = machine.run_code("import qnnkit; print(qnnkit.edition, qnnkit.__file__)")
@@ -367,18 +377,6 @@ def test_set_up_twice(machine: Machine) -> None:
         sorted(site_packages.glob("*qnnkit*")),
         metadata.distribution("qnnkit").read_text("direct_url.json"),
     )
-
-
-def test_the_main_job_and_imports_in_the_same_kernel(machine: Machine) -> None:
-    code = "\n\n".join([*machine.cells(run_main_job=True), "import qnnkit; print('edition', qnnkit.edition)"])
-    done = machine.run_code(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("edition 1\n")
-    assert machine.asked()[-1] == {
-        "arguments": ["run", "--recipe", "digits_quanv", "--run-dir", "runs/first"],
-        "home": str(machine.workspace),
-        "local": f"{machine.checkout}-local",
-    }
 
 
 def test_a_failed_doctor_stops_the_notebook(machine: Machine) -> None:

@@ -1057,7 +1057,7 @@ def test_the_limit_is_told_by_the_environment(workspaces, monkeypatch):
     assert evict() == workspaces[:1]
     for value in ("much", "-1", "nan", "inf"):
         monkeypatch.setenv("QNNKIT_LOCAL_GB", value)
-        with pytest.raises(ValueError, match="QNNKIT_LOCAL_GB must be a number of gigabytes"):
+        with pytest.raises(ValueError, match="`QNNKIT_LOCAL_GB` must be a number of gigabytes"):
             evict()
 
 

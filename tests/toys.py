@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,13 @@ class Digits:
         return tasks.Classification.of(settings)
 
 
+class AsFloat(torch.nn.Module):
+    """Pixels from 0 to 1."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels.float() / 255
+
+
 def each_epoch(do: Callable) -> Callable:
     """What `runs.train_all` may be given to call, of which only the rows of epochs reach `do`."""
     return lambda row: do(row) if row["event"] == "epoch" else None
@@ -57,6 +65,17 @@ def refused(
     assert re.fullmatch(rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]", told), (
         told
     )
+
+
+@contextlib.contextmanager
+def room_for(n_bytes: int) -> Iterator[None]:
+    """No file of this process, or of one it starts, grows past `n_bytes`: as a quota would, EFBIG says so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:

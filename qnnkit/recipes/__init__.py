@@ -22,7 +22,7 @@ import importlib.util
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,7 @@ def of(settings: Settings) -> Recipe:
     if settings.source is not None:
         return settings.source
     recorded = getattr(settings, "recorded", "")
-    if recorded in names():
+    if recorded in RECIPES:
         step = "Its recipe.py is in the run folder: read it, and name that."
         raise ValueError(f"This run was begun by another version of the recipe `{recorded}`. {step}")
     step = f"Name it: recipe={recorded!r}, or a copy of recipe.py in the run folder that you have read."
@@ -127,45 +127,23 @@ def new(path: str | Path, like: str = "digits_quanv") -> Path:
     return path
 
 
-def names() -> list[str]:
-    """Of the shipped recipes."""
-    found = []
+def _shipped() -> dict[str, Recipe]:
+    """Name -> recipe beside this file; its module is imported when it is first used."""
+    found = {}
     for path in sorted(HOME.glob("[a-z]*.py")):
-        given = presets(path.read_text())
-        found += [f"{path.stem}_{preset}" for preset in given] or [path.stem]
+        source = path.read_text()
+        for preset, given in (presets(source) or {"": {}}).items():
+            name = f"{path.stem}_{preset}" if preset else path.stem
+            found[name] = Recipe(name, name, f"{__name__}.{path.stem}", source, preset=given)
     return found
 
 
-class _Recipes(Mapping[str, Recipe]):
-    """Name -> shipped recipe, each loaded when first used."""
-
-    def __getitem__(self, name: str) -> Recipe:
-        return find(checks.choice("recipe", name, names()))
-
-    def __contains__(self, name: object) -> bool:
-        return name in names()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(names())
-
-    def __len__(self) -> int:
-        return len(names())
-
-
-RECIPES: Mapping[str, Recipe] = _Recipes()
+RECIPES: Mapping[str, Recipe] = _shipped()
 
 
 def _named(name: str) -> Recipe:
-    stem, _, preset = name.rpartition("_")
-    if (HOME / f"{name}.py").is_file() and name.isidentifier():
-        path = HOME / f"{name}.py"
-        code = importlib.import_module(f"qnnkit.recipes.{name}")
-        return _kept(Recipe(name, name, code, path.read_text()))
-    if name.isidentifier() and stem and (HOME / f"{stem}.py").is_file():
-        path = HOME / f"{stem}.py"
-        code = importlib.import_module(f"qnnkit.recipes.{stem}")
-        if preset in getattr(code, "PRESETS", {}):
-            return _kept(Recipe(name, name, code, path.read_text(), preset=code.PRESETS[preset]))
+    if name in RECIPES:
+        return RECIPES[name]
     for path in (Path(name).absolute(), workspace.place(name)):
         if path.suffix == ".py" and path.is_file():
             return _of_file(path.resolve())
@@ -181,10 +159,7 @@ def _named(name: str) -> Recipe:
         except Exception as error:
             raise _broken(spec.origin, error) from error
         return _of_module(module)
-    guess = checks.nearest(name, names())
-    hint = f"Did you mean {guess!r}? " if guess else ""
-    step = f"{hint}The choices are {', '.join(names())}, or a .py file of yours."
-    raise ValueError(checks.message("recipe", "be a known name", name, step))
+    return RECIPES[checks.choice("recipe", name, [*RECIPES, "a .py file of yours"])]
 
 
 def _of_file(path: Path) -> Recipe:
@@ -310,7 +285,6 @@ __all__ = [
     "find",
     "known",
     "made",
-    "names",
     "new",
     "of",
     "parameter_groups",

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
-from pydantic.fields import FieldInfo
 
 from qnnkit import checks
 from qnnkit.recipes._source import PARTS, RecipeError, digest
-from qnnkit.settings import MAIN_NETS, Settings
+from qnnkit.settings import MAIN_NETS, Settings, types_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +32,8 @@ class Recipe:
     """In tables: a shipped name, or that of the file."""
     reference: str
     """By which it is found again: a shipped name, a file, or a word for an object of this process."""
-    code: Any
+    home: Any
+    """The module or the object that has its functions, or the name of a shipped one's module."""
     source: str
     """Python text of the file or the object."""
     neighbours: Mapping[str, str] = field(default_factory=dict)
@@ -41,9 +41,14 @@ class Recipe:
     preset: Mapping[str, Any] = field(default_factory=dict)
     """Settings that its file gives under this name."""
 
+    @cached_property
+    def code(self) -> Any:
+        """The module or the object that has its functions."""
+        return importlib.import_module(self.home) if self.shipped else self.home
+
     @property
     def shipped(self) -> bool:
-        return getattr(self.code, "__name__", "").startswith("qnnkit.recipes.")
+        return isinstance(self.home, str)
 
     @property
     def sentence(self) -> str:
@@ -60,17 +65,17 @@ class Recipe:
         """Its settings class, which knows the recipe; rules of the kit's own fields hold in it."""
         base = getattr(self.code, "Settings", Settings)
         if not (isinstance(base, type) and issubclass(base, Settings)):
-            rule, step = "derive from qnnkit.Settings", "Write class Settings(qnnkit.Settings): ..."
-            raise self.wrong(checks.message("Settings", rule, base, step))
+            step = "Write class Settings(qnnkit.Settings): ..."
+            raise self.refusal("Settings", "derive from qnnkit.Settings", base, step)
         fields: dict[str, Any] = {}
         for name, own in base.model_fields.items():
             if own.exclude or own.alias or own.validation_alias:
                 rule = f"have `{name}` in config.json, by that name"
-                step = "Declare it without exclude or alias."
-                raise self.wrong(checks.message("Settings", rule, repr(own), step))
+                raise self.refusal("Settings", rule, repr(own), "Declare it without exclude or alias.")
             known = next((kind.model_fields[name] for kind in base.__mro__ if _has(kind, name)), own)
             own = copy.copy(own)
-            if known is not own and (name in Settings.model_fields or _narrows(own, known)):
+            narrows = types_of(own.annotation) <= types_of(known.annotation)  # `str` for a `Literal`
+            if known is not own and (name in Settings.model_fields or narrows):
                 merged = copy.copy(known)
                 merged.default, merged.default_factory = own.default, own.default_factory
                 merged.description = own.description or known.description
@@ -95,7 +100,7 @@ class Recipe:
             first, second = getattr(made, name), getattr(again, name)
             if first != second:
                 rule, step = f"leave `{name}` as it is when it is read again", "Mend its validator."
-                raise self.wrong(checks.message("Settings", rule, f"{first!r}, then {second!r}", step))
+                raise self.refusal("Settings", rule, f"{first!r}, then {second!r}", step)
         return made
 
     def check(self, settings: Settings) -> None:
@@ -113,7 +118,7 @@ class Recipe:
             splits = self._call("load", settings=settings)
         if not all(hasattr(splits, name) for name in ("train", "validation", "test", "batches")):
             step = "Return data.of(settings), data.arrays(settings, x, y), or another dataset of qnnkit's."
-            raise self.wrong(checks.message("load", "return splits", type(splits).__name__, step), "load")
+            raise self.refusal("load", "return splits", type(splits).__name__, step)
         return splits
 
     def build(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
@@ -166,9 +171,9 @@ class Recipe:
             return made
         found = self._own_controls(settings, splits, seed)
         self.require_control(name, found)
-        with _seeded(seed):
+        with _seeded(seed), self.told():
             made = found[name]
-            return self._module(f"controls, {name!r}", made if _is_module(made) else self._guarded(made))
+            return self._module(f"controls, {name!r}", made if _is_module(made) else made())
 
     def _require_exchanged(self, name: str, net: nn.Module, splits: Any) -> None:
         """Refuses a control that still runs a circuit which the net also holds outside its modules.
@@ -204,16 +209,15 @@ class Recipe:
             found = self._call("controls", net=net, settings=settings, splits=splits, seed=seed)
         if not isinstance(found, Mapping):
             step = 'Return {"name": net, ...}.'
-            told = checks.message("controls", "return a dictionary", type(found).__name__, step)
-            raise self.wrong(told, "controls")
+            raise self.refusal("controls", "return a dictionary", type(found).__name__, step)
         for name, made in found.items():
             fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)
             if not fits or name in MAIN_NETS:
                 rule, step = "have names of letters, digits, `_`, `.`, `-`", "hybrid and reference are taken."
-                raise self.wrong(checks.message("controls", rule, name, step), "controls")
+                raise self.refusal("controls", rule, name, step)
             if not callable(made):
-                rule, step = f"hold a net, or what makes one, as {name!r}", "Return the net itself."
-                raise self.wrong(checks.message("controls", rule, made, step), "controls")
+                rule = f"hold a net, or what makes one, as {name!r}"
+                raise self.refusal("controls", rule, made, "Return the net itself.")
         return found
 
     def _called(self, settings: Settings, splits: Any, seed: int) -> nn.Module:
@@ -234,17 +238,16 @@ class Recipe:
     def _call(self, part: str, **offered: Any) -> Any:
         function = getattr(self.code, part)
         taken = inspect.signature(function).parameters
-        if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-            return self._guarded(lambda: function(**offered))
-        unknown = [name for name, each in taken.items() if name not in offered and each.default is each.empty]
-        if unknown:
-            step = f"It may ask for {', '.join(offered)}."
-            raise self.wrong(f"Function `{part}` must not ask for `{unknown[0]}`. {step}", part)
-        return self._guarded(lambda: function(**{name: offered[name] for name in taken if name in offered}))
-
-    def _guarded(self, function: Callable[[], Any]) -> Any:
+        if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            unknown = [
+                name for name, each in taken.items() if name not in offered and each.default is each.empty
+            ]
+            if unknown:
+                step = f"It may ask for {', '.join(offered)}."
+                raise self.wrong(f"Function `{part}` must not ask for `{unknown[0]}`. {step}", part)
+            offered = {name: offered[name] for name in taken if name in offered}
         with self.told():
-            return function()
+            return function(**offered)
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -274,11 +277,16 @@ class Recipe:
 
     def _module(self, part: str, made: Any) -> nn.Module:
         if not _is_module(made):
-            rule, step = "return a torch.nn.Module", "Return the net itself."
-            raise self.wrong(checks.message(part, rule, type(made).__name__, step), part)
+            step = "Return the net itself."
+            raise self.refusal(part, "return a torch.nn.Module", type(made).__name__, step)
         return made
 
-    def wrong(self, sentence: str, part: str = "Settings") -> RecipeError:
+    def refusal(self, part: str, rule: str, value: Any, step: str) -> RecipeError:
+        """What is wrong with a part of the recipe; see `checks.message`."""
+        return self.wrong(checks.message(part, rule, value, step), part)
+
+    def wrong(self, sentence: str, part: str) -> RecipeError:
+        """What is wrong, with the line where that part begins."""
         try:
             line = f", line {inspect.getsourcelines(getattr(self.code, part))[1]}"
         except (OSError, TypeError, AttributeError):
@@ -301,22 +309,6 @@ def _seeded(seed: int) -> Iterator[None]:
         np.random.seed(seed)  # noqa: NPY002  what a recipe of a user may draw from
         random.seed(seed)
         yield
-
-
-def _narrows(own: FieldInfo, known: FieldInfo) -> bool:
-    """Whether a field that is declared again takes what the kit's takes: `str` in place of a `Literal`."""
-    return _types(own.annotation) <= _types(known.annotation)
-
-
-def _types(annotation: Any) -> set[Any]:
-    """The types of the values that an annotation allows."""
-    if get_origin(annotation) is Literal:
-        return {type(value) for value in get_args(annotation)}
-    if get_origin(annotation) is Annotated:
-        return _types(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return set().union(*map(_types, get_args(annotation)))
-    return {annotation}
 
 
 def _has(kind: type, name: str) -> bool:

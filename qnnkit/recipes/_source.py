@@ -39,17 +39,16 @@ def digest(texts: Mapping[str, str], preset: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _syntax(text: str) -> Any:
-    return _plain(_bare(ast.parse(text)))
+    return _plain(ast.parse(text))
 
 
-@functools.lru_cache(maxsize=64)
-def presets(text: str) -> tuple[str, ...]:
-    """Names in the literal `PRESETS = {...}` of a recipe's source."""
+def presets(text: str) -> dict[str, dict[str, Any]]:
+    """The literal `PRESETS = {...}` of a recipe's source: settings by name."""
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(each, ast.Name) and each.id == "PRESETS" for each in targets):
-            return tuple(key.value for key in node.value.keys)  # type: ignore[union-attr]
-    return ()
+            return ast.literal_eval(node.value)  # type: ignore[union-attr]
+    return {}
 
 
 def texts_of(file: str, root: Path | None = None) -> tuple[str, dict[str, str]]:
@@ -232,24 +231,16 @@ def _text(value: Any) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """A syntax tree as plain values, alike in every Python: `ast.dump` tells what is empty, or does not."""
+    """A syntax tree as plain values, without docstrings.
+
+    Alike in every Python: `ast.dump` tells what is empty, or does not.
+    """
     if isinstance(node, list):
         return [_plain(each) for each in node]
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = {name: _plain(value) for name, value in ast.iter_fields(node) if value not in (None, [])}
+    if isinstance(body := getattr(node, "body", None), list):
+        told = [each for each in body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)]
+        fields["body"] = _plain([each for each in body if each not in told] or [ast.Pass()])
     return {type(node).__name__: fields}
-
-
-def _bare(tree: ast.Module) -> ast.Module:
-    """A syntax tree without docstrings."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            kept = [
-                each
-                for each in body
-                if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
-            ]
-            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
-    return tree

@@ -102,8 +102,21 @@ def run_notebooks(
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
         if len(names) > 1:
             warm.begin()
-        _run_notebooks(run, echo, parameters or {}, names)
-        if run.result is None and NOTEBOOKS[-1] not in names and "03_train" in names and finish is not None:
+        for index, name in enumerate(names, start=1):
+            label = f"[{index}/{len(names)}] {name}"
+            last = name == NOTEBOOKS[-1]  # it is its result that says that it has finished
+            if run.notebook(name).exists() and not (last and run.result is None):
+                echo(f"{label}: finished before")
+                continue
+            start, source = time.perf_counter(), find_notebook(name)
+            echo(f"{label} from {source.parent} ...")
+            with _Following(run, echo):
+                given = _parameters(run, source, parameters or {})
+                launch(source, run.notebook(name), given, placement_for_kernels(run))
+            echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
+        if run.result is None and NOTEBOOKS[-1] in names:
+            raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
+        if run.result is None and "03_train" in names and finish is not None:
             finish(run)
     return run.result
 
@@ -155,24 +168,6 @@ def finished(run: Run) -> dict[str, Any] | None:
             with contextlib.suppress(BlockingIOError), alone(run.folder, "chain", wait=0):
                 running.replace(last)
     return result
-
-
-def _run_notebooks(
-    run: Run, echo: Callable[[str], None], own: Mapping[str, Any], names: Sequence[str]
-) -> None:
-    for index, name in enumerate(names, start=1):
-        label = f"[{index}/{len(names)}] {name}"
-        last = name == NOTEBOOKS[-1]  # it is its result that says that it has finished
-        if run.notebook(name).exists() and not (last and run.result is None):
-            echo(f"{label}: finished before")
-            continue
-        start, source = time.perf_counter(), find_notebook(name)
-        echo(f"{label} from {source.parent} ...")
-        with _Following(run, echo):
-            launch(source, run.notebook(name), _parameters(run, source, own), placement_for_kernels(run))
-        echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
-    if run.result is None and NOTEBOOKS[-1] in names:
-        raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
 
 
 def _parameters(run: Run, notebook: Path, own: Mapping[str, Any]) -> dict[str, Any]:

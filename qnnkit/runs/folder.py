@@ -15,13 +15,7 @@ from qnnkit import recipes, stats, workspace
 from qnnkit.recipes import Recipe
 from qnnkit.runs.lock import keep_mirrored
 from qnnkit.runs.reading import trainings
-from qnnkit.settings import (
-    MAIN_NETS,
-    SPLITTING,
-    Recorded,
-    Settings,
-    digest_of,
-)
+from qnnkit.settings import MAIN_NETS, SPLITTING, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -250,11 +244,9 @@ def settled(folder: Path, config: Settings) -> Settings:
     if config.batch_size != "auto":
         return config
     found = (workspace.read_json(folder / "provenance.json") or {}).get("batch_size")
-    return config.override(batch_size=found) if is_count(found) else config
-
-
-def is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    with contextlib.suppress(ValueError):  # a file that is damaged
+        return config.override(batch_size=found)
+    return config
 
 
 def read_config(path: Path, recipe: Recipe | None = None) -> Settings | None:
@@ -288,7 +280,7 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
         raise ValueError(f"it was begun by an earlier version of qnnkit, or is damaged. {step}")
     values = dict(values)
     digest, name = values.pop("recipe_digest"), str(values.pop("recipe"))
-    found = recipe or recipes.known(digest) or (recipes.find(name) if name in recipes.names() else None)
+    found = recipe or recipes.known(digest) or recipes.RECIPES.get(name)
     if found is not None and found.digest == digest:
         return found.Settings.of(values)
     kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})

@@ -19,9 +19,6 @@ from qnnkit.runs.placing import settle_batch_size
 from qnnkit.runs.usable import in_workspace, require_last_batch, require_usable
 from qnnkit.settings import FlatValue
 
-COMPARED = ("seed", "n_seeds", "controls")
-"""Settings of the run that say which nets there are."""
-
 
 def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> Run:
     """A new run that goes on from the checkpoints of another, with other training settings or recipe.
@@ -43,7 +40,7 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     given = {name: value for name, value in settings.items() if value is not None}
     config = source.config.override(**in_workspace(type(source.config), given))
     difference = source.config.difference(config)
-    made_of = [name for name in difference if name not in TRAINING or name in COMPARED]
+    made_of = [name for name in difference if name not in TRAINING]
     if made_of:
         rule = f"change how a run trains, and {made_of[0]} makes other nets or data"
         step = "Begin a new run_dir with it, without --fork."
@@ -68,13 +65,9 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     _require_same_nets(run, source)
     workspace.make_folder(folder)
     with alone(source.folder, "train"):
-        if (source.folder / "checkpoints").exists():
-            shutil.copytree(
-                source.folder / "checkpoints",
-                folder / "checkpoints",
-                ignore=shutil.ignore_patterns(".*"),
-                dirs_exist_ok=True,
-            )
+        theirs, ours = source.folder / "checkpoints", folder / "checkpoints"
+        if theirs.exists():
+            shutil.copytree(theirs, ours, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
         rows = [row for row in source.rows("metrics") if row["event"] == "epoch"]
     lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     workspace.write_bytes(folder / "metrics.jsonl", lines.encode())

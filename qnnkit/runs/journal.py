@@ -48,7 +48,7 @@ class Journal:
     ):
         self.run, self.place, self.main = run, place, is_main()
         self.whose = {"net": net, "seed": seed}
-        self.on_row, self.on_warning = on_row or _nothing, on_warning or _nothing
+        self.on_row, self.on_warning = on_row or (lambda row: None), on_warning or (lambda told: None)
         self.vitals, self.warned = Vitals(self.machine, _remedy(run.config)), set()
         rows = run.rows("metrics") if self.main else []
         same = [row for row in rows if self.whose.items() <= row.items() and row.get("device") == str(place)]
@@ -158,7 +158,3 @@ def _remedy(config: Settings) -> str:
 def _on_device(place: torch.device) -> int:
     cuda = place.type == "cuda"
     return torch.cuda.memory_reserved(place) if cuda else torch.mps.driver_allocated_memory()
-
-
-def _nothing(told: Any) -> None:
-    pass

@@ -105,8 +105,8 @@ def launch(
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
     try:
         usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
-        announced = {ANNOUNCED: str(running.absolute())}
-        with _environment({**usual, **announced, **(environment or {})}), _kernels() as config:
+        variables = {**usual, ANNOUNCED: str(running.absolute()), **(environment or {})}
+        with _kernels() as config:
             papermill.execute_notebook(
                 str(notebook),
                 str(running),
@@ -115,7 +115,7 @@ def launch(
                 progress_bar=False,
                 start_timeout=START_TIMEOUT,
                 config=config,
-                kernel_manager_class=_manager(),
+                kernel_manager_class=_manager(variables),
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
             )
     except papermill.PapermillExecutionError as error:
@@ -161,17 +161,18 @@ def find_notebook(name: str) -> Path:
     raise FileNotFoundError(checks.message("notebook", "be one that comes with qnnkit", name, step))
 
 
-def _manager() -> type:
-    """Jupyter's manager of kernels; their processes are forked where that is possible."""
+def _manager(variables: Mapping[str, str]) -> type:
+    """Jupyter's manager of kernels, which get these variables; they are forked where that is possible."""
     from jupyter_client.manager import AsyncKernelManager
 
     class Manager(AsyncKernelManager):
         async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
+            env = {**options.pop("env"), **variables}
             if not warm.ready(kernel_cmd):
-                return await super()._async_launch_kernel(kernel_cmd, **options)
+                return await super()._async_launch_kernel(kernel_cmd, env=env, **options)
             there: Any = self.provisioner
             known = {"JPY_PARENT_PID": "", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-            there.process = warm.Forked(kernel_cmd, known | options["env"])
+            there.process = warm.Forked(kernel_cmd, known | env)
             there.pid = there.pgid = there.process.pid  # its session is its own
 
     return Manager
@@ -190,18 +191,3 @@ def _kernels() -> Iterator[Config]:
         return
     with tempfile.TemporaryDirectory(prefix="qnnkit-", ignore_cleanup_errors=True) as folder:
         yield Config({"KernelManager": {**manager, "transport": "ipc", "ip": f"{folder}/kernel"}})
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables that a kernel inherits; this process gets its own back."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

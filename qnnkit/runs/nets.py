@@ -7,11 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qnnkit import (
-    checks,
-    layers,
-    recipes,
-)
+from qnnkit import checks, layers, recipes
 from qnnkit.checkpoint import Store
 from qnnkit.data import ImageSplits, Splits
 from qnnkit.models import features

@@ -61,7 +61,8 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         with alone(folder, "begin", wait=BEGIN):
             if read_config(folder / "config.json", named) is None:
                 facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
-                run.note_provenance(**origin(), **facts, **_compared(run))
+                facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # for who has not the recipe
+                run.note_provenance(**origin(), **facts)
                 begun_now = settle_batch_size(run, begins=True)
                 require_last_batch(begun_now)
                 write_config(run)  # as asked for; last: now it is a run
@@ -96,11 +97,6 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         keep_mirrored(folder)
     workspace.make_folder(folder)
     return settle_batch_size(Run(folder, config))
-
-
-def _compared(run: Run) -> dict[str, Any]:
-    """What a reader of the folder must know who has not the recipe."""
-    return {"score": asdict(run.score), "made_of": run.made_of()}
 
 
 def _other_experiment(folder: Path, told: str) -> ValueError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from qnnkit.runs.folder import Run, is_count, settled
+from pydantic import TypeAdapter, ValidationError
+
+from qnnkit.runs.folder import Run, settled
 from qnnkit.runs.lock import alone
 
 if TYPE_CHECKING:
@@ -42,34 +44,38 @@ def placed(run: Run, *, locked: bool = False) -> Placement:
 
 def _known(run: Run) -> Placement | None:
     """What needs no decision."""
-    from qnnkit import device
-    from qnnkit.measure import Placement
     from qnnkit.train.processes import n_processes
 
-    config, kept = run.config, _usable(run.placement)
-
-    def unmeasured(why: str) -> Placement:
-        place, threads = str(device.choose(config.device)), config.threads
-        number = threads if isinstance(threads, int) else None
-        told = f"{place}: {why}, so nothing was measured."
-        return Placement(place, config.backend, number, config.batch_size, told)
-
     if n_processes() > 1:
-        return unmeasured(f"{n_processes()} processes take equal shares")
+        return _unmeasured(run, f"{n_processes()} processes take equal shares, so nothing was measured.")
     tested = len(run.tested())
     finished = tested > 0 and tested == len(run.nets) * len(run.seeds)
-    if kept and (finished or _question(kept) == _asked(run)):
-        return _of(run, kept)
-    return unmeasured("it was trained before") if finished else None
+    kept = _read(run, run.placement)
+    if kept and (finished or _asked(run).items() <= run.placement.items()):
+        return kept
+    return _unmeasured(run, "it was trained before, so nothing was measured.") if finished else None
 
 
 def _again(run: Run) -> Placement | None:
     """What the run decided when it was asked the same before, though it was asked something else since."""
-    for note in filter(_usable, run.placement.get("others") or ()):
-        if _question(note) == _asked(run):
+    asked = _asked(run).items()
+    for note in run.placement.get("others") or ():
+        found = _read(run, note)
+        if found and asked <= note.items():
             _write(run, note)
-            return _of(run, note)
+            return found
     return None
+
+
+def _unmeasured(run: Run, why: str) -> Placement:
+    """Where a run is trained as it was asked, or by what is usual."""
+    from qnnkit import device
+    from qnnkit.measure import Placement
+
+    config, place = run.config, str(device.choose(run.config.device))
+    threads = config.threads if isinstance(config.threads, int) else None
+    size = 1 if config.batch_size == "auto" else config.batch_size
+    return Placement(place, config.backend, threads, size, f"{place}: {why}")
 
 
 def settle_batch_size(run: Run, *, begins: bool = False) -> Run:
@@ -109,11 +115,7 @@ def _decide(run: Run) -> Placement:
     config, splits = run.config, run.splits
     unknown = config.batch_size == "auto"
     if told := _too_large(run):
-        place, threads = str(device.choose(config.device)), config.threads
-        number = threads if isinstance(threads, int) else None
-        size = 1 if config.batch_size == "auto" else config.batch_size
-        found = placement.Placement(place, config.backend, number, size, f"{place}: {told}")
-        return _noted(run, found, unknown)
+        return _noted(run, _unmeasured(run, told))
     model = nets.build(run, run.nets[0], config.seed)
 
     def samples() -> Any:
@@ -136,7 +138,7 @@ def _decide(run: Run) -> Placement:
         groups=lambda net: recipes.parameter_groups(net, config),
         n_samples=len(splits.train),
     )
-    return _noted(run, found, unknown)
+    return _noted(run, found)
 
 
 def _too_large(run: Run) -> str | None:
@@ -157,22 +159,18 @@ def _too_large(run: Run) -> str | None:
     return f"a trial would hold {sizes}, so nothing was measured."
 
 
-def _noted(run: Run, found: Placement, unknown: bool) -> Placement:
+def _noted(run: Run, found: Placement) -> Placement:
     """A decision as the run folder then has it."""
-    config = run.config
-    note: dict[str, Any] = {
-        **asdict(found),
-        "backend": config.backend,
-        **_asked(run),
-    }
-    if unknown:
+    config, told = run.config, found.sentence
+    if config.batch_size == "auto":
         own = type(config).model_fields["batch_size"].default
         if own not in ("auto", found.batch_size):
-            note["sentence"] += f" The recipe's learning rates were chosen for batch {own}."
+            told += f" The recipe's learning rates were chosen for batch {own}."
     elif "batch_size" in run.provenance:
-        note["sentence"] += " Its size of batch was found when the run began."
-    _write(run, note)
-    return _of(run, note)
+        told += " Its size of batch was found when the run began."
+    found = replace(found, backend=config.backend, sentence=told)
+    _write(run, asdict(found) | _asked(run))
+    return found
 
 
 def _asked(run: Run) -> dict[str, Any]:
@@ -183,34 +181,22 @@ def _asked(run: Run) -> dict[str, Any]:
     return {"asked": asked, "machine": placement.here()}
 
 
-def _question(note: dict[str, Any]) -> dict[str, Any]:
-    return {name: note.get(name) for name in ("asked", "machine")}
-
-
 def _write(run: Run, note: dict[str, Any]) -> None:
     """Makes a decision the run's own; those that answered other questions stay beside it."""
-    before = run.placement
-    others = [
-        {name: value for name, value in before.items() if name != "others"},
-        *(before.get("others") or ()),
-    ]
-    kept = [each for each in others if _usable(each) and _question(each) != _question(note)]
-    run.note_provenance(placement=note | {"others": kept})
+    asked = _asked(run).items()
+    newest = {name: value for name, value in run.placement.items() if name != "others"}
+    others = [each for each in (newest, *(run.placement.get("others") or ())) if _read(run, each)]
+    others = [each for each in others if not asked <= each.items()]
+    run.note_provenance(placement=note | {"others": others})
 
 
-def _usable(note: Any) -> dict[str, Any] | None:
-    """A decision that is whole; None for what a person or a cut has made of one."""
-    if not isinstance(note, dict) or not isinstance(note.get("rows"), list):
-        return None
-    words = all(isinstance(note.get(name), str) for name in ("device", "backend", "sentence"))
-    threads = note.get("threads", 0)
-    numbers = is_count(note.get("batch_size")) and (threads is None or is_count(threads))
-    return note if words and numbers else None
-
-
-def _of(run: Run, note: dict[str, Any]) -> Placement:
+def _read(run: Run, note: Any) -> Placement | None:
+    """A decision as the run folder has it; None for what a person or a cut has made of one."""
     from qnnkit.measure import Placement
 
-    found = Placement(**{each.name: note[each.name] for each in fields(Placement)})
+    try:
+        found = TypeAdapter(Placement).validate_python(note)
+    except ValidationError:
+        return None
     size = run.config.batch_size  # the run's own, whatever the note has
     return found if size == "auto" else replace(found, batch_size=size)

@@ -1,22 +1,61 @@
-"""What `qnnkit measure` does: a survey of this machine with the net of a recipe, or of a run."""
+"""A plan and a survey of a machine, with the net of a run, or of a recipe that has no run yet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks, device, recipes, workspace
+from qnnkit import checks, device, measure, recipes, workspace
 from qnnkit.measure import operations, survey
 from qnnkit.measure.parts import training_step
 from qnnkit.measure.survey_net import Sample, require_images
 from qnnkit.runs.folder import Run
 from qnnkit.runs.opening import open_run
+from qnnkit.runs.placing import placed
 from qnnkit.runs.usable import in_workspace
-from qnnkit.settings import require_batch_size
+from qnnkit.settings import Settings, require_batch_size
 
 RECIPE = "digits_quanv"
 """Whose net is measured where nobody named another: its images ship with a dependency."""
+
+
+def to_plan(
+    run: Any, settings: Mapping[str, Any] | None = None, *, samples: int | None = None, timed: bool = True
+) -> dict[str, Any]:
+    """Arguments of `measure.plan`: the nets of a run, on its own data, where they are trained.
+
+    Args:
+        run: A run; or a recipe (see `recipes.find`), for which no run folder is begun.
+        settings: Of the recipe, some of them exchanged.
+        samples: In an epoch, if others than the data's.
+        timed: Whether what is "auto" is measured, as training would; see `runs.placed`.
+
+    Raises:
+        ValueError: A name or value is wrong; the size of batch is "auto".
+        OSError, ValueError: The data cannot be used.
+    """
+    if not isinstance(run, Run):
+        with tempfile.TemporaryDirectory() as folder:  # what a run would write down is not kept
+            return to_plan(Run(Path(folder), _asked(run, settings)), samples=samples, timed=timed)
+    config = run.config
+    require_batch_size(config)
+    workload, where = measure.of_recipe(config, run.splits), placed(run) if timed else config
+    return {
+        "workload": workload if samples is None else workload.of_samples(samples),
+        "device": where.device,
+        "n_threads": where.threads if isinstance(where.threads, int) else None,
+        "nets": len(run.nets),
+        "seeds": len(run.seeds),
+        "price_per_hour": config.price_per_hour,
+    }
+
+
+def _asked(recipe: Any, settings: Mapping[str, Any] | None) -> Settings:
+    """Settings of a question: whether a run may begin with them is not asked."""
+    named = recipes.find(recipe)
+    return named.settings(**in_workspace(named.Settings, settings or {}))
 
 
 def measure_machine(
@@ -54,8 +93,7 @@ def measure_machine(
         if value is not None:
             checks.positive(name, value)
     if run_dir is None:
-        named = recipes.find(recipe or RECIPE)
-        config = named.settings(**in_workspace(named.Settings, settings or {}))  # not checked: a question
+        config = _asked(recipe or RECIPE, settings)
         require_batch_size(config)
     else:
         run = open_run(run_dir, recipe, **(settings or {}))

@@ -119,10 +119,8 @@ class _Thread(threading.Thread):
     def leave_out(self, why: str) -> None:
         if not self.left_out:
             self.left_out = True
-            told = (
-                "Training goes on, and metrics.jsonl has every row. Mend it, or leave it out of `trackers`."
-            )
-            _say(f"Tracker `{self.name}` is left out from here on: {why}. {told}")
+            told = "metrics.jsonl has every row. Mend it, or leave it out of `trackers`."
+            _say(f"Tracker `{self.name}` is left out from here on: {why}. Training goes on, and {told}")
 
     def run(self) -> None:
         try:
@@ -193,14 +191,7 @@ def _wandb_mode(home: Path) -> str | None:
 
 def _is_number(name: str, value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return number and name not in (
-        "seed",
-        "step",
-        "steps",
-        "epochs",
-        "updates",
-        "time",
-    )
+    return number and name not in ("seed", "step", "steps", "epochs", "updates", "time")
 
 
 def _plain(value: Any) -> bool | int | float | str:

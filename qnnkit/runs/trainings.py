@@ -40,8 +40,8 @@ class Training:
     Example:
         ::
 
-            with runs.training(run) as todo:
-                for one in todo:
+            with runs.training(run) as untrained:
+                for one in untrained:
                     model = runs.build(run, one.net, one.seed)
                     loaders, kept = one.prepare(model)
                     progress = train.fit(model, run.task, loaders, one.config, **kept)
@@ -102,31 +102,12 @@ class Training:
         return self.journal.end(progress.rows, _final(run, model, progress, found))
 
 
-class Todo:
-    """The nets of a run, of every seed, that are not trained yet; iterates over a `Training` of each."""
-
-    def __init__(self, run: Run, finished: dict[Any, Any], place: torch.device, on_row: Any, on_warning: Any):
-        self.run, self.finished, self.given = run, finished, (place, on_row, on_warning)
-        self.last: Training | None = None
-
-    def __iter__(self) -> Iterator[Training]:
-        for seed in self.run.seeds:
-            for net in self.run.nets:
-                if (net, seed) not in self.finished:
-                    yield self.begin(net, seed)
-
-    def begin(self, net: str, seed: int) -> Training:
-        """The training of one of them."""
-        self.last = Training(self.run, net, seed, *self.given)
-        return self.last
-
-
 @contextlib.contextmanager
 def training(
     run: Run,
     on_row: Callable[[dict[str, Any]], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
-) -> Iterator[Todo]:
+) -> Iterator[Iterator[Training]]:
     """Holds a run's folder while its nets are trained, on its device and threads; gives the untrained ones.
 
     Under `accelerate launch` every process enters it; the first one writes.
@@ -163,18 +144,26 @@ def training(
             if on_row:
                 on_row(row)
 
-        todo = Todo(run, finished, device.choose(where.device), note, on_warning)
+        begun: list[Training] = []
+
+        def untrained() -> Iterator[Training]:
+            for seed in run.seeds:
+                for net in run.nets:
+                    if (net, seed) not in finished:
+                        begun[:] = [Training(run, net, seed, device.choose(where.device), note, on_warning)]
+                        yield begun[0]
+
         work.enter_context(measure.threads(where.threads))
         try:
-            yield todo
+            yield untrained()
         except KeyboardInterrupt:
-            if todo.last is None:
+            if not begun:
                 raise
-            raise Stopped(_where(todo.last)) from None
+            raise Stopped(_where(begun[0])) from None
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, memory.OutOfMemory) or not memory.ran_out(error) or todo.last is None:
+            if isinstance(error, memory.OutOfMemory) or not memory.ran_out(error) or not begun:
                 raise
-            one = todo.last
+            one = begun[0]
             told = f"net {one.net}, seed {one.seed}, before or after its epochs"
             raise memory.OutOfMemory(memory.stopped(told, 0, config, one.place, n_processes())) from None
 
@@ -184,16 +173,13 @@ def train_all(
     on_row: Callable[[dict[str, Any]], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Trains what is not trained yet; yields the final row of each net and seed, finished before or now.
+    """Trains what is not trained yet; yields the final row of each net and seed, those finished before first.
 
     The loop that 03_train shows, as a function; arguments and errors are those of `training`.
     """
-    with training(run, on_row, on_warning) as todo:
-        for seed in run.seeds:
-            for net in run.nets:
-                if (net, seed) not in todo.finished:
-                    todo.finished[net, seed] = _train(todo.begin(net, seed))
-                yield todo.finished[net, seed]
+    with training(run, on_row, on_warning) as untrained:
+        yield from run.tested().values()
+        yield from map(_train, untrained)
 
 
 def _train(one: Training) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def _require_runs(run: Run, model: nn.Module) -> None:
             except tasks.Refused as error:
                 raise run.recipe.wrong(str(error), "task") from None
             if not loss.requires_grad and any(weight.requires_grad for weight in model.parameters()):
-                rule, step = "give a loss with a gradient", "Leave out what detaches it, such as .item()."
-                raise run.recipe.wrong(checks.message("task", rule, "without one", step), "task")
+                step = "Leave out what detaches it, such as .item()."
+                raise run.recipe.refusal("task", "give a loss with a gradient", "without one", step)
         if not isinstance(run.task, tasks.Own):
             with torch.no_grad():
                 outputs = layers.called(model.eval(), splits.example(n))
@@ -148,7 +148,7 @@ def _taken(recipe: Recipe) -> Iterator[None]:
             raise
         said = (str(error).strip() or "no message").splitlines()[0]
         rule, told = "give a net that takes the data, and a task that takes its outputs", type(error).__name__
-        raise recipe.wrong(checks.message("build", rule, told, f"It says: {said}"), "build") from error
+        raise recipe.refusal("build", rule, told, f"It says: {said}") from error
 
 
 def _require_logits(recipe: Recipe, outputs: Any, splits: Splits, n: int) -> None:
@@ -159,7 +159,7 @@ def _require_logits(recipe: Recipe, outputs: Any, splits: Splits, n: int) -> Non
     found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
     if shape[1] is not None and found != shape:
         step = "One number for each class, for each image."
-        raise recipe.wrong(checks.message("build", f"give a net that returns shape {shape}", found, step))
+        raise recipe.refusal("build", f"give a net that returns shape {shape}", found, step)
 
 
 def require_last_batch(run: Run) -> None:

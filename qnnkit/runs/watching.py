@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,24 +19,19 @@ from qnnkit.words import duration
 
 PATIENCE = 60.0
 """Seconds that a run which has not begun, or the next one of a batch, is waited for while none goes on."""
-COLUMNS = ("run", "state", "training", "progress", "loss", "speed", "left", "memory", "device")
 
 
 def watch(
-    run_dir: str | Path,
-    echo: Callable[[str], None] | None = None,
-    *,
-    every: float = 2.0,
-    once: bool = False,
+    run_dir: str | Path, echo: Callable[[str], None] | None = None, *, every: float = 2.0, once: bool = False
 ) -> list[Status]:
     """Shows how a run, or every run of a batch, stands until none is running; returns what was seen last.
 
-    On a terminal and in a notebook a table is kept up to date in place. Only files are read and the system
+    On a terminal and in a notebook the lines are kept up to date in place. Only files are read and the system
     asked, so nothing that is watched is slowed down or can be harmed; Ctrl-C ends the watching alone.
 
     Args:
         run_dir: Folder of a run or of a batch.
-        echo: Called with plain lines in place of the table, whenever they have changed.
+        echo: Called with each line once, whenever it has changed.
         every: Seconds between two looks.
         once: Looks once.
 
@@ -101,44 +95,30 @@ def _held(folder: Path) -> bool:
 # --- in words ----------------------------------------------------------------------------------------------
 
 
-def row(status: Status) -> tuple[str, ...]:
-    """What COLUMNS say of a run."""
-    training = progress = left = ""
+def line(status: Status) -> str:
+    """A run in one line of words."""
+    told = [status.folder.name, _state(status)]
     if status.net is not None:
         of = f" ({status.number} of {status.of})" if status.of else ""
-        training = f"{status.net}, seed {status.seed}{of}"
+        told.append(f"{status.net}, seed {status.seed}{of}")
     if status.epoch is not None:
-        progress = f"epoch {status.epoch}/{status.epochs}, step {status.step}/{status.steps}"
+        told.append(f"epoch {status.epoch}/{status.epochs}, step {status.step}/{status.steps}")
+    if status.loss is not None:
+        told.append(f"loss {status.loss:.4f}")
+    if status.state == "running" and status.per_second is not None:
+        told.append(f"{status.per_second:,.0f} {status.counted or 'samples'}/s")
     if status.state == "running" and status.seconds_left_net is not None:
         left = duration(status.seconds_left_net)
         if status.seconds_left_run is not None and status.of != 1:
             left += f", in all {duration(status.seconds_left_run)}"
-    memory = "" if status.memory is None else f"{status.memory / 1e9:.2f} GB"
-    if status.peak_memory is not None:
-        memory += f" (peak {status.peak_memory / 1e9:.2f})"
-    speed, device = status.per_second, status.device or ""
-    if status.device_memory is not None:
-        device += f" {status.device_memory / 1e9:.2f} GB"
-    return (
-        status.folder.name,
-        _state(status),
-        training,
-        progress,
-        "" if status.loss is None else f"{status.loss:.4f}",
-        "" if speed is None or status.state != "running" else f"{speed:,.0f} {status.counted or 'samples'}/s",
-        left,
-        memory,
-        device,
-    )
-
-
-def line(status: Status) -> str:
-    """A run in one line of words."""
-    told = dict(zip(COLUMNS, row(status), strict=True))
-    for name in ("loss", "memory"):
-        told[name] = told[name] and f"{name} {told[name]}"
-    told["left"] = told["left"] and f"{told['left']} left"
-    return "  ".join(filter(None, told.values()))
+        told.append(f"{left} left")
+    if status.memory is not None:
+        peak = "" if status.peak_memory is None else f" (peak {status.peak_memory / 1e9:.2f})"
+        told.append(f"memory {status.memory / 1e9:.2f} GB{peak}")
+    if status.device is not None:
+        on_device = status.device_memory
+        told.append(status.device + ("" if on_device is None else f" {on_device / 1e9:.2f} GB"))
+    return "  ".join(told)
 
 
 def _state(status: Status) -> str:
@@ -179,24 +159,18 @@ def live() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]] | Non
 
 @contextlib.contextmanager
 def _display(echo: Callable[[str], None] | None) -> Iterator[Callable[[list[Status]], None]]:
-    """Shows runs as a table that is kept up to date, or as lines, each once."""
+    """Shows runs as lines that are kept up to date in place, or each line once."""
     with live() if echo is None else contextlib.nullcontext() as place:
         said: set[str] = set()
 
         def show(statuses: list[Status]) -> None:
-            warned = [(status, [f"! {warning}" for warning in status.warnings]) for status in statuses]
+            told = [text for each in statuses for text in (line(each), *(f"  ! {w}" for w in each.warnings))]
             if place is not None:
-                import pandas as pd
-
-                table = pd.DataFrame([*map(row, statuses)], columns=pd.Index(COLUMNS)).to_string(index=False)
-                fits = len(table.partition("\n")[0]) <= shutil.get_terminal_size((200, 60)).columns
-                told = [table] if fits else [*map(line, statuses)]
-                place[0]("\n".join([*told, *(text for _, texts in warned for text in texts)]))
+                place[0]("\n".join(told))
                 return
-            for status, texts in warned:
-                for sentence in (line(status), *(f"  {text}" for text in texts)):
-                    if sentence not in said:
-                        said.add(sentence)
-                        (echo or print)(sentence)
+            for sentence in told:
+                if sentence not in said:
+                    said.add(sentence)
+                    (echo or print)(sentence)
 
         yield show
