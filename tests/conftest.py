@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,8 @@ import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Pyth
 import torch
 from PIL import Image
 
-from qnnkit import warm
-from tests import forked
+from tests import forked  # noqa: F401  other processes are forked from here on
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
-
-if sys.platform == "linux":
-    warm._nursery = forked.Later()  # pyright: ignore[reportAttributeAccessIssue]
 
 LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""

@@ -25,7 +25,7 @@ def test_a_mirrored_training_whose_machine_is_lost(tmp_path):
 @pytest.mark.slow
 def test_a_chain_that_is_killed(tmp_path):
     found = torture.torture_chain(tmp_path, 1, random.Random(2))
-    assert found["kills"] + found["ended before"] == 1
+    assert found["kills"] >= 1
 
 
 def test_the_comparison_sees_one_bit(tmp_path):
