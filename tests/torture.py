@@ -22,12 +22,12 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from PIL import Image
 
 from qnnkit import runs
 from qnnkit.checkpoint import Store
 from tests import forked
+from tests.same import same
 
 TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1}
 TIMES = ("seconds", "seconds_per_epoch", "peak_memory", "peak_ram")
@@ -64,21 +64,6 @@ def outcome(folder: Path) -> dict:
     return found
 
 
-def same(one: object, other: object) -> bool:
-    """Whether two outcomes agree, tensors bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and one.keys() == other.keys()
-            and all(same(one[k], other[k]) for k in one)
-        )
-    if isinstance(one, list | tuple):
-        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(same, one, other))
-    return repr(one) == repr(other)
-
-
 def kill(process: Any, generator: random.Random | None = None) -> None:
     """SIGKILL for a process and all below it, as a machine is switched off; or for one that is drawn."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -107,8 +92,8 @@ def torture_command(
                 assert process.wait(600) == 0, f"{words} failed; see {log}:\n{log.read_text()[-2000:]}"
                 break
             with contextlib.suppress(subprocess.TimeoutExpired):
-                if process.wait(generator.uniform(0.1, 12)) == 0:
-                    break
+                assert process.wait(generator.uniform(0.1, 12)) == 0, f"{words} failed; see {log}"
+                break
             if left % 3 == 0:
                 kill(process, generator)
                 time.sleep(generator.uniform(0, 2))
