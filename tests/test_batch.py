@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from qnnkit import batch, recipes, report, warm, workspace
-from qnnkit.batch import cluster, engine, plan, search, state, table, task
+from qnnkit.batch import cluster, engine, plan, state, table, task
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import Status, reading
 from tests.forked import run, start
@@ -993,9 +993,8 @@ def test_of_a_loss_the_least_is_best(stand_in, home):
     assert batch.frame(outcomes)["validation loss"].tolist() == [each.validation for each in outcomes]
 
 
-def test_a_killed_study_goes_on_as_undisturbed(stand_in, home, monkeypatch):
+def test_a_killed_study_goes_on_as_undisturbed(stand_in, home):
     """One run at a time: the trials are those of a study that nobody killed, to the last digit."""
-    monkeypatch.setattr(search, "GRACE", 1)
     study = {**STUDY, "n_trials": 4, "pruner": "none"}
     content = stand_in(optuna=study, workers=1)
     release = hold(home, 2)
