@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,9 @@ import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Pyth
 import torch
 from PIL import Image
 
-from qnnkit import warm
-from tests import forked
+from tests import forked  # noqa: F401  other processes are forked from here on
 from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
-
-if sys.platform == "linux":
-    warm._nursery = forked.Later()  # pyright: ignore[reportAttributeAccessIssue]
 
 LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""

@@ -110,6 +110,10 @@ def holding(folder: Path, work: str) -> contextlib.AbstractContextManager[Any]:
     return beside(HOLDS, folder, work)
 
 
+if sys.platform == "linux" and __name__ != "__main__":
+    warm._nursery = Later()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 if __name__ == "__main__":
     os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     code = compile(sys.argv[2], "<code>", "exec")

@@ -48,8 +48,8 @@ MUTANTS = (
     ("checkpoint/store.py", "self._kept[: self.keep - 1]", "self._kept[: self.keep]", "checkpoint"),
     ("checkpoint/store.py", "for name in reversed(names)", "for name in names", "checkpoint"),
     ("checkpoint/store.py", "key=lambda match: int(match[1])", "key=lambda match: match[1]", "checkpoint"),
-    ("train/schedule.py", "(epoch - warmup) / max(total - warmup", "epoch / max(total - warmup", "train"),
-    ("train/schedule.py", "0.5 * (1 + math.cos", "0.5 * (1 - math.cos", "train"),
+    ("train/optimizer.py", "(epoch - warmup) / max(total - warmup", "epoch / max(total - warmup", "train"),
+    ("train/optimizer.py", "0.5 * (1 + math.cos", "0.5 * (1 - math.cos", "train"),
     ("train/loop.py", "part.batch = index + 1", "part.batch = index", "train"),
     (
         "train/loop.py",

@@ -3,17 +3,11 @@
 import contextlib
 import errno
 import hashlib
-import inspect
 import json
 import os
 import random
-import resource
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -26,6 +20,8 @@ from qnnkit.checkpoint import remote as there
 from qnnkit.checkpoint.mirror import Mirror, TakenOver
 from qnnkit.checkpoint.remote import NOTE, STATE, read_state, settle, visible
 from qnnkit.checkpoint.restore import evict, restore
+from tests import forked
+from tests.same import room_for
 
 NOBODY = 65534
 KILLS = int(os.environ.get("QNNKIT_TEST_KILLS", "4"))
@@ -82,15 +78,9 @@ def until(condition):
         time.sleep(0.01)
 
 
-@contextlib.contextmanager
-def room_for(n_bytes):
-    """No file of this process grows past `n_bytes`: what the kernel says is EFBIG, as a quota would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+@pytest.fixture(autouse=True)
+def quick_turns(monkeypatch):
+    monkeypatch.setattr("qnnkit.checkpoint.mirror._TURN", 0.2)
 
 
 @pytest.fixture
@@ -275,37 +265,6 @@ def test_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, monkeyp
     require_whole(again(remote, tmp_path)[0])
 
 
-def test_states_are_whole_while_training_writes(local, remote, tmp_path):
-    made, done, failed = Mirror(local, remote), threading.Event(), []
-
-    def training():
-        try:
-            for step in range(100_000):
-                train(local, step, keep=1)
-                if done.is_set():
-                    return
-        except Exception as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=training)
-    thread.start()
-    try:
-        steps = []
-        while len(steps) < 15:
-            try:
-                made.sync()
-            except OSError as error:  # its thread would try again, as it does where Drive fails
-                assert "change while they are listed" in str(error)
-                continue
-            fresh, notes = again(remote, tmp_path)
-            assert notes == []
-            steps.append(require_whole(fresh))
-    finally:
-        done.set()
-        thread.join()
-    assert failed == [] and steps == sorted(steps)
-
-
 # --- disks -------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +348,6 @@ def test_a_disk_that_hangs_is_given_up(local, remote, monkeypatch):
 @pytest.mark.parametrize("what", ["reading", "naming"])
 def test_a_disk_that_is_slow_but_moves_is_waited_for(local, remote, tmp_path, monkeypatch, what):
     """As a large checkpoint that is read back at the end, or many files that get their names."""
-    monkeypatch.setattr("qnnkit.checkpoint.mirror._TURN", 0.2)
     monkeypatch.setattr(there, "CHUNK", 1000)
     real = there.stretch
 
@@ -399,8 +357,8 @@ def test_a_disk_that_is_slow_but_moves_is_waited_for(local, remote, tmp_path, mo
             yield chunk
 
     made, told = mirror(local, remote, flush=0.05)
-    train(local, 0, size=20_000)
-    for number in range(30):
+    train(local, 0, size=8_000)
+    for number in range(12):
         (local / f"figure-{number}.png").write_bytes(b"a figure")
     if what == "reading":
         monkeypatch.setattr(there, "stretch", stretch)
@@ -418,7 +376,7 @@ def test_a_full_disk_keeps_the_state_before_and_is_not_waited_for_at_the_end(loc
     made, told = mirror(local, remote, flush=1000.0)
     train(local, 0)
     with made:
-        until(lambda: read_state(remote) is not None and not made._pending)
+        until(lambda: made._state is not None)
     before = contents(local)
     train(local, 1, size=200_000)
     begun = time.monotonic()
@@ -548,14 +506,6 @@ def test_the_end_mends_what_cannot_be_read_back(local, remote, tmp_path, harm, w
     assert_comes_back(remote, tmp_path, local)
 
 
-def test_settings_that_cannot_be(local, remote):
-    with pytest.raises(ValueError, match="`interval` must be above 0"):
-        Mirror(local, remote, interval=0)
-    for inside in (local, local / "drive", local.parent):
-        with pytest.raises(ValueError, match="`remote` must lie apart"):
-            Mirror(local, inside)
-
-
 # --- kills -------------------------------------------------------------------------------------------------
 
 
@@ -619,38 +569,24 @@ def test_a_kill_at_every_single_step(tmp_path, monkeypatch, before):
     raise AssertionError("it never finished")
 
 
-CHILD = """
-    import sys, types, random
-    package = types.ModuleType("qnnkit.checkpoint")  # without torch, which these parts do not need
-    package.__path__ = [sys.argv[1] + "/qnnkit/checkpoint"]
-    sys.modules["qnnkit.checkpoint"] = package
-    sys.path.insert(0, sys.argv[1])
-    import hashlib, json
+WORK = """
+    import sys
     from pathlib import Path
-    from qnnkit import workspace
     from qnnkit.checkpoint.mirror import Mirror
+    from tests.test_mirror import train
 
-    NET = "checkpoints/hybrid-seed0"
-    {train}
-    local, remote, first = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    with Mirror(local, remote, interval=0.001):
+    with Mirror(Path(sys.argv[1]), Path(sys.argv[2]), interval=0.001):
         print("begun", flush=True)
-        for step in range(first, 10**9):
-            train(local, step)
+        for step in range(int(sys.argv[3]), 10**9):
+            train(Path(sys.argv[1]), step)
 """
 
 
 def test_real_kills_at_random_moments(local, remote, tmp_path):
-    code = textwrap.dedent(CHILD).replace("{train}", inspect.getsource(train))
     draw, step, machine = random.Random(7), -1, local
     for kill in range(KILLS):
-        root = str(Path(workspace.__file__).parent.parent)
-        command = [sys.executable, "-c", code, root, str(machine), str(remote), str(step + 1)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "begun\n"
-        time.sleep(draw.uniform(0, 0.4))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        with forked.beside(WORK, machine, remote, step + 1):
+            time.sleep(draw.uniform(0, 0.4))
         if kill % 2:  # the machine went with the process
             machine = tmp_path / f"machine {kill}" / "run"
         assert restore(remote, machine) == []
@@ -838,21 +774,6 @@ def test_a_mirror_takes_over_when_the_first_ends(local, remote, tmp_path):
         train(local, 3)
         until(lambda: second.note is not None)
     assert_comes_back(remote, tmp_path, local)
-
-
-def test_another_process_has_the_folder(local, remote):
-    code = "import sys, filelock\nwith filelock.FileLock(sys.argv[1]): print(flush=True); input()"
-    command = [sys.executable, "-c", code, str(local.with_name(".run.mirror.lock"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        made, told = mirror(local, remote)
-        with made:
-            pass
-        assert (told, remote.exists()) == ([], False)
-        process.communicate("\n")
-    with mirror(local, remote)[0]:
-        pass
-    assert (remote / STATE).exists()
 
 
 def test_new_machines_go_on_again_and_again(local, remote, tmp_path):

@@ -5,13 +5,12 @@ import runpy
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from qnnkit.train.processes import Processes, Share, _Part
+from qnnkit.train.processes import Processes, Share, shares
 from tests import forked
 
 TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24 steps
@@ -123,17 +122,10 @@ def test_all_processes_end_with_the_same_bits(trained):
 @pytest.mark.parametrize(("n", "size", "world"), [(97, 8, 2), (96, 8, 2), (5, 2, 3), (1, 4, 2), (64, 1, 4)])
 def test_shares_are_of_equal_number_and_together_everything(n, size, world):
     batches = [list(range(start, min(start + size, n))) for start in range(0, n, size)]
-    parts = [_Part(batches, 0, SimpleNamespace(rank=rank, world=world), list) for rank in range(world)]
-    shares = [list(part) for part in parts]
-    assert {len(share) for share in shares} == {len(parts[0])}
-    for rank, part in enumerate(parts):
-        whole = [min((index + 1) * world * size, n) - index * world * size for index in range(len(part))]
-        assert part.own == [rank < samples for samples in whole]
-    for index, parts in enumerate(zip(*shares, strict=True)):
+    for index, parts in enumerate(zip(*(shares(batches, rank, world) for rank in range(world)), strict=True)):
         whole = range(index * world * size, min((index + 1) * world * size, n))
-        own = [part for rank, part in enumerate(parts) if rank < len(whole)]
-        assert sorted(sample for part in own for sample in part) == list(whole)
-        assert all(parts)  # one without samples of its own computes along on one
+        assert sorted(sample for part, own in parts if own for sample in part) == list(whole)
+        assert all(part for part, _ in parts)  # one without samples of its own computes along on one
 
 
 NOTEBOOK = """

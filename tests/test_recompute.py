@@ -15,6 +15,7 @@ from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing
 from tests.nets import family
+from tests.same import same, seeded
 
 SIZES = {"channels": 3, "image_size": (16, 16), "n_classes": 4}
 IMAGES = torch.randint(256, (16, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -45,12 +46,6 @@ def clip():
     tokens = torch.arange(4 * 12).reshape(4, 12) % 40
     pixels = IMAGES[:4].float() / 255
     return model, lambda: model(input_ids=tokens, pixel_values=pixels, return_loss=True).loss
-
-
-def seeded(make):
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return make()
 
 
 def of_images(model):
@@ -123,13 +118,6 @@ def step(model, loss, again):
         return found.detach(), gradients, dict(model.named_buffers()), torch.rand(())
 
 
-def same(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        assert (one[name] is None) == (other[name] is None), name
-        assert one[name] is None or torch.equal(one[name], other[name]), name
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_buffers_and_random_numbers_are_the_same_bits(name):
     model, loss = CASES[name]()
@@ -139,9 +127,7 @@ def test_gradients_buffers_and_random_numbers_are_the_same_bits(name):
     plain = copy.deepcopy(step(model, loss, again=False))
     model.load_state_dict(start)
     again = step(model, loss, again=True)
-    assert torch.equal(plain[0], again[0]) and torch.equal(plain[3], again[3])
-    same(plain[1], again[1])
-    same(plain[2], again[2])
+    assert same(again, plain)
     assert any(gradient is not None and gradient.abs().max() > 0 for gradient in plain[1].values())
 
 
@@ -217,7 +203,7 @@ def trained(model, *, loader=None, **settings):
 def test_a_training_ends_in_the_same_bits(name, precision):
     plain = trained(model_of(name, dropout=0.2), precision=precision)
     again = trained(model_of(name, dropout=0.2), precision=precision, gradient_checkpointing=True)
-    same(plain[0], again[0])
+    assert same(plain[0], again[0])
     assert plain[1:] == again[1:]
 
 
@@ -226,7 +212,7 @@ def test_a_net_that_is_one_chain_trains_and_is_left_as_it_was():
         return nn.Sequential(nn.Flatten(), Scaled(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 4))
 
     plain, model = trained(seeded(chain)), seeded(chain)
-    same(plain[0], trained(model, gradient_checkpointing=True, precision="float32")[0])
+    assert same(plain[0], trained(model, gradient_checkpointing=True, precision="float32")[0])
     assert "forward" not in vars(model)
 
 
@@ -245,7 +231,7 @@ def test_a_step_by_hand_keeps_less_and_gives_the_same_gradients():
         stepper.backward(compute())
         gradients.append({name: weight.grad for name, weight in model.named_parameters()})
         assert not any("forward" in vars(module) for module in model.modules())
-    same(*gradients)
+    assert same(*gradients)
 
 
 def test_hooks_on_a_part_run_once():
@@ -279,7 +265,7 @@ def test_what_is_done_once_inside_a_part_is_not_missed_the_second_time():
             model(values).square().sum().backward()
         assert model[0].circuit.explain().startswith("Runs as one fused program")
         found.append({name: weight.grad for name, weight in model.named_parameters()})
-    same(*found)
+    assert same(*found)
 
 
 @qp.qnode(qp.device("default.qubit", wires=2, seed=0), diff_method="parameter-shift")

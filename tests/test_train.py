@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from qnnkit import circuits, layers, train
+from qnnkit import layers, train
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint import weights as kept_weights
 from qnnkit.data.batches import Batches
@@ -27,21 +27,15 @@ from qnnkit.tasks import Classification, Step
 from qnnkit.tasks.own import complete
 from qnnkit.workspace import read_lines
 from tests import forked
+from tests.same import same, seeded, weights
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
 SAME_STEP = 1e-6  # float32: a step worked out by hand
 TASK = Classification()
 
 
-def built(build, seed=0):
-    """What `build()` gives, with weights that follow from the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
-
-
 def net(seed=0, dropout=0.0, dtype=torch.float32):
-    return built(
+    return seeded(
         lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 2)).to(dtype),
         seed,
     )
@@ -60,14 +54,6 @@ def loaders(n=96, batch_size=16, shuffle=False, dtype=torch.float32):
     return {
         name: Batches(*part, batch_size, shuffle=shuffle and name == "train") for name, part in parts.items()
     }
-
-
-def weights(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def changes(model, before):
@@ -123,8 +109,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not():
     first = trained(1)
     with torch.random.fork_rng(devices=[]):
         torch.rand(3)  # what the caller draws before does not matter
-        assert equal(first, trained(1))
-    assert not equal(first, trained(2))
+        assert same(first, trained(1))
+    assert not same(first, trained(2))
 
 
 def test_plain_loaders_of_torch():
@@ -145,8 +131,8 @@ def test_plain_loaders_of_torch():
         torch.manual_seed(0)
         first = trained(1)
         torch.manual_seed(5)
-        assert equal(first, trained(1))
-        assert not equal(first, trained(2))
+        assert same(first, trained(1))
+        assert not same(first, trained(2))
 
 
 def test_batches_may_be_dictionaries():
@@ -207,13 +193,6 @@ def test_a_batch_in_pieces_is_the_batch(n, micro_batch):
         torch.testing.assert_close(pieces[name], value, rtol=0, atol=SAME_SUM)
     alone, *_ = trained(16)
     assert max((alone[name] - value).abs().max() for name, value in whole.items()) > 1e6 * SAME_SUM
-
-
-def test_a_batch_that_cannot_be_cut_refuses_pieces():
-    rows = [(point, "a name") for point in clouds(8)[0]]
-    loader = DataLoader(rows, batch_size=8)
-    with pytest.raises(ValueError, match="`micro_batch` must be None for a batch that cannot be split"):
-        train.fit(net(), TASK, {"train": loader, "validation": loader}, Settings(micro_batch=4))
 
 
 def groups(model, **first):
@@ -299,7 +278,7 @@ def test_the_schedule_by_hand(settings, factors):
             loss = model.weight.sum()
             return Step(loss, {"loss": loss.detach(), "gain": -loss.detach()}, 1)
 
-    model, rows = built(lambda: nn.Linear(1, 1, bias=False)), []
+    model, rows = seeded(lambda: nn.Linear(1, 1, bias=False)), []
     start = model.weight.item()
     config = Settings(learning_rate=0.5, optimizer="sgd", **settings)
     train.fit(model, Slope(), loaders(n=16), config, log=rows.append)
@@ -330,7 +309,7 @@ def test_gradients_that_the_caller_left_are_not_used():
     model(clouds(8)[0]).sum().backward()
     for each in (model, fresh):
         train.fit(each, TASK, loaders(), Settings(**ONE_STEP))
-    assert equal(weights(model), weights(fresh))
+    assert same(weights(model), weights(fresh))
 
 
 @pytest.mark.parametrize("every", [1, 4, 6])
@@ -345,7 +324,7 @@ def test_validations_within_an_epoch_change_nothing(every):
 
     straight, rows, none = trained()
     looked, looked_rows, between = trained(validate_every_steps=every)
-    assert equal(straight, looked) and rows == looked_rows and none == []
+    assert same(straight, looked) and rows == looked_rows and none == []
     steps = range(every, 6, every)
     assert [(row["epoch"], row["step"]) for row in between] == [(e, step) for e in (1, 2) for step in steps]
     assert all(row["updates"] == 6 * (row["epoch"] - 1) + row["step"] for row in between)
@@ -435,7 +414,7 @@ def test_the_best_epoch_is_what_stays(tmp_path, kept, best):
         folder=folder,
         log=lambda row: after.append(weights(model)),
     )
-    assert [equal(weights(model), epoch) for epoch in after] == [epoch == best for epoch in range(1, 5)]
+    assert [same(weights(model), epoch) for epoch in after] == [epoch == best for epoch in range(1, 5)]
     kept = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
     wanted = {best, 3, 4} if folder else set()  # the best and the last two
     assert wanted <= kept and len(kept) <= len(wanted) + 1  # and what was best before
@@ -615,17 +594,6 @@ def ends(folder):
     return {"weights": state, "progress": progress, "kept": kept, "rows": rows}
 
 
-def same(one, other):
-    """Whether two states hold the same, tensors bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
 @pytest.mark.parametrize("moment", [name for name in MOMENTS if name != "never"])
 def test_killed_and_resumed_is_as_never_stopped(killed, moment):
     straight, resumed = ends(killed / "never"), ends(killed / moment)
@@ -676,7 +644,7 @@ def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
     first = trained(tmp_path / "stopped", {"in training": 8, "in validation": 6, "out of memory": 15}[ends])
     rows, ended = first or trained(tmp_path / "stopped")
     if ends != "out of memory":
-        assert first is None and equal(ended, straight[1])
+        assert first is None and same(ended, straight[1])
         return
     for row, other in zip(rows, straight[0], strict=True):  # pieces of one add up in another order
         assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
@@ -690,7 +658,7 @@ def test_a_finished_training_is_not_gone_on_with(tmp_path):
     progress = train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
     other = net(seed=1)
     again = train.fit(other, TASK, loaders(), config, folder=tmp_path, log=rows.append)
-    assert len(rows) == 2 and again == progress and equal(weights(other), weights(model))
+    assert len(rows) == 2 and again == progress and same(weights(other), weights(model))
 
 
 def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(tmp_path):
@@ -702,7 +670,7 @@ def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(tmp_path):
     again = net()
     with pytest.warns(UserWarning, match=rf"{last.name}` is damaged .*goes on from `checkpoint-000002"):
         train.fit(again, TASK, loaders(), config, folder=tmp_path, log=rows.append)
-    assert equal(weights(again), weights(model))
+    assert same(weights(again), weights(model))
     assert [row["epoch"] for row in rows] == [1, 2, 3, 3]
 
 
@@ -742,7 +710,7 @@ def test_a_checkpoint_that_does_not_fit_is_passed_over(tmp_path, misfit):
     planted(tmp_path, *MISFITS[misfit])
     with pytest.warns(UserWarning, match="does not fit this training .* goes on from `checkpoint-000002"):
         train.fit(model, TASK, loaders(), config, folder=tmp_path)
-    assert equal(weights(model), weights(straight))
+    assert same(weights(model), weights(straight))
 
 
 def test_where_none_fits_nothing_is_begun_anew(tmp_path):
@@ -813,7 +781,7 @@ def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
         left = [at]
         with contextlib.suppress(KeyboardInterrupt):
             trained(Stops(), tmp_path)
-    assert equal(trained(TASK, tmp_path), straight)
+    assert same(trained(TASK, tmp_path), straight)
     written = Store(tmp_path).restore()["model"]
     assert ("backbone.0.weight" in written) == bool(moves)
     assert {"backbone.1.running_mean", "head.weight"} <= set(written)
@@ -843,7 +811,7 @@ def test_the_best_epoch_lost_after_the_last(tmp_path):
     with pytest.warns(UserWarning, match="weights of the best epoch are lost"):
         progress = train.fit(again, Scripted([0.1]), loaders(), config, folder=tmp_path)
     assert (progress.best_epoch, progress.best_score[0]) == (3, 0.3)
-    assert not equal(weights(again), weights(model))
+    assert not same(weights(again), weights(model))
 
 
 def test_a_handler_that_goes_on_does_not_get_an_untrained_net(tmp_path):
@@ -868,7 +836,7 @@ def test_the_checkpoint_of_another_net_is_refused_and_stays(tmp_path):
     config = Settings(epochs=1)
     train.fit(net(), TASK, loaders(), config, folder=tmp_path)
     content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    other = built(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
+    other = seeded(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
     with pytest.raises(ValueError, match="belongs to another model"):
         train.fit(other, TASK, loaders(), config, folder=tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
@@ -903,7 +871,7 @@ def hybrid(seen):
         quantum = layers.QuantumLayer(circuit, {"weights": (1, 2)})
         return nn.Sequential(nn.Linear(2, 2), Probe(), quantum, Probe(), nn.Linear(2, 2))
 
-    return built(build)
+    return seeded(build)
 
 
 @pytest.mark.parametrize(("precision", "around"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
@@ -932,13 +900,6 @@ def test_a_task_sees_float32():
     assert set(seen) == {torch.float32} and not model._forward_hooks
 
 
-def test_float16_on_the_cpu_is_refused():
-    with pytest.raises(
-        ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'\. Use bfloat16"
-    ):
-        train.fit(net(), TASK, loaders(), Settings(precision="float16"))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
@@ -949,11 +910,6 @@ def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
 
 
 # --- refusals ----------------------------------------------------------------------------------------------
-
-
-def test_a_frozen_model_is_refused():
-    with pytest.raises(ValueError, match="must have a weight to train, but is 'all frozen'"):
-        train.fit(net().requires_grad_(False), TASK, loaders(), Settings())
 
 
 def test_a_frozen_group_is_left_as_it_is():
@@ -967,16 +923,31 @@ def test_a_frozen_group_is_left_as_it_is():
     assert "gradient_norm_first" not in rows[0] and rows[0]["gradient_norm_second"] > 0
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_an_empty_loader_is_refused(split):
-    data = loaders()
-    data[split] = DataLoader(TensorDataset(*clouds(8)), batch_size=16, drop_last=True)
-    with pytest.raises(ValueError, match=f"the number of {split} batches` must be above 0"):
-        train.fit(net(), TASK, data, Settings())
+NAMED = DataLoader([(point, "a name") for point in clouds(8)[0]], batch_size=8)
+EMPTY = DataLoader(TensorDataset(*clouds(8)), batch_size=16, drop_last=True)
+REFUSED = {
+    "float16 on a CPU": ({}, {"precision": "float16"}, "`precision` must suit the device"),
+    "a batch that cannot be cut": (
+        {"train": NAMED},
+        {"micro_batch": 4},
+        "`micro_batch` must be None",
+    ),
+    "nothing to train on": ({"train": EMPTY}, {}, "the number of train batches` must be above 0"),
+    "nothing to validate on": ({"validation": EMPTY}, {}, "the number of validation batches` must be above"),
+    "a frozen model": ({}, {}, "`model` must have a weight to train"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_trained_is_refused(what):
+    data, settings, told = REFUSED[what]
+    model = net().requires_grad_(what != "a frozen model")
+    with pytest.raises(ValueError, match=told):
+        train.fit(model, TASK, loaders() | data, Settings(**settings))
 
 
 def linear():
-    return built(lambda: nn.Linear(2, 2))
+    return seeded(lambda: nn.Linear(2, 2))
 
 
 class Breaking(nn.Module):
@@ -997,7 +968,7 @@ def nested(call, value=math.nan):
         parts = {"first": nn.Linear(2, 8), "inner": inner, "last": nn.Linear(8, 2)}
         return nn.Sequential(OrderedDict(parts))
 
-    return built(build)
+    return seeded(build)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -1021,28 +992,6 @@ def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index,
     straight = []
     train.fit(nested(0), TASK, loaders(), config, log=straight.append)
     assert [row | {"seconds": 0} for row in rows] == [row | {"seconds": 0} for row in straight]
-
-
-def test_a_circuit_that_gives_nan_is_named():
-    """Only one batch holds a NaN, and the layer before the circuit lets it through in that batch alone."""
-
-    class Root(nn.Module):
-        def forward(self, inputs):
-            return inputs.sqrt()
-
-    points, labels = clouds(32)
-    points = points.abs()
-    points[20, 1] = -1  # of which there is no square root
-    made = circuits.build("data_reuploading", n_qubits=2)
-    model = built(lambda: nn.Sequential(Root(), layers.QuantumLayer(*made), nn.Linear(2, 2)))
-    data = dict.fromkeys(("train", "validation"), Batches(points, labels, 8, shuffle=False))
-    with pytest.raises(FloatingPointError, match=r"training loss .* at epoch 1, batch 2: layer `0` \(Root\)"):
-        train.fit(model, TASK, data, Settings())
-    with torch.no_grad():
-        model[1].weights.view(-1)[0] = math.inf
-    data["train"] = Batches(points[:16], labels[:16], 8, shuffle=False)
-    with pytest.raises(FloatingPointError, match=r"epoch 1, batch 0: layer `1` \(QuantumLayer\)"):
-        train.fit(model, TASK, data, Settings())
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -1158,36 +1107,8 @@ def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
     assert model.eval()(clouds(4)[0]).dtype == torch.float32
 
 
-def test_one_training_does_not_colour_the_next():
-    """After one in bfloat16 that broke between two pieces of a batch, another is as in a fresh process."""
-    reused, fresh = (built(lambda: nn.Sequential(nn.Linear(2, 8), Probe(), nn.Linear(8, 2))) for _ in "ab")
-    start = weights(reused)
-
-    class Interrupted(Classification):
-        calls = 0
-
-        def __call__(self, model, batch):
-            self.__class__.calls += 1
-            if self.calls == 2:
-                raise KeyboardInterrupt
-            return super().__call__(model, batch)
-
-    def config(precision):
-        return Settings(epochs=2, precision=precision, micro_batch=8)
-
-    train.fit(fresh, TASK, loaders(), config("float32"))
-    with pytest.raises(KeyboardInterrupt):
-        train.fit(reused, Interrupted(), loaders(), config("bfloat16"))
-    assert reused[1].seen == {torch.bfloat16}
-    reused[1].seen.clear()
-    reused.load_state_dict(start)
-    train.fit(reused, TASK, loaders(), config("float32"))
-    assert reused[1].seen == {torch.float32}
-    assert equal(weights(reused), weights(fresh))
-
-
 def test_tied_weights_are_trained_and_kept(tmp_path):
-    model = built(lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
+    model = seeded(lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
     model[2].weight = model[0].weight
     before = model[0].weight.detach().clone()
     train.fit(model, TASK, loaders(), Settings(epochs=1), folder=tmp_path)

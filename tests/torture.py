@@ -16,15 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-import torch
 from PIL import Image
 
 from qnnkit import runs
 from qnnkit.checkpoint import Store
+from tests import forked
+from tests.same import same
 
 TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1}
 TIMES = ("seconds", "seconds_per_epoch", "peak_memory", "peak_ram")
@@ -61,54 +64,46 @@ def outcome(folder: Path) -> dict:
     return found
 
 
-def same(one: object, other: object) -> bool:
-    """Whether two outcomes agree, tensors bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and one.keys() == other.keys()
-            and all(same(one[k], other[k]) for k in one)
-        )
-    if isinstance(one, list | tuple):
-        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(same, one, other))
-    return repr(one) == repr(other)
+def kill(process: Any, generator: random.Random | None = None) -> None:
+    """SIGKILL for a process and all below it, as a machine is switched off; or for one that is drawn."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for member in family if generator is None else [generator.choice(family)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
 
 
-def kill(process: subprocess.Popen) -> None:
-    """SIGKILL for a process and all below it, as when a machine is switched off."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait()
+def torture_command(
+    folder: Path, words: list[str], n_kills: int, generator: random.Random, compare: Callable[[Path], None]
+) -> dict[str, int]:
+    """Gives `qnnkit WORDS` again and again in workspaces below `folder`, killed at random moments.
 
-
-def until_done(
-    command: list[str], environment: dict[str, str], moments: list[float], log: Path, deadline: float = 600
-) -> tuple[int, int]:
-    """Gives a command again and again, killed at each of `moments` (seconds), then left in peace.
-
-    Returns:
-        How many were killed, and how many ended before they could be.
+    Every third time one process of it is killed first: a run, a kernel, or what these are forked from. After
+    at most ten kills it is left in peace, and `compare` is given the workspace.
     """
-    killed = early = 0
-    for moment in [*moments, None]:
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        try:
-            code = process.wait(deadline if moment is None else moment)
-        except subprocess.TimeoutExpired:
-            assert moment is not None, f"{command} did not end within {deadline} s; see {log}"
-            kill(process)
-            killed += 1
-            continue
-        assert code == 0, f"{command} ended with {code}; see {log}:\n{log.read_text()[-2000:]}"
-        early += moment is not None
-    return killed, early
+    killed = finished = 0
+    while killed < n_kills:
+        home, log, left = folder / f"killed-{finished}", folder / "killed.log", min(10, n_kills - killed)
+        home.mkdir()
+        environment = {"OMP_NUM_THREADS": "1", "QNNKIT_HOME": str(home)}
+        while True:
+            process = forked.start("qnnkit", *words, log=log, env=environment)
+            if left <= 0:
+                assert process.wait(600) == 0, f"{words} failed; see {log}:\n{log.read_text()[-2000:]}"
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                assert process.wait(generator.uniform(0.1, 12)) == 0, f"{words} failed; see {log}"
+                break
+            if left % 3 == 0:
+                kill(process, generator)
+                time.sleep(generator.uniform(0, 2))
+            if process.poll() is None:
+                kill(process)
+                killed, left = killed + 1, left - 1
+            process.wait()
+        compare(home)
+        finished += 1
+    return {"kills": killed, "finished": finished}
 
 
 # Forked children, so that what is killed is the work and not, nine times in ten, the import of torch. A
@@ -200,71 +195,47 @@ def torture_mirrored(folder: Path, n_kills: int, generator: random.Random) -> di
 
 
 def torture_chain(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
-    """The five notebooks under kills of `qnnkit run` with its kernel, beside an undisturbed training."""
+    """The notebooks under kills of `qnnkit run` and its kernel, compared with an undisturbed training."""
     settings = {**TINY, "epochs": 4, "controls": ["classical"], "save_every_steps": 1}
     settings["data_dir"] = str(pictures(folder / "pictures"))
     straight = runs.open_run(folder / "straight", "folder_quanv", **settings)
     for _ in runs.train_all(straight):
         pass
-    command = [sys.executable, "-m", "qnnkit", "run", "--recipe", "folder_quanv", "--run-dir", "killed"]
+    words = ["run", "--recipe", "folder_quanv", "--run-dir", "killed"]
     for name, value in settings.items():
-        command += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "QNNKIT_HOME": str(folder)}
-    moments = [generator.uniform(4, 25) for _ in range(n_kills)]
-    killed, early = until_done(command, environment, moments, folder / "killed.log")
-    with pytest.MonkeyPatch.context() as patched:  # its data lie in that workspace
-        patched.setenv("QNNKIT_HOME", str(folder))
-        assert same(outcome(folder / "killed"), outcome(straight.folder))
-    result, finals = json.loads((folder / "killed" / "result.json").read_text()), straight.finals()
-    for row in result["nets"]:
-        assert row["scores"] == finals[finals["net"] == row["net"]]["test_accuracy"].tolist()
-    assert not list((folder / "killed").rglob("*.running.ipynb"))
-    return {"kills": killed, "ended before": early}
+        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+
+    def compare(home: Path) -> None:
+        assert same(outcome(home / "killed"), outcome(straight.folder)), home
+        result, finals = json.loads((home / "killed" / "result.json").read_text()), straight.finals()
+        for row in result["nets"]:
+            assert row["scores"] == finals[finals["net"] == row["net"]]["test_accuracy"].tolist()
+        assert not list((home / "killed").rglob("*.running.ipynb"))
+
+    return torture_command(folder, words, n_kills, generator, compare)
 
 
 def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
-    """A batch of four, undisturbed and under kills: of the whole, and of single runs or kernels in it."""
-    data = str(pictures(folder / "pictures"))
-    spec = {
-        "name": "torture",
-        "recipe": "folder_quanv",
-        "settings": {**TINY, "epochs": 3, "data_dir": data, "controls": ["classical"], "save_every_steps": 1},
-        "grid": {"learning_rate": [0.01, 0.02], "seed": [0, 1]},
-        "workers": 2,
-        "retries": 3,
-    }
-    for name in ("straight", "killed"):
-        (folder / name).mkdir()
-    file = folder / "batch.yaml"
-    file.write_text(json.dumps(spec))  # JSON is YAML
-    command = [sys.executable, "-m", "qnnkit", "batch", str(file)]
-    base = os.environ | {"OMP_NUM_THREADS": "1"}
-    start = time.monotonic()
-    until_done(command, base | {"QNNKIT_HOME": str(folder / "straight")}, [], folder / "straight.log")
-    whole = time.monotonic() - start
-    environment, log, killed = base | {"QNNKIT_HOME": str(folder / "killed")}, folder / "killed.log", 0
-    for turn in range(n_kills):
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-        time.sleep(generator.uniform(0.1, 0.5) * whole)
-        if process.poll() is None and turn % 2:  # one member of the family: a run or a kernel
-            members = psutil.Process(process.pid).children(recursive=True)
-            if members:
-                generator.choice(members).kill()
-                killed += 1
-            time.sleep(2)
-        if process.poll() is None:
-            kill(process)
-            killed += 1
-        process.wait()
-    until_done(command, environment, [], log)
-    straight, again = (sorted((folder / name / "runs").iterdir()) for name in ("straight", "killed"))
-    assert [run.name for run in straight] == [run.name for run in again] and len(straight) == 4
-    for one, other in zip(straight, again, strict=True):
-        assert same(outcome(one), outcome(other)), f"{other} differs"
-    return {"kills": killed}
+    """A batch of two at a time under kills of the whole, of its runs and of their kernels."""
+    settings = {**TINY, "epochs": 3, "controls": ["classical"], "save_every_steps": 1}
+    settings["data_dir"] = str(pictures(folder / "pictures"))
+    spec = {"name": "torture", "recipe": "folder_quanv", "settings": settings, "seeds": [0, 1, 2]}
+    spec |= {"workers": 2, "retries": 3, "notebooks": ["03_train"]}
+    (folder / "batch.yaml").write_text(json.dumps(spec))  # JSON is YAML
+    straight = {}
+    for seed in spec["seeds"]:
+        run = runs.open_run(folder / f"straight-{seed}", "folder_quanv", **settings, seed=seed)
+        for _ in runs.train_all(run):
+            pass
+        straight[seed] = outcome(run.folder)
+
+    def compare(home: Path) -> None:
+        found = {runs.open_run(each).config.seed: outcome(each) for each in (home / "runs").iterdir()}
+        assert found.keys() == straight.keys(), home
+        for seed, one in found.items():
+            assert same(one, straight[seed]), f"seed {seed} of {home} differs"
+
+    return torture_command(folder, ["batch", str(folder / "batch.yaml")], n_kills, generator, compare)
 
 
 KINDS = {
@@ -277,20 +248,14 @@ KINDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--kills",
-        type=int,
-        default=50,
-        help="of trainings, mirrored or not; a fifth as many of chain and batch",
-    )
+    parser.add_argument("--kills", type=int, default=50, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=KINDS, action="append")
     asked = parser.parse_args()
     for kind in asked.only or KINDS:
         folder = Path(tempfile.mkdtemp(prefix=f"torture-{kind}-"))
-        n_kills = asked.kills if kind in ("training", "mirrored") else max(1, asked.kills // 5)
         start = time.monotonic()
-        told = KINDS[kind](folder, n_kills, random.Random(asked.seed))
+        told = KINDS[kind](folder, asked.kills, random.Random(asked.seed))
         print(f"{kind}: {told}, every outcome equal, {time.monotonic() - start:.0f} s", flush=True)
         shutil.rmtree(folder)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from qnnkit import checks, recipes, workspace
-from qnnkit.settings import PLACEMENT, Base, Settings
+from qnnkit.settings import PLACEMENT, Base, Settings, first_fault
 from qnnkit.stats import Score
 
 MOST_RUNS = 10_000
@@ -168,27 +168,22 @@ def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
 
 def _sentence(error: ValidationError) -> str:
     """One sentence on the first thing that is wrong."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part not in ("range", "choices", "str")]
-    name, *inner = ".".join(path) or "batch", *path[1:]
-    if first["type"] == "extra_forbidden":
-        kind = Range if "range" in first["loc"] else OptunaConfig if inner else BatchConfig
-        known = [field.alias or key for key, field in kind.model_fields.items()]
+    kind, (loc, rule, value) = error.errors()[0]["type"], first_fault(error)
+    path = [str(part) for part in loc if part not in ("range", "choices", "str")]
+    if kind == "extra_forbidden":
+        owner = Range if "range" in loc else OptunaConfig if len(path) > 1 else BatchConfig
+        known = [field.alias or key for key, field in owner.model_fields.items()]
         try:
             checks.choice(f"key of {'.'.join(path[:-1]) or 'the batch'}", path[-1], known)
         except ValueError as refusal:
             return str(refusal)
-    if first["type"] == "missing":
+    name = ".".join(path) or "batch"
+    if kind == "missing":
         return f"A batch must have the key `{name}`, but has not. Add a line `{name}: ...`."
-    rule = first["msg"][0].lower() + first["msg"][1:]
-    rule = rule.removeprefix("value error, ").removeprefix("input should ")
-    rule = {
-        "string_pattern_mismatch": "be made of letters, digits, `.`, `_` and `-`",
-        "too_short": "hold a value",
-    }.get(first["type"], rule)
     field = BatchConfig.model_fields.get(path[0] if path else "")
-    step = f"It means: {field.description}" if field else "See docs/batch.yaml."
-    return checks.message(name, rule, first["input"], step)
+    return checks.message(
+        name, rule, value, f"It means: {field.description}" if field else "See docs/batch.yaml."
+    )
 
 
 def _check(config: BatchConfig) -> None:

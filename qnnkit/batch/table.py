@@ -81,9 +81,8 @@ class Shown:
 def shown(batch: Path, echo: Callable[[str], None] | None) -> Iterator[Shown]:
     """What suits the place: `echo` where it is given, else a terminal, a notebook, or plain lines."""
     with live() if echo is None else contextlib.nullcontext() as place:
-        found = (
-            Shown(batch, place[1], place[0]) if place else Shown(batch, echo or partial(print, flush=True))
-        )
+        draw, line = place or (None, echo or partial(print, flush=True))
+        found = Shown(batch, line, draw)
         try:
             yield found
         finally:

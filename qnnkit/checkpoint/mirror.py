@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from filelock import FileLock
 
-from qnnkit import checks, workspace
+from qnnkit import workspace
 from qnnkit.checkpoint import remote as there
 from qnnkit.checkpoint.remote import Damaged, Entry, Note, State
 
@@ -80,24 +80,14 @@ class Mirror:
             flush: Seconds for which the last state is tried again when the body has ended, unless the disk is
                 full or read-only.
             tell: Called with a sentence when the remote begins to fail, and when it works again.
-
-        Raises:
-            ValueError: A number is not above 0, or one folder lies in the other.
         """
-        checks.positive("interval", interval, "Use a number of seconds, such as 60.")
-        checks.positive("flush", flush, "Use a number of seconds, such as 120.")
-        one, other = local.resolve(), remote.resolve()
-        if one == other or one in other.parents or other in one.parents:
-            step = "Choose a folder apart from it."
-            raise ValueError(checks.message("remote", f"lie apart from {local}", str(remote), step))
         self.local, self.remote, self.interval, self.flush = local, remote, interval, flush
         self.tell = tell
         self.note: Note | None = None
         self.beat = time.monotonic()
         """When something last moved: a slow Drive is told from one that hangs."""
         self._state: State | None = None
-        """What is there, as far as this mirror knows."""
-        self._pending = True
+        """What this mirror has written last, once all of it has got its name."""
         self._damaged: set[str] = set()
         self._known: dict[str, tuple[Hint, Entry]] = {}
         self._disk: int | None = None
@@ -127,24 +117,22 @@ class Mirror:
         self._require_same_disk()
         self.remote.mkdir(parents=True, exist_ok=True)
         found = self._require_own(self.note)
-        before = found or self._state
+        before, finished = found or self._state, found is not None and found == self._state
         old = (before.files if before else None) or {}
         files = self._store(old)
-        if found and files == found.files and (found.owner != self.note.owner or not self._pending):
-            self._state = found
+        if found and files == found.files and (finished or found.owner != self.note.owner):
             return False
-        left = before.gone if before and self._pending else {}  # a kill may have come before they went
-        self._pending = True
+        self._state = None
         self._require_own(self.note)  # copying may have taken long
         known = before.counter if before else self.note.seen[1] if self.note.seen else 0
-        gone = {path: entry for path, entry in (left | old).items() if path not in files}
+        gone = before.gone | old if before and not finished else old  # a kill may have come before they went
+        gone = {path: entry for path, entry in gone.items() if path not in files}
         state = State(owner=self.note.owner, counter=known + 1, files=files, gone=gone)
         there.copy(self.remote / there.STATE, [state.text], there.hash_of([state.text]), self._tick)
-        self._state, self.note = state, Note(owner=state.owner, seen=state.mark)
+        self.note = Note(owner=state.owner, seen=state.mark)
         self.note.save(self.local)
         there.finish(self.remote, state, self._tick)
-        self._damaged.clear()
-        self._pending, self._at = False, time.strftime("%H:%M")
+        self._state, self._damaged, self._at = state, set(), time.strftime("%H:%M")
         return True
 
     def check(self) -> None:
@@ -160,11 +148,11 @@ class Mirror:
         if found is not None and found.owner != self.note.owner:
             return  # nothing of this copy is there
         if found is None or found != self._state:
-            self._pending = True
-            raise OSError(f"`{there.STATE}` was written but cannot be read back")
-        wrong = there.damaged(self.remote, found.files or {}, self._tick)
+            wrong = {there.STATE: "it is not what was written"}
+        else:
+            wrong = there.damaged(self.remote, found.files or {}, self._tick)
         if wrong:
-            self._pending, self._damaged = True, set(wrong)
+            self._state, self._damaged = None, set(wrong)
             told = ", ".join(f"`{path}`: {why}" for path, why in wrong.items())
             raise OSError(f"what was written cannot be read back ({told})")
 

@@ -182,19 +182,6 @@ def copy(target: Path, source: Iterable[bytes], sha256: str, beat: Callable[[], 
         raise
 
 
-def name_draft(draft: Path, path: Path) -> None:
-    """Gives a draft its name, in one step.
-
-    Raises:
-        OSError: The disk is read-only or away.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.replace(path)
-    except OSError as error:
-        raise type(error)(error.errno, f"cannot name `{path}` ({error.strerror})") from None
-
-
 def stored(remote: Path, name: str, size: int) -> Iterator[bytes]:
     """The content of a stored file of that size, a chunk at a time.
 
@@ -253,7 +240,8 @@ def finish(remote: Path, state: State, beat: Callable[[], None] = lambda: None) 
         beat()
         draft = drafts.pop(draft_of(remote, path, files[path]).name, None)
         if draft is not None:
-            name_draft(draft, remote / path)
+            (remote / path).parent.mkdir(parents=True, exist_ok=True)
+            draft.replace(remote / path)
     for path, (size, _) in state.gone.items():
         beat()
         with contextlib.suppress(FileNotFoundError):

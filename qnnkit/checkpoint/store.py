@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Unfit(ValueError):
 
 MISFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError)
 """What goes wrong where a state is of another kind than whoever goes on from it needs."""
+Load = Callable[[dict[str, Any]], None]
 
 
 class Store:
@@ -43,13 +44,13 @@ class Store:
         self.best_lost = False
         self._kept: list[list[str]] = []
         """Names of the states that stay and of their bests, the newest first."""
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written right now."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._writing is not None and not self._writing.done()
 
     def save(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Copies `state` and writes it in the background; waits first if the one before is not written yet.
@@ -64,8 +65,7 @@ class Store:
         self.wait()
         content = {"identity": self.identity, "best": None if best else self.best, "state": state}
         content = file.copied(content | {"kept": self._kept[: self.keep - 1]})
-        self._thread = threading.Thread(target=self._write, args=(content, best), name="checkpoint")
-        self._thread.start()
+        self._writing = self._pool.submit(self._write, content, best)
 
     def wait(self) -> None:
         """Returns when the last checkpoint is written.
@@ -73,59 +73,54 @@ class Store:
         Raises:
             OSError: It could not be.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
-    def restore(self, fits: Callable[[dict[str, Any]], None] = lambda state: None) -> dict[str, Any] | None:
+    def restore(self, load: Load = lambda state: None) -> dict[str, Any] | None:
         """The newest whole state, or None where there is none; what is passed over is told by a warning.
 
         Where every state lacks its best epoch's file, the newest is taken without it: `best_lost` is then
         True, and its own weights stand for the best.
 
         Args:
-            fits: Raises one of MISFIT for a state that cannot be used; an older one is then taken.
+            load: Takes up a state; where it raises one of MISFIT, it is given an older one. What it was given
+                last counts.
 
         Raises:
-            ValueError: There are whole ones, but `fits` refuses them all.
+            ValueError: There are whole ones, but `load` refuses them all.
         """
         told: list[str] = []
         unfit: Unfit | None = None
-        found: tuple[str, str, dict[str, Any]] | None = None
+        newest: str | None = None
         names = self._names()
         for name in reversed(names):
             try:
-                content = self._read(name, fits)
-                best = content["best"] or name
-                found = found or (name, name, content)
+                content = self._read(name, load)
+                newest, best = newest or name, content["best"] or name
                 if best != name:
                     self._read(best)
+                break
             except (ValueError, OSError) as error:
                 told.append(str(error))
                 unfit = unfit or (error if isinstance(error, Unfit) else None)
-                continue
-            found = name, best, content
-            break
         else:
-            best = None
+            name = best = None
         if told and self._names() != names:  # written meanwhile
-            return self.restore(fits)
-        if found is None:
+            return self.restore(load)
+        if newest is None:
             if unfit:
                 raise unfit
             if told:
                 warnings.warn(f"{_each_once(told)} Training begins anew.", stacklevel=2)
             return None
-        name, self.best, content = found
         self.best_lost = best is None
         if self.best_lost:
-            told.append(
-                "The weights of the best epoch are lost; those of the newest checkpoint count instead."
-            )
-        self._kept = [[name, self.best], *content["kept"]]
+            content = self._read(newest, load)
+            lost = "The weights of the best epoch are lost; those of the newest checkpoint count instead."
+            told.append(lost)
+        name, best = name or newest, best or newest
+        self.best, self._kept = best, [[name, best], *content["kept"]]
         if told:
             sentence = f"{_each_once(told)} Training goes on from `{name}`, the newest that is whole."
             warnings.warn(sentence, stacklevel=2)
@@ -145,11 +140,9 @@ class Store:
         if self.best is None and self.restore() is None:
             raise FileNotFoundError(f"Folder `{self.folder}` holds no whole checkpoint. Train the net first.")
         assert self.best is not None
-        state = self._read(self.best)["state"]
-        weights.load(self.folder / self.best, model, state["model"], built)
-        return state
+        return self._read(self.best, lambda state: weights.load(model, state["model"], built))["state"]
 
-    def _read(self, name: str, fits: Callable[[dict[str, Any]], None] = lambda state: None) -> dict[str, Any]:
+    def _read(self, name: str, load: Load = lambda state: None) -> dict[str, Any]:
         path = self.folder / name
         content = file.read(path)
         if content.get("identity") != self.identity:
@@ -158,7 +151,7 @@ class Store:
             content["kept"] = [[str(name), str(best)] for name, best in content["kept"]]
             if not isinstance(content["best"], str | None):
                 raise TypeError("its best is no name")
-            fits(dict(content["state"]))
+            load(dict(content["state"]))
         except MISFIT as error:
             told = error if type(error) is ValueError else f"{type(error).__name__}: {error}"
             raise Unfit(f"Checkpoint `{path}` does not fit this training ({told}).") from None
@@ -170,19 +163,16 @@ class Store:
         return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
 
     def _write(self, content: dict[str, Any], best: bool) -> None:
-        try:
-            workspace.make_folder(self.folder)
-            newest = file.NAME.fullmatch((["", *self._names()])[-1])
-            name = file.write(self.folder, int(newest[1]) + 1 if newest else 1, content).name
-            if best:
-                self.best = name
-            self._kept = [[name, self.best or name], *content["kept"]]
-            stay = {name for state in self._kept for name in state}
-            for name in set(self._names()) - stay:
-                with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
-                    (self.folder / name).unlink(missing_ok=True)
-        except BaseException as error:  # told by the next `save` or `wait`
-            self._error = error
+        workspace.make_folder(self.folder)
+        newest = file.NAME.fullmatch((["", *self._names()])[-1])
+        name = file.write(self.folder, int(newest[1]) + 1 if newest else 1, content).name
+        if best:
+            self.best = name
+        self._kept = [[name, self.best or name], *content["kept"]]
+        stay = {name for state in self._kept for name in state}
+        for name in set(self._names()) - stay:
+            with contextlib.suppress(OSError):  # the new state is written: what stays costs only room
+                (self.folder / name).unlink(missing_ok=True)
 
 
 def _each_once(sentences: list[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -88,11 +87,10 @@ def require_fit(model: nn.Module, weights: dict[str, Tensor]) -> None:
         )
 
 
-def load(path: Path, model: nn.Module, weights: dict[str, Tensor], built: Built | None = None) -> None:
-    """Puts weights that were read from `path` into a model; nothing is changed where one does not fit.
+def load(model: nn.Module, weights: dict[str, Tensor], built: Built | None = None) -> None:
+    """Puts weights that were read into a model; nothing is changed where one does not fit.
 
     Args:
-        path: Named where they do not.
         model: Of the same kind as the one that they are of.
         weights: As `kept` gives them.
         built: Where frozen weights that they leave out have been moved since, these are put back first.
@@ -102,10 +100,7 @@ def load(path: Path, model: nn.Module, weights: dict[str, Tensor], built: Built 
     """
     if built is not None and FROZEN in weights and built.digest != digest(model):
         model.load_state_dict(_frozen(built.again()), strict=False)
-    try:
-        require_fit(model, weights)
-    except ValueError as error:
-        raise ValueError(f"Checkpoint `{path}` does not fit this model ({error}).") from None
+    require_fit(model, weights)
     model.load_state_dict(
         {name: tensor for name, tensor in weights.items() if name != FROZEN}, strict=FROZEN not in weights
     )

@@ -126,7 +126,7 @@ def _require_same_nets(run: Run, source: Run) -> None:
         if found is None:
             continue
         try:
-            weights.load(path, made(run.config, run.splits, net, int(seed)), found["model"])
+            weights.load(made(run.config, run.splits, net, int(seed)), found["model"])
         except ValueError as error:
             rule = "go on from nets of the same shape"
             raise ValueError(checks.message("--fork", rule, str(run.folder), f"{error}")) from None

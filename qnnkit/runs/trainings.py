@@ -68,7 +68,7 @@ class Training:
             begun = Store(folder, identity).restore()
         built = _built(run, net, seed, model, begun is not None)
         if begun is not None:
-            weights.load(folder, model, begun["model"])  # frozen weights count from here on
+            weights.load(model, begun["model"])  # frozen weights count from here on
         self.splits: Splits = seen_by(run, model, self.place)
         self.loaders = {
             split: self.splits.batches(split, config.batch_size, shuffle=split == "train", seed=seed)

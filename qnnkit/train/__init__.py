@@ -1,11 +1,10 @@
 """One training loop for any model, task and loaders. It knows nothing quantum."""
 
 from qnnkit.train.evaluation import evaluate
-from qnnkit.train.groups import Group, optimizer_of, trainable
 from qnnkit.train.loop import fit
 from qnnkit.train.memory import OutOfMemory
-from qnnkit.train.observer import Observer
-from qnnkit.train.progress import Moment, Progress
+from qnnkit.train.optimizer import Group, optimizer_of, trainable
+from qnnkit.train.progress import Moment, Observer, Progress
 from qnnkit.train.recompute import recomputing
 from qnnkit.train.step import PRECISIONS, Stepper, autocast
 

@@ -22,14 +22,11 @@ from qnnkit.tasks import Step, Task
 from qnnkit.train import memory
 from qnnkit.train.evaluation import totals_of
 from qnnkit.train.finite import not_finite
-from qnnkit.train.groups import Group, optimizer_of, trainable
-from qnnkit.train.observer import Observer
-from qnnkit.train.pieces import fewest, joined, passes, samples, smaller
+from qnnkit.train.optimizer import Group, optimizer_of, step_size, trainable
 from qnnkit.train.processes import Processes, Share
-from qnnkit.train.progress import Moment, Part, Progress, Totals, require_fit
+from qnnkit.train.progress import Moment, Observer, Part, Progress, Totals
 from qnnkit.train.recompute import recomputing
-from qnnkit.train.schedule import step_size
-from qnnkit.train.step import autocast
+from qnnkit.train.step import autocast, fewest, joined, passes, samples, smaller
 from qnnkit.train.stop import Stop, deferred
 
 
@@ -132,7 +129,6 @@ class _Loop:
         if not self.groups:
             step = "Make a part of it trainable."
             raise ValueError(checks.message("model", "have a weight to train", "all frozen", step))
-        self.rates = [group.learning_rate for group in self.groups]
         self.optimizer = optimizer_of(self.groups, config)
         self.optimizer.zero_grad()  # what the caller has left there is not of this training
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.precision == "float16")
@@ -249,8 +245,8 @@ class _Loop:
         if watch:
             watch.before()
         norms = {}
-        for group, rate, parameters in zip(self.groups, self.rates, self.optimizer.param_groups, strict=True):
-            parameters["lr"] = rate * scale
+        for group, parameters in zip(self.groups, self.optimizer.param_groups, strict=True):
+            parameters["lr"] = group.learning_rate * scale
             norm = nn.utils.clip_grad_norm_(group.parameters, group.clip_norm or math.inf)
             norms[group.name] = float(norm)
         if not math.isfinite(step.loss):  # the norms have been waited for: it is there
@@ -407,35 +403,49 @@ class _Loop:
 
     def _resume(self) -> bool:
         """Goes on from the newest checkpoint, where there is one."""
-        store, config = self.store, self.config
+        store = self.store
         if self.processes.main and isinstance(store, Store):
             workspace.clear_drafts(store.folder)
-        fits = (self.bare, self.optimizer, config.optimizer)
-        if (state := store.restore(lambda state: require_fit(state, *fits))) is None:
+        if store.restore(self._load) is None:
             return False
-        weights.load(store.folder, self.bare, state["model"], self.built)
-        if state["optimizer_name"] == config.optimizer:
-            groups = self.optimizer.state_dict()["param_groups"]  # settings are the configuration's
-            for group, saved in zip(groups, state["optimizer"]["param_groups"], strict=True):
-                group["lr"] = saved["lr"]
-            self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
-        if state["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
         if store.best_lost and self.progress.rows:  # its own weights stand for the best
             last = self.progress.rows[-1]
             score = [last[f"validation_{self.task.monitor}"], -last["validation_loss"]]
             self.progress.best_score, self.progress.best_epoch = score, last["epoch"]
+        return True
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Takes up a checkpoint's state; see `checkpoint.store.MISFIT` for one that does not fit."""
+        weights.load(self.bare, state["model"], self.built)
+        if state["optimizer_name"] == self.config.optimizer:
+            self._load_optimizer(state["optimizer"])
+        if state["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        for random in state["random"]:  # only to see that they can be: the epoch puts its own back
+            set_random_state(random)
+        self.progress, self.part = Progress(**state["progress"]), Part()
         part, rank = state["part"], self.processes.rank
         if part is None or part["loader"] != self.train.signature():  # its position means other samples
-            return True
+            return
         random = state["random"][rank] if len(state["random"]) == self.processes.world else None
         totals = Totals({name: torch.zeros(()) for name in part["sums"]})
         if rank == 0:
             sums = {name: value.to(self.processes.device) for name, value in part["sums"].items()}
             totals = Totals(sums, part["count"])
         self.part = Part(part["batch"], totals, part["norms"], part["seconds"], random, part["watched"])
-        return True
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """Its moments and step sizes; the other settings are the configuration's."""
+        groups = self.optimizer.state_dict()["param_groups"]
+        for group, saved in zip(groups, state["param_groups"], strict=True):
+            if len(group["params"]) != len(saved["params"]):
+                raise ValueError("its optimizer has other groups")
+            group["lr"] = saved["lr"]
+        self.optimizer.load_state_dict({**state, "param_groups": groups})
+        for parameter, moments in self.optimizer.state.items():  # which torch has not looked at
+            for moment in moments.values():
+                if isinstance(moment, torch.Tensor) and moment.dim() and moment.shape != parameter.shape:
+                    raise ValueError(f"a moment of its optimizer has shape {tuple(moment.shape)}")
 
 
 @contextlib.contextmanager
@@ -453,7 +463,7 @@ def _exact(model: nn.Module, config: Settings) -> Iterator[None]:
 class _InMemory:
     """What `Store` does, for a training without a folder: it lasts as long as the training."""
 
-    folder, best_lost = Path("memory"), False
+    best_lost = False
 
     def __init__(self, config: Settings):
         self.shrinks, self.state, self.best = config.on_oom == "shrink", None, {}
@@ -465,11 +475,13 @@ class _InMemory:
         if self.shrinks:  # nobody else goes on from it
             self.state = copied(state)
 
-    def restore(self, fits: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
-        return copy.deepcopy(self.state)
+    def restore(self, load: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+        if self.state is not None:
+            load(copy.deepcopy(self.state))
+        return self.state
 
     def wait(self) -> None:
         """Nothing is being written."""
 
     def load_best(self, model: nn.Module, built: weights.Built | None) -> None:
-        weights.load(self.folder, model, self.best, built)
+        weights.load(model, self.best, built)

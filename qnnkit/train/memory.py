@@ -77,26 +77,15 @@ def stopped(where: str, n: int | None, config: Settings, device: torch.device, p
     told = f"Memory ran out at {where}{f', {n} samples' if n else ''}: {in_use(device) / 1e9:.2f} GB are in "
     told += f"use by this process on {device}. "
     remedies = []
-    if n == 0:
-        told += "What was saved is whole, and the same command goes on from it where more is free. "
-    elif n and n > 1 and config.on_oom != "shrink":
-        remedies.append(
-            "--on-oom shrink"
-            if processes == 1
-            else f"--set micro_batch={max(1, (config.micro_batch or n) // 2)}"
-        )
-    elif n is None:
+    if n is None:
         told += "This batch cannot be split, which takes tensors of one length and nothing else. "
     elif n == 1:
         told += "A single sample does not fit. "
-    if not config.gradient_checkpointing and n != 0:
+    elif n and config.on_oom != "shrink":
+        half = f"--set micro_batch={(config.micro_batch or n) // 2 or 1}"
+        remedies.append("--on-oom shrink" if processes == 1 else half)
+    if n != 0 and not config.gradient_checkpointing:
         remedies.append("--set gradient_checkpointing=true")
-    if remedies:
-        told += (
-            f"What was saved is whole, and the same command goes on from it with {' or '.join(remedies)}. "
-        )
-    others = {0: ["a smaller net", "a smaller batch_size"], 1: ["smaller images", "a smaller net"]}.get(
-        -1 if n is None else n, ["a smaller batch_size"]
-    )
-    others += ["precision=bfloat16"] if config.precision == "float32" else []
-    return told + f"In another run_dir: {', '.join(others)}."
+    how = f"with {' or '.join(remedies)}" if remedies else "where more is free"
+    told += f"What was saved is whole, and the same command goes on from it {how}. In another run_dir: "
+    return f"{told}a smaller net or batch_size, smaller images or precision=bfloat16."

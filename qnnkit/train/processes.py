@@ -21,7 +21,7 @@ from qnnkit import checks
 
 OPTIONS = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 OPTIONS += ("generator", "prefetch_factor")
-"""What a loader is given beside its data and their order; workers that persist would draw otherwise."""
+"""What a loader is given beside its data and their order."""
 
 
 def is_main() -> bool:
@@ -146,18 +146,26 @@ class Share:
             first: How many batches to pass over.
             begin: Called when the order has been drawn, before anything is loaded that is given.
         """
-        afresh = first or self.processes.world > 1 or self.loader.persistent_workers
-        if not (self.indexed and afresh):
+        if not self.indexed:
             batches = iter(self.loader)
             for _ in range(first):
                 next(batches)
             begin()
             yield from ((self._placed(batch), True) for batch in batches)
             return
-        sampler = _Part(self.loader.batch_sampler, first, self.processes, begin)
+        sampler: Any = self.loader.batch_sampler
+        own: list[bool] = []
+
+        def order() -> Iterator[list[int]]:
+            found = shares(list(sampler), self.processes.rank, self.processes.world)
+            begin()
+            for indices, counts in found[first:]:
+                own.append(counts)
+                yield indices
+
         options = {name: getattr(self.loader, name) for name in OPTIONS}
-        for index, batch in enumerate(DataLoader(self.loader.dataset, batch_sampler=sampler, **options)):
-            yield self._placed(batch), sampler.own[index]
+        for index, batch in enumerate(DataLoader(self.loader.dataset, batch_sampler=order(), **options)):
+            yield self._placed(batch), own[index]
 
     def _placed(self, batch: Any) -> Any:
         from accelerate.utils import send_to_device
@@ -165,24 +173,13 @@ class Share:
         return send_to_device(batch, self.processes.device, non_blocking=True)
 
 
-class _Part:
-    """Batches of indices: of every `world` batches together, each process takes every `world`-th index."""
+def shares(batches: list[list[int]], rank: int, world: int) -> list[tuple[list[int], bool]]:
+    """Of every `world` batches together each process takes every `world`-th index.
 
-    def __init__(self, batches: Any, first: int, processes: Any, begin: Callable[[], None]):
-        self.batches, self.first, self.begin = batches, first, begin
-        self.rank, self.world = processes.rank, processes.world
-        self.own: list[bool] = []
-
-    def __iter__(self) -> Iterator[list[int]]:
-        batches = iter(self.batches)
-        rounds = iter(lambda: list(itertools.islice(batches, self.world)), [])
-        for _ in itertools.islice(rounds, self.first):
-            pass
-        self.begin()
-        for together in rounds:
-            indices = list(itertools.chain.from_iterable(together))
-            self.own.append(len(indices) > self.rank)
-            yield indices[self.rank :: self.world] or indices[:1]
-
-    def __len__(self) -> int:
-        return max(0, math.ceil(len(self.batches) / self.world) - self.first)
+    Where none is left for it, it takes one that does not count: the second value is then False.
+    """
+    rounds = [
+        list(itertools.chain.from_iterable(batches[first : first + world]))
+        for first in range(0, len(batches), world)
+    ]
+    return [(indices[rank::world] or indices[:1], rank < len(indices)) for indices in rounds]

@@ -1,15 +1,13 @@
-"""How far a training has come, and what it has added up."""
+"""How far a training has come, what it has added up, and who looks on."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
 
-from qnnkit.checkpoint import own_generators, set_random_state, weights
 from qnnkit.tasks import Step
 from qnnkit.train.processes import Processes
 
@@ -79,35 +77,6 @@ class Part:
     """What the observer had kept where a resumed epoch goes on; None at its beginning."""
 
 
-def require_fit(state: dict[str, Any], model: nn.Module, optimizer: Any, name: str) -> None:
-    """Raises an error (`checkpoint.store.MISFIT`) where a training cannot go on from a checkpoint's state.
-
-    Args:
-        state: As `fit` saves it.
-        model: What would take its weights.
-        optimizer: What would take the state's moments.
-        name: Its name in the settings; of another's state nothing is taken.
-    """
-    weights.require_fit(model, state["model"])
-    Progress(**state["progress"])
-    if state["part"] is not None:
-        Part(state["part"]["batch"], Totals(state["part"]["sums"], state["part"]["count"]))
-    with own_generators():
-        for each in state["random"]:
-            set_random_state(each)
-    if state["optimizer_name"] != name:
-        return
-    saved, groups = state["optimizer"], optimizer.param_groups
-    there, here = ([len(group["params"]) for group in each] for each in (saved["param_groups"], groups))
-    if there != here:
-        raise ValueError("its optimizer has other groups")
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    for index, moments in saved["state"].items():
-        for moment in moments.values():
-            if isinstance(moment, torch.Tensor) and moment.dim() and moment.shape != parameters[index].shape:
-                raise ValueError(f"a moment of its optimizer has shape {tuple(moment.shape)}")
-
-
 @dataclass(frozen=True)
 class Moment:
     """An update that has just been made."""
@@ -132,3 +101,27 @@ class Moment:
     """What it took, loading included; validation and checkpoints are not."""
     micro_batch: int | None
     """Samples that were computed at once; None are all."""
+
+
+class Observer(Protocol):
+    """Looks on while a net trains, at some of its updates; see `gradients.Watch`."""
+
+    def wants(self, epoch: int, update: int, updates: int) -> bool:
+        """Whether to look at an update of an epoch, counted from 0, of `updates`."""
+        ...
+
+    def before(self) -> None:
+        """Called before such an update: gradients are unscaled and not yet clipped."""
+
+    def after(self, step: int) -> None:
+        """Called after it, unless a gradient scaler has skipped it; steps are counted from 1."""
+
+    def end(self, epoch: int, updates: int) -> Any:
+        """Called at the end of every epoch, counted from 1, where this process writes."""
+
+    def state(self) -> dict[str, Any] | None:
+        """What is to be kept of an unfinished epoch."""
+        ...
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Begins an epoch: from what was kept of it, or from nothing."""

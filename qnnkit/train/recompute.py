@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
@@ -70,21 +71,18 @@ def _is_chain(module: nn.Module) -> TypeGuard[nn.Sequential]:
 def _segments(chain: nn.Sequential) -> list[tuple[nn.Module, bool]]:
     """What a chain runs one after the other, and whether it is computed again as a whole."""
     found: list[tuple[nn.Module, bool]] = []
-    row: list[nn.Module] = []
-
-    def close() -> None:
-        size = math.ceil(len(row) / math.isqrt(len(row))) if row else 1
-        found.extend((nn.Sequential(*row[first : first + size]), True) for first in range(0, len(row), size))
-        row.clear()
-
-    for child in chain:
-        if next(child.children(), None) is None and not _offers_inside(child):
-            row.append(child)
-            continue
-        close()
-        found.append((child, not _offers_inside(child)))
-    close()
+    for plain, children in itertools.groupby(chain, _is_plain):
+        row = list(children)
+        if plain:
+            size = math.ceil(len(row) / math.isqrt(len(row)))
+            found += [(nn.Sequential(*row[i : i + size]), True) for i in range(0, len(row), size)]
+        else:
+            found += [(child, not _offers_inside(child)) for child in row]
     return found
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return next(module.children(), None) is None and not _offers_inside(module)
 
 
 def _in_segments(segments: list[tuple[nn.Module, bool]], inputs: Any) -> Any:
@@ -112,14 +110,8 @@ def _again(module: nn.Module, compute: Callable[..., Any], *given: Any, **named:
     """`compute(*given, **named)`, of which autograd keeps the arguments alone; it runs in `module`."""
     if not torch.is_grad_enabled():
         return compute(*given, **named)
-    before = _Before(module)
-
-    def contexts() -> tuple[Any, Any]:
-        return contextlib.nullcontext(), before
-
-    outputs = checkpoint(compute, *given, use_reentrant=False, context_fn=contexts, **named)
-    before.forget_unchanged()
-    return outputs
+    contexts = contextlib.nullcontext(), _Before(module)
+    return checkpoint(compute, *given, use_reentrant=False, context_fn=lambda: contexts, **named)
 
 
 class _Before:
@@ -131,22 +123,13 @@ class _Before:
 
     def __init__(self, module: nn.Module):
         parts = [part for part in module.modules() if part.training and part._buffers]
-        self.buffers = [(part, _copies(part._buffers), _versions(part)) for part in parts]
-        first = next(module.parameters(), None)
-        on_mps = first is not None and first.device.type == "mps"
+        self.before = [(part, _copies(part._buffers)) for part in parts]
+        on_mps = any(weight.device.type == "mps" for weight in module.parameters())
         self.generator = torch.mps.get_rng_state() if on_mps else None
 
-    def forget_unchanged(self) -> None:
-        """Keeps only what the pass has changed.
-
-        Normalisation counts its batches visibly, but its statistics change where no version number shows it:
-        so all buffers of a module count where one has changed.
-        """
-        self.buffers = [entry for entry in self.buffers if _versions(entry[0]) != entry[2]]
-
     def __enter__(self) -> None:
-        self.after = [(part, dict(part._buffers)) for part, _, _ in self.buffers]
-        for part, values, _ in self.buffers:
+        self.after = [(part, dict(part._buffers)) for part, _ in self.before]
+        for part, values in self.before:
             part._buffers.update(_copies(values))
         if self.generator is not None:
             self.generator_after = torch.mps.get_rng_state()
@@ -157,10 +140,6 @@ class _Before:
             part._buffers.update(buffers)
         if self.generator is not None:
             torch.mps.set_rng_state(self.generator_after)
-
-
-def _versions(part: nn.Module) -> list[tuple[int, int] | None]:
-    return [buffer if buffer is None else (id(buffer), buffer._version) for buffer in part._buffers.values()]
 
 
 def _copies(buffers: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
