@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.layers import QuantumLayer, controls, count_parameters, exchanged_parameters
-from qnnkit.models import Clip
-from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, HEADS, LARGEST_LOGIT_SCALE, configuration
-from qnnkit.models.pretrained import load
+from qnnkit.models import Clip, ClipSettings
+from qnnkit.models.blocks import published
+from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, LARGEST_LOGIT_SCALE, configuration
 
+HEADS = ("full", "linear", "quantum")
 TEXTS = ["a photo of a cat", "a dog", "two dogs and a cat on a mat"]
 TOKENIZER = CaptionTokenizer.train(TEXTS, sequence_length=10)
 SIDE = 16
@@ -31,8 +32,9 @@ def batch_of(channels: int = 3) -> dict[str, torch.Tensor]:
 
 
 def clip_of(head: str = "linear", channels: int = 3, **options) -> Clip:
-    shape = {"channels": channels, "image_size": (SIDE, SIDE), "patch_size": 8, "n_qubits": 4}
-    return Clip(TOKENIZER, head=head, **(shape | options))
+    sizes = {"tokenizer": TOKENIZER, "channels": channels, "image_size": (SIDE, SIDE)}
+    sizes |= {name: options.pop(name) for name in (*sizes, "seed", "backend") if name in options}
+    return Clip(ClipSettings(head=head, **{"patch_size": 8} | options), **sizes)
 
 
 def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-6) -> None:
@@ -227,13 +229,13 @@ def saved(tmp_path_factory):
 
 def test_weights_of_a_local_folder(saved):
     tokenizer = CaptionTokenizer.load(saved)
-    shape = {"channels": 3, "image_size": (SIDE, SIDE), "pretrained": str(saved)}
-    clip = Clip(tokenizer, head="full", **shape)
+    published = {"tokenizer": tokenizer, "pretrained": str(saved)}
+    clip = clip_of("full", **published)
     for one, other in zip(
         clip.eval()(**batch_of()), clip_of("full", seed=5).eval()(**batch_of()), strict=True
     ):
         close(one, other)
-    other = Clip(tokenizer, head="quantum", n_qubits=3, **shape)
+    other = clip_of("quantum", n_qubits=3, **published)
     stored = load_file(saved / "model.safetensors")
     kept = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
     assert all(torch.equal(kept[name], value) for name, value in stored.items() if "projection" not in name)
@@ -241,8 +243,7 @@ def test_weights_of_a_local_folder(saved):
 
 
 def test_grey_images_are_shown_in_colour_to_published_weights(saved):
-    shape = {"image_size": (SIDE, SIDE), "pretrained": str(saved), "head": "full"}
-    grey, colour = (Clip(TOKENIZER, channels=channels, **shape).eval() for channels in (1, 3))
+    grey, colour = (clip_of("full", channels, pretrained=str(saved)).eval() for channels in (1, 3))
     image = pixels_of(channels=1)
     close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))
 
@@ -286,10 +287,9 @@ def test_wrong_options(monkeypatch, options, argument, told):
     ],
 )
 def test_data_that_published_weights_do_not_fit(saved, options, argument, told):
-    shape = {"channels": 3, "image_size": (SIDE, SIDE), "pretrained": str(saved)} | options
-    tokenizer = shape.pop("tokenizer", lambda: TOKENIZER)()
+    tokenizer = options.get("tokenizer", lambda: TOKENIZER)()
     with pytest.raises(ValueError, match=rf"^Argument `{argument}` must ") as caught:
-        Clip(tokenizer, **shape)
+        clip_of(pretrained=str(saved), **options | {"tokenizer": tokenizer})
     assert told in str(caught.value)
 
 
@@ -318,7 +318,7 @@ def test_another_net_is_refused(tmp_path):
         config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic")
         ResNetModel(config).save_pretrained(tmp_path)
     with torch.random.fork_rng(devices=[]), pytest.raises(ValueError, match=r"^Argument `pretrained` must "):
-        load(CLIPModel, str(tmp_path), what="CLIP", model_type="clip")
+        published(CLIPModel, str(tmp_path), what="CLIP", model_type="clip")
 
 
 def test_a_tokenizer_whose_end_is_number_2_is_refused():
@@ -326,7 +326,7 @@ def test_a_tokenizer_whose_end_is_number_2_is_refused():
     wrong.inner = copy.deepcopy(TOKENIZER.inner)
     wrong.inner.eos_token = wrong.inner.convert_ids_to_tokens(2)
     with pytest.raises(ValueError, match=r"^Argument `tokenizer` must have another number than 2"):
-        Clip(wrong, channels=3, image_size=(16, 16))
+        clip_of(tokenizer=wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])

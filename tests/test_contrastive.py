@@ -16,7 +16,7 @@ from torch import nn
 from qnnkit import train
 from qnnkit.checkpoint import own_generators
 from qnnkit.data.captions import digit_captions
-from qnnkit.models import Clip
+from qnnkit.models import Clip, ClipSettings
 from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive
 from qnnkit.tasks.contrastive import Embeddings, scores
@@ -146,8 +146,8 @@ def in_pieces(n: int | None) -> functools.partial:
 
 
 def clip_of(head: str = "linear", dropout: float = 0.0, **options) -> Clip:
-    shape = {"channels": 1, "image_size": (8, 8), "patch_size": 4, "n_qubits": 3}
-    clip = Clip(SPLITS.tokenizer, head=head, **shape, **options)
+    seed = options.pop("seed", 0)
+    clip = Clip(ClipSettings(head=head, patch_size=4, n_qubits=3, **options), **SPLITS.sizes, seed=seed)
     for module in clip.modules():
         if hasattr(module, "q_proj"):  # attention, which transformers gives its dropout as a number
             module.dropout = dropout

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qnnkit.data.captions import digit_captions
-from qnnkit.models import Clip
+from qnnkit.models import Clip, ClipSettings
 from qnnkit.tasks import Contrastive, contrastive
 from qnnkit.tasks.contrastive import Embeddings, embed, recall, scores
 
@@ -75,7 +75,7 @@ def test_zero_shot():
 
 def test_a_split_in_the_space_of_a_model():
     splits = digit_captions()
-    clip = Clip(splits.tokenizer, channels=1, image_size=(8, 8), patch_size=4)
+    clip = Clip(ClipSettings(head="linear", patch_size=4), **splits.sizes)
     found = embed(clip, splits, "validation", batch_size=100)
     part = splits.validation
     assert found.images.shape == (len(part), 64) and found.texts.shape == (30, 64)
