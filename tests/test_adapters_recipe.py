@@ -1,11 +1,8 @@
-"""qnnkit.adapters.recipe: what a recipe with an adapter is asked for, and the settings for large models."""
+"""The settings of adapters on large models, by machine."""
 
 from __future__ import annotations
 
-import pytest
-
 from qnnkit import recipes
-from qnnkit.adapters import recipe
 from qnnkit.recipes import llama
 
 
@@ -22,17 +19,3 @@ def test_presets_are_settings_by_machine():
     assert (a100.precision, a100.base_precision, a100.four_bit) == ("bfloat16", "bfloat16", False)
     assert t4.sequence_length == a100.sequence_length == 512 and t4.save_every_minutes == 5.0
     assert t4.batch_size == a100.batch_size == 16 and (t4.micro_batch, a100.micro_batch) == (1, 8)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({}, "`pretrained` must name the weights that an adapter changes"),
-        ({"pretrained": "m", "adapter": "quantum_pefd"}, "Did you mean 'quantum_peft'"),
-        ({"pretrained": "m", "adapter": "lora"}, "Set controls=\\(\\) for an adapter without a circuit"),
-    ],
-)
-def test_settings_that_do_not_go_together(given, told):
-    with pytest.raises(ValueError, match=told):
-        recipe.require_base(recipes.settings("text_adapter", **given))
-    recipe.require_base(recipes.settings("text_adapter", pretrained="m", adapter="lora", controls=[]))

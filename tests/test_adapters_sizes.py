@@ -7,11 +7,12 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from qnnkit import adapters
 from qnnkit.adapters import attach, files
 from qnnkit.models.blocks import seeded
+from tests import nets
 
 # PEFT asks transformers by a name that is going to be changed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -20,17 +21,8 @@ TARGETS = ["q_proj", "v_proj"]
 
 
 def llama(hidden=128, n_layers=4):
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=n_layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    with seeded(1):
-        return LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": n_layers}
+    return nets.llama(1, **sizes).eval()
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +72,30 @@ def test_controls_differ_in_nothing_else(base, name, options):
     assert vars(one) | options == vars(other)
 
 
+def matched(base, targets=None, **options):
+    chosen = adapters.config("lora", targets=targets, **options)
+    return set(attach.tried(base, chosen).base_model.targeted_module_names)
+
+
 def test_targets_by_default_all_linear_and_by_number(base):
-    assert set(adapters.matched(base)) == {
-        f"model.layers.{k}.self_attn.{t}" for k in range(4) for t in TARGETS
-    }
-    assert len(adapters.matched(base, "all-linear")) == 4 * 7
-    assert list(adapters.matched(base, ["q_proj"], layers_to_transform=[2])) == [
-        "model.layers.2.self_attn.q_proj"
-    ]
-    assert adapters.matched(base, r".*\.3\..*down_proj") == {"model.layers.3.mlp.down_proj": (256, 128)}
+    assert matched(base) == {f"model.layers.{k}.self_attn.{t}" for k in range(4) for t in TARGETS}
+    assert len(matched(base, "all-linear")) == 4 * 7
+    assert matched(base, ["q_proj"], layers_to_transform=[2]) == {"model.layers.2.self_attn.q_proj"}
+    assert matched(base, r".*\.3\..*down_proj") == {"model.layers.3.mlp.down_proj"}
 
 
-@pytest.mark.parametrize("targets", [["query"], "nothing.*", []])
+@pytest.mark.parametrize("targets", [["query"], ["q_proj", "query"], "nothing.*", []])
 def test_targets_that_match_nothing_are_told_the_names_there_are(base, targets):
     rule = r"`target_modules` must name linear layers of the model.*called q_proj, k_proj, v_proj, o_proj"
     with pytest.raises(ValueError, match=rule):
-        adapters.matched(base, targets)
+        adapters.size(base, "lora", targets=targets)
     with pytest.raises(ValueError, match=rule):
         adapters.config("lora", n_weights=1000, model=base, targets=targets)
 
 
 def test_a_model_without_linear_layers_is_told_so():
     with pytest.raises(ValueError, match="has no linear layer"):
-        adapters.matched(nn.Sequential(nn.LayerNorm(4)), ["0"])
+        adapters.size(nn.Sequential(nn.LayerNorm(4)), "lora", targets=["0"])
 
 
 @pytest.mark.parametrize(
@@ -111,6 +104,8 @@ def test_a_model_without_linear_layers_is_told_so():
         ("lorra", {}, "`name` must be a known name.*Did you mean 'lora'"),
         ("prompt_tuning", {}, "`name` must be a method that adapts linear layers, to have targets"),
         ("lora", {"rank": 4}, "`options` must be a known name, but is 'rank'"),
+        ("lora", {"lora_dropot": 0.1}, "Did you mean 'lora_dropout'"),
+        ("vera", {"lora_alpha": 4}, "`options` must be a known name, but is 'lora_alpha'"),
         ("lora", {"n_weights": 1000}, "`model` must be given with n_weights"),
         ("lora", {"n_weights": -1, "model": True}, "`n_weights` must be above 0"),
         ("lora", {"n_weights": 1000, "model": True, "r": 4}, "`name` must have a rank r to choose"),
@@ -137,10 +132,7 @@ def test_conv1d_of_gpt2_is_adapted_and_merged(name):
     tokens = torch.randint(0, 40, (2, 8), generator=generator)
     with torch.no_grad():
         before = model(tokens).logits
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight += 0.3 * torch.randn(weight.shape, generator=generator)
-        adapted = model(tokens).logits
+        adapted = nets.shaken(model)(tokens).logits
         merged = model.merge_and_unload()(tokens).logits
     assert (adapted - before).abs().max() > 1e-3 and (merged - adapted).abs().max() < 1e-5
 

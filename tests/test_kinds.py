@@ -288,21 +288,6 @@ def test_it_is_planned(adapted):
     assert found.here.basis == "measured here" and found.nets == 5
 
 
-def test_a_plan_counts_a_base_in_half_precision(home, base):
-    settings = {
-        "data_dir": str(home / "text"),
-        "pretrained": str(base.folder / "model"),
-        "sequence_length": 16,
-    }
-
-    def weights(precision):
-        asked = runs.to_plan("llama_mac", {**settings, "base_precision": precision}, timed=False)
-        return measure.predict(asked["workload"], measured=False).memory["weights"]
-
-    frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
-    assert weights("float32") - weights("bfloat16") == 2 * frozen
-
-
 def test_four_bits_where_there_is_no_cuda_are_told_and_done_without(home, base, tmp_path):
     settings = {"data_dir": str(home / "text"), "pretrained": str(base.folder / "model"), "four_bit": True}
     settings |= {name: value for name, value in TEXT.items() if name != "vocabulary"}
@@ -317,7 +302,7 @@ def test_four_bits_where_there_is_no_cuda_are_told_and_done_without(home, base, 
     assert f"<li>{sentence}</li>" in run.report.read_text()
 
 
-def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, base, monkeypatch):
+def test_a_plan_counts_the_precision_of_a_base_and_reads_no_weights_in_four_bits(home, base, monkeypatch):
     settings = {
         "data_dir": str(home / "text"),
         "pretrained": str(base.folder / "model"),
@@ -328,14 +313,15 @@ def test_a_plan_counts_four_bits_where_there_is_cuda_and_reads_no_weights(home, 
         asked = runs.to_plan("llama_t4", {**settings, **more}, timed=False)
         return measure.predict(asked["workload"], measured=False)
 
-    whole = planned(four_bit=False)
+    whole, full = (planned(four_bit=False, base_precision=each) for each in ("float16", "float32"))
+    n_frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
+    assert full.memory["weights"] - whole.memory["weights"] == 2 * n_frozen
     reader = sys.modules["qnnkit.models.causal_lm"]
     monkeypatch.setattr(reader, "_loaded", None)  # would fail if it were called
     four = planned()
     # tiny: four layers of four 128 x 128 matrices and three 128 x 344; embedding, norms and head stay
     linear = 4 * (4 * 128 * 128 + 3 * 128 * 344)
-    others = sum(weight.numel() for weight in runs.trained(base).parameters()) - linear
-    saved = round(linear * (2 - 0.516) - others * (4 - 2))  # float16 without; what is not packed: float32
+    saved = round(linear * (2 - 0.516) - (n_frozen - linear) * (4 - 2))  # what is not packed: float32
     assert four.less_on_cuda == saved and whole.less_on_cuda == 0
     assert whole.on_accelerator - four.on_accelerator == pytest.approx(saved, rel=0.02), "of two traces"
     assert whole.memory["weights"] == four.memory["weights"]

@@ -18,6 +18,7 @@ from qnnkit.data.tokens import IGNORED
 from qnnkit.models.blocks import seeded
 from qnnkit.tasks import Music, continue_piece, evaluate, synthesise
 from qnnkit.tasks.sampling import _draw
+from tests import nets
 from tests.toys import by_composer
 
 TOKENIZER = MusicTokenizer()
@@ -26,21 +27,10 @@ PROMPT = Piece("prompt", ((48, 60, 64), (48, 60, 64), (48, 62), (48, 62)) * 3, "
 
 def llama(seed: int = 0, positions: int = 64, sharpness: float = 8.0) -> nn.Module:
     """A tiny net whose random weights have strong opinions."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=SIZE,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=positions,
-        bos_token_id=START,
-        eos_token_id=END,
-        pad_token_id=PAD,
-    )
+    ids = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": PAD}
+    sizes = {"vocab_size": SIZE, "intermediate_size": 32, "max_position_embeddings": positions}
+    model = nets.llama(seed, **sizes, **ids)
     with seeded(seed):
-        model = LlamaForCausalLM(config)
         nn.init.normal_(model.lm_head.weight, std=sharpness / 4)
     return model
 
