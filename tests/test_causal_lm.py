@@ -233,27 +233,10 @@ def test_a_sequence_or_vocabulary_that_the_model_does_not_take(tmp_path):
 
 
 def test_folders_that_hold_no_whole_model(tmp_path):
-    model = small()
-    model.save_pretrained(tmp_path / "base")
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal(ValueError, causal_lm, tmp_path / "empty")
-    adapt(model).save_pretrained(tmp_path / "adapter")
+    adapt(small()).save_pretrained(tmp_path / "adapter")
     assert "an adapter alone" in refusal(ValueError, causal_lm, tmp_path / "adapter")
-    weights = tmp_path / "base" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    assert "It was not read" in refusal(ValueError, causal_lm, tmp_path / "base")
-    weights.unlink()
-    torch.save(model.state_dict(), tmp_path / "base" / "pytorch_model.bin")
-    assert "It was not read" in refusal(ValueError, causal_lm, tmp_path / "base"), "a pickle"
-
-
-def test_a_weight_that_is_missing_is_not_drawn_at_random(tmp_path):
-    model = small()
-    state = {name: tensor for name, tensor in model.state_dict().items() if "layers.1.mlp.up" not in name}
-    model.save_pretrained(tmp_path / "base", state_dict=state)
-    assert "1 weights, model.layers.1.mlp.up_proj.weight first" in refusal(
-        ValueError, causal_lm, tmp_path / "base"
-    )
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ class Clip(nn.Module):
     and up, a control) or "quantum" (down to angles in (0, pi), a circuit, up).
 
     Args:
-        config: Sizes, head and circuit. Heads other than "full" start from scratch, with `pretrained` too;
-            `size` and `patch_size` are then those of the weights.
+        config: Sizes, head and circuit. With `pretrained`, `size` and `patch_size` are those of the weights;
+            heads other than "full" start from scratch all the same.
         tokenizer: Of the captions: vocabulary, length and end of the texts.
         channels: Channels of the images.
         image_size: (height, width) of the images, alike.
