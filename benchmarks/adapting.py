@@ -67,7 +67,7 @@ class Shift(nn.Module):
 def floor(model: nn.Module) -> nn.Module:
     """The frozen model, in which only one number is trained at each adapted layer."""
     model.requires_grad_(False)
-    for name in adapters.matched(model, TARGETS):
+    for name in [name for name, _ in model.named_modules() if name.endswith(tuple(TARGETS))]:
         parent, _, last = name.rpartition(".")
         inner = model.get_submodule(name)
         setattr(model.get_submodule(parent), last, Shift(inner))

@@ -21,7 +21,7 @@ from torch import nn
 
 from qnnkit import layers, recipes, stats, train
 from qnnkit.data.captions import CaptionSplits, captions, digit_captions
-from qnnkit.models import Clip
+from qnnkit.models import Clip, ClipSettings
 from qnnkit.recipes import made, parameter_groups
 from qnnkit.settings import Settings
 from qnnkit.tasks import Contrastive
@@ -126,9 +126,8 @@ def coco(root: str, image_size: int, epochs: int, head: str, size: str, batch_si
     """Photographs with several captions each, from scratch: what is learned by heart, and what is not."""
     splits = captions(root, image_size=image_size)
     print("\n".join(splits.notes))
-    shape: dict[str, Any] = {"channels": splits.channels, "image_size": splits.image_size, "size": size}
-    shape["patch_size"] = image_size // 4 if size == "tiny" else None
-    model = Clip(splits.tokenizer, head=head, n_qubits=8, **shape)
+    shape: dict[str, Any] = {"size": size, "patch_size": image_size // 4 if size == "tiny" else None}
+    model = Clip(ClipSettings(head=head, n_qubits=8, **shape), **splits.sizes)
     training = recipes.settings("captions_clip", epochs=epochs, batch_size=batch_size)
     return run(f"{size}, {head}", model, splits, training, 0, judged=("train", "test"))
 

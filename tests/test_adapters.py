@@ -13,11 +13,12 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from qnnkit import adapters, layers
 from qnnkit.models.blocks import seeded
 from qnnkit.train.recompute import recomputing
+from tests import nets
 
 # PEFT asks transformers by a name that is going to be changed.
 pytestmark = pytest.mark.filterwarnings(
@@ -33,17 +34,7 @@ OPTIONS = {
 
 
 def llama():
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    with seeded(1):
-        return LlamaForCausalLM(config).eval()
+    return nets.llama(1, hidden_size=32, intermediate_size=48).eval()
 
 
 def adapted(name, base=None, **options):
@@ -52,13 +43,7 @@ def adapted(name, base=None, **options):
 
 
 def stirred(model, seed=3):
-    """The model with every trained weight moved, so that the adapter does something."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight += 0.3 * torch.randn(weight.shape, generator=generator)
-    return model
+    return nets.shaken(model, seed)
 
 
 def tokens(seed=0, rows=2):
@@ -257,59 +242,41 @@ def test_a_copy_is_a_model_of_its_own(name):
 
 FRESH = """
     import json, sys
-    {imports}
     import torch
+    from peft import PeftModel
     from transformers import LlamaForCausalLM
-    found = {{}}
-    for name in {names}:
-        folder = f"{folder}/{{name}}"
-        model = {load}
-        tokens = torch.tensor({tokens})
+    folder, *names = sys.argv[1:]
+    tokens, found = torch.tensor({tokens}), {{}}
+    for name in names:
+        base = LlamaForCausalLM.from_pretrained(f"{{folder}}/base")
+        merged = LlamaForCausalLM.from_pretrained(f"{{folder}}/merged/{{name}}")
         with torch.no_grad():
-            found[name] = model.eval()(tokens).logits.tolist()
+            adapted = PeftModel.from_pretrained(base, f"{{folder}}/{{name}}").eval()
+            found[name] = [model.eval()(tokens).logits.tolist() for model in (adapted, merged)]
     print(json.dumps(found))
     assert "qnnkit" not in sys.modules
 """
 
 
-def fresh(**given):
-    code = textwrap.dedent(FRESH.format(tokens=tokens().tolist(), **given))
+def test_a_process_without_qnnkit_reads_it_and_what_it_was_merged_into(tmp_path):
+    llama().save_pretrained(tmp_path / "base")
+    expected = {}
+    for name in OPTIONS:
+        model = stirred(adapted(name, LlamaForCausalLM.from_pretrained(tmp_path / "base")))
+        expected[name] = logits(model)
+        model.save_pretrained(tmp_path / name)
+        model.merge_and_unload().save_pretrained(tmp_path / "merged" / name)
+    code = textwrap.dedent(FRESH).format(tokens=tokens().tolist())
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path), *OPTIONS],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert ran.returncode == 0, ran.stderr
-    return {name: torch.tensor(values) for name, values in json.loads(ran.stdout).items()}
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A folder with each adapter, its merged model, and the logits of each."""
-    folder = tmp_path_factory.mktemp("adapters")
-    llama().save_pretrained(folder / "base")
-    found = {}
-    for name in OPTIONS:
-        model = stirred(adapted(name, LlamaForCausalLM.from_pretrained(folder / "base")))
-        found[name] = logits(model)
-        model.save_pretrained(folder / name)
-        model.merge_and_unload().save_pretrained(folder / "merged" / name)
-    return folder, found
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_process_without_qnnkit_reads_it(saved, merged):
-    folder, expected = saved
-    imports, load = "", "LlamaForCausalLM.from_pretrained(folder)"
-    if not merged:
-        imports = "from peft import PeftModel"
-        load = f'PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained("{folder}/base"), folder)'
-    found = fresh(
-        imports=imports, names=tuple(OPTIONS), folder=folder / "merged" if merged else folder, load=load
-    )
-    assert all(gap(found[name], expected[name]) < NEAR for name in OPTIONS)
+    for name, found in json.loads(ran.stdout).items():
+        assert all(gap(torch.tensor(one), expected[name]) < NEAR for one in found), name
 
 
 # --- controls --------------------------------------------------------------------------------------

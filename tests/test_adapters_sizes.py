@@ -7,11 +7,13 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from qnnkit import adapters
+from qnnkit import adapters, recipes
 from qnnkit.adapters import attach, files
 from qnnkit.models.blocks import seeded
+from qnnkit.recipes import llama as llama_recipe
+from tests import nets
 
 # PEFT asks transformers by a name that is going to be changed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -20,17 +22,8 @@ TARGETS = ["q_proj", "v_proj"]
 
 
 def llama(hidden=128, n_layers=4):
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=n_layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    with seeded(1):
-        return LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": n_layers}
+    return nets.llama(1, **sizes).eval()
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +73,30 @@ def test_controls_differ_in_nothing_else(base, name, options):
     assert vars(one) | options == vars(other)
 
 
+def matched(base, targets=None, **options):
+    chosen = adapters.config("lora", targets=targets, **options)
+    return set(attach.tried(base, chosen).base_model.targeted_module_names)
+
+
 def test_targets_by_default_all_linear_and_by_number(base):
-    assert set(adapters.matched(base)) == {
-        f"model.layers.{k}.self_attn.{t}" for k in range(4) for t in TARGETS
-    }
-    assert len(adapters.matched(base, "all-linear")) == 4 * 7
-    assert list(adapters.matched(base, ["q_proj"], layers_to_transform=[2])) == [
-        "model.layers.2.self_attn.q_proj"
-    ]
-    assert adapters.matched(base, r".*\.3\..*down_proj") == {"model.layers.3.mlp.down_proj": (256, 128)}
+    assert matched(base) == {f"model.layers.{k}.self_attn.{t}" for k in range(4) for t in TARGETS}
+    assert len(matched(base, "all-linear")) == 4 * 7
+    assert matched(base, ["q_proj"], layers_to_transform=[2]) == {"model.layers.2.self_attn.q_proj"}
+    assert matched(base, r".*\.3\..*down_proj") == {"model.layers.3.mlp.down_proj"}
 
 
-@pytest.mark.parametrize("targets", [["query"], "nothing.*", []])
+@pytest.mark.parametrize("targets", [["query"], ["q_proj", "query"], "nothing.*", []])
 def test_targets_that_match_nothing_are_told_the_names_there_are(base, targets):
     rule = r"`target_modules` must name linear layers of the model.*called q_proj, k_proj, v_proj, o_proj"
     with pytest.raises(ValueError, match=rule):
-        adapters.matched(base, targets)
+        adapters.size(base, "lora", targets=targets)
     with pytest.raises(ValueError, match=rule):
         adapters.config("lora", n_weights=1000, model=base, targets=targets)
 
 
 def test_a_model_without_linear_layers_is_told_so():
     with pytest.raises(ValueError, match="has no linear layer"):
-        adapters.matched(nn.Sequential(nn.LayerNorm(4)), ["0"])
+        adapters.size(nn.Sequential(nn.LayerNorm(4)), "lora", targets=["0"])
 
 
 @pytest.mark.parametrize(
@@ -111,6 +105,8 @@ def test_a_model_without_linear_layers_is_told_so():
         ("lorra", {}, "`name` must be a known name.*Did you mean 'lora'"),
         ("prompt_tuning", {}, "`name` must be a method that adapts linear layers, to have targets"),
         ("lora", {"rank": 4}, "`options` must be a known name, but is 'rank'"),
+        ("lora", {"lora_dropot": 0.1}, "Did you mean 'lora_dropout'"),
+        ("vera", {"lora_alpha": 4}, "`options` must be a known name, but is 'lora_alpha'"),
         ("lora", {"n_weights": 1000}, "`model` must be given with n_weights"),
         ("lora", {"n_weights": -1, "model": True}, "`n_weights` must be above 0"),
         ("lora", {"n_weights": 1000, "model": True, "r": 4}, "`name` must have a rank r to choose"),
@@ -137,10 +133,7 @@ def test_conv1d_of_gpt2_is_adapted_and_merged(name):
     tokens = torch.randint(0, 40, (2, 8), generator=generator)
     with torch.no_grad():
         before = model(tokens).logits
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight += 0.3 * torch.randn(weight.shape, generator=generator)
-        adapted = model(tokens).logits
+        adapted = nets.shaken(model)(tokens).logits
         merged = model.merge_and_unload()(tokens).logits
     assert (adapted - before).abs().max() > 1e-3 and (merged - adapted).abs().max() < 1e-5
 
@@ -224,3 +217,18 @@ def test_the_benchmark_takes_all_adapters_in_turns(monkeypatch):
     rows = adapting.compare(16, 200, batch=2, length=8)
     assert [row["adapter"] for row in rows] == ["floor", *adapting.NAMES]
     assert rows[1]["times_lora"] == 1 and all(row["ms"] > 0 for row in rows)
+
+
+def test_presets_are_settings_by_machine():
+    mac, t4, a100 = (recipes.settings(f"llama_{name}") for name in ("mac", "t4", "a100"))
+    assert set(llama_recipe.PRESETS) == {"mac", "t4", "a100"}
+    for one in (mac, t4, a100):
+        assert one.schedule == "cosine" and one.warmup_epochs > 0 and one.keep_checkpoints == 2
+        assert (one.adapter, one.optimizer, one.controls, one.clip_norm) == ("lora", "adamw", (), 1.0)
+    assert (mac.batch_size, mac.micro_batch, mac.precision, mac.save_every_steps) == (8, 1, "float32", 250)
+    assert (mac.sequence_length, mac.rank) == (2048, 16)
+    assert mac.gradient_checkpointing and mac.save_every_minutes is None and not mac.four_bit
+    assert (t4.precision, t4.four_bit, t4.base_precision) == ("float16", True, "float16")
+    assert (a100.precision, a100.base_precision, a100.four_bit) == ("bfloat16", "bfloat16", False)
+    assert t4.sequence_length == a100.sequence_length == 512 and t4.save_every_minutes == 5.0
+    assert t4.batch_size == a100.batch_size == 16 and (t4.micro_batch, a100.micro_batch) == (1, 8)

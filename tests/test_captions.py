@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from qnnkit.data import load
-from qnnkit.data.captions import CaptionSet, CaptionSplits, captions, class_captions, digit_captions
+from qnnkit.data.captions import CaptionSet, CaptionSplits, captions, digit_captions
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokenizers import CaptionTokenizer
 from tests.toys import pack, places_of, real, refused
@@ -364,22 +364,12 @@ def test_digits_are_those_of_the_dataset_in_words():
 
 
 @pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ({"names": ["one"]}, "names"),
-        ({"templates": ["a digit"]}, "templates"),
-        ({"templates": []}, "templates"),
-        ({"sequence_length": 1}, "sequence_length"),
-    ],
+    ("argument", "value"),
+    [("templates", ["a digit"]), ("templates", []), ("sequence_length", 1), ("dataset", "minst")],
 )
-def test_wrong_words_for_classes(options, argument):
+def test_wrong_words_for_digits(argument, value):
     with refused(argument):
-        class_captions(load("digits"), **options)
-
-
-def test_digits_of_no_known_dataset():
-    with refused("dataset"):
-        digit_captions(dataset="minst")
+        digit_captions(**{argument: value})
 
 
 # --- real data ---------------------------------------------------------------------------------------------

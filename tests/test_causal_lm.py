@@ -21,32 +21,13 @@ from qnnkit.data.tokens import IGNORED, TokenSet, TokenSplits
 from qnnkit.models.causal_lm import LLAMA, causal_lm, four_bit, in_four_bits, llama_config, without_weights
 from qnnkit.settings import Settings
 from qnnkit.tasks import Language, perplexity
+from tests.nets import llama
 
 VOCABULARY, LENGTH = 50, 12
 
 
-def small_config(**changes):
-    from transformers import LlamaConfig
-
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 32,
-        "eos_token_id": 0,
-    }
-    return LlamaConfig(**{**sizes, **changes})
-
-
 def small(seed: int = 0, **changes):
-    from transformers import LlamaForCausalLM
-
-    from qnnkit.models.blocks import seeded
-
-    with seeded(seed):
-        return LlamaForCausalLM(small_config(**changes))
+    return llama(seed, **{"vocab_size": VOCABULARY, "eos_token_id": 0} | changes)
 
 
 def tokens(n: int = 24, seed: int = 0) -> torch.Tensor:
@@ -252,27 +233,10 @@ def test_a_sequence_or_vocabulary_that_the_model_does_not_take(tmp_path):
 
 
 def test_folders_that_hold_no_whole_model(tmp_path):
-    model = small()
-    model.save_pretrained(tmp_path / "base")
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in refusal(ValueError, causal_lm, tmp_path / "empty")
-    adapt(model).save_pretrained(tmp_path / "adapter")
+    adapt(small()).save_pretrained(tmp_path / "adapter")
     assert "an adapter alone" in refusal(ValueError, causal_lm, tmp_path / "adapter")
-    weights = tmp_path / "base" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    assert "It was not read" in refusal(ValueError, causal_lm, tmp_path / "base")
-    weights.unlink()
-    torch.save(model.state_dict(), tmp_path / "base" / "pytorch_model.bin")
-    assert "It was not read" in refusal(ValueError, causal_lm, tmp_path / "base"), "a pickle"
-
-
-def test_a_weight_that_is_missing_is_not_drawn_at_random(tmp_path):
-    model = small()
-    state = {name: tensor for name, tensor in model.state_dict().items() if "layers.1.mlp.up" not in name}
-    model.save_pretrained(tmp_path / "base", state_dict=state)
-    assert "1 weights, model.layers.1.mlp.up_proj.weight first" in refusal(
-        ValueError, causal_lm, tmp_path / "base"
-    )
 
 
 @pytest.mark.parametrize(
@@ -412,23 +376,7 @@ def test_a_method_that_was_registered_goes_the_same_way(monkeypatch):
     assert type(adapt(small(), "mine", r=2).peft_config["default"]) is Mine
 
 
-def test_targets_that_match_nothing():
-    told = refusal(ValueError, adapt, small(), targets=["query"])
-    layers = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
-    assert told.startswith("Argument `target_modules` must name linear layers of the model, but is 'query'. ")
-    assert told.endswith(f"Its linear layers are called {layers}.")
-    assert "'query'" in refusal(ValueError, adapt, small(), targets=["q_proj", "query"])
-    assert "'.*query'" in refusal(ValueError, adapt, small(), targets=".*query")
-    assert adapt(small(), targets=r".*\.1\..*q_proj").peft_config["default"].r == 8
-    assert n_trained(adapt(small(), targets="all-linear", r=1)) > n_trained(adapt(small(), r=1))
-
-
-def test_what_a_method_does_not_take():
-    assert "Did you mean 'lora'?" in refusal(ValueError, adapt, small(), "lorra")
-    assert "but is 'lora_alpha'" in refusal(ValueError, adapt, small(), "vera", lora_alpha=4)
-    told = refusal(ValueError, adapt, small(), "prompt_tuning", targets=["q_proj"])
-    assert "adapts linear layers, to have targets or n_weights, but is 'prompt_tuning'" in told
-    assert "Did you mean 'lora_dropout'?" in refusal(ValueError, adapt, small(), lora_dropot=0.1)
+def test_what_is_refused_leaves_the_model_untouched():
     base = small()
     before = {name: weight.requires_grad for name, weight in base.named_parameters()}
     assert "PEFT can build here" in refusal(ValueError, adapt, base, r=-1)

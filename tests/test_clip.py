@@ -7,14 +7,16 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from qnnkit import recipes
 from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.layers import QuantumLayer, controls, count_parameters, exchanged_parameters
-from qnnkit.models import Clip
-from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, HEADS, LARGEST_LOGIT_SCALE, configuration
-from qnnkit.models.pretrained import load
+from qnnkit.models import Clip, ClipSettings
+from qnnkit.models.blocks import published
+from qnnkit.models.clip import CLIP, CLIP_MEAN, CLIP_STD, LARGEST_LOGIT_SCALE, configuration
 
+HEADS = ("full", "linear", "quantum")
 TEXTS = ["a photo of a cat", "a dog", "two dogs and a cat on a mat"]
 TOKENIZER = CaptionTokenizer.train(TEXTS, sequence_length=10)
 SIDE = 16
@@ -31,8 +33,9 @@ def batch_of(channels: int = 3) -> dict[str, torch.Tensor]:
 
 
 def clip_of(head: str = "linear", channels: int = 3, **options) -> Clip:
-    shape = {"channels": channels, "image_size": (SIDE, SIDE), "patch_size": 8, "n_qubits": 4}
-    return Clip(TOKENIZER, head=head, **(shape | options))
+    sizes = {"tokenizer": TOKENIZER, "channels": channels, "image_size": (SIDE, SIDE)}
+    sizes |= {name: options.pop(name) for name in (*sizes, "seed", "backend") if name in options}
+    return Clip(ClipSettings(head=head, **{"patch_size": 8} | options), **sizes)
 
 
 def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-6) -> None:
@@ -227,13 +230,13 @@ def saved(tmp_path_factory):
 
 def test_weights_of_a_local_folder(saved):
     tokenizer = CaptionTokenizer.load(saved)
-    shape = {"channels": 3, "image_size": (SIDE, SIDE), "pretrained": str(saved)}
-    clip = Clip(tokenizer, head="full", **shape)
+    published = {"tokenizer": tokenizer, "pretrained": str(saved)}
+    clip = clip_of("full", **published)
     for one, other in zip(
         clip.eval()(**batch_of()), clip_of("full", seed=5).eval()(**batch_of()), strict=True
     ):
         close(one, other)
-    other = Clip(tokenizer, head="quantum", n_qubits=3, **shape)
+    other = clip_of("quantum", n_qubits=3, **published)
     stored = load_file(saved / "model.safetensors")
     kept = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
     assert all(torch.equal(kept[name], value) for name, value in stored.items() if "projection" not in name)
@@ -241,8 +244,7 @@ def test_weights_of_a_local_folder(saved):
 
 
 def test_grey_images_are_shown_in_colour_to_published_weights(saved):
-    shape = {"image_size": (SIDE, SIDE), "pretrained": str(saved), "head": "full"}
-    grey, colour = (Clip(TOKENIZER, channels=channels, **shape).eval() for channels in (1, 3))
+    grey, colour = (clip_of("full", channels, pretrained=str(saved)).eval() for channels in (1, 3))
     image = pixels_of(channels=1)
     close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))
 
@@ -254,15 +256,9 @@ def wider() -> CaptionTokenizer:
 @pytest.mark.parametrize(
     ("options", "argument", "told"),
     [
-        ({"head": "lineal"}, "head", "linear"),
         ({"size": "large"}, "size", "tiny, small, 77m"),
         ({"patch_size": 5}, "patch_size", "2, 4, 8, 16"),
-        ({"patch_size": -8}, "patch_size", "2, 4, 8, 16"),
         ({"image_size": (16, 24)}, "image_size", "square"),
-        ({"n_qubits": 0}, "n_qubits", "above 0"),
-        ({"head": "quantum", "circuit": "none"}, "circuit", "data_reuploading"),
-        ({"head": "quantum", "circuit": "random", "embedding": "none"}, "embedding", "angle"),
-        ({"head": "quantum", "initialisation": "none"}, "initialisation", "uniform"),
         ({"pretrained": "nobody/clip"}, "pretrained", "be a CLIP that can be read here"),
     ],
 )
@@ -271,6 +267,23 @@ def test_wrong_options(monkeypatch, options, argument, told):
     with pytest.raises(ValueError, match=rf"^Argument `{argument}` must ") as caught:
         clip_of(**options)
     assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("head", "lineal"),
+        ("patch_size", -8),
+        ("n_qubits", 0),
+        ("circuit", "none"),
+        ("embedding", "none"),
+        ("initialisation", "none"),
+    ],
+)
+def test_settings_that_are_refused(argument, value):
+    with pytest.raises(ValueError, match=rf"^Argument `{argument}` must ") as caught:
+        recipes.settings("digits_clip", **{argument: value})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -286,10 +299,9 @@ def test_wrong_options(monkeypatch, options, argument, told):
     ],
 )
 def test_data_that_published_weights_do_not_fit(saved, options, argument, told):
-    shape = {"channels": 3, "image_size": (SIDE, SIDE), "pretrained": str(saved)} | options
-    tokenizer = shape.pop("tokenizer", lambda: TOKENIZER)()
+    tokenizer = options.get("tokenizer", lambda: TOKENIZER)()
     with pytest.raises(ValueError, match=rf"^Argument `{argument}` must ") as caught:
-        Clip(tokenizer, **shape)
+        clip_of(pretrained=str(saved), **options | {"tokenizer": tokenizer})
     assert told in str(caught.value)
 
 
@@ -299,18 +311,6 @@ def test_colour_is_refused_by_weights_for_grey(tmp_path):
         clip_of("full", 3, pretrained=str(tmp_path))
 
 
-def test_weights_that_lack_one_are_refused(saved, tmp_path):
-    (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
-    weights = load_file(saved / "model.safetensors")
-    weights.pop("text_projection.weight")
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"hold every weight of its CLIP.*1 weights, text_projection.weight"):
-        clip_of(pretrained=str(tmp_path))
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="be a CLIP that can be read here"):
-        clip_of(pretrained=str(tmp_path))
-
-
 def test_another_net_is_refused(tmp_path):
     from transformers import CLIPModel, ResNetConfig, ResNetModel
 
@@ -318,7 +318,7 @@ def test_another_net_is_refused(tmp_path):
         config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic")
         ResNetModel(config).save_pretrained(tmp_path)
     with torch.random.fork_rng(devices=[]), pytest.raises(ValueError, match=r"^Argument `pretrained` must "):
-        load(CLIPModel, str(tmp_path), what="CLIP", model_type="clip")
+        published(CLIPModel, str(tmp_path), what="CLIP", model_type="clip")
 
 
 def test_a_tokenizer_whose_end_is_number_2_is_refused():
@@ -326,7 +326,7 @@ def test_a_tokenizer_whose_end_is_number_2_is_refused():
     wrong.inner = copy.deepcopy(TOKENIZER.inner)
     wrong.inner.eos_token = wrong.inner.convert_ids_to_tokens(2)
     with pytest.raises(ValueError, match=r"^Argument `tokenizer` must have another number than 2"):
-        Clip(wrong, channels=3, image_size=(16, 16))
+        clip_of(tokenizer=wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])

@@ -7,7 +7,6 @@ import hashlib
 import http.server
 import re
 import socket
-import struct
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from qnnkit import workspace
 from qnnkit.data import download, load, places, public
 from qnnkit.data.text_files import documents
 from tests import toys
-from tests.toys import no_workspace
+from tests.toys import idx_bytes, no_workspace, noise
 
 
 @dataclass
@@ -166,11 +165,11 @@ def test_offline_is_one_sentence(tmp_path):
 def small_mnist() -> dict[str, bytes]:
     files = {}
     for stem, seed in (("train", 0), ("t10k", 1)):
-        images = np.random.default_rng(seed).integers(0, 256, (40, 6, 6), dtype=np.uint8)
-        labels = (np.arange(40) % 10).astype(np.uint8)
-        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
-            head = struct.pack(f">I{values.ndim}I", 0x800 + values.ndim, *values.shape)
-            files[f"{stem}-{kind}-ubyte.gz"] = gzip.compress(head + values.tobytes())
+        for kind, values in (
+            ("images-idx3", noise(40, 6, 6, seed=seed)),
+            ("labels-idx1", np.arange(40) % 10),
+        ):
+            files[f"{stem}-{kind}-ubyte.gz"] = gzip.compress(idx_bytes(values))
     return files
 
 

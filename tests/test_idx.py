@@ -17,7 +17,7 @@ from PIL import Image
 from qnnkit import recipes
 from qnnkit.data import load
 from qnnkit.runs import Run
-from tests.toys import noise, real, refused
+from tests.toys import idx_bytes, noise, real, refused
 
 KINDS = (
     "train-images-idx3-ubyte",
@@ -32,17 +32,12 @@ def no_store(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def content(values: np.ndarray, magic: int | None = None) -> bytes:
-    magic = 0x800 + values.ndim if magic is None else magic
-    return struct.pack(f">I{values.ndim}I", magic, *values.shape) + values.astype(np.uint8).tobytes()
-
-
 def whole(n: int = 60, n_classes: int = 10) -> dict[str, bytes]:
     """The four files of a small dataset, by name."""
     files = {}
     for seed, (images, labels) in enumerate((KINDS[:2], KINDS[2:])):
-        files[images] = content(noise(n, 5, 7, seed=seed))
-        files[labels] = content(np.arange(n) % n_classes)
+        files[images] = idx_bytes(noise(n, 5, 7, seed=seed))
+        files[labels] = idx_bytes(np.arange(n) % n_classes)
     return files
 
 
@@ -85,13 +80,13 @@ def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
         (KINDS[0], lambda each: each + b"more"),
         (KINDS[0], lambda each: gzip.compress(each)[:-400]),
         (KINDS[0], lambda each: gzip.compress(each)[:40] + b"xxxxxxx" * 300),
-        (KINDS[0], lambda each: content(np.zeros(60))),  # labels
-        (KINDS[1], lambda each: content(np.arange(60) % 10, magic=12)),
-        (KINDS[1], lambda each: content(np.arange(59) % 10)),
-        (KINDS[1], lambda each: content(np.r_[np.arange(58) % 10, 10, 255])),
-        (KINDS[2], lambda each: content(noise(60, 6, 7))),  # another size
+        (KINDS[0], lambda each: idx_bytes(np.zeros(60))),  # labels
+        (KINDS[1], lambda each: idx_bytes(np.arange(60) % 10, magic=12)),
+        (KINDS[1], lambda each: idx_bytes(np.arange(59) % 10)),
+        (KINDS[1], lambda each: idx_bytes(np.r_[np.arange(58) % 10, 10, 255])),
+        (KINDS[2], lambda each: idx_bytes(noise(60, 6, 7))),  # another size
         (KINDS[0], lambda each: struct.pack(">4I", 0x803, 2**32 - 1, 2**32 - 1, 9)),
-        (KINDS[3], lambda each: content(np.zeros(60))),  # one class alone
+        (KINDS[3], lambda each: idx_bytes(np.zeros(60))),  # one class alone
     ],
 )
 def test_files_that_are_wrong(tmp_path, name, change):
@@ -120,8 +115,8 @@ def emnist_files(variant: str, labels: np.ndarray) -> dict[str, bytes]:
         f"emnist-{variant}-{side}-{kind}": each
         for side, seed in (("train", 0), ("test", 1))
         for kind, each in (
-            ("images-idx3-ubyte", content(noise(len(labels), 6, 6, seed=seed))),
-            ("labels-idx1-ubyte", content(labels)),
+            ("images-idx3-ubyte", idx_bytes(noise(len(labels), 6, 6, seed=seed))),
+            ("labels-idx1-ubyte", idx_bytes(labels)),
         )
     }
 

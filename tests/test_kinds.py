@@ -297,7 +297,7 @@ def test_four_bits_where_there_is_no_cuda_are_told_and_done_without(home, base, 
     assert f"<li>{sentence}</li>" in run.report.read_text()
 
 
-def test_a_plan_counts_half_precision_and_four_bits_and_reads_no_weights(home, base, monkeypatch):
+def test_a_plan_counts_the_precision_of_a_base_and_reads_no_weights_in_four_bits(home, base, monkeypatch):
     settings = {
         "data_dir": str(home / "text"),
         "pretrained": str(base.folder / "model"),
@@ -308,15 +308,15 @@ def test_a_plan_counts_half_precision_and_four_bits_and_reads_no_weights(home, b
         asked = runs.to_plan("llama_t4", {**settings, **more}, timed=False)
         return measure.predict(asked["workload"], measured=False)
 
-    whole, full = planned(four_bit=False), planned(four_bit=False, base_precision="float32")
-    frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
-    assert full.memory["weights"] - whole.memory["weights"] == 2 * frozen, "in half precision"
+    whole, full = (planned(four_bit=False, base_precision=each) for each in ("float16", "float32"))
+    n_frozen = sum(weight.numel() for weight in runs.trained(base).parameters())
+    assert full.memory["weights"] - whole.memory["weights"] == 2 * n_frozen
     reader = sys.modules["qnnkit.models.causal_lm"]
     monkeypatch.setattr(reader, "_loaded", None)  # would fail if it were called
     four = planned()
     # tiny: four layers of four 128 x 128 matrices and three 128 x 344; embedding, norms and head stay
     linear = 4 * (4 * 128 * 128 + 3 * 128 * 344)
-    saved = round(linear * (2 - 0.516) - (frozen - linear) * (4 - 2))  # not packed: float32
+    saved = round(linear * (2 - 0.516) - (n_frozen - linear) * (4 - 2))  # what is not packed: float32
     assert four.less_on_cuda == saved and whole.less_on_cuda == 0
     assert whole.on_accelerator - four.on_accelerator == pytest.approx(saved, rel=0.02), "of two traces"
     assert whole.memory["weights"] == four.memory["weights"]

@@ -17,11 +17,11 @@ from qnnkit import adapters, recipes, tasks, train, workspace
 from qnnkit.adapters import adapt
 from qnnkit.data import tokenizers
 from qnnkit.data.text import text
-from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import causal_lm
 from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 from qnnkit.tasks.language import by_source, fewer
+from tests.nets import llama, shaken
 
 TEXT = "\n\n".join(
     f"SPEAKER {i % 3}:\nThe quick brown fox number {i} jumps. " + "It is a dog. " * 8 for i in range(150)
@@ -36,31 +36,9 @@ def splits(tmp_path_factory):
     return text(path, sequence_length=24, vocabulary=300)
 
 
-def small(seed: int = 0, n_layers: int = 2, hidden: int = 16, positions: int = 32, **changes):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=hidden,
-        num_hidden_layers=n_layers,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=positions,
-        initializer_range=0.5,  # so that weights matter
-        **changes,
-    )
-    with seeded(seed):
-        return LlamaForCausalLM(config)
-
-
-def shaken(model, seed: int = 0):
-    """An adapter with weights as after a training."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight += 0.3 * torch.randn(weight.shape, generator=generator)
-    return model
+def small(seed: int = 0, **changes):
+    strong = {"vocab_size": 300, "initializer_range": 0.5}  # so that weights matter
+    return llama(seed, **strong | changes)
 
 
 def refusal(kind, call, *given, **options) -> str:
@@ -212,44 +190,39 @@ def test_text_with_more_tokens_than_the_model_knows(splits):
 READ = """
     import json, sys, torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    base, adapter, merged, prompt = sys.argv[1:]
-    tokenizer = AutoTokenizer.from_pretrained(adapter)
-    ids = torch.tensor([tokenizer(prompt).input_ids])
-    model = AutoModelForCausalLM.from_pretrained(merged)
-    found = {"merged": model(input_ids=ids).logits.tolist(), "peft there": "peft" in sys.modules}
+    folder, prompt, *methods = sys.argv[1:]
+    read, found = AutoModelForCausalLM.from_pretrained, {}
+    for method in methods:
+        tokenizer = AutoTokenizer.from_pretrained(f"{folder}/{method}")
+        ids = torch.tensor([tokenizer(prompt).input_ids])
+        found[f"{method} merged"] = read(f"{folder}/{method} merged")(ids).logits
     from peft import PeftModel
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
-    found |= {"adapter": model.eval()(input_ids=ids).logits.tolist(), "qnnkit there": "qnnkit" in sys.modules}
-    print(json.dumps(found))
+    for method in methods:
+        model = PeftModel.from_pretrained(read(f"{folder}/base"), f"{folder}/{method}")
+        found[method] = model.eval()(ids).logits
+    assert "qnnkit" not in sys.modules
+    print(json.dumps({name: logits.tolist() for name, logits in found.items()}))
 """
 
 
-@pytest.mark.parametrize("method", ["lora", "vera"])
-def test_a_fresh_process_reads_adapter_and_merged_model_without_the_kit(splits, tmp_path, method):
-    base, prompt = small(), "The quick brown fox"
+def test_a_fresh_process_reads_adapters_and_merged_models_without_the_kit(splits, tmp_path):
+    base, prompt, expected = small(), "The quick brown fox", {}
     tasks.save(base, splits.tokenizer, tmp_path / "base")
-    model = adapt(causal_lm(tmp_path / "base"), method, r=4)
+    ids = torch.tensor([splits.tokenizer.encode(prompt)])
     config = Settings(epochs=1, batch_size=8, learning_rate=0.005)
     loaders = {name: splits.batches(name, 8, shuffle=False) for name in ("train", "validation")}
-    train.fit(model, Language(), loaders, config)
-    shaken(model)
-    tasks.save(model, splits.tokenizer, tmp_path / "adapter", config)
-    tasks.save(tasks.merge(model), splits.tokenizer, tmp_path / "merged", config)
-    ids = torch.tensor([splits.tokenizer.encode(prompt)])
-    expected = logits(model, ids)
-    assert (expected - logits(base, ids)).abs().max() > 0.1
-    command = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(READ),
-        *(str(tmp_path / each) for each in ("base", "adapter", "merged")),
-    ]
-    done = subprocess.run([*command, prompt], capture_output=True, text=True, check=False, cwd=tmp_path)
+    for method in ("lora", "vera"):
+        model = adapt(causal_lm(tmp_path / "base"), method, r=4)
+        train.fit(model, Language(), loaders, config)
+        tasks.save(shaken(model), splits.tokenizer, tmp_path / method, config)
+        tasks.save(tasks.merge(model), splits.tokenizer, tmp_path / f"{method} merged", config)
+        expected[method] = expected[f"{method} merged"] = logits(model, ids)
+        assert (expected[method] - logits(base, ids)).abs().max() > 0.1
+    command = [sys.executable, "-c", textwrap.dedent(READ), str(tmp_path), prompt, "lora", "vera"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    for kind in ("adapter", "merged"):
-        torch.testing.assert_close(torch.tensor(found[kind]), expected, atol=LOGITS, rtol=0)
-    assert not found["qnnkit there"]
+    found = {name: torch.tensor(values) for name, values in json.loads(done.stdout).items()}
+    torch.testing.assert_close(found, expected, atol=LOGITS, rtol=0)
 
 
 def test_what_lies_in_the_folders(splits, tmp_path):

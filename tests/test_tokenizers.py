@@ -11,9 +11,9 @@ from tests.toys import refused
 TEXTS = ["A dog runs, fast.", "a dog sleeps", "The cat and the dog"]
 
 
-@pytest.fixture(params=["words", "bpe"])
-def tokenizer(request):
-    return CaptionTokenizer.train(TEXTS, kind=request.param, sequence_length=12, vocabulary=400)
+@pytest.fixture
+def tokenizer():
+    return CaptionTokenizer.train(TEXTS, sequence_length=12, vocabulary=400)
 
 
 def test_texts_come_back(tokenizer):
@@ -45,8 +45,7 @@ def test_the_end_is_where_transformers_looks_for_it(tokenizer):
 
 
 def test_training_is_the_same_each_time(tokenizer):
-    kind = "bpe" if len(tokenizer) > 100 else "words"
-    again = CaptionTokenizer.train(TEXTS, kind=kind, sequence_length=12, vocabulary=400)
+    again = CaptionTokenizer.train(TEXTS, sequence_length=12, vocabulary=400)
     assert again.inner.get_vocab() == tokenizer.inner.get_vocab()
 
 
@@ -71,9 +70,6 @@ def test_words_that_it_has_not_seen():
     assert words.losses(["a zebra sleeps", "dog"]) == [
         "Tokenizer: 25.0 % of the words of all captions are none that it knows."
     ]
-    pieces = CaptionTokenizer.train(TEXTS, kind="bpe", sequence_length=24)
-    assert pieces.decode(pieces.encode(["a zebra: ßé!"])[0][0]) == "a zebra: ßé!"
-    assert pieces.losses(["a zebra: ßé!"]) == []
 
 
 def test_the_most_frequent_words_are_kept():
@@ -100,9 +96,7 @@ def endless():
     ("make", "argument"),
     [
         (lambda folder: CaptionTokenizer.train(TEXTS, sequence_length=2), "sequence_length"),
-        (lambda folder: CaptionTokenizer.train(TEXTS, kind="letters"), "tokenizer"),
         (lambda folder: CaptionTokenizer.train(TEXTS, vocabulary=4), "vocabulary"),
-        (lambda folder: CaptionTokenizer.train(TEXTS, kind="bpe", vocabulary=100), "vocabulary"),
         (lambda folder: CaptionTokenizer(endless(), 8), "tokenizer"),
         (lambda folder: CaptionTokenizer.load(folder), "tokenizer"),
         (lambda folder: CaptionTokenizer.load("nobody/nothing"), "tokenizer"),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import resource
+import struct
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -169,6 +170,12 @@ def no_workspace(monkeypatch: Any, tmp_path: Path) -> Path:
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
     """Bytes at random."""
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def idx_bytes(values: np.ndarray, magic: int | None = None) -> bytes:
+    """An idx file of bytes, as MNIST's are."""
+    magic = 0x800 + values.ndim if magic is None else magic
+    return struct.pack(f">I{values.ndim}I", magic, *values.shape) + values.astype(np.uint8).tobytes()
 
 
 def put(path: Path, pixels: np.ndarray | Image.Image, **options: Any) -> Path:

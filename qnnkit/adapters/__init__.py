@@ -10,10 +10,10 @@ gradients flow to the angles. Saved and merged they are ordinary LoRA adapters, 
     {'weights': 34, 'angles': 30}
 """
 
-from qnnkit.adapters.attach import adapt, config, count, load, matched, names, once, size
+from qnnkit.adapters.attach import adapt, config, count, load, names, once, size
 from qnnkit.adapters.sources import SOURCES, Angles, CircuitConfig, QPAConfig, QuantumPeftConfig, Source
 
 __all__ = [
-    "adapt", "config", "count", "load", "matched", "names", "once", "size",
+    "adapt", "config", "count", "load", "names", "once", "size",
     "SOURCES", "Angles", "CircuitConfig", "QPAConfig", "QuantumPeftConfig", "Source",
 ]  # fmt: skip

@@ -227,27 +227,6 @@ def count(model: nn.Module) -> dict[str, int]:
     return {"weights": sum(trained), "angles": sum(angles)}
 
 
-def matched(
-    model: nn.Module, targets: Iterable[str] | str | None = None, **options: Any
-) -> dict[str, tuple[int, int]]:
-    """(in_features, out_features) by name of the linear layers that PEFT finds for `targets`.
-
-    Args:
-        model: The base model.
-        targets: As PEFT's `target_modules`: last parts of names, a regular expression, "all-linear", or None
-            for what PEFT itself adapts in models of this type.
-        options: PEFT's `layers_to_transform`, `layers_pattern`, `exclude_modules`.
-
-    Raises:
-        ValueError: None is found; the message lists the names there are.
-
-    Example:
-        >>> matched(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), ["2"])
-        {'2': (8, 2)}
-    """
-    return _sizes(tried(model, config("lora", targets=targets, **options)))
-
-
 @contextlib.contextmanager
 def once(model: nn.Module) -> Iterator[None]:
     """Inside, circuits of adapters are computed at most once; their angles must not change there."""

@@ -8,36 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data.ahcd import ahcd
-from qnnkit.data.arrays import digits, npz
+from qnnkit.data.arrays import TensorSplits, arrays, digits, npz
 from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.fetch import download
 from qnnkit.data.folders import class_folder, flat_folder
 from qnnkit.data.hub import hub_images
-from qnnkit.data.idx import emnist, fashion_mnist, kmnist, mnist
 from qnnkit.data.images import split_stack
 from qnnkit.data.kinds import Captions, Images, Music, Text, of, uncached
 from qnnkit.data.music import music
+from qnnkit.data.public import ahcd, emnist, fashion_mnist, kmnist, mnist
 from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits
-from qnnkit.data.tensors import TensorSplits, arrays
 from qnnkit.data.text import text
 
-DATASETS: dict[str, Callable[..., Splits]] = {
-    "digits": digits,
-    "class_folder": class_folder,
-    "flat_folder": flat_folder,
-    "mnist": mnist,
-    "fashion_mnist": fashion_mnist,
-    "kmnist": kmnist,
-    "emnist": emnist,
-    "ahcd": ahcd,
-    "npz": npz,
-    "captions": captions,
-    "digit_captions": digit_captions,
-    "text": text,
-    "music": music,
-}
+_LOADERS: tuple[Callable[..., Splits], ...] = (
+    *(digits, class_folder, flat_folder, mnist, fashion_mnist, kmnist, emnist, ahcd, npz),
+    *(captions, digit_captions, text, music),
+)
+DATASETS = {loader.__name__: loader for loader in _LOADERS}
+"""Name of a dataset -> what loads it."""
 
 HUB = "hub:"
 """Before the name of a dataset on the Hugging Face Hub."""

@@ -20,10 +20,10 @@ from qnnkit.data.arrays import digits
 from qnnkit.data.batches import seeded
 from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
-from qnnkit.data.idx import mnist
 from qnnkit.data.images import split, stack_files
 from qnnkit.data.places import open_place
-from qnnkit.data.splits import SPLITS, ImageSet, ImageSplits, Part, Pictured
+from qnnkit.data.public import mnist
+from qnnkit.data.splits import SPLITS, ImageSplits, Part, Pictured
 from qnnkit.data.tokenizers import CaptionTokenizer, caption_tokenizer
 
 TEMPLATES = ("a photo of the digit {}", "the number {} written by hand", "a handwritten {}")
@@ -67,7 +67,7 @@ class CaptionSet(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class CaptionSplits(Pictured):
+class CaptionSplits(Pictured[CaptionSet]):
     """Images with captions, split into train, validation and test.
 
     A batch is {"pixel_values": uint8 (batch, channels, height, width), "input_ids": int64 (batch, length),
@@ -80,9 +80,6 @@ class CaptionSplits(Pictured):
         {'pixel_values': (64, 1, 8, 8), 'input_ids': (64, 8), 'attention_mask': (64, 8)}
     """
 
-    train: CaptionSet
-    validation: CaptionSet
-    test: CaptionSet
     tokenizer: CaptionTokenizer
     classes: tuple[str, ...] = ()
     """The name of each label, where there are labels."""
@@ -142,8 +139,8 @@ def captions(
         root: The folder; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         image_size: Side in pixels; None takes the most common size. The aspect ratio is not kept.
         grey: One channel (True) or three (False); None takes one if every image is grey.
-        tokenizer: "words" (default) or "bpe" trains one on the training captions; a folder, or a name on the
-            Hub, is read; or one that is there.
+        tokenizer: None trains one of words on the training captions; a folder, or a name on the Hub, is read;
+            or one that is there.
         sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
             its own for one that is read.
         cached: Whether a file kept from before may stand for the images.
@@ -172,48 +169,6 @@ def captions(
     return _with_tokens("captions", sets, tokenizer, sequence_length, (*found.notes, *stack.notes, *notes))
 
 
-def class_captions(
-    splits: ImageSplits,
-    *,
-    names: Sequence[str] | None = None,
-    templates: Sequence[str] = ("a photo of {}",),
-    tokenizer: str | Path | CaptionTokenizer | None = None,
-    sequence_length: int | None = None,
-) -> CaptionSplits:
-    """A labelled dataset put into words, on the same splits: what each class may be called is its caption.
-
-    Args:
-        splits: The images.
-        names: What each class is called in words; the names of the classes by default.
-        templates: Sentences with {} for the name; each is a caption, and a prompt for zero-shot.
-        tokenizer: As in `captions`.
-        sequence_length: As in `captions`; as long as the longest caption by default, where one is trained.
-
-    Raises:
-        ValueError: There are not as many names as classes, or a template has no {}.
-    """
-    names = tuple(names or splits.classes)
-    if len(names) != splits.n_classes:
-        rule = f"be as many as the classes, {splits.n_classes}"
-        raise ValueError(checks.message("names", rule, len(names), "Name each class once, in order."))
-    if lacking := [template for template in templates if template.count("{}") != 1] or not templates:
-        step = "Write one such as 'a photo of {}'."
-        raise ValueError(checks.message("templates", "hold one {} for the name each", lacking, step))
-    prompts = tuple(tuple(template.format(name) for template in templates) for name in names)
-
-    def worded(part: ImageSet) -> CaptionSet:
-        return CaptionSet(
-            part.images, tuple(prompts[label] for label in part.labels.tolist()), part.sources, part.labels
-        )
-
-    sets = [worded(splits.split(name)) for name in SPLITS]
-    if sequence_length is None and tokenizer in (None, "words"):
-        trained = caption_tokenizer("words", [text for texts in prompts for text in texts], None)
-        sequence_length = int(trained.encode([text for texts in prompts for text in texts])[1].sum(1).max())
-    made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, sequence_length, splits.notes)
-    return replace(made, classes=splits.classes, prompts=prompts)
-
-
 def digit_captions(
     root: str | Path | None = None,
     *,
@@ -228,15 +183,31 @@ def digit_captions(
     Args:
         root: Where MNIST lies; left out for "digits".
         dataset: "digits", which lie inside scikit-learn, or "mnist".
-        templates: As in `class_captions`.
+        templates: Sentences with {} for the digit; each is a caption, and a prompt for zero-shot.
         tokenizer: As in `captions`.
-        sequence_length: As in `class_captions`.
+        sequence_length: As in `captions`; as long as the longest caption by default, where one is trained.
         options: Those of the dataset: `image_size`, `split_seed`, `validation_fraction` and so on.
+
+    Raises:
+        ValueError: A template has no {}, or as of the dataset.
     """
+    if lacking := [template for template in templates if template.count("{}") != 1] or not templates:
+        step = "Write one such as 'a photo of {}'."
+        raise ValueError(checks.message("templates", "hold one {} for the digit each", lacking, step))
     loaders: dict[str, Any] = {"digits": digits, "mnist": mnist}
-    splits = loaders[checks.choice("dataset", dataset, loaders)](root, **options)
-    shape: dict[str, Any] = {"tokenizer": tokenizer, "sequence_length": sequence_length}
-    return class_captions(splits, names=DIGITS, templates=templates, **shape)
+    splits: ImageSplits = loaders[checks.choice("dataset", dataset, loaders)](root, **options)
+    prompts = tuple(tuple(template.format(name) for template in templates) for name in DIGITS)
+    if sequence_length is None and tokenizer is None:
+        texts = [text for each in prompts for text in each]
+        sequence_length = int(CaptionTokenizer.train(texts).encode(texts)[1].sum(1).max())
+    sets = [
+        CaptionSet(
+            part.images, tuple(prompts[label] for label in part.labels.tolist()), part.sources, part.labels
+        )
+        for part in map(splits.split, SPLITS)
+    ]
+    made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, sequence_length, splits.notes)
+    return replace(made, classes=splits.classes, prompts=prompts)
 
 
 def _with_tokens(

@@ -26,7 +26,7 @@ MOST_PIXELS = 2**27
 
 
 class Picture(NamedTuple):
-    """One image, uint8 (height, width) or (height, width, 3), and its file's size, Pillow mode and frames."""
+    """One image, uint8 (height, width) or (height, width, 3), with its file and side."""
 
     pixels: np.ndarray
     label: int
@@ -34,6 +34,7 @@ class Picture(NamedTuple):
     size: tuple[int, int]
     mode: str
     n_frames: int = 1
+    side: str = "any"
 
 
 def read(content: bytes, label: int, source: str, size: tuple[int, int] | None) -> Picture:
@@ -124,15 +125,13 @@ def stack_files(
     """
     size, n_bytes = as_size(image_size), 0
     pictures: list[Picture] = []
-    sides: list[str] = []
     failed: list[str] = []
     for side, label, source in files:
         try:
-            pictures.append(read(content(source), label, source, size))
+            pictures.append(read(content(source), label, source, size)._replace(side=side))
         except Exception as error:  # a damaged file makes Pillow raise almost anything
             failed.append(f"{source} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
             continue
-        sides.append(side)
         n_bytes += pictures[-1].pixels.nbytes
         if n_bytes > MAX_BYTES:
             step = "Pass a smaller one, such as 32."
@@ -140,17 +139,16 @@ def stack_files(
     if failed:
         of_all = f"{len(failed):,} of {len(files):,} images"
         notes = [*notes, f"Left out {of_all} that cannot be read: {first(failed)}."]
-    readable = {(side, each.label) for side, each in zip(sides, pictures, strict=True)}
+    readable = {(each.side, each.label) for each in pictures}
     if lacking := {(side, label) for side, label, _ in files} - readable:
         side, label = min(lacking)
         found = f"none in {classes[label] if classes else 'all'!r} ({side})"
         raise refusal("hold a readable image of every class", found, notes[-1])
-    return stack_pictures(pictures, sides, classes, notes, image_size=image_size, grey=grey)
+    return stack_pictures(pictures, classes, notes, image_size=image_size, grey=grey)
 
 
 def stack_pictures(
     pictures: Sequence[Picture],
-    sides: Sequence[str],
     classes: tuple[str, ...],
     notes: Sequence[str],
     *,
@@ -173,7 +171,7 @@ def stack_pictures(
     return Stack(
         np.stack([fit(picture.pixels, size, mode) for picture in pictures]),
         np.array([picture.label for picture in pictures], dtype=np.int64),
-        np.array([SIDES.index(side) for side in sides], dtype=np.uint8),
+        np.array([SIDES.index(picture.side) for picture in pictures], dtype=np.uint8),
         tuple(picture.source for picture in pictures),
         classes,
         tuple(messages),
@@ -208,14 +206,13 @@ def stack_arrays(
     shapes = {side: images.shape[1:] for side, (images, _) in parts.items()}
     if len(set(shapes.values())) > 1:
         raise refusal("hold images of one size", shapes, "Resize them first.")
-    pictures, sides = [], []
+    pictures = []
     for side, (images, labels) in parts.items():
         before = prefix if len(parts) == 1 else f"{prefix}{side}/"
         mode, size = "L" if images.ndim == 3 else "RGB", (images.shape[1], images.shape[2])
         for row, (pixels, label) in enumerate(zip(images, labels.tolist(), strict=True)):
-            pictures.append(Picture(pixels, label, f"{before}{row}", size, mode))
-            sides.append(side)
-    return stack_pictures(pictures, sides, classes, notes, image_size=image_size, grey=grey)
+            pictures.append(Picture(pixels, label, f"{before}{row}", size, mode, side=side))
+    return stack_pictures(pictures, classes, notes, image_size=image_size, grey=grey)
 
 
 def split_arrays(

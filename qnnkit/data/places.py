@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -51,12 +51,12 @@ class Member:
         return self.base.lower().endswith(SUFFIXES)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Level:
     """What lies directly in one folder, in natural order."""
 
-    folders: list[str] = field(default_factory=list)
-    files: list[Member] = field(default_factory=list)
+    folders: list[str]
+    files: list[Member]
 
     @property
     def images(self) -> list[Member]:
@@ -84,24 +84,18 @@ class Place:
             names, self._read = opener(path, stack, self.left_out)
             self._close = stack.pop_all().close
         self.members = sorted((each for each in names.values() if each), key=lambda each: natural(each.name))
-        self._levels = {"": Level()}
-        for name in (name for name, member in names.items() if member is None):
-            self._level(name)
-        for member in self.members:
-            self._level(member.name.rpartition("/")[0]).files.append(member)
-        for level in self._levels.values():
-            level.folders.sort(key=natural)
-
-    def _level(self, name: str) -> Level:
-        """The level of a folder, entered into the one above it when it is new."""
-        if name not in self._levels:
-            above, _, base = name.rpartition("/")
-            self._level(above).folders.append(base)
-            self._levels[name] = Level()
-        return self._levels[name]
+        self._folders = {name for name, member in names.items() if member is None}
+        for name in names:
+            while (name := name.rpartition("/")[0]) and name not in self._folders:
+                self._folders.add(name)
 
     def level(self, name: str) -> Level:
-        return self._levels[name]
+        above = f"{name}/" if name else ""
+        inside = [each[len(above) :] for each in self._folders if each.startswith(above)]
+        return Level(
+            sorted((each for each in inside if each and "/" not in each), key=natural),
+            [each for each in self.members if each.name == above + each.base],
+        )
 
     def read(self, name: str) -> bytes:
         """All of one file.

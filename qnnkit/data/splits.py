@@ -10,7 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,17 +24,21 @@ SIDES = ("any", *SPLITS)
 """On which side of its dataset a sample lies: "any" where the dataset has no sides of its own."""
 
 
+P = TypeVar("P", bound="Part")
+"""What a split of some kind is."""
+
+
 @dataclass(frozen=True, eq=False)
-class Splits:
+class Splits(Generic[P]):
     """Train, validation and test: what runs ask of a dataset, whatever it holds.
 
     A kind adds its own fields, `sizes`, `example`, and `_samples`, what a batch is made of.
     """
 
     name: str
-    train: Any
-    validation: Any
-    test: Any
+    train: P
+    validation: P
+    test: P
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     """Sentences to show once: what was left out, cut, resized or converted."""
 
@@ -131,22 +135,22 @@ class ImageSet(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class Pictured(Splits):
+class Pictured(Splits[P]):
     """Splits with images in them."""
 
     @property
     def channels(self) -> int:
         """1 for grey, 3 for colour."""
-        return self.train.images.shape[1]
+        return self.split("train").images.shape[1]
 
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width, in pixels."""
-        return self.train.images.shape[2], self.train.images.shape[3]
+        return tuple(self.split("train").images.shape[2:])
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSplits(Pictured):
+class ImageSplits(Pictured[ImageSet]):
     """A dataset of images, split into train, validation and test.
 
     A batch is (images, labels): uint8 (batch, channels, height, width), int64 (batch,).
@@ -161,9 +165,6 @@ class ImageSplits(Pictured):
         (torch.Size([64, 1, 8, 8]), torch.uint8, torch.Size([64]))
     """
 
-    train: ImageSet
-    validation: ImageSet
-    test: ImageSet
     classes: tuple[str, ...]  # the name of each label
 
     @property

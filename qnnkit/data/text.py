@@ -205,15 +205,3 @@ def _written(document: Document, messages: list[dict[str, str]], tokenizer: Any,
         reason = str(error).strip().split("\n")[0].rstrip(".")
         step = f"The template says: {reason}."
         raise refusal("hold chats that the tokenizer's template takes", document.name, step) from None
-
-
-def counts(splits: TokenSplits) -> dict[str, dict[str, Any]]:
-    """Blocks, tokens and predicted tokens of each split, for tables."""
-    return {
-        name: {
-            "blocks": len(splits.split(name)),
-            "tokens": splits.split(name).input_ids.numel(),
-            "predicted": splits.split(name).n_predicted,
-        }
-        for name in SPLITS
-    }

@@ -73,7 +73,8 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
         if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
             raise refusal("hold 4 GiB of text at most", f"{n_bytes:,} bytes", "Pass a part of it.")
         cut = len(files) == 1 and files[0].base.lower().endswith(TEXT)
-        read = [document for member in files for document in _of_file(place, member.name, cut)]
+        top = outermost(place, lambda outer, _: not outer.files)
+        read = [document for member in files for document in _of_file(place, member.name, cut, top)]
         notes = place.notes(SUFFIXES, "text")
     found = [document for document in read if document.text.strip()]
     if len(found) < len(read):
@@ -90,14 +91,13 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     return [_joined(group, keeps) for group in groups], notes
 
 
-def _of_file(place: Place, name: str, cut: bool) -> Iterable[Document]:
+def _of_file(place: Place, name: str, cut: bool, top: str) -> Iterable[Document]:
     """The documents of a file: its records, its speeches if it is to be cut, or else all of it."""
     text = place.text(name)
     if name.lower().endswith(RECORDS):
         return [as_document(where, record) for where, record in records(text, name)]
     if cut:
         return _speeches(name, text)
-    top = outermost(place, lambda outer, _: not outer.files)
     return [Document(name, name, text.strip(), key=name.removeprefix(top))]
 
 

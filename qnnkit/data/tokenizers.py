@@ -53,12 +53,22 @@ def trained(texts: Iterable[str], vocabulary: int) -> Any:
     Reference:
         Sennrich et al. 2016, arXiv:1508.07909, algorithm 1; over bytes: Radford et al. 2019 (GPT-2).
     """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocabulary < FEWEST:
         rule = f"be {FEWEST} or more: every byte, and the end of a document"
         raise ValueError(checks.message("vocabulary", rule, vocabulary, "Use 1024 for a small dataset."))
-    inner, trainer = _byte_level(vocabulary, (END,), add_prefix_space=False, min_frequency=2)
+    inner: Any = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
     inner.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
@@ -91,27 +101,8 @@ def _read(name: str | Path) -> Any:
         raise ValueError(checks.message("tokenizer", rule, str(name), step)) from None
 
 
-def _byte_level(
-    vocabulary: int, special: Sequence[str], *, add_prefix_space: bool, min_frequency: int, **options: Any
-) -> tuple[Any, Any]:
-    """A BPE over bytes, not trained yet, and what trains it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    inner: Any = Tokenizer(models.BPE(**options))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    inner.decoder = decoders.ByteLevel()
-    return inner, trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        min_frequency=min_frequency,
-        special_tokens=list(special),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-
-
 # --- captions ----------------------------------------------------------------------------------------------
 
-KINDS = ("words", "bpe")
 PAD, UNKNOWN, BEGIN, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
 SPECIAL = (PAD, UNKNOWN, BEGIN, EOS)
 """In this order: transformers takes an end of number 2 for an old mistake, and pools texts elsewhere."""
@@ -149,47 +140,32 @@ class CaptionTokenizer:
         self.inner, self.sequence_length = inner, sequence_length
         ids = inner("a")["input_ids"]
         if inner.eos_token_id is None or ids[-1] != inner.eos_token_id:
-            step = "Take one made for CLIP, or train one: tokenizer='words'."
+            step = "Take one made for CLIP, or leave it out to train one."
             raise ValueError(checks.message("tokenizer", "end every text with its end token", ids, step))
 
     @classmethod
     def train(
-        cls,
-        captions: Sequence[str],
-        *,
-        kind: str = "words",
-        vocabulary: int = VOCABULARY,
-        sequence_length: int = MAX_LENGTH,
+        cls, captions: Sequence[str], *, vocabulary: int = VOCABULARY, sequence_length: int = MAX_LENGTH
     ) -> CaptionTokenizer:
-        """A tokenizer trained on captions, in small letters.
+        """A tokenizer trained on captions, in small letters: a token for each word and each mark.
 
         Args:
             captions: What it is trained on: the training captions alone.
-            kind: "words" has a token for each word and each mark, and one for all words it has not seen;
-                "bpe" for pieces of words, of which any text can be put together (Sennrich et al. 2015,
-                arXiv:1508.07909).
-            vocabulary: Most tokens; the most frequent are kept.
+            vocabulary: Most tokens; the most frequent are kept, and one stands for all other words.
             sequence_length: Tokens of a text.
         """
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
         from transformers import PreTrainedTokenizerFast
 
-        checks.choice("tokenizer", kind, KINDS)
-        least = len(SPECIAL) + 1 + (256 if kind == "bpe" else 0)
-        if vocabulary < least:
-            rule = f"be {least} or more for {kind!r}"
+        if vocabulary <= len(SPECIAL):
+            rule = f"be {len(SPECIAL) + 1} or more"
             raise ValueError(checks.message("vocabulary", rule, vocabulary, "Use 4096."))
-        if kind == "bpe":
-            made, trainer = _byte_level(
-                vocabulary, SPECIAL, add_prefix_space=True, min_frequency=0, unk_token=UNKNOWN
-            )
-        else:
-            made: Any = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-            made.pre_tokenizer = pre_tokenizers.Whitespace()
-            trainer = trainers.WordLevelTrainer(
-                vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False
-            )
+        made: Any = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
         made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+        trainer = trainers.WordLevelTrainer(
+            vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False
+        )
         made.train_from_iterator(captions, trainer)
         ends = [(name, made.token_to_id(name)) for name in (BEGIN, EOS)]
         made.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A {EOS}", special_tokens=ends)
@@ -272,10 +248,9 @@ class CaptionTokenizer:
 def caption_tokenizer(
     wanted: str | Path | CaptionTokenizer | None, captions: Sequence[str], sequence_length: int | None
 ) -> CaptionTokenizer:
-    """The tokenizer that `captions` is asked for: the one given, one of a kind to train, or one to load."""
+    """The tokenizer that `captions` is asked for: the one given, one that is trained, or one to load."""
     if isinstance(wanted, CaptionTokenizer):
         return wanted
-    if wanted is None or wanted in KINDS:
-        kind, length = str(wanted or "words"), sequence_length or MAX_LENGTH
-        return CaptionTokenizer.train(captions, kind=kind, sequence_length=length)
+    if wanted is None:
+        return CaptionTokenizer.train(captions, sequence_length=sequence_length or MAX_LENGTH)
     return CaptionTokenizer.load(wanted, sequence_length=sequence_length)

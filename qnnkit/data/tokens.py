@@ -36,16 +36,13 @@ class TokenSet(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class TokenSplits(Splits):
+class TokenSplits(Splits[TokenSet]):
     """A dataset of token blocks, split by document into train, validation and test.
 
     A batch is {"input_ids", "labels"}, both int64 of shape (batch, length), as transformers' causal language
     models take them: they shift the labels themselves.
     """
 
-    train: TokenSet
-    validation: TokenSet
-    test: TokenSet
     tokenizer: Any
     """Has `encode(text_or_events) -> list[int]`, `decode(ids)`, `len()` and `save_pretrained(folder)`."""
     augment: Callable[[TokenSet, int], TokenSet] | None = None

@@ -20,21 +20,7 @@ MODELS = {
 """Families of nets for images, and the settings of each."""
 
 __all__ = [
-    "MODELS",
-    "CNNSettings",
-    "Clip",
-    "ClipSettings",
-    "LanguageModelSettings",
-    "QuanvNet",
-    "QuanvSettings",
-    "ResNet18",
-    "ResNetCircuit",
-    "ResNetCircuitSettings",
-    "ResNetSettings",
-    "ResidualQuanvNet",
-    "ResidualQuanvSettings",
-    "SmallCNN",
-    "causal_lm",
-    "language_model",
-    "table",
-]
+    "MODELS", "CNNSettings", "Clip", "ClipSettings", "LanguageModelSettings", "QuanvNet", "QuanvSettings",
+    "ResNet18", "ResNetCircuit", "ResNetCircuitSettings", "ResNetSettings", "ResidualQuanvNet",
+    "ResidualQuanvSettings", "SmallCNN", "causal_lm", "language_model", "table",
+]  # fmt: skip

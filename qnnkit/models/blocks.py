@@ -1,12 +1,17 @@
-"""Classical parts that several families of nets share."""
+"""What several families of nets share: classical parts, seeds, and the loading of published weights."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from qnnkit import checks
+from qnnkit.data import hub
 
 
 class Residual(nn.Module):
@@ -65,3 +70,50 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         yield
+
+
+def published(
+    kind: Any,
+    name: str,
+    *,
+    what: str,
+    model_type: str | None = None,
+    argument: str = "pretrained",
+    otherwise: str = "None to start from scratch",
+    **options: Any,
+) -> Any:
+    """The model called `name`, a class of transformers' `kind`; nothing but safetensors is read.
+
+    Args:
+        kind: The class, with `from_pretrained`.
+        name: Local folder, or name on the Hugging Face Hub.
+        what: What it is to be, in words.
+        model_type: What its config.json calls it; None takes any.
+        argument: Which argument a refusal names.
+        otherwise: What else that argument may be, in words.
+        options: What else `from_pretrained` takes.
+
+    Raises:
+        ValueError: It cannot be reached, is something else, or lacks a weight.
+    """
+    step = f"Give a local folder with config.json and model.safetensors, or {otherwise}."
+
+    def refuse(rule: str, value: str, reason: str) -> ValueError:
+        return ValueError(checks.message(argument, rule, value, f"{reason} {step}"))
+
+    folder, rule = Path(name).expanduser(), f"be a {what} that can be read here"
+    if folder.is_dir() and not (folder / "config.json").exists():
+        alone = "It holds an adapter alone: load its base, and put it on by adapters.load."
+        is_adapter = (folder / "adapter_config.json").exists()
+        raise refuse(rule, name, alone if is_adapter else "It has no config.json.")
+    try:
+        with seeded(0):  # what is missing would be drawn
+            net, told = hub.read(kind, name, use_safetensors=True, output_loading_info=True, **options)
+    except ValueError as error:
+        raise refuse(rule, name, f"It was not read: {error}.") from None
+    if model_type not in (None, net.config.model_type):
+        raise refuse(f"be a {what}", net.config.model_type, "Other nets have other layers.")
+    if lacking := [*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])]:
+        some = f"{len(lacking)} weights, {sorted(lacking)[0]} first, would be left as they are drawn."
+        raise refuse(f"hold every weight of its {what}", name, f"It does not: {some}")
+    return net

@@ -7,14 +7,14 @@ import importlib.util
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from qnnkit import checks
 from qnnkit.data import hub
 from qnnkit.device import choose
-from qnnkit.models.blocks import seeded
+from qnnkit.models.blocks import published, seeded
 from qnnkit.settings import Base, Place
 
 # hidden size, layers, heads, key-value heads, inner size, vocabulary
@@ -233,33 +233,9 @@ def _loaded(name: str, vocabulary: int | None, length: int | None, **options: An
     """A causal language model's weights, every one of them, from a folder or the Hub."""
     from transformers import AutoModelForCausalLM
 
-    folder, kind = Path(name).expanduser(), cast(Any, AutoModelForCausalLM)
-    step = (
-        f"Give a local folder with config.json and model.safetensors, or one of the sizes {', '.join(LLAMA)}."
-    )
-
-    def refuse(rule: str, value: str, reason: str) -> ValueError:
-        return ValueError(checks.message("model", rule, value, f"{reason} {step}"))
-
-    if folder.is_dir() and not (folder / "config.json").exists():
-        adapter = (folder / "adapter_config.json").exists()
-        raise refuse(
-            "be the folder of a whole model",
-            name,
-            "It holds an adapter alone: load its base, and put it on by adapters.load."
-            if adapter
-            else "It has no config.json.",
-        )
-    options |= {"use_safetensors": True, "output_loading_info": True}
-    try:
-        with seeded(0):  # what is missing would be drawn
-            model, told = hub.read(kind, name, **options)
-    except ValueError as error:
-        rule = "be a causal language model that can be read here"
-        raise refuse(rule, name, f"It was not read: {error}.") from None
-    if lacking := [*told["missing_keys"], *(key[0] for key in told["mismatched_keys"])]:
-        some = f"{len(lacking)} weights, {sorted(lacking)[0]} first, would be left as they are drawn."
-        raise refuse("hold every weight of its model", name, f"It does not: {some}")
+    sizes = f"one of the sizes {', '.join(LLAMA)}"
+    what: dict[str, Any] = {"what": "causal language model", "argument": "model", "otherwise": sizes}
+    model = published(AutoModelForCausalLM, name, **what, **options)
     _require_fit(model.config, name, vocabulary, length)
     return model
 

@@ -1,16 +1,18 @@
-"""What every net with a circuit of the kit's is told of it."""
+"""What every net with a circuit of the kit's is told of it, and the layer that comes of it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
+import torch
 from pydantic import Field, ValidationInfo, field_validator
 
-from qnnkit import checks
-from qnnkit.circuits import ANSAETZE, EMBEDDINGS
+from qnnkit import checks, circuits
+from qnnkit.layers import QuantumLayer
 from qnnkit.settings import Base
 
-KNOWN = {"circuit": ANSAETZE, "embedding": EMBEDDINGS}
+KNOWN = {"circuit": circuits.ANSAETZE, "embedding": circuits.EMBEDDINGS}
 
 
 class CircuitSettings(Base):
@@ -31,3 +33,25 @@ class CircuitSettings(Base):
     @classmethod
     def _known(cls, value: str, field: ValidationInfo) -> str:
         return checks.choice(str(field.field_name), value, KNOWN[str(field.field_name)])
+
+
+def layer(config: Any, *, seed: int, backend: str) -> QuantumLayer:
+    """The circuit of `n_qubits` wires that settings ask for; `seed` fixes its gates and its first angles."""
+    qnode, shapes = circuits.build(
+        config.circuit,
+        n_qubits=config.n_qubits,
+        n_layers=config.n_layers,
+        embedding=config.embedding,
+        seed=seed,
+        mirrored=config.initialisation in circuits.MIRRORED,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    start = partial(circuits.INITIALISATIONS[config.initialisation], generator=generator)
+    return QuantumLayer(qnode, shapes, start, backend=backend).requires_grad_(config.trainable)
+
+
+def n_features(config: Any) -> int:
+    """How many angles that circuit takes."""
+    count = circuits.embedding_of(config.circuit, config.embedding).n_features
+    assert count is not None  # every embedding has it
+    return count(config.n_qubits)

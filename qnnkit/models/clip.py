@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from qnnkit import checks, circuits
+from qnnkit import checks
 from qnnkit.data.tokenizers import CaptionTokenizer
-from qnnkit.layers import QuantumLayer
-from qnnkit.models import pretrained
-from qnnkit.models.blocks import pixels, precise, seeded
-from qnnkit.models.circuit import CircuitSettings
+from qnnkit.models.blocks import pixels, precise, published, seeded
+from qnnkit.models.circuit import CircuitSettings, layer, n_features
 from qnnkit.settings import Place
 
 # of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary
@@ -24,7 +21,6 @@ CLIP = {
     "small": (256, 4, 4, 64, 8, 256, 4096),
     "77m": (512, 10, 8, 224, 32, 512, 16384),
 }
-HEADS = ("full", "linear", "quantum")
 LARGEST_LOGIT_SCALE = math.log(100)
 """Logits are cosines times 100 at most; Radford et al. 2021, section 2.5."""
 
@@ -54,20 +50,11 @@ class Clip(nn.Module):
     and up, a control) or "quantum" (down to angles in (0, pi), a circuit, up).
 
     Args:
+        config: Sizes, head and circuit. With `pretrained`, `size` and `patch_size` are those of the weights;
+            heads other than "full" start from scratch all the same.
         tokenizer: Of the captions: vocabulary, length and end of the texts.
         channels: Channels of the images.
         image_size: (height, width) of the images, alike.
-        size: Named in CLIP; how wide and deep both towers are. Unused with `pretrained`.
-        patch_size: Side of a patch, in pixels; the size's own by default. Unused with `pretrained`.
-        pretrained: Local folder, or name on the Hugging Face Hub, of a CLIP's weights; only safetensors are
-            read. None starts from scratch.
-        head: One of HEADS. The other two than "full" start from scratch, with `pretrained` too.
-        n_qubits: Wires of each circuit, or what a linear head goes down to.
-        n_layers: Of each circuit.
-        circuit: Its ansatz.
-        embedding: How angles enter, where the ansatz does not say.
-        initialisation: Where its weights begin.
-        trainable: Whether the circuits are trained.
         seed: Fixes every initial weight; no global generator is touched.
         backend: What runs the circuits, as in `QuantumLayer`.
 
@@ -81,8 +68,7 @@ class Clip(nn.Module):
     Example:
         >>> from qnnkit.data.captions import digit_captions
         >>> splits = digit_captions()
-        >>> shape = {"channels": 1, "image_size": (8, 8), "patch_size": 4}
-        >>> clip = Clip(splits.tokenizer, head="quantum", n_qubits=4, **shape)
+        >>> clip = Clip(ClipSettings(patch_size=4), **splits.sizes)
         >>> images, texts = clip(**next(iter(splits.batches("test", 5, shuffle=False))))
         >>> images.shape, texts.shape
         (torch.Size([5, 64]), torch.Size([5, 64]))
@@ -90,53 +76,32 @@ class Clip(nn.Module):
 
     def __init__(
         self,
-        tokenizer: CaptionTokenizer,
+        config: ClipSettings,
         *,
+        tokenizer: CaptionTokenizer,
         channels: int,
         image_size: tuple[int, int],
-        size: str = "tiny",
-        patch_size: int | None = None,
-        pretrained: str | None = None,
-        head: str = "linear",
-        n_qubits: int = 8,
-        n_layers: int = 2,
-        circuit: str = "data_reuploading",
-        embedding: str = "angle",
-        initialisation: str = "uniform",
-        trainable: bool = True,
         seed: int = 0,
         backend: str = "auto",
     ):
         super().__init__()
-        checks.choice("head", head, HEADS)
         if image_size[0] != image_size[1]:
             step = "Load the images with an image_size."
             raise ValueError(checks.message("image_size", "be square", tuple(image_size), step))
         with seeded(seed):
-            if pretrained is None:
-                self.net = _from_scratch(tokenizer, channels, image_size[0], size, patch_size)
+            if config.pretrained is None:
+                self.net = _from_scratch(tokenizer, channels, image_size[0], config.size, config.patch_size)
             else:
-                self.net = _published(pretrained, tokenizer, channels, image_size[0])
+                self.net = _published(config.pretrained, tokenizer, channels, image_size[0])
             self.in_channels = int(self.net.config.vision_config.num_channels)
             towers = {"visual_projection": self.net.vision_model, "text_projection": self.net.text_model}
-            for index, (name, tower) in enumerate(towers.items() if head != "full" else ()):
-                layer, width = None, n_qubits
-                checks.positive("n_qubits", n_qubits)
-                if head == "quantum":
-                    shape = {"n_qubits": n_qubits, "n_layers": n_layers, "embedding": embedding}
-                    layer = _circuit(circuit, initialisation, seed * 1000 + index, backend, **shape)
-                    layer.requires_grad_(trainable)
-                    n_features = circuits.embedding_of(circuit, embedding).n_features
-                    assert n_features is not None  # every embedding has it
-                    width = n_features(n_qubits)
-                sizes = tower.config.hidden_size, width, n_qubits, self.net.config.projection_dim
-                setattr(self.net, name, Projection(*sizes, layer))
-
-    @classmethod
-    def of(cls, settings: ClipSettings, *, seed: int = 0, backend: str = "auto", **sizes: Any) -> Clip:
-        """The net that settings ask for, for data of these sizes (`splits.sizes`)."""
-        own = {name: getattr(settings, name) for name in ClipSettings.model_fields}
-        return cls(**sizes, **own, seed=seed, backend=backend)
+            for index, (name, tower) in enumerate(towers.items() if config.head != "full" else ()):
+                circuit, width = None, config.n_qubits
+                if config.head == "quantum":
+                    circuit = layer(config, seed=seed * 1000 + index, backend=backend)
+                    width = n_features(config)
+                sizes = tower.config.hidden_size, width, config.n_qubits, self.net.config.projection_dim
+                setattr(self.net, name, Projection(*sizes, circuit))
 
     def forward(
         self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
@@ -269,7 +234,7 @@ def _from_scratch(
     if (
         tokenizer.eos_id == 2
     ):  # to transformers a mistake of the past: it would read texts at their largest number
-        rule, step = "have another number than 2 for its end", "Train one: tokenizer='words'."
+        rule, step = "have another number than 2 for its end", "Leave it out to train one."
         raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_id, step))
     length = tokenizer.sequence_length
     shape: dict[str, Any] = {"channels": channels, "image_size": side, "patch_size": patch_size}
@@ -280,7 +245,7 @@ def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int)
     """A CLIP's weights, if images and texts are as it reads them."""
     from transformers import CLIPModel
 
-    net = pretrained.load(CLIPModel, name, what="CLIP", model_type="clip")
+    net = published(CLIPModel, name, what="CLIP", model_type="clip")
     text, vision = net.config.text_config, net.config.vision_config
     if vision.image_size != side:
         step = f"Load the images with image_size={vision.image_size}."
@@ -295,15 +260,6 @@ def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int)
         step = f"Load the data with tokenizer={name!r}."
         raise ValueError(checks.message("tokenizer", f"be that of {name} ({most})", told, step))
     return net
-
-
-def _circuit(ansatz: str, initialisation: str, seed: int, backend: str, **shape: Any) -> QuantumLayer:
-    checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
-    mirrored = initialisation in circuits.MIRRORED
-    qnode, shapes = circuits.build(ansatz, seed=seed, mirrored=mirrored, **shape)
-    generator = torch.Generator().manual_seed(seed)
-    start = partial(circuits.INITIALISATIONS[initialisation], generator=generator)
-    return QuantumLayer(qnode, shapes, start, backend=backend)
 
 
 def _directions(vectors: Tensor) -> Tensor:

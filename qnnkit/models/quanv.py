@@ -28,6 +28,13 @@ class QuanvSettings(CircuitSettings):
     """Share of the values before the last layer that is dropped, in training only."""
 
 
+def quanvolution(config: QuanvSettings, channels: int, *, seed: int, backend: str) -> Quanv2d:
+    """The quanvolution that settings ask for."""
+    names = ("kernel_size", "stride", "filters", "trainable", "n_layers", "embedding", "initialisation")
+    options = {name: getattr(config, name) for name in names}
+    return Quanv2d(channels, config.circuit, seed=seed, backend=backend, **options)
+
+
 class QuanvNet(nn.Module):
     """Pixels -> angles -> quanvolution -> 3x3 convolution -> linear layer -> logits.
 
@@ -58,19 +65,7 @@ class QuanvNet(nn.Module):
             rule = f"be at least kernel_size = {config.kernel_size} pixels a side"
             step = "Use larger images or a smaller kernel_size."
             raise ValueError(checks.message("image_size", rule, tuple(image_size), step))
-        self.quanv = Quanv2d(
-            channels,
-            config.circuit,
-            kernel_size=config.kernel_size,
-            stride=config.stride,
-            filters=config.filters,
-            trainable=config.trainable,
-            seed=seed,
-            backend=backend,
-            n_layers=config.n_layers,
-            embedding=config.embedding,
-            initialisation=config.initialisation,
-        )
+        self.quanv = quanvolution(config, channels, seed=seed, backend=backend)
         rows, columns = ((side - config.kernel_size) // config.stride + 1 for side in image_size)
         with seeded(seed):
             self.reader = nn.Sequential(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qnnkit import checks
 from qnnkit.layers import Quanv2d
 from qnnkit.models.blocks import Residual, pixels, precise, seeded
-from qnnkit.models.quanv import QuanvSettings
+from qnnkit.models.quanv import QuanvSettings, quanvolution
 
 
 class ResidualQuanvSettings(QuanvSettings):
@@ -59,19 +59,7 @@ class ResidualQuanvNet(nn.Module):
             rule = f"be at least 4 * kernel_size = {least} pixels a side"
             step = "Use larger images or a smaller kernel_size."
             raise ValueError(checks.message("image_size", rule, tuple(image_size), step))
-        quanv = Quanv2d(
-            config.maps,
-            config.circuit,
-            kernel_size=kernel,
-            stride=stride,
-            filters=config.filters,
-            trainable=config.trainable,
-            seed=seed,
-            backend=backend,
-            n_layers=config.n_layers,
-            embedding=config.embedding,
-            initialisation=config.initialisation,
-        )
+        quanv = quanvolution(config, config.maps, seed=seed, backend=backend)
         sides = [-(-side // 4) for side in image_size]  # two convolutions of stride 2, padded
         rows, columns = ((side - kernel) // stride + 1 for side in sides)
         first = max(1, 3 * config.width // 8)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from qnnkit import checks, circuits
-from qnnkit.layers import QuantumLayer
-from qnnkit.models import pretrained
-from qnnkit.models.blocks import pixels, precise, seeded
-from qnnkit.models.circuit import CircuitSettings
+from qnnkit import checks
+from qnnkit.models.blocks import pixels, precise, published, seeded
+from qnnkit.models.circuit import CircuitSettings, layer, n_features
 from qnnkit.settings import Base, Place
 
 # Of the photographs that published weights were trained on, by colour.
@@ -57,8 +54,8 @@ class Backbone(nn.Module):
         else:
             self.net = _pretrained(ResNetModel, pretrained, channels)
         for stage in self.net.encoder.stages:
-            for layer in stage.layers:  # a whole stage would hold too much when it is computed again
-                layer.recomputed = True
+            for block in stage.layers:  # a whole stage would hold too much when it is computed again
+                block.recomputed = True
         self.n_features = int(self.net.config.hidden_sizes[-1])
         self.in_channels = int(self.net.config.num_channels)
         if frozen:
@@ -157,31 +154,15 @@ class ResNetCircuit(_OnBackbone):
         backend: str = "auto",
     ):
         super().__init__()
-        entry = circuits.embedding_of(config.circuit, config.embedding)
-        assert entry.n_features is not None  # every embedding has it
-        n_features = entry.n_features(config.n_qubits)
-        qnode, shapes = circuits.build(
-            config.circuit,
-            n_qubits=config.n_qubits,
-            n_layers=config.n_layers,
-            embedding=config.embedding,
-            seed=seed * 1000,
-            mirrored=config.initialisation in circuits.MIRRORED,
-        )
-        generator = torch.Generator().manual_seed(seed * 1000)
+        n_angles = n_features(config)
         with seeded(seed):
             self.backbone = _backbone(config, channels)
             self.reduce = nn.Sequential(
                 nn.Dropout(config.dropout),
-                nn.Linear(self.backbone.n_features, n_features),
-                nn.BatchNorm1d(n_features),  # angles that differ from the first step on
+                nn.Linear(self.backbone.n_features, n_angles),
+                nn.BatchNorm1d(n_angles),  # angles that differ from the first step on
             )
-            self.circuit = QuantumLayer(
-                qnode,
-                shapes,
-                partial(circuits.INITIALISATIONS[config.initialisation], generator=generator),
-                backend=backend,
-            ).requires_grad_(config.trainable)
+            self.circuit = layer(config, seed=seed * 1000, backend=backend)
             self.head = nn.Sequential(
                 nn.Linear(config.n_qubits, config.hidden), nn.SiLU(), nn.Linear(config.hidden, n_classes)
             )
@@ -237,7 +218,7 @@ def _backbone(config: ResNetSettings, channels: int) -> Backbone:
 
 def _pretrained(kind: Any, name: str, channels: int) -> Any:
     """A ResNet's weights, for images of as many channels."""
-    net = pretrained.load(kind, name, what="ResNet", model_type="resnet")
+    net = published(kind, name, what="ResNet", model_type="resnet")
     if net.config.num_channels not in (3, channels):
         step = "Give a local folder with config.json and model.safetensors, or None to start from scratch."
         rule, told = "read images of as many channels", f"one for {net.config.num_channels}"

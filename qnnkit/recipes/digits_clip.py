@@ -30,7 +30,7 @@ def load(settings):
 
 
 def build(settings, splits, seed):
-    return models.Clip.of(settings, **splits.sizes, seed=seed, backend=settings.backend)
+    return models.Clip(settings, **splits.sizes, seed=seed, backend=settings.backend)
 
 
 def task(settings):

@@ -2,10 +2,9 @@
 
 from qnnkit.tasks.classification import Classification, Predictions, calibration_error
 from qnnkit.tasks.contrastive import Contrastive
-from qnnkit.tasks.language import Language, evaluate, perplexity
+from qnnkit.tasks.language import Language, OwnLoss, evaluate, perplexity
 from qnnkit.tasks.music import Music, continue_piece, synthesise
 from qnnkit.tasks.own import Own, Refused, complete, usual
-from qnnkit.tasks.own_loss import OwnLoss
 from qnnkit.tasks.sampling import generate, sample, speed
 from qnnkit.tasks.saving import merge, save
 from qnnkit.tasks.step import Shown, Step, Task, asked

@@ -122,23 +122,22 @@ class Contrastive:
         images, texts = splits.test.images.numpy(), found.captions
         right = torch.zeros(len(images), len(texts), dtype=torch.bool)
         right[found.pairs[:, 0], found.pairs[:, 1]] = True
-        order = torch.linspace(0, len(texts) - 1, min(QUERIES, len(texts))).long()
-        cosines, rows = (found.texts[order] @ found.images.T).topk(min(FOUND, len(images)))
-        of_captions = plots.images_found(
-            [texts[row] for row in order],
-            images[rows.numpy()],
-            cosines.numpy(),
-            right.T[order].gather(1, rows).numpy(),
-        )
-        order = torch.linspace(0, len(images) - 1, min(QUERIES, len(images))).long()
-        cosines, rows = (found.images[order] @ found.texts.T).topk(min(FOUND, len(texts)))
-        of_images = plots.captions_found(
-            images[order.numpy()],
-            [[texts[column] for column in each] for each in rows.tolist()],
-            cosines.numpy(),
-            right[order].gather(1, rows).numpy(),
-        )
-        order = torch.linspace(0, len(images) - 1, min(PAIRS, len(images))).long()
+
+        def spread(n: int, most: int) -> Tensor:
+            return torch.linspace(0, n - 1, min(most, n)).long()
+
+        def nearest(queries: Tensor, candidates: Tensor, right: Tensor) -> tuple[Tensor, Any, Any]:
+            cosines, rows = (queries @ candidates.T).topk(min(FOUND, len(candidates)))
+            return rows, cosines.numpy(), right.gather(1, rows).numpy()
+
+        order = spread(len(texts), QUERIES)
+        rows, *told = nearest(found.texts[order], found.images, right.T[order])
+        of_captions = plots.images_found([texts[row] for row in order], images[rows.numpy()], *told)
+        order = spread(len(images), QUERIES)
+        rows, *told = nearest(found.images[order], found.texts, right[order])
+        lists = [[texts[column] for column in each] for each in rows.tolist()]
+        of_images = plots.captions_found(images[order.numpy()], lists, *told)
+        order = spread(len(images), PAIRS)
         firsts = {int(row): int(text) for row, text in reversed(found.pairs.tolist())}
         columns = torch.tensor([firsts[int(row)] for row in order])
         similar = plots.similarities(
@@ -147,22 +146,17 @@ class Contrastive:
             [texts[column] for column in columns],
             right[order][:, columns].numpy(),
         )
-        told = "Cosine of test images with their first captions; the marked ones belong together."
-        return [
-            Shown(
+        figures = (
+            (
                 of_captions,
                 "05_images_found",
                 "What is found for a caption",
                 "Test images; right ones framed.",
             ),
-            Shown(
-                of_images,
-                "05_captions_found",
-                "What is found for an image",
-                "Captions of the test split; right ones bold.",
-            ),
-            Shown(similar, "06_similarities", "Similarities", told),
-        ]
+            (of_images, "05_captions_found", "What is found for an image", "Test captions; right ones bold."),
+            (similar, "06_similarities", "Similarities", "Cosines of images and captions; pairs are marked."),
+        )
+        return [Shown(*figure) for figure in figures]
 
     def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> list[dict[str, Any]]:
         """Of each image, how well each text fits it: softmax over the texts, at the net's own scale.
