@@ -54,7 +54,8 @@ def set_up(held: dict[str, Any], key: str, quick: bool, place: dict[str, Any]) -
     with measure.threads(found.threads):
         held["round"]()
     seconds = time.perf_counter() - begin
-    return {"place": found.as_dict(), "share": share, "first_s": seconds}
+    chosen = f"{found.device}, {found.threads or torch.get_num_threads()} thread(s)"
+    return {"chosen": chosen, "why": found.sentence, "share": share, "first_s": seconds}
 
 
 def _evaluation(

@@ -17,12 +17,11 @@ import pandas as pd
 
 from qnnkit import batch, report, workspace
 
-
 RATES = ["learning_rate", "quantum_learning_rate"]
 
 
 def tried(folder: str) -> pd.DataFrame:
-    """Recipe, other settings, net, step sizes -> mean best validation score over seeds, each net's best marked.
+    """Recipe, other settings, net, step sizes -> mean best validation score over seeds; each net's best.
 
     Raises:
         FileNotFoundError: No batch is there.

@@ -248,14 +248,8 @@ def test_moves_are_timed_one_by_one(tmp_path):
 # --- whether auto is fast ----------------------------------------------------------------------------
 
 
-def row(choice, seconds, **more):
-    rounds = [seconds] if seconds else []
-    return {"workload": "W1", "choice": choice, "rounds": rounds, "spent": 0.0, "share": 1.0, **more}
-
-
 def test_every_fixed_choice_stands_beside_auto():
-    found = [placing.name_of(one) for one in placing.choices(["cpu", "cuda:0"], ["batched"], [1, 2])]
-    assert found == [
+    assert list(placing.choices(["cpu", "cuda:0"], ["batched"], [1, 2])) == [
         "auto",
         "batched on cpu, 1 thread",
         "batched on cpu, 2 threads",
@@ -272,12 +266,15 @@ def test_every_fixed_choice_stands_beside_auto():
         (1.09, []),
         (1.2, ["W1: auto takes 1.20 times as long as a."]),
         (4.0, ["W1: auto takes 4.00 times as long as a.", "W1: auto is slower than b, the slowest."]),
-        (None, ["W1: there is nothing to compare, as no memory."]),
+        (None, ["W1: there is nothing to compare."]),
     ],
 )
 def test_a_slow_auto_is_told(auto, told):
-    rows = [row("auto", auto, failed="no memory"), row("a", 1.0), row("b", 3.0), row("c", None)]
-    assert placing.problems(placing.complete(rows)) == told
+    rows = [
+        placing.flat({"workload": "W1", "choice": choice, "chosen": "", "seconds": [took] * bool(took)})
+        for choice, took in {"auto": auto, "a": 1.0, "b": 3.0, "c": None}.items()
+    ]
+    assert placing.problems(pd.DataFrame(rows)) == told
 
 
 @pytest.mark.parametrize(("key", "backend"), [("W3-64", "lightning.qubit"), ("digits_quanv", "batched")])
@@ -285,18 +282,22 @@ def test_a_place_is_timed(tmp_path, monkeypatch, key, backend):
     monkeypatch.chdir(tmp_path)
     held, place = {}, {"device": "cpu", "backend": backend, "threads": 1, "seconds": 1.0}
     reply = placing_worker.set_up(held, key, quick=True, place=place)
-    assert reply["place"]["threads"] == 1 and 0 < reply["share"] <= 1
+    assert reply["chosen"] == "cpu, 1 thread(s)" and 0 < reply["share"] <= 1
     assert placing_worker.timed_round(held)["seconds"] > 0
 
 
 # --- predicted and measured --------------------------------------------------------------------------------
 
 
-def a_round(peak=1.0, seconds=1.0):
-    return {
-        "predicted": {"peak": 100 * peak, "seconds_per_epoch": seconds, "n_weights": 7},
-        "measured": {"peak": 100, "seconds_per_epoch": 1.0},
-    }
+def predicted(off_peak, off_seconds):
+    rounds = [
+        ({"peak": 100e6 * peak, "seconds_per_epoch": seconds, "n_weights": 7}, MEASURED)
+        for peak, seconds in ((9, 9), (off_peak, off_seconds), (0.1, 0.1))
+    ]
+    return predicting.compared("digits_quanv", rounds)
+
+
+MEASURED = {"peak": 100e6, "seconds_per_epoch": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -304,32 +305,26 @@ def a_round(peak=1.0, seconds=1.0):
     [(1.0, 1.0, True), (1.14, 0.81, True), (0.84, 1.0, False), (1.16, 1.0, False), (1.0, 1.21, False)],
 )
 def test_a_prediction_is_judged_by_medians(peak, seconds, within):
-    row = predicting.compared([a_round(9, 9), a_round(peak, seconds), a_round(0.1, 0.1)])
-    assert predicting.is_within(row) is within
-    assert row["peak_off"] == pytest.approx(peak - 1)
-    page = predicting.markdown({"quanv": row}, "A machine")
+    row = predicted(peak, seconds)
+    assert row["off_mb"] == pytest.approx(peak - 1) and row["measured_mb"] == 100
+    table = pd.DataFrame([row]).assign(machine="A machine", date="2026-01-01")
+    page = predicting.page(table)
     assert f"{int(within)} of 1 settings lie within" in page and ("**" in page) is not within
 
 
-def test_the_page_of_predictions_has_every_setting_and_what_it_says_of_them():
-    page = (ROOT / "docs" / "predicted.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
-    titles = [each.title for each in predicting.SETTINGS.values()]
-    assert [row[0].removeprefix("| ") for row in rows] == titles
-    within = sum("**" not in " ".join(row) for row in rows)
-    assert f"{within} of {len(rows)} settings lie within" in page
-    for kind in ("quanv", "resnet", "CLIP", "Llama", "batches of", "bfloat16", "checkpointing", "LoRA"):
-        assert any(kind in row[0] for row in rows), kind
+def test_the_page_of_predictions_is_that_of_its_file():
+    table = pd.read_csv(record.RESULTS / "predicted.csv")
+    assert list(table["setting"]) == list(predicting.SETTINGS) and len(table) >= 21
+    assert predicting.page(table) == (ROOT / "docs" / "predicted.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["quanv", "llama-tiny"])
-def test_predicted_memory_is_that_of_a_training(key):
-    found = predicting.compared([{what: predicting.apart(name, key, "cpu") for what, name in WORDS.items()}])
-    assert abs(found["peak_off"]) <= predicting.MEMORY
-
-
-WORDS = {"predicted": "predict", "measured": "train"}
+@pytest.mark.parametrize("name", ["digits_quanv", "Llama tiny, batch 8"])
+def test_predicted_memory_is_that_of_a_training(name):
+    row = predicting.compared(
+        name, [tuple(predicting.apart(what, name, "cpu") for what in ("predict", "train"))]
+    )
+    assert abs(row["off_mb"]) <= predicting.MEMORY
 
 
 # --- placement, whole --------------------------------------------------------------------------------------
