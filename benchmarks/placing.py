@@ -13,9 +13,7 @@ do. Exit status 1 if `auto` is slower than the slowest fixed choice, or over 10 
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -27,7 +25,7 @@ import pandas as pd
 import torch
 
 from benchmarks import record
-from benchmarks.run import Worker, names_of
+from benchmarks.run import Worker, in_turns, names_of
 from qnnkit.device import machine
 from qnnkit.measure import placement
 
@@ -68,43 +66,14 @@ def compare(key: str, places: Mapping[str, Any], asked: argparse.Namespace) -> l
         ]
         try:
             for worker in workers:
-                worker.row = {
-                    "workload": key,
-                    "choice": worker.name,
-                    "chosen": "",
-                    "seconds": [],
-                    "spent": 0.0,
-                }
+                worker.row = {"workload": key, "choice": worker.name, "chosen": ""}
                 place = {**places[worker.name], "seconds": asked.seconds}
-                _note(worker, worker.ask("set up", key=key, quick=asked.quick, place=place))
-            for number in range(asked.rounds):
-                turn = number % len(workers)
-                for worker in workers[turn:] + workers[:turn]:
-                    if "failed" not in worker.row and worker.row["spent"] < asked.budget:
-                        _note(worker, worker.ask("round"))
+                worker.note("set up", key=key, quick=asked.quick, place=place)
+            in_turns(workers, asked.rounds, asked.budget)
         finally:
             for worker in workers:
                 worker.close()
-    return [flat(worker.row) for worker in workers]
-
-
-def _note(worker: Worker, reply: dict[str, Any]) -> None:
-    row = worker.row
-    if failed := [reply[kind] for kind in ("failed", "stopped", "absent") if kind in reply]:
-        row["failed"] = failed[0]
-        print(f"{worker.name}: {failed[0]}", *worker.last_words(), sep="\n", file=sys.stderr)
-        return
-    row["seconds"] += [reply.pop("seconds")] if "seconds" in reply else []
-    row["spent"] += reply.pop("spent", 0.0)
-    row |= reply
-
-
-def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as the table has it: milliseconds of a training step (W1, W3) or an epoch of a recipe."""
-    times = [1e3 * seconds for seconds in row["seconds"]]
-    found = {name: value for name, value in row.items() if name not in ("seconds", "spent")}
-    found |= {"rounds": len(times), "median_ms": statistics.median(times) if times else math.nan}
-    return found | {"least_ms": min(times, default=math.nan), "most_ms": max(times, default=math.nan)}
+    return [worker.row | worker.times() for worker in workers]
 
 
 def beside_auto(table: pd.DataFrame) -> Iterator[tuple[Any, pd.Series, pd.Series]]:

@@ -21,7 +21,7 @@ RATES = ["learning_rate", "quantum_learning_rate"]
 
 
 def tried(folder: str) -> pd.DataFrame:
-    """Recipe, other settings, net, step sizes -> mean best validation score over seeds; each net's best.
+    """Recipe, other settings, net, step sizes -> mean best validation score over seeds, each net's best marked.
 
     Raises:
         FileNotFoundError: No batch is there.

@@ -80,29 +80,6 @@ def no_race(request, monkeypatch):
         monkeypatch.setattr(placement, "timed", lambda *given: ({}, None, None))
 
 
-@pytest.fixture
-def circuits_on_a_clock(monkeypatch):
-    """A clock on which a circuit of lightning.qubit takes a tenth of a second; the rounds of each timing."""
-    from qnnkit.layers import QuantumLayer
-    from qnnkit.measure import clock
-
-    counted, ran, right = [], [], QuantumLayer.forward
-
-    def seconds(run, device, *, rounds):
-        run()
-        counted.append(rounds)
-        return 0.1 * ran.pop()
-
-    def forward(layer, inputs):
-        if layer.backend == "lightning.qubit":
-            ran.append(len(inputs))
-        return right(layer, inputs)
-
-    monkeypatch.setattr(clock, "seconds", seconds)
-    monkeypatch.setattr(QuantumLayer, "forward", forward)
-    return counted
-
-
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory):
     """Twelve 6x6 images in each of two class folders: bright above, or bright below; read alone."""

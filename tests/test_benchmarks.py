@@ -128,23 +128,20 @@ def test_the_deviation_of_large_numbers_is_relative():
 
 
 def test_a_peer_that_failed_is_told():
-    row = {"workload": "W1", "peer": "jax", "failed": True, "reason": "no memory"}
+    row = {"workload": "W1", "peer": "jax", "failed": "no memory"}
     assert run.problems([row]) == ["W1: JAX jit(vmap) failed: no memory."]
 
 
-def test_medians_and_ratios():
-    rows = run.complete(
-        [
-            {"workload": "W1", "peer": "batched", "rounds_s": [0.002, 0.001, 0.009]},
-            {"workload": "W1", "peer": "compiled", "rounds_s": [0.001]},
-            {"workload": "W1", "peer": "jax", "rounds_s": [], "failed": True, "reason": "no memory"},
-        ],
-        rounds=3,
-    )
-    assert (rows[0]["median_ms"], rows[0]["min_ms"], rows[0]["max_ms"]) == pytest.approx((2, 1, 9))
-    assert (rows[0]["x_compiled"], rows[1]["x_batched"]) == pytest.approx((2, 0.5))
-    assert "median_ms" not in rows[2] and [row["notes"] for row in rows] == ["", "1 of 3 rounds", "no memory"]
-    assert run.notes({"samples": 4, "total": 64, "dtype": "float64"}, 1, 3) == (
+def test_ratios_and_notes():
+    rows = [
+        {"peer": "batched", "rounds": 3, "median_ms": 2.0},
+        {"peer": "compiled", "rounds": 1, "median_ms": 1.0},
+        {"peer": "jax", "rounds": 0, "median_ms": math.nan, "failed": "no memory"},
+    ]
+    rows = run.complete(rows, rounds=3)
+    assert (rows[0]["x_compiled"], rows[1]["x_batched"]) == (2, 0.5) and math.isnan(rows[2]["x_batched"])
+    assert [row["notes"] for row in rows] == ["", "1 of 3 rounds", "no memory"]
+    assert run.notes({"samples": 4, "total": 64, "dtype": "float64", "rounds": 1}, 3) == (
         "scaled up from 4 of 64; computes in float64; 1 of 3 rounds"
     )
 
@@ -270,11 +267,17 @@ def test_every_fixed_choice_stands_beside_auto():
     ],
 )
 def test_a_slow_auto_is_told(auto, told):
-    rows = [
-        placing.flat({"workload": "W1", "choice": choice, "chosen": "", "seconds": [took] * bool(took)})
-        for choice, took in {"auto": auto, "a": 1.0, "b": 3.0, "c": None}.items()
-    ]
-    assert placing.problems(pd.DataFrame(rows)) == told
+    times = {"auto": auto, "a": 1.0, "b": 3.0, "c": None}
+    table = pd.DataFrame({"choice": times.keys(), "median_ms": times.values()}).astype({"median_ms": float})
+    assert placing.problems(table.assign(workload="W1", chosen="")) == told
+
+
+def test_the_table_of_placements_is_that_of_its_file():
+    found = {"choice": ["auto", "a"], "chosen": ["cpu, 1 thread", ""], "median_ms": [1.5, 2.0]}
+    table = placing.markdown(pd.DataFrame(found).assign(workload="W1"))
+    assert table.splitlines()[-1] == "| W1 | cpu, 1 thread | 1.5 | a | 2 | 0.75 |"
+    if (kept := record.RESULTS / "placing.csv").exists():
+        assert placing.markdown(pd.read_csv(kept)) in (ROOT / "docs" / "measure.md").read_text()
 
 
 @pytest.mark.parametrize(("key", "backend"), [("W3-64", "lightning.qubit"), ("digits_quanv", "batched")])
@@ -282,7 +285,7 @@ def test_a_place_is_timed(tmp_path, monkeypatch, key, backend):
     monkeypatch.chdir(tmp_path)
     held, place = {}, {"device": "cpu", "backend": backend, "threads": 1, "seconds": 1.0}
     reply = placing_worker.set_up(held, key, quick=True, place=place)
-    assert reply["chosen"] == "cpu, 1 thread(s)" and 0 < reply["share"] <= 1
+    assert reply["chosen"] == "cpu, 1 thread" and 0 < reply["share"] <= 1
     assert placing_worker.timed_round(held)["seconds"] > 0
 
 
