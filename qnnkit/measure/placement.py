@@ -144,6 +144,10 @@ def place(
     told = [_of_place(chosen, found, times, sum(weight.numel() for weight in model.parameters()), at)]
     if config.batch_size == "auto":
         told.append(_of_batch(chosen, found, times))
+    raced = sorted(
+        ((one, laps[one.name]) for one in found if one.name in laps),
+        key=lambda pair: pair[1].seconds or math.inf,
+    )
     rows = [
         {
             "candidate": one.name,
@@ -152,9 +156,7 @@ def place(
             "standard_error": lap.error,
             "why": lap.why,
         }
-        for lap, one in sorted(
-            ((laps[one.name], one) for one in found), key=lambda pair: pair[0].seconds or math.inf
-        )
+        for one, lap in raced
     ]
     sentence = " ".join([*told, *([busy] if busy else [])])
     return Placement(chosen.device, backend, chosen.threads, chosen.batch_size, sentence, rows)
