@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,9 +51,6 @@ class Placement:
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Of each candidate: `candidate`, `threads`, `samples_per_second`, `standard_error` and `why` there is
     none; empty where there was nothing to choose."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
