@@ -244,6 +244,8 @@ def main() -> None:
             continue
         rows.append(row)
         print(f"{name}: {row['off_mb']:+.1%} memory, {row['off_s']:+.1%} time", file=sys.stderr, flush=True)
+    if not rows:
+        raise SystemExit("\n".join(failed))
     whole = len(rows) == len(SETTINGS) and asked.device == "cpu"
     if out := asked.out or (record.RESULTS if whole else None):
         record.keep("predicted", rows, out, threads=THREADS)
