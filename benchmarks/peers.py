@@ -35,13 +35,9 @@ class Absent(Exception):
     """A peer that this machine has not; the text says why, to follow its name."""
 
 
-def left_out(name: str, workload: Workload) -> str | None:
-    """Why a peer does not take part in a workload, whatever the machine; None if it does."""
-    if name == "classical" and isinstance(workload, Evaluation):
-        return "stands in for the circuit of a whole net, so only the epoch has it"
-    if name == "jax" and isinstance(workload, Epoch):
-        return "does not train the epoch's net, which is a torch module"
-    return None
+def takes_part(name: str, workload: Workload) -> bool:
+    """Only a whole net has a classical control, and JAX does not train one that is a torch module."""
+    return name != ("jax" if isinstance(workload, Epoch) else "classical")
 
 
 def libraries(name: str) -> None:

@@ -54,7 +54,9 @@ def set_up(held: dict[str, Any], key: str, quick: bool, place: dict[str, Any]) -
     with measure.threads(found.threads):
         held["round"]()
     seconds = time.perf_counter() - begin
-    return {"place": found.as_dict(), "share": share, "first_s": seconds}
+    n = found.threads or torch.get_num_threads()
+    chosen = f"{found.device}, {n} thread{'s' * (n > 1)}"
+    return {"chosen": chosen, "share": share, "first_s": seconds}
 
 
 def _evaluation(

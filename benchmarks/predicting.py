@@ -1,11 +1,11 @@
 """What the planner predicts beside what is then measured: python -m benchmarks.predicting.
 
 Every setting has two fresh processes, one after the other: one predicts its peak memory and its seconds per
-epoch, the other trains it for a few epochs with checkpoints, as runs do, and tells what it took; and again,
-as often as goes into a minute, since a machine is not equally fast in every minute. Medians over these rounds
-are compared. Every setting is kept as JSON in benchmarks/results; once all are, docs/predicted.md and
-docs/results/predicted.csv are written. Exit status 1 where a prediction is out of its bounds. Wants a machine
-that does nothing else; of AHCD and MNIST it reads QNNKIT_TEST_DATA.
+epoch, the other trains it for a few epochs with checkpoints, as runs do, and tells what it took; and again
+while half a minute has not passed, since a machine is not equally fast in every minute. Medians over these
+rounds are compared. A quarter of an hour in all; it writes docs/results/predicted.csv and, from it,
+docs/predicted.md. With --only it prints those settings and writes nothing. Exit status 1 where a prediction
+is out of its bounds. Wants a machine that does nothing else, and QNNKIT_TEST_DATA with AHCD and MNIST.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import recipe
+import pandas as pd
+
+from benchmarks import recipe, record
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY, TIME = 0.15, 0.20
@@ -31,7 +33,7 @@ THREADS = 1
 """Of which no other program on the machine can keep one waiting for the other."""
 EPOCHS, MANY = 4, 20
 """Trained, of which the median without the first counts; more where an epoch takes a tenth of a second."""
-ROUNDS, BUDGET = 5, 60.0
+ROUNDS, BUDGET = 3, 25.0
 """Rounds of a setting at most, and the seconds after which none is begun."""
 
 
@@ -39,12 +41,11 @@ ROUNDS, BUDGET = 5, 60.0
 class Setting:
     """One training."""
 
-    title: str
     kind: str
     """A recipe, "llama" or "clip"."""
-    size: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    samples: int | None = None
+    size: str = ""
+    samples: int = 1
     """In an epoch of a language model or CLIP."""
     folder: str = ""
     """Of its data, under QNNKIT_TEST_DATA."""
@@ -53,9 +54,9 @@ class Setting:
     def workload(self) -> Any:
         from qnnkit import measure
 
-        training = {"epochs": self.epochs, **self.settings}
-        if self.kind in measure.sizes():
-            return measure.of_transformer(self.kind, self.size, n_samples=self.samples or 1, **training)
+        if self.size:
+            about = {"n_samples": self.samples, "epochs": self.epochs, **self.settings}
+            return measure.of_transformer(self.kind, self.size, **about)
         run = self.run(Path("unused"))
         return measure.of_recipe(run.config, run.splits)
 
@@ -70,70 +71,49 @@ class Setting:
         return Run(folder, recipes.settings(recipe(self.kind), **values, controls=()))
 
 
-AHCD, MNIST = {"folder": "ahcd/ahcd_csv.zip"}, {"folder": "mnist"}
-QUARTER, FEW = {"train_fraction": 0.25}, {"train_fraction": 0.03}
+def digits(**settings: Any) -> Setting:
+    return Setting("digits_quanv", settings, epochs=MANY)
+
+
+def ahcd(**settings: Any) -> Setting:
+    return Setting("ahcd_trainable", {"train_fraction": 0.25, **settings}, folder="ahcd/ahcd_csv.zip")
+
+
+def resnet(**settings: Any) -> Setting:
+    return Setting("resnet_circuit_trained", {"train_fraction": 0.03, **settings}, folder="mnist")
+
+
+def clip(size: str, samples: int, **settings: Any) -> Setting:
+    return Setting("clip", settings, size, samples)
+
+
+def llama(size: str, samples: int, **settings: Any) -> Setting:
+    return Setting("llama", settings, size, samples)
+
+
+AGAIN = {"gradient_checkpointing": True}
 SETTINGS = {
-    "quanv": Setting("digits_quanv", "digits_quanv", epochs=MANY),
-    "quanv-512": Setting(
-        "digits_quanv, batch 512", "digits_quanv", settings={"batch_size": 512}, epochs=MANY
-    ),
-    "quanv-frozen": Setting(
-        "digits_quanv, frozen circuit", "digits_quanv", settings={"trainable": False}, epochs=MANY
-    ),
-    "ahcd": Setting("ahcd_trainable", "ahcd_trainable", settings=QUARTER, **AHCD),
-    "ahcd-bf16": Setting(
-        "ahcd_trainable, bfloat16", "ahcd_trainable", settings={**QUARTER, "precision": "bfloat16"}, **AHCD
-    ),
-    "ahcd-4x32": Setting(
-        "ahcd_trainable, 4 batches of 32",
-        "ahcd_trainable",
-        settings={**QUARTER, "batch_size": 128, "micro_batch": 32},
-        **AHCD,
-    ),
-    "ahcd-recomputed": Setting(
-        "ahcd_trainable, batch 512, gradient checkpointing",
-        "ahcd_trainable",
-        settings={**QUARTER, "batch_size": 512, "gradient_checkpointing": True},
-        **AHCD,
-    ),
-    "resnet": Setting("resnet_circuit_trained", "resnet_circuit_trained", settings=FEW, **MNIST),
-    "resnet-512": Setting(
-        "resnet_circuit_trained, batch 512",
-        "resnet_circuit_trained",
-        settings={**FEW, "batch_size": 512},
-        **MNIST,
-    ),
-    "resnet-recomputed": Setting(
-        "resnet_circuit_trained, batch 512, gradient checkpointing",
-        "resnet_circuit_trained",
-        settings={**FEW, "batch_size": 512, "gradient_checkpointing": True},
-        **MNIST,
-    ),
-    "clip-tiny": Setting("CLIP tiny, batch 64", "clip", "tiny", {"batch_size": 64}, 1024),
-    "clip-small": Setting("CLIP small, batch 32", "clip", "small", {"batch_size": 32}, 320),
-    "clip-77m": Setting("CLIP of 77 million, batch 8", "clip", "77m", {"batch_size": 8}, 32),
-    "llama-tiny": Setting("Llama tiny, batch 8", "llama", "tiny", {"batch_size": 8}, 160),
-    "llama-small": Setting("Llama small, batch 4", "llama", "small", {"batch_size": 4}, 16),
-    "llama-medium": Setting("Llama medium, batch 2", "llama", "medium", {"batch_size": 2}, 8),
-    "llama-bf16": Setting(
-        "Llama small, bfloat16", "llama", "small", {"batch_size": 4, "precision": "bfloat16"}, 48
-    ),
-    "llama-4x1": Setting(
-        "Llama small, 4 batches of 1", "llama", "small", {"batch_size": 4, "micro_batch": 1}, 48
-    ),
-    "llama-recomputed": Setting(
-        "Llama small, batch 8, gradient checkpointing",
-        "llama",
-        "small",
-        {"batch_size": 8, "gradient_checkpointing": True},
-        16,
-    ),
-    "llama-short": Setting(
-        "Llama small, 64 tokens", "llama", "small", {"batch_size": 4, "sequence_length": 64}, 160
-    ),
-    "llama-lora": Setting(
-        "Llama medium, LoRA of rank 8", "llama", "medium", {"batch_size": 2, "lora_rank": 8}, 8
-    ),
+    "digits_quanv": digits(),
+    "digits_quanv, batch 512": digits(batch_size=512),
+    "digits_quanv, frozen circuit": digits(trainable=False),
+    "ahcd_trainable": ahcd(),
+    "ahcd_trainable, bfloat16": ahcd(precision="bfloat16"),
+    "ahcd_trainable, 4 batches of 32": ahcd(batch_size=128, micro_batch=32),
+    "ahcd_trainable, batch 512, gradient checkpointing": ahcd(batch_size=512, **AGAIN),
+    "resnet_circuit_trained": resnet(),
+    "resnet_circuit_trained, batch 512": resnet(batch_size=512),
+    "resnet_circuit_trained, batch 512, gradient checkpointing": resnet(batch_size=512, **AGAIN),
+    "CLIP tiny, batch 64": clip("tiny", 1024, batch_size=64),
+    "CLIP small, batch 32": clip("small", 128, batch_size=32),
+    "CLIP of 77 million, batch 8": clip("77m", 16, batch_size=8),
+    "Llama tiny, batch 8": llama("tiny", 64, batch_size=8),
+    "Llama small, batch 4": llama("small", 16, batch_size=4),
+    "Llama medium, batch 2": llama("medium", 4, batch_size=2),
+    "Llama small, bfloat16": llama("small", 16, batch_size=4, precision="bfloat16"),
+    "Llama small, 4 batches of 1": llama("small", 16, batch_size=4, micro_batch=1),
+    "Llama small, batch 8, gradient checkpointing": llama("small", 16, batch_size=8, **AGAIN),
+    "Llama small, 64 tokens": llama("small", 64, batch_size=4, sequence_length=64),
+    "Llama medium, LoRA of rank 8": llama("medium", 4, batch_size=2, lora_rank=8),
 }
 
 
@@ -141,10 +121,8 @@ def predict(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own."""
     from qnnkit import measure
 
-    start = time.perf_counter()
-    workload = setting.workload()
-    found = measure.predict(workload, device, n_threads=THREADS)
-    return found.as_dict() | {"took": time.perf_counter() - start}
+    found = measure.predict(setting.workload(), device, n_threads=THREADS)
+    return {name: getattr(found, name) for name in ("n_weights", "peak", "seconds_per_epoch")}
 
 
 def train(setting: Setting, device: str) -> dict[str, Any]:
@@ -155,86 +133,85 @@ def train(setting: Setting, device: str) -> dict[str, Any]:
     from qnnkit.train import fit
 
     with tempfile.TemporaryDirectory() as folder, measure.threads(THREADS):
-        if setting.kind in measure.sizes():
+        if setting.size:
             workload = setting.workload()
-            model = workload.build(workload.training, False)
-            n_batches = -(-workload.n_samples // workload.training.batch_size)
-            loaders = {
-                "train": workload.loader(n_batches),
-                "validation": workload.loader(1),
-            }
-            progress = fit(
-                model,
-                workload.task,
-                loaders,
-                workload.training,
-                device=device,
-                folder=Path(folder),
-                identity={"net": "net"},
-            )
-            seconds = progress.seconds
+            model, task, config = workload.build(workload.training, False), workload.task, workload.training
+            n_batches = -(-workload.n_samples // config.batch_size)
+            loaders = {"train": workload.loader(n_batches), "validation": workload.loader(1)}
+            about = {"device": device, "folder": Path(folder), "identity": {"net": "net"}}
+            seconds = fit(model, task, loaders, config, **about).seconds
         else:
             run = setting.run(Path(folder), device)
             list(runs.train_all(run))
             seconds = list(run.epochs()["seconds"])
-        return {
-            "peak": measure.peak_on(torch.device(device)),
-            "seconds": seconds,
-            "seconds_per_epoch": statistics.median(seconds[1:]),
-        }
+        peak = measure.peak_on(torch.device(device))
+        return {"peak": peak, "seconds_per_epoch": statistics.median(seconds[1:])}
 
 
-def apart(what: str, key: str, device: str) -> dict[str, Any]:
-    """What a fresh process found."""
-    command = [sys.executable, "-m", "benchmarks.predicting", what, key, "--device", device]
+def apart(what: str, name: str, device: str) -> dict[str, Any]:
+    """What a fresh process found.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    command = [sys.executable, "-m", "benchmarks.predicting", what, name, "--device", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
-        raise SystemExit(f"{key}: {what} failed.\n{done.stderr}")
+        raise RuntimeError(f"{name}: {what} failed.\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compared(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Medians over the rounds of a setting, and how far those of the predictions are off, as shares."""
-    found: dict[str, Any] = {"rounds": rounds, "n_weights": rounds[0]["predicted"]["n_weights"]}
-    for name in ("peak", "seconds_per_epoch"):
-        for which in ("predicted", "measured"):
-            found[f"{which}_{name}"] = statistics.median(each[which][name] for each in rounds)
-        found[f"{name}_off"] = found[f"predicted_{name}"] / found[f"measured_{name}"] - 1
+def rounds(name: str, device: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What was predicted, and what was then measured, as often as the time goes."""
+    begun, found = time.perf_counter(), []
+    while not found or (len(found) < ROUNDS and time.perf_counter() - begun < BUDGET):
+        found.append((apart("predict", name, device), apart("train", name, device)))
     return found
 
 
-def is_within(row: dict[str, Any]) -> bool:
-    return abs(row["peak_off"]) <= MEMORY and abs(row["seconds_per_epoch_off"]) <= TIME
+def compared(name: str, found: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    """A row: medians over the rounds of a setting, and how far the predictions are off, as shares."""
+    row: dict[str, Any] = {"setting": name, "weights": found[0][0]["n_weights"], "rounds": len(found)}
+    for what, unit, scale in (("peak", "mb", 1e6), ("seconds_per_epoch", "s", 1)):
+        predicted, measured = (statistics.median(each[i][what] / scale for each in found) for i in (0, 1))
+        row |= {f"predicted_{unit}": predicted, f"measured_{unit}": measured}
+        row[f"off_{unit}"] = predicted / measured - 1
+    return row
 
 
-def markdown(rows: dict[str, dict[str, Any]], kind: str) -> str:
-    """The table, as docs/predicted.md has it."""
+def within(table: pd.DataFrame) -> pd.Series:
+    """Which of the rows are within both bounds."""
+    return (table["off_mb"].abs() <= MEMORY) & (table["off_s"].abs() <= TIME)
+
+
+def page(table: pd.DataFrame) -> str:
+    """docs/predicted.md, of docs/results/predicted.csv."""
+    kinds = "; ".join(dict.fromkeys(f"{row.machine}, {row.date}" for row in table.itertuples()))
     lines = [
         "# Predicted and measured",
         "",
-        f"{kind}. {sum(map(is_within, rows.values()))} of {len(rows)} settings lie within {MEMORY:.0%} of "
-        f"the peak memory and {TIME:.0%} of the seconds per epoch.",
+        f"{kinds}. {within(table).sum()} of {len(table)} settings lie within {MEMORY:.0%} of the peak memory "
+        f"and {TIME:.0%} of the seconds per epoch.",
         "",
         "| setting | weights | predicted (MB) | measured | off "
         "| predicted (s / epoch) | measured | off | rounds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for key, row in rows.items():
-        lines.append(
-            f"| {SETTINGS[key].title} | {row['n_weights']:,} | {row['predicted_peak'] / 1e6:,.0f} "
-            f"| {row['measured_peak'] / 1e6:,.0f} | {_off(row['peak_off'], MEMORY)} "
-            f"| {row['predicted_seconds_per_epoch']:.3g} | {row['measured_seconds_per_epoch']:.3g} "
-            f"| {_off(row['seconds_per_epoch_off'], TIME)} | {len(row['rounds'])} |"
-        )
+    lines += [
+        f"| {row.setting} | {row.weights:,} | {row.predicted_mb:,.0f} | {row.measured_mb:,.0f} "
+        f"| {_off(row.off_mb, MEMORY)} | {row.predicted_s:.3g} | {row.measured_s:.3g} "
+        f"| {_off(row.off_s, TIME)} | {row.rounds} |"
+        for row in table.itertuples()
+    ]
     lines += [
         "",
         "A fresh process predicts, another one trains with a checkpoint after each epoch; its peak is that",
         "of the whole process, Python and its libraries included, and its epoch the median of all but the",
-        "first. Both take turns for about a minute, and medians over these rounds are compared; what is out",
-        "of bounds is in bold. Recipes train on their own data (an epoch is a part of it), language models",
-        "and CLIP on random tokens, 256 in a sequence unless told. One CPU thread, because on a machine that",
-        "others use too, two threads wait for each other now and then, and their times do not repeat. Made",
-        "by `python -m benchmarks.predicting`.",
+        "first. Both take turns, and medians over these rounds are compared; what is out of bounds is in",
+        "bold. Recipes train on their own data (an epoch is a part of it), language models and CLIP on",
+        "random tokens, 256 in a sequence unless told. One CPU thread, because on a machine that others use",
+        "too, two threads wait for each other now and then, and their times do not repeat. Made by",
+        "`python -m benchmarks.predicting`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -244,50 +221,43 @@ def _off(share: float, bound: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=("all", "predict", "train"), default="all")
-    parser.add_argument("key", nargs="?", choices=list(SETTINGS), help="for predict and train: the setting")
+    parser.add_argument("name", nargs="?", choices=list(SETTINGS), help="for predict and train: the setting")
     parser.add_argument("--only", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--device", default="cpu", help="where it trains: cpu, cuda")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, help="folder of the table; docs/results if all is measured")
     asked = parser.parse_args()
     if asked.what != "all":
-        found = {"predict": predict, "train": train}[asked.what](SETTINGS[asked.key], asked.device)
+        found = {"predict": predict, "train": train}[asked.what](SETTINGS[asked.name], asked.device)
         print(json.dumps(found))
         return
-    from benchmarks import record
-    from qnnkit.device import machine
-
-    kept = asked.out / "predicting" / asked.device.replace(":", "-")
-    kept.mkdir(parents=True, exist_ok=True)
-    for key in asked.only:
-        if SETTINGS[key].folder and not os.environ.get("QNNKIT_TEST_DATA"):
-            print(f"{key}: left out, its data are in QNNKIT_TEST_DATA", file=sys.stderr)
+    record.say_if_busy()
+    rows, failed = [], []
+    for name in asked.only:
+        try:
+            row = compared(name, rounds(name, asked.device))
+        except RuntimeError as error:
+            failed.append(str(error))
             continue
-        begun, rounds = time.perf_counter(), []
-        while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - begun < BUDGET):
-            found = {what: apart(what, key, asked.device) for what in ("predict", "train")}
-            rounds.append({"predicted": found["predict"], "measured": found["train"]})
-        row = compared(rounds)
-        (kept / f"{key}.json").write_text(json.dumps(row))
-        told = f"{row['measured_peak'] / 1e6:,.0f} MB ({row['peak_off']:+.1%}), "
-        told += f"{row['measured_seconds_per_epoch']:.3g} s ({row['seconds_per_epoch_off']:+.1%})"
-        print(f"{key}: {told}; {len(rounds)} rounds", file=sys.stderr, flush=True)
-    # With --only, the others are as they were measured before.
-    files = {key: kept / f"{key}.json" for key in SETTINGS}
-    rows = {key: json.loads(file.read_text()) for key, file in files.items() if file.exists()}
-    memory_gb = machine.memory()[0] / 1e9
-    kind = f"{machine.processor()}, {machine.cores()} cores, {memory_gb:.0f} GB, {time.strftime('%Y-%m-%d')}"
-    table = markdown(rows, kind)
-    if len(rows) == len(SETTINGS) and asked.device == "cpu":
-        record.keep(
-            "predicted",
-            ({"setting": key, **row, "rounds": len(row["rounds"])} for key, row in rows.items()),
-        )
-        (ROOT / "docs" / "predicted.md").write_text(table, encoding="utf-8")
-    print(table)
-    if off := [key for key, row in rows.items() if not is_within(row)]:
-        raise SystemExit(f"Out of bounds: {', '.join(off)}.")
+        rows.append(row)
+        print(f"{name}: {row['off_mb']:+.1%} memory, {row['off_s']:+.1%} time", file=sys.stderr, flush=True)
+    if not rows:
+        raise SystemExit("\n".join(failed))
+    whole = len(rows) == len(SETTINGS) and asked.device == "cpu"
+    if out := asked.out or (record.RESULTS if whole else None):
+        record.keep("predicted", rows, out, threads=THREADS)
+        table = pd.read_csv(out / "predicted.csv")
+        docs = out.parent if out == record.RESULTS else out
+        (docs / "predicted.md").write_text(page(table), encoding="utf-8")
+    else:
+        table = pd.DataFrame(rows)
+        print(table.to_string(index=False, float_format="%.4g"))
+    failed += [f"Out of bounds: {name}." for name in table["setting"][~within(table)]]
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 if __name__ == "__main__":

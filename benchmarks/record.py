@@ -30,6 +30,12 @@ def keep(name: str, rows: Iterable[dict[str, Any]], folder: Path = RESULTS, **ve
     return table
 
 
+def say_if_busy() -> None:
+    """Prints a sentence where other programs keep the machine busy."""
+    if busy := clock.note(clock.load(1.0)):
+        print(busy, flush=True)
+
+
 def run(doc: str | None, **measured: Callable[[], Iterable[dict[str, Any]]]) -> Path:
     """What a script does: measures and keeps a table of each name, and returns the folder of the tables."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -37,8 +43,7 @@ def run(doc: str | None, **measured: Callable[[], Iterable[dict[str, Any]]]) -> 
         "--out", type=Path, default=RESULTS, help="folder of the tables; docs/results if left out"
     )
     asked = parser.parse_args()
-    if busy := clock.note(clock.load(1.0)):
-        print(busy)
+    say_if_busy()
     for name, rows in measured.items():
         keep(name, rows(), asked.out)
     return asked.out

@@ -15,7 +15,9 @@ share, x_classical         of the epoch: inside the quanvolution, both passes; a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import queue
 import statistics
@@ -38,11 +40,13 @@ TOLERANCE = 1e-4
 """What a peer in float32 may deviate from float64, see `peers.deviation`."""
 LONGEST = 300.0
 """Seconds after which a peer that does not answer is stopped."""
+LOST = ("absent", "stopped", "failed")
+"""Kinds of an answer that is none."""
 PACKAGES = ("torch", "pennylane", "pennylane-lightning", "pennylane-lightning-gpu", "jax", "numpy")
 
 
 class Worker:
-    """A process that holds one peer; see `worker.py`."""
+    """A process that does what it is asked (see `worker.py`), and the row of what it found."""
 
     def __init__(
         self,
@@ -51,15 +55,18 @@ class Worker:
         module: str = "benchmarks.worker",
         environment: Mapping[str, str] | None = None,
     ):
-        self.name = name
-        self.row: dict[str, Any] = {}
+        self.name, self.row, self.lost = name, {}, False
+        self.seconds: list[float] = []
+        """Of each round, of the whole workload."""
+        self.spent = 0.0
+        """Seconds in rounds."""
         self.log = (folder / f"{name.replace(' ', '-')}.log").open("a")
         # What an earlier run has kept, a compiler's cache included, would hide what the first result costs.
         kept = tempfile.mkdtemp(dir=folder)
         fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/compiler", "QNNKIT_HOME": kept}
         inherited = os.environ if environment is None else environment
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", module, name],
             cwd=ROOT,
             env={**inherited, **machine.launch_environment(), **fresh},
             stdin=subprocess.PIPE,
@@ -76,162 +83,99 @@ class Worker:
             self.lines.put(line)
         self.lines.put("")
 
-    def send(self, do: str, **what: Any) -> None:
+    def ask(self, do: str, **what: Any) -> dict[str, Any]:
+        """The answer; where there is none it is `lost`, and `absent`, `stopped` or `failed` says why."""
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # it has ended, which the missing answer tells
             self.process.stdin.write(json.dumps({"do": do, **what}) + "\n")
             self.process.stdin.flush()
-        except OSError:  # it has ended, which `receive` will tell
-            pass
-
-    def receive(self) -> dict[str, Any]:
-        """The answer; `stopped`, `failed` or `absent` with the reason where there is none."""
         try:
             line = self.lines.get(timeout=LONGEST)
+            reply = json.loads(line) if line else {"failed": self._ended()}
         except queue.Empty:
-            return {"stopped": f"stopped after {LONGEST:.0f} s without an answer"}
-        if line:
-            return json.loads(line)
+            reply = {"stopped": f"stopped after {LONGEST:.0f} s without an answer"}
+        self.lost = not reply.keys().isdisjoint(LOST)
+        if "failed" in reply:
+            last = Path(self.log.name).read_text(errors="replace").splitlines()[-20:]
+            print(f"{self.name}: {reply['failed']}", *last, sep="\n", file=sys.stderr)
+        return reply
+
+    def note(self, do: str, **what: Any) -> None:
+        """Asks, and keeps the answer in the row; the seconds of a round by themselves."""
+        reply = self.ask(do, **what)
+        self.seconds += [reply.pop("seconds")] if "seconds" in reply else []
+        self.spent += reply.pop("spent", 0.0)
+        self.row |= reply
+
+    def _ended(self) -> str:
         code = self.process.wait()
         reason = "was killed, as happens where memory runs out" if code == -9 else f"ended with code {code}"
-        return {"failed": f"its process {reason}"}
+        return f"its process {reason}"
 
-    def ask(self, do: str, **what: Any) -> dict[str, Any]:
-        self.send(do, **what)
-        return self.receive()
-
-    def last_words(self) -> list[str]:
-        """The end of what it has written to standard error."""
-        return Path(self.log.name).read_text(errors="replace").splitlines()[-20:]
+    def times(self) -> dict[str, Any]:
+        """Its rounds, for the row."""
+        found = {"rounds": len(self.seconds)}
+        for name, told in {"median": statistics.median, "min": min, "max": max}.items():
+            found[f"{name}_ms"] = 1e3 * told(self.seconds) if self.seconds else math.nan
+        return found
 
     def close(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
         self.log.close()
 
 
-class Bench:
-    """A run of the benchmark: what was asked, and what has been found so far."""
+def in_turns(workers: Sequence[Worker], rounds: int, budget: float) -> None:
+    """Rounds of workers, one after the other in changing order, until each has spent its seconds."""
+    for number in range(rounds):
+        turn = number % max(1, len(workers))
+        for worker in [*workers[turn:], *workers[:turn]]:
+            if not worker.lost and worker.spent < budget:
+                worker.note("round")
 
-    def __init__(self, asked: argparse.Namespace, folder: Path):
-        self.asked, self.folder = asked, folder
-        self.notes: list[str] = []
-        self.absent: set[str] = set()
-        self.reference = Worker("float64", folder)
-        self.reference.send("load", peer="default.qubit")
-        self.known: dict[tuple[str, bool], dict[str, Any]] = {}  # workload, control -> float64 numbers
 
-    def measure(self, key: str) -> list[dict[str, Any]]:
-        """A row for each peer of the workload that could be set up, in the peers' order."""
-        workload, quick = workloads.find(key, quick=self.asked.quick), self.asked.quick
-        names = []
-        for name in self.asked.peers:
-            reason = peers.left_out(name, workload)
-            if reason and name != "classical":
-                self._note(f"{key}: {peers.LABELS[name]} {reason}.")
-            if not reason and name not in self.absent:
-                names.append(name)
-        started = [Worker(name, self.folder) for name in names]
-        try:
-            for worker in started:
-                worker.row = {"workload": key, "peer": worker.name, "rounds_s": [], "spent_s": []}
-                worker.send("load", peer=worker.name)  # the imports of all at once, then one after the other
-            alive = [worker for worker in started if self._loaded(worker)]
-            alive = [worker for worker in alive if self._set_up(worker, key, quick)]
-            for i in range(self.asked.rounds):
-                turn = i % max(1, len(alive))
-                for worker in [*alive[turn:], *alive[:turn]]:
-                    if "reason" not in worker.row and sum(worker.row["spent_s"]) < self.asked.budget:
-                        self._round(worker)
-            for worker in alive:
-                if "reason" not in worker.row:
-                    self._finish(worker, key, quick)
-        finally:
-            for worker in started:
-                worker.close()
-        return [worker.row for worker in started if worker.name not in self.absent]
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-            print(text, file=sys.stderr, flush=True)
-
-    def _loaded(self, worker: Worker) -> bool:
-        reply = worker.receive()
-        return not self._lost(worker, reply)
-
-    def _set_up(self, worker: Worker, key: str, quick: bool) -> bool:
-        reply = worker.ask("set up", key=key, quick=quick, device=self.asked.device)
-        if self._lost(worker, reply):
-            return False
-        worker.row |= reply
-        return True
-
-    def _round(self, worker: Worker) -> None:
-        reply = worker.ask("round")
-        if not self._lost(worker, reply):
-            worker.row["rounds_s"].append(reply["seconds"])
-            worker.row["spent_s"].append(reply["spent"])
-            if "share" in reply:
-                worker.row.setdefault("shares", []).append(reply["share"])
-
-    def _finish(self, worker: Worker, key: str, quick: bool) -> None:
-        """The memory, then the numbers, whose check is no part of what is measured."""
-        row = worker.row
-        reply = worker.ask("peak")
-        if self._lost(worker, reply):
-            return
-        row |= reply
-        reply = worker.ask("answer")
-        if self._lost(worker, reply):
-            return
-        row["dtype"] = reply["dtype"]
-        reference = self._reference(key, quick, control=worker.name == "classical")
-        if "numbers" in reference:
-            row["deviation"] = peers.deviation(reply["numbers"], reference["numbers"])
-        else:
-            row |= {"failed": True, "reason": f"no float64 numbers to compare with: {reference}"}
-
-    def _reference(self, key: str, quick: bool, *, control: bool) -> dict[str, Any]:
-        """The float64 numbers of a workload, computed once, while nothing is timed."""
-        if not self.known:
-            self.reference.receive()  # that it has loaded
-        if (key, control) not in self.known:
-            self.known[key, control] = self.reference.ask("reference", key=key, quick=quick, control=control)
-        return self.known[key, control]
-
-    def _lost(self, worker: Worker, reply: dict[str, Any]) -> bool:
-        """Whether there is no answer; the row or a note then says why, and the peer is asked no more."""
-        if "absent" in reply:
-            self.absent.add(worker.name)
-            self._note(f"{peers.LABELS[worker.name]} {reply['absent']}.")
-        for kind in ("failed", "stopped"):
-            if kind in reply:
-                worker.row |= {kind: True, "reason": reply[kind]}
-                print(*worker.last_words(), sep="\n", file=sys.stderr)
-        return bool(reply.keys() & {"absent", "failed", "stopped"})
+def measure(key: str, names: Sequence[str], asked: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """A row for each peer of a workload, in their order."""
+    numbers = Worker("float64", folder)
+    workers, known = [Worker(name, folder) for name in names], {}
+    try:
+        for worker in workers:
+            worker.row = {"workload": key, "peer": worker.name}
+            worker.note("set up", key=key, quick=asked.quick, device=asked.device)
+        in_turns(workers, asked.rounds, asked.budget)
+        for worker in workers:
+            if not worker.lost:
+                worker.note("peak")  # before the numbers, whose check is no part of what is measured
+            reply = worker.ask("answer") if not worker.lost else {}
+            if "numbers" not in reply:
+                worker.row |= reply
+                continue
+            control = worker.name == "classical"
+            if control not in known:
+                known[control] = numbers.ask("reference", key=key, quick=asked.quick, control=control)
+            worker.row["dtype"] = reply["dtype"]
+            if numbers.lost:
+                worker.row["failed"] = f"no float64 numbers to compare with: {known[control]}"
+            else:
+                worker.row["deviation"] = peers.deviation(reply["numbers"], known[control]["numbers"])
+        return complete([worker.row | worker.times() for worker in workers], asked.rounds)
+    finally:
+        for worker in (numbers, *workers):
+            worker.close()
 
 
 # --- the table ----------------------------------------------------------------------------------------------
 
 
 def complete(rows: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """The rows of one workload with median, spread, notes, and ratios to qnnkit's program in both forms."""
+    """The rows of one workload with notes, and ratios to qnnkit's program in both forms."""
+    medians = {row["peer"]: row["median_ms"] for row in rows}
     for row in rows:
-        times = [1e3 * second for second in row.pop("rounds_s", [])]
-        row.pop("spent_s", None)
-        if times:
-            row |= {"median_ms": statistics.median(times), "min_ms": min(times), "max_ms": max(times)}
-        if "shares" in row:
-            row["share"] = statistics.median(row.pop("shares"))
-        row["rounds"], row["notes"] = len(times), notes(row, len(times), rounds)
-    medians = {row["peer"]: row["median_ms"] for row in rows if "median_ms" in row}
-    for row in rows:
+        row["notes"] = notes(row, rounds)
         for base in ("batched", "compiled", "classical"):
-            if base in medians and "median_ms" in row:
-                row[f"x_{base}"] = row["median_ms"] / medians[base]
+            row[f"x_{base}"] = row["median_ms"] / medians.get(base, math.nan)
     return rows
 
 
@@ -241,23 +185,23 @@ def problems(rows: Sequence[dict[str, Any]], tolerance: float = TOLERANCE) -> li
     for row in rows:
         who = f"{row['workload']}: {peers.LABELS[row['peer']]}"
         if row.get("failed"):
-            found.append(f"{who} failed: {row['reason']}.")
+            found.append(f"{who} failed: {row['failed']}.")
         if "deviation" in row and not row["deviation"] <= tolerance:
             far = f"{row['deviation']:.1e}"
             found.append(f"{who} deviates from float64 by {far}, where {tolerance:g} is allowed.")
     return found
 
 
-def notes(row: dict[str, Any], taken: int, rounds: int) -> str:
-    """What a reader has to know of a row: scaled, in which precision, on how many rounds."""
+def notes(row: Mapping[str, Any], rounds: int) -> str:
+    """What a reader has to know of a row: scaled, in which precision, on how many rounds, why not at all."""
     told = []
     if row.get("samples", 0) < row.get("total", 0):
         told.append(f"scaled up from {row['samples']:,} of {row['total']:,}")
     if row.get("dtype") == "float64":
         told.append("computes in float64")
-    if 0 < taken < rounds:
-        told.append(f"{taken} of {rounds} rounds")
-    return "; ".join([*told, *([row["reason"]] if row.get("reason") else [])])
+    if 0 < row["rounds"] < rounds:
+        told.append(f"{row['rounds']} of {rounds} rounds")
+    return "; ".join([*told, *(row[why] for why in LOST if row.get(why))])
 
 
 def plot(table: pd.DataFrame, path: Path) -> None:
@@ -299,14 +243,16 @@ def main() -> None:
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="qnnkit-bench-") as folder:
-        bench = Bench(asked, Path(folder))
-        try:
-            for key in keys:
-                start = time.perf_counter()
-                rows += complete(bench.measure(key), asked.rounds)
-                print(f"{key} measured in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-        finally:
-            bench.reference.close()
+        for key in keys:
+            start, workload = time.perf_counter(), workloads.find(key, quick=asked.quick)
+            absent = {row["peer"] for row in rows if "absent" in row}
+            names = [name for name in asked.peers if name not in absent and peers.takes_part(name, workload)]
+            rows += measure(key, names, asked, Path(folder))
+            print(f"{key} measured in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    for row in rows:
+        if "absent" in row:
+            print(f"{peers.LABELS[row['peer']]} {row['absent']}.", file=sys.stderr)
+    rows = [row for row in rows if "absent" not in row]
     found = problems(rows)
     versions = {package: machine.version(package) for package in PACKAGES}
     for row in rows:

@@ -6,6 +6,7 @@ the float64 numbers `reference`. Whatever else is printed goes to standard error
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -43,20 +44,14 @@ def serve(do: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
         print(json.dumps(reply), file=answers, flush=True)
 
 
-def load(held: dict[str, Any], peer: str) -> dict[str, Any]:
-    """Imports what the peer needs, before any clock starts."""
-    held["name"] = peer
-    peers.libraries(peer)
-    return {}
-
-
 def set_up(held: dict[str, Any], key: str, quick: bool, device: str) -> dict[str, Any]:
     """Builds the peer and evaluates once: the first result, with the seconds it took."""
     workload = workloads.find(key, quick=quick)
+    peers.libraries(sys.argv[1])
     workload.data()  # its libraries too are loaded before the clock starts
     before = _resident()
     start = time.perf_counter()
-    peer = peers.make(held["name"], workload, device)
+    peer = peers.make(sys.argv[1], workload, device)
     peer.first()
     seconds = time.perf_counter() - start
     if hasattr(peer, "plan"):
@@ -105,7 +100,6 @@ def reference(held: dict[str, Any], key: str, quick: bool, control: bool) -> dic
 
 
 DO = {
-    "load": load,
     "set up": set_up,
     "round": timed_round,
     "peak": peak,
@@ -128,18 +122,12 @@ def _resident() -> int:
 
 def _most_resident() -> int:
     """In bytes. Linux starts `ru_maxrss` of a new program at its parent's peak, but not VmHWM."""
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        import resource
-    except ImportError:  # Windows
-        import psutil
+    import resource
 
-        return psutil.Process().memory_info().peak_wset
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -153,4 +141,6 @@ def _lacks_compiler(error: BaseException | None) -> bool:
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(peers.Absent):
+        peers.libraries(sys.argv[1])  # while others load theirs, and before any clock starts
     serve(DO)

@@ -94,36 +94,23 @@ def robustness(
             `default.mixed` or the device; a number is out of its range; there is no label for each image.
         ModuleNotFoundError: A device is named and the extra `hardware` is missing.
     """
-    backend, device_shots = (None, ()) if device is None else (_backend(device), device_shots)
-    checks.positive("the number of images", len(images), "Give at least one.")
-    if len(images) != len(labels):
-        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
-        raise ValueError(checks.message("labels", rule, len(labels), step))
-    for n in (*shots, *device_shots):
-        checks.positive("shots", n)
-    for name, values in (("depolarizing", depolarizing), ("readout", readout)):
-        for value in values:
-            if not 0 <= value <= 1:
-                raise ValueError(checks.message(name, "lie in 0..1", value, "It is a probability."))
-    model = copy.deepcopy(model)  # whose hooks nobody else sees
-    first, exact = _as_it_is(model, images, labels)
-    noisy = [*depolarizing, *readout]
-    mixed = "Pass depolarizing=(), readout=() to look at shots alone."
-    limits = [("default.mixed", MOST_WIRES, mixed)] if noisy else []
-    limits += [(device, backend.num_qubits, "Name a larger one.")] if backend else []
-    for layer, row in first.items():
-        _require_exact(layer)
-        wires = len(_tape(layer, row).wires)
-        for name, most, step in limits:
-            if wires > most:
-                rule = f"have circuits of at most {most} wires for {name}"
-                raise ValueError(checks.message("model", rule, f"a circuit of {wires} wires", step))
+    backend = None if device is None else _backend(device)
     conditions: list[tuple[str, float, Callable[[QuantumLayer, int], Any]]] = [
         *(("shots", n, lambda layer, i, n=n: _with_shots(layer, n, seed * 1000 + i)) for n in shots),
         *(("depolarizing", p, lambda layer, i, p=p: _depolarized(layer, p)) for p in depolarizing),
         *(("readout", p, lambda layer, i, p=p: _misread(layer, p)) for p in readout),
         *(("device", n, lambda layer, i, n=n: _OnDevice(layer, backend, n, seed)) for n in device_shots),
     ]
+    conditions = [one for one in conditions if backend is not None or one[0] != "device"]
+    _require_sensible(images, labels, conditions)
+    model = copy.deepcopy(model)  # whose hooks nobody else sees
+    first, exact = _as_it_is(model, images, labels)
+    mixed = "Pass depolarizing=(), readout=() to look at shots alone."
+    limits = [("default.mixed", MOST_WIRES, mixed)] if depolarizing or readout else []
+    limits += [(str(device), backend.num_qubits, "Name a larger one.")] if backend else []
+    for layer, row in first.items():
+        _require_exact(layer)
+        _require_narrow(len(_tape(layer, row).wires), limits)
     rows = [exact]
     for condition, strength, make in conditions:
         qnodes = {layer: make(layer, i) for i, layer in enumerate(first)}
@@ -330,11 +317,28 @@ def _tape(layer: QuantumLayer, row: Tensor) -> Any:
 # --- what cannot be asked -----------------------------------------------------------------------------------
 
 
+def _require_sensible(images: Tensor, labels: Tensor, conditions: Sequence[tuple[str, float, Any]]) -> None:
+    checks.positive("the number of images", len(images), "Give at least one.")
+    if len(images) != len(labels):
+        rule, step = f"have one entry for each of {len(images)} images", "Cut both alike."
+        raise ValueError(checks.message("labels", rule, len(labels), step))
+    for condition, strength, _ in conditions:
+        if condition in ("shots", "device"):
+            checks.positive("shots", strength)
+        elif not 0 <= strength <= 1:
+            raise ValueError(checks.message(condition, "lie in 0..1", strength, "It is a probability."))
+
+
+def _require_narrow(n_wires: int, limits: Sequence[tuple[str, int, str]]) -> None:
+    for name, most, step in limits:
+        if n_wires > most:
+            rule = f"have circuits of at most {most} wires for {name}"
+            raise ValueError(checks.message("model", rule, f"a circuit of {n_wires} wires", step))
+
+
 def _require_exact(layer: QuantumLayer) -> None:
-    name = layer.qnode.device.name
-    if layer.qnode.shots or name not in EXACT_DEVICES:
-        told = (
-            f"a circuit of {layer.qnode.shots.total_shots} shots" if layer.qnode.shots else f"one on {name}"
-        )
+    name, shots = layer.qnode.device.name, layer.qnode.shots
+    if shots or name not in EXACT_DEVICES:
+        told = f"a circuit of {shots.total_shots} shots" if shots else f"one on {name}"
         step = "Build the net with an exact device; what hardware adds is added here."
         raise ValueError(checks.message("model", "have exact circuits", told, step))

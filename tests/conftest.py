@@ -80,29 +80,6 @@ def no_race(request, monkeypatch):
 
 
 @pytest.fixture
-def circuits_on_a_clock(monkeypatch):
-    """A clock on which a circuit of lightning.qubit takes a tenth of a second; the rounds of each timing."""
-    from qnnkit.layers import QuantumLayer
-    from qnnkit.measure import clock
-
-    counted, ran, right = [], [], QuantumLayer.forward
-
-    def seconds(run, device, *, rounds):
-        run()
-        counted.append(rounds)
-        return 0.1 * ran.pop()
-
-    def forward(layer, inputs):
-        if layer.backend == "lightning.qubit":
-            ran.append(len(inputs))
-        return right(layer, inputs)
-
-    monkeypatch.setattr(clock, "seconds", seconds)
-    monkeypatch.setattr(QuantumLayer, "forward", forward)
-    return counted
-
-
-@pytest.fixture
 def closed():
     """A folder that this process may read but not write, with one inside that it may not even read."""
     nobody, root = 65534, os.geteuid() == 0

@@ -174,11 +174,6 @@ def test_a_bad_table_is_refused_in_one_sentence(table, text, told):
     assert "pydantic" not in said and path.name in said
 
 
-def test_a_table_that_is_not_there(table, tmp_path):
-    with pytest.raises(FileNotFoundError, match="Cannot read machine table"):
-        elsewhere.load(tmp_path / "nothing.yaml")
-
-
 # --- machines ----------------------------------------------------------------------------------------------
 
 
@@ -309,20 +304,18 @@ def test_this_very_machine_is_no_other_and_a_survey_without_bandwidth_says_nothi
 # --- times -------------------------------------------------------------------------------------------------
 
 
-def test_a_cpu_adds_what_it_computes_moves_and_launches():
-    assert roofline(WORK, CPU) == pytest.approx(2e9 / 1e11 + 1e8 / 1e10 + 1000 * 5e-6)
-
-
-def test_a_gpu_hides_what_it_launches_behind_work_or_work_behind_launching():
-    assert roofline(WORK, GPU) == pytest.approx(1000 * 1e-5)  # a small step waits for Python
-    large = Work(flops=2e13, bytes=1e8, operations=1000)
-    assert roofline(large, GPU) == pytest.approx(2e13 / 1e13 + 1e8 / 1e12)
-
-
-def test_a_precision_without_hardware_counts_as_float32():
-    large = Work(flops=1e14, bytes=0, operations=1)
-    assert roofline(large, GPU, "float16") == pytest.approx(1.0)
-    assert roofline(large, GPU, "bfloat16") == roofline(large, GPU) == pytest.approx(10.0)
+@pytest.mark.parametrize(
+    ("work", "processor", "precision", "seconds"),
+    [
+        (WORK, CPU, "float32", 2e9 / 1e11 + 1e8 / 1e10 + 1000 * 5e-6),  # all add up
+        (WORK, GPU, "float32", 1000 * 1e-5),  # a small step waits for Python
+        (Work(2e13, 1e8, 1000), GPU, "float32", 2e13 / 1e13 + 1e8 / 1e12),  # a large one hides it
+        (Work(1e14, 0, 1), GPU, "float16", 1.0),
+        (Work(1e14, 0, 1), GPU, "bfloat16", 10.0),  # without hardware of its own: as float32
+    ],
+)
+def test_what_a_processor_can_do_at_best(work, processor, precision, seconds):
+    assert roofline(work, processor, precision) == pytest.approx(seconds)
 
 
 def test_the_step_that_was_measured_here_is_carried_over_unless_it_lies_far_off():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
-from qnnkit.measure import parts
+from qnnkit.measure import Spread, parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from tests.toys import texts
@@ -305,25 +305,39 @@ def test_what_cannot_be_measured_says_why(splits, monkeypatch):
     def none(*given, **settings):
         raise ValueError("Argument `backend` must be a device that works here, but is 'lightning.qubit'.")
 
-    right = parts.training_step
+    right = parts.of_recipe
 
-    def stepping(config, *given, **options):
+    def made(config, *given, **options):
         if config.backend == "default.qubit":
             raise torch.OutOfMemoryError("There is no memory left.\nSome statistics.")
         return right(config, *given, **options)
 
     monkeypatch.setattr(parts, "one_by_one", none)
-    monkeypatch.setattr(parts, "training_step", stepping)
+    monkeypatch.setattr(parts, "of_recipe", made)
     monkeypatch.setattr(parts, "LAYERS", ())
     found = {row["name"]: row["why"] for row in measure.strategies(recipe(), splits, seconds=0.2)}
     assert found["lightning.qubit"].endswith("but is 'lightning.qubit'.")
     assert found["default.qubit"] == "There is no memory left." and found["as it is"] == ""
 
 
-def test_circuits_one_by_one_are_scaled_up(circuits_on_a_clock):
+def test_circuits_one_by_one_are_scaled_up(monkeypatch):
+    """By a clock on which a circuit of lightning.qubit takes a tenth of a second."""
+    counted, ran, right = [], [], QuantumLayer.forward
+
+    def spread(run, device, *, rounds=3):
+        run()
+        counted.append(rounds)
+        return Spread.of([0.1 * ran.pop()])
+
+    def forward(layer, inputs):
+        ran.append(len(inputs))
+        return right(layer, inputs)
+
+    monkeypatch.setattr(parts.clock, "spread", spread)
+    monkeypatch.setattr(QuantumLayer, "forward", forward)
     net = Quanv2d(1, "data_reuploading", filters=2, n_layers=1)
     found = parts.one_by_one(net, torch.ones(1, 1, 6, 6))
-    assert found == pytest.approx(0.1 * 18) and circuits_on_a_clock == [1, 3]
+    assert found == pytest.approx(0.1 * 18) and counted == [1, 3]
     parts.one_by_one(net.requires_grad_(False), torch.ones(1, 1, 6, 6))  # a backward pass would raise
 
 
@@ -350,11 +364,8 @@ def test_the_optimizer_is_the_recipes_own(monkeypatch):
 
 
 def test_the_costliest_operations_and_their_trace(splits, tmp_path):
-    config, place = recipe(), torch.device("cpu")
-    batch = next(iter(splits.batches("train", 8, shuffle=False)))
-    stepper, given = parts.training_step(config, splits, batch, len(splits.train), place)
     trace = tmp_path / "trace.json.gz"
-    text = measure.operations(stepper, given, threads=1, trace=trace)
+    text = measure.operations(measure.of_recipe(recipe(), splits), threads=1, trace=trace)
     assert "Self CPU %" in text and "aten::" in text and "_RunBackward" in text
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert any(event["name"].startswith("aten::") for event in events)

@@ -270,7 +270,7 @@ def test_what_fails_in_one_place_only_does_not_win(clock):
 
 def test_samples_in_any_form_are_taken_from_the_front_again():
     given = {"points": torch.arange(3), "more": [torch.arange(6).reshape(3, 2), "told"]}
-    taken = placement.take(given, 4)
+    taken = measure.take(given, 4)
     assert taken["points"].tolist() == [0, 1, 2, 0]
     assert taken["more"][0].shape == (4, 2) and taken["more"][1] == "told"
 
@@ -525,9 +525,9 @@ def test_a_run_of_an_earlier_version_still_opens(tiny):
 def test_a_net_with_features_computed_beforehand_is_raced_on_them(tiny, monkeypatch):
     seen, own = [], placement.timed
 
-    def timed(model, task, samples, *given):
-        seen.append(samples()[0].shape)
-        return own(model, task, samples, *given)
+    def timed(workload, *given):
+        seen.append(workload.batch(4)[0].shape)
+        return own(workload, *given)
 
     monkeypatch.setattr(placement, "timed", timed)
     run = tiny(trainable=False, stride=3, kernel_size=3, controls=["no_quantum"])

@@ -16,7 +16,7 @@ from qnnkit.measure.memory import trace
 from qnnkit.measure.remedies import REMEDIES, Remedies
 from qnnkit.measure.workload import ModelSettings
 from qnnkit.settings import Settings
-from tests.toys import typing
+from tests.toys import refused, typing
 
 predicting = importlib.import_module("qnnkit.measure.predict")  # the package's attributes are the functions
 planning = importlib.import_module("qnnkit.measure.plan")
@@ -231,8 +231,8 @@ def at(name, hours=None, cost=0.0, needs=1.0, usable=10.0, wish=None, currency="
     total = None if hours is None else within(hours * HOUR)
     price = None if cost is None else within(cost)
     verdict = judge(needs / usable, total, price, currency, wish or Wish())
-    memory = (int(needs * GB), int(usable * GB))
-    return Place(name, "cuda", "published", *memory, *verdict, "cuda", None, total, price, currency)
+    about = {"verdict": verdict[0], "why": verdict[1], "device": "cuda", "total": total, "cost": price}
+    return Place(name, "cuda", int(usable * GB), currency=currency, needs=int(needs * GB), **about)
 
 
 def test_here_where_it_costs_nothing():
@@ -362,15 +362,11 @@ def test_the_command_prints_the_page_or_json(typed):
     [
         ((), "Argument `--recipe` must be named, or --model in its place"),
         (("--recipe", "digits_quanv", "--model", "llama"), "Name one"),
-        (("--recipe", "digit_quanv"), "Did you mean 'digits_quanv'?"),
         (("--model", "lama"), "Did you mean 'llama'?"),
-        (("--model", "llama", "--size", "huge"), "Argument `size` must be one of tiny"),
         (("--recipe", "digits_quanv", "--set", "lora_rank=8"), "`setting` must be a known name"),
         (("--recipe", "digits_quanv", "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         (("--model", "llama", "--set", "lora_rank=0"), "`lora_rank` must be greater than or equal to 1"),
-        (("--model", "llama", "--set", "sequence_length=99999"), "`sequence_length` must be at most 2048"),
         (("--model", "llama", "--set", "epocs=2"), "Did you mean 'epochs'?"),
-        (("--model", "llama", "--set", "precision=float8"), "must be 'float32', 'bfloat16' or 'float16'"),
         (("--recipe", "digits_quanv", "--samples", "0"), "`samples` must be above 0"),
         ((*QUICK, "--deadline", "soon"), "Argument `deadline` must be a time, but is 'soon'"),
         ((*QUICK, "--budget", "ten"), "Argument `budget` must be an amount"),
@@ -399,13 +395,10 @@ def test_a_time_is_read(text, seconds):
     assert words.parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "8", "h", "0h", "-1h", "8 epochs", "8h later", "1e3h", "nan h", "8hh"])
-def test_what_is_no_time(text):
-    with pytest.raises(ValueError, match="Argument `deadline` must be a time"):
-        words.parse_duration(text, "deadline")
-
-
-@pytest.mark.parametrize("text", ["", "-1", "ten", "1e3", "nan", "1 0", "$10 EUR"])
-def test_what_is_no_money(text):
-    with pytest.raises(ValueError, match="Argument `budget` must be an amount"):
-        words.parse_money(text, "USD")
+def test_what_is_no_time_and_no_money():
+    for text in ("", "8", "h", "0h", "-1h", "8 epochs", "8h later", "1e3h", "nan h", "8hh"):
+        with refused("deadline"):
+            words.parse_duration(text, "deadline")
+    for text in ("", "-1", "ten", "1e3", "nan", "1 0", "$10 EUR"):
+        with refused("budget"):
+            words.parse_money(text, "USD")

@@ -24,6 +24,8 @@ TIE = 0.05
 """Part by which a step has to be faster to count as faster, whatever the noise."""
 FAR_SLOWER = 3.0
 """Times the best so far: such a step is not measured further."""
+PATIENCE = 5.0
+"""Seconds; a call that takes longer, and as long as the whole race should, is not repeated to warm up."""
 FEWEST, MOST = 3, 15
 """Rounds of a race."""
 TURN = 0.02
@@ -47,10 +49,6 @@ class Spread:
     def ratio(self) -> float:
         """The slowest round over the median one."""
         return self.most / self.median
-
-    def scaled(self, factor: float) -> Spread:
-        """The times of `factor` as much work."""
-        return Spread(factor * self.least, factor * self.median, factor * self.most, self.rounds)
 
 
 def synchronize(device: torch.device) -> None:
@@ -122,11 +120,6 @@ def spread(
     return Spread.of(times)
 
 
-def seconds(run: Callable[[], Any], device: torch.device, *, rounds: int = 5) -> float:
-    """Median time of one call, in seconds, after one that warms up."""
-    return spread(run, device, rounds=rounds).median
-
-
 def _elapsed(run: Callable[[], Any], device: torch.device, repeats: int) -> float:
     start = now(device)
     for _ in range(repeats):
@@ -169,7 +162,6 @@ def race(
     *,
     seconds: float = 10.0,
     longest: float = math.inf,
-    patience: float = math.inf,
     rounds: int = MOST,
 ) -> dict[str, Lap]:
     """Times steps in turns, in changing order, so that a busy minute of the machine hits all alike.
@@ -182,13 +174,12 @@ def race(
         seconds: For warming up, about, and as much again for the rounds.
         longest: Seconds of a call; a step that by the best time per sample would take longer is not tried,
             nor is any but the first once the time for warming up is over.
-        patience: Seconds; a step of which the first call takes longer is not called again.
         rounds: At most.
 
     Raises:
         Exception: Every step failed, and not for want of memory: what the first one raised.
     """
-    begin, laps = time.perf_counter(), _first_laps(steps, seconds, longest, patience)
+    begin, laps = time.perf_counter(), _first_laps(steps, seconds, longest)
     first = {name: lap.seconds for name, lap in laps.items() if lap.seconds is not None}
     best = min(first.values(), default=math.inf)
     share = seconds / (FEWEST * max(1, len(first)))  # far slower or not, what is short may have had a hiccup
@@ -221,8 +212,8 @@ def race(
     return laps
 
 
-def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float, patience: float) -> dict[str, Lap]:
-    """Each step called once to warm up and once, or twice, to see how long it takes; see `race`."""
+def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float) -> dict[str, Lap]:
+    """Each step called once to warm up, and once or twice more to see how long it takes; see `race`."""
     begin, best, laps, errors = time.perf_counter(), math.inf, {}, []
     for name, step in steps.items():
         late = math.isfinite(longest) and time.perf_counter() - begin > seconds
@@ -231,7 +222,7 @@ def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float, patie
             continue
         try:
             first = _turn(step, 1)
-            again = first if first > patience else _turn(step, 1)
+            again = first if first > max(PATIENCE, 2 * seconds) else _turn(step, 1)
             if again < 1 and again > FAR_SLOWER * best * step.samples:  # once may be a hiccup
                 again = min(again, _turn(step, 1))
         except Exception as error:  # what cannot run here does not win

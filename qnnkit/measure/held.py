@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from pathlib import Path
 
@@ -40,10 +39,6 @@ def peak() -> int:
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
-    if os.name == "nt":
-        import psutil
-
-        return psutil.Process().memory_info().peak_wset
     import resource
 
     unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss is in bytes there, elsewhere in KiB

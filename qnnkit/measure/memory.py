@@ -174,7 +174,7 @@ def _step(workload: Workload, model: nn.Module, foreach: bool, stack: nn.ModuleL
     """What one training step holds and does; by layer of a stack, if there is one."""
     config = workload.training
     ledger = Ledger(config.gradient_checkpointing, closely=stack is not None)
-    stepper = train.Stepper(model, workload.task, config, workload.groups(model, config))
+    stepper = workload.stepper(model=model)
     for group in stepper.optimizer.param_groups if stepper.optimizer else ():
         group["foreach"] = foreach
     weights = list(model.parameters())

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from qnnkit import recipes, train, workspace
 from qnnkit.checkpoint import own_generators
 from qnnkit.data import Splits
-from qnnkit.data.splits import SPLITS
 from qnnkit.layers import Given, QuantumLayer, Quanv2d, circuits_by_layer, circuits_per_image
 from qnnkit.measure import clock
 from qnnkit.measure.clock import Lap, Step
 from qnnkit.measure.placement import devices
-from qnnkit.models import features
+from qnnkit.measure.workload import EARLY, Workload, of_recipe
 from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 
@@ -52,25 +51,6 @@ NO_FEATURES = (
 """Why nothing is computed before training: without augmentation, and with it."""
 Around = tuple[Callable[[], None], Callable[[], None]]
 """What is called before and after something."""
-
-
-def training_step(
-    config: Settings, data: Any, batch: Any, n_samples: int, device: torch.device, *, cached: bool = True
-) -> tuple[train.Stepper, Any]:
-    """What takes a training step of a recipe's net, and the batch as training hands it to the net.
-
-    Args:
-        config: The recipe's settings: precision, micro_batch, optimizer and augmentation are theirs.
-        data: The recipe's data, or what knows their `sizes`.
-        batch: As the task takes it.
-        n_samples: Of the whole dataset.
-        device: Where to compute.
-        cached: Whether what is frozen is computed once, before training, as training does.
-    """
-    model = recipes.made(config, data, "", config.seed)
-    given = features.given(model, batch, config, n_samples, device) if cached else batch
-    groups = recipes.parameter_groups(model, config)
-    return train.Stepper(model, recipes.of(config).task(config), config, groups, device), given
 
 
 # --- by part ------------------------------------------------------------------------------------------------
@@ -276,7 +256,7 @@ def strategies(
         hybrid = circuits_per_image(model, example) > 0
         found = {name: (group, name, change, step) for group, name, change, step in bench.steps(hybrid)}
         steps = {name: step for name, (*_, step) in found.items() if step}
-        laps = clock.race(steps, seconds=seconds / 2, patience=seconds, rounds=MOST_ROUNDS)
+        laps = clock.race(steps, seconds=seconds / 2, rounds=MOST_ROUNDS)
         if "lightning.qubit" in found:
             laps["lightning.qubit"] = bench.one_by_one(model, example, seconds / 100)
     few = Lap(None, why=f"The training split has {len(splits.train)} samples only.")
@@ -342,7 +322,7 @@ class _Bench:
 
         Args:
             place: Where to compute; the run's own by default.
-            cached: As for `training_step`; None where it is refused if nothing can be computed before.
+            cached: As for `of_recipe`; None where it is refused if nothing can be computed before.
             **settings: What is changed.
         """
         place, made, n_samples = place or self.place, [], len(self.splits.train)
@@ -351,13 +331,11 @@ class _Bench:
         def run() -> None:
             if not made:
                 config = self.config.override(**settings)
-                batch = next(iter(self.splits.batches("train", size, shuffle=False)))
-                n, early = sum(len(self.splits.split(name)) for name in SPLITS), cached is not False
-                stepper, given = training_step(config, self.splits, batch, n, place, cached=early)
-                if cached is None and (given is batch or given[0] is batch[0]):
+                workload = of_recipe(config, self.splits, cached=cached is not False)
+                if cached is None and EARLY not in workload.notes:
                     augmented = getattr(config, "augmentation", "none") != "none"
                     raise ValueError(NO_FEATURES[augmented])
-                made.append(partial(stepper, given))
+                made.append(partial(workload.stepper(place), workload.batch(size)))
             made[0]()
 
         return Step(run, place, self.threads, size)
@@ -394,9 +372,9 @@ def one_by_one(
         trains = any(weight.requires_grad for weight in slow.parameters())
         per_image = sum(n for _, n in alike)
         run, cpu = partial(_run, slow, n_features, trains), torch.device("cpu")
-        one_round = clock.seconds(partial(run, 4), cpu, rounds=1)
+        one_round = clock.spread(partial(run, 4), cpu, rounds=1).median
         n = max(1, min(TIMED * per_image, int(4 * seconds / one_round)))
-        total += clock.seconds(partial(run, n), cpu, rounds=3) / n * per_image
+        total += clock.spread(partial(run, n), cpu).median / n * per_image
     return total
 
 
@@ -410,13 +388,17 @@ def _run(layer: QuantumLayer, n_features: int, trains: bool, n_circuits: int) ->
 
 
 def operations(
-    stepper: train.Stepper, batch: Any, *, threads: int | None = None, trace: Path | None = None
+    workload: Workload,
+    device: torch.device | str = "cpu",
+    *,
+    threads: int | None = None,
+    trace: Path | None = None,
 ) -> str:
     """The costliest operations of some training steps, as torch.profiler's own table.
 
     Args:
-        stepper: Takes the steps.
-        batch: They are of.
+        workload: Whose steps.
+        device: Where to compute.
         threads: CPU threads; None leaves torch's own number.
         trace: Where a trace is written, for `chrome://tracing` or https://ui.perfetto.dev; zipped where its
             name ends in `.gz`.
@@ -426,6 +408,7 @@ def operations(
     """
     from torch import profiler
 
+    stepper, batch = workload.stepper(device), workload.batch()
     cuda = stepper.device.type == "cuda"
     kinds = [profiler.ProfilerActivity.CPU] + [profiler.ProfilerActivity.CUDA] * cuda
     with own_generators(), clock.threads(threads):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qnnkit import checks, device, train
 from qnnkit.checkpoint import own_generators
@@ -17,6 +17,7 @@ from qnnkit.device import machine
 from qnnkit.layers import QuantumLayer
 from qnnkit.measure import clock, held
 from qnnkit.measure.clock import TIE, Lap, Step
+from qnnkit.measure.workload import Workload
 from qnnkit.settings import Settings
 from qnnkit.tasks import Task
 from qnnkit.train.memory import ran_out
@@ -31,7 +32,6 @@ PROBE = 8
 """Samples of the first batch, which tells how heavy the net is."""
 ROOM = 0.8
 """Share of the available memory that a larger batch may take."""
-Groups = Callable[[nn.Module], Sequence[train.Group]]
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,8 @@ class Placement:
     sentence: str
     """Why, with how much faster than what else."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Of each candidate: `candidate`, `samples_per_second`, `standard_error` and `why` there is none; empty
-    where there was nothing to choose."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    """Of each candidate: `candidate`, `threads`, `samples_per_second`, `standard_error` and `why` there is
+    none; empty where there was nothing to choose."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def place(
     *,
     device: str = "auto",
     threads: int | str | None = "auto",
-    groups: Groups | None = None,
+    groups: Callable[[nn.Module], Sequence[train.Group]] | None = None,
     n_samples: int | None = None,
     seconds: float = 10.0,
 ) -> Placement:
@@ -129,19 +126,34 @@ def place(
     if len(found) == 1:
         told = f"{found[0].place}: nothing else to choose from, so nothing was measured."
         return Placement(found[0].device, backend, found[0].threads, found[0].batch_size, told)
-    laps, at, busy = timed(model, task, samples, config, found, groups, seconds)
+    given = samples() if callable(samples) else samples
+    workload = Workload(
+        type(model).__name__,
+        config,
+        n_samples or _length(given),
+        build=lambda config, traced: copy.deepcopy(model),
+        samples=lambda config: given,
+        task=task,
+        groups=lambda net, config: groups(net) if groups else None,
+    )
+    laps, at, busy = timed(workload, found, seconds)
     chosen, times = decide(found, laps), _times(found, laps)
     told = [_of_place(chosen, found, times, sum(weight.numel() for weight in model.parameters()), at)]
     if config.batch_size == "auto":
         told.append(_of_batch(chosen, found, times))
+    raced = sorted(
+        ((one, laps[one.name]) for one in found if one.name in laps),
+        key=lambda pair: pair[1].seconds or math.inf,
+    )
     rows = [
         {
-            "candidate": name,
+            "candidate": one.name,
+            "threads": one.threads,
             "samples_per_second": lap.seconds and 1 / lap.seconds,
             "standard_error": lap.error,
             "why": lap.why,
         }
-        for name, lap in sorted(laps.items(), key=lambda pair: pair[1].seconds or float("inf"))
+        for one, lap in raced
     ]
     sentence = " ".join([*told, *([busy] if busy else [])])
     return Placement(chosen.device, backend, chosen.threads, chosen.batch_size, sentence, rows)
@@ -233,13 +245,7 @@ def here() -> dict[str, Any]:
 
 
 def timed(
-    model: nn.Module,
-    task: Task,
-    samples: Any,
-    config: Settings,
-    found: Sequence[Candidate],
-    groups: Groups | None,
-    seconds: float,
+    workload: Workload, found: Sequence[Candidate], seconds: float
 ) -> tuple[dict[str, Lap], int | None, str | None]:
     """Training steps on every candidate, the smallest batches first.
 
@@ -250,10 +256,9 @@ def timed(
         which a step takes long; and a sentence where the machine is busy.
     """
     busy = clock.note(clock.load())
-    given = samples() if callable(samples) else samples
     share = seconds / (len({one.place for one in found}) * (clock.FEWEST + 2))
     with own_generators():
-        bench = _Bench(model, task, given, config, groups)
+        bench = _Bench(workload)
         several = len({one.batch_size for one in found}) > 1
         at = None if several else bench.affordable(found[0], share)
         ordered = sorted(found, key=lambda one: one.batch_size)
@@ -265,11 +270,7 @@ def timed(
 class _Bench:
     """Training steps of copies of one net, one copy per device."""
 
-    model: nn.Module
-    task: Task
-    samples: Any
-    config: Settings
-    groups: Groups | None
+    workload: Workload
     steppers: dict[str, train.Stepper] = field(default_factory=dict)
     grown: dict[str, float] = field(default_factory=dict)
     """Device -> bytes of a step per sample."""
@@ -305,10 +306,8 @@ class _Bench:
         if name in self.full or (place.type == "cpu" and much):  # where the system would end the process
             raise MemoryError("It would not fit into the memory.")
         if name not in self.steppers:
-            net = copy.deepcopy(self.model)
-            own = self.groups(net) if self.groups else None
-            self.steppers[name] = train.Stepper(net, self.task, self.config, own, name)
-        batch = take(self.samples, size)
+            self.steppers[name] = self.workload.stepper(name)
+        batch = self.workload.batch(size)
         held.reset_peak(place)
         before = held.peak_on(place)
         self.steppers[name](batch)
@@ -327,22 +326,6 @@ class _Bench:
         while probed and size > PROBE and probed * size > share:
             size //= 2
         return None if size == candidate.batch_size else max(size, PROBE)
-
-
-def take(samples: Any, n: int) -> Any:
-    """A batch of the first `n` samples, from the front again where there are fewer.
-
-    Example:
-        >>> take((torch.arange(3), {"label": torch.zeros(3)}), 5)[0].tolist()
-        [0, 1, 2, 0, 1]
-    """
-    if isinstance(samples, Tensor):
-        return samples[torch.arange(n, device=samples.device) % len(samples)]
-    if isinstance(samples, Mapping):
-        return {name: take(part, n) for name, part in samples.items()}
-    if isinstance(samples, list | tuple):
-        return type(samples)(take(part, n) for part in samples)
-    return samples
 
 
 def decide(found: Sequence[Candidate], laps: Mapping[str, Lap]) -> Candidate:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import bisect
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from qnnkit import device as devices
 from qnnkit import words
@@ -39,18 +41,12 @@ class Wish(NamedTuple):
     """Of the budget: prices in others are not compared with it."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A machine, and how the training would go there."""
+@dataclass(frozen=True, kw_only=True)
+class Place(Spot):
+    """A machine, and how the training would go there; its basis is "not timed" where no time is known."""
 
-    name: str
-    kind: str
-    basis: str
-    """What its times follow from; "not timed"."""
     needs: int
     """Bytes at the peak."""
-    usable: int
-    """Bytes that it may use."""
     verdict: str
     """ "comfortable", "marginal" or "not here"."""
     why: tuple[str, ...]
@@ -62,8 +58,6 @@ class Place:
     total: Range | None = None
     """Seconds of all epochs of all nets and seeds."""
     cost: Range | None = None
-    currency: str | None = None
-    """Of the cost; None where nobody said."""
     compute_units: Range | None = None
     """Of Colab, for all of it."""
     largest: int | None = None
@@ -114,7 +108,7 @@ class Plan:
         return {
             **vars(self),
             "prediction": self.prediction.as_dict(),
-            "places": [asdict(each) for each in self.places],
+            "places": [asdict(replace(each, figures=())) for each in self.places],
             "wish": self.wish._asdict(),
             "remedies": [asdict(each) | {"command": each.command} for each in self.remedies],
         }
@@ -198,59 +192,82 @@ def plan(
         workload = workload.change(batch_size=workload.n_samples)
         workload = replace(workload, notes=(*workload.notes, more))
     prediction = predict(workload, place, measured=measure, seconds=seconds, n_threads=n_threads)
-    work, precision, timed = prediction.work, prediction.training.precision, prediction.seconds
-    computes = measure and (place.type, precision) != ("cpu", "float16")
-    known = figures(place, precision, n_threads) if computes else None
-    calibrated = elsewhere.calibration(work, precision, timed and timed.median, known)
+    others = _Others(workload, prediction, place, n_threads)
+    computes = measure and (place.type, workload.training.precision) != ("cpu", "float16")
+    known = figures(place, workload.training.precision, n_threads) if computes else None
     this = elsewhere.here(place, table, price_per_hour)
-    updates: dict[str, tuple[Range, str]] = {}
-    if timed is not None:
-        updates[HERE] = Range(timed.least, timed.median, timed.most), str(place)
-    elif known is not None:  # too large to be tried
+    if known is not None and prediction.seconds is None:  # too large to be tried
         this = replace(this, basis="estimated", figures=[known])
         told.append("A step was too large to be timed here: its time is estimated, as for other machines.")
-    for spot in (this, *spots):
-        if spot.figures:
-            updates[spot.name] = elsewhere.estimate(work, precision, spot, calibrated)
-
-    seen: dict[str, Prediction] = {}
-
-    def look(training: Settings) -> Prediction:
-        key = training.model_dump_json()
-        if key not in seen:
-            framework = prediction.memory["framework"]  # what was timed may have left more
-            changed = replace(workload, training=training)
-            found = predict(changed, place, measured=False, n_threads=n_threads, framework=framework)
-            taken = prediction.memory.get("workspace", 0) * training.batch_size / workload.training.batch_size
-            seen[key] = replace(found, memory={**found.memory, "workspace": round(taken)})
-        return seen[key]
-
-    def sized(n: int) -> Prediction:
-        return look(workload.training.override(batch_size=n))
-
-    all_of_it, sized_or_none = nets * seeds, sized if largest else None
-    places = [
-        _place(spot, prediction, updates.get(spot.name), all_of_it, wish, sized_or_none)
-        for spot in (this, *spots)
-    ]
-    sight = Remedies(
-        lambda training: needed(look(training), this.kind),
-        FULL * this.usable,
-        None if known is None else lambda each: elsewhere.roofline(look(each).work, known, each.precision),
-        pieces=not getattr(workload.task, "together", False),
+    updates, sized = _updates(prediction, [this, *spots], known), others.of_batch if largest else None
+    places = tuple(
+        _place(spot, prediction, updates.get(spot.name), nets * seeds, wish, sized) for spot in (this, *spots)
     )
-    tight = places[0].needs > COMFORTABLE * this.usable
-    alone = sight.alone(workload.training) if tight else []
-    chain = [] if places[0].fits else sight.chain(workload.training)
+    alone, chain = _remedies(places[0], others, known)
     if prediction.scaled_from is not None:
         told.append(f"Time was measured with {prediction.scaled_from} samples at a time and scaled up.")
-    if timed is not None:
+    if prediction.seconds is not None:
         told.append("Times are of training alone: validation, tests and checkpoints come on top.")
     if nets > 1:
         told.append("Controls are taken to cost as much as the hybrid net.")
     notes = (*filter(None, [busy]), *prediction.notes, *told, *table.notes())
-    sentence = answer(places, wish, chain)
-    return Plan(prediction, nets, seeds, tuple(places), wish, sentence, tuple(alone), notes)
+    return Plan(prediction, nets, seeds, places, wish, answer(places, wish, chain), tuple(alone), notes)
+
+
+def _updates(
+    prediction: Prediction, spots: Sequence[Spot], known: Mapping[str, Any] | None
+) -> dict[str, tuple[Range, str]]:
+    """Machine -> seconds of an update there, and the device that takes them, where that can be told."""
+    work, precision, timed = prediction.work, prediction.training.precision, prediction.seconds
+    calibrated = elsewhere.calibration(work, precision, timed and timed.median, known)
+    found = {
+        spot.name: elsewhere.estimate(work, precision, spot, calibrated) for spot in spots if spot.figures
+    }
+    here = {HERE: (Range(timed.least, timed.median, timed.most), prediction.device)} if timed else {}
+    return found | here
+
+
+@dataclass
+class _Others:
+    """The same training with other settings, as far as memory and work go: each is traced once."""
+
+    workload: Workload
+    prediction: Prediction
+    place: torch.device
+    n_threads: int | None
+    seen: dict[str, Prediction] = field(default_factory=dict)
+
+    def __call__(self, training: Settings) -> Prediction:
+        key, own = training.model_dump_json(), self.prediction.memory
+        if key not in self.seen:
+            changed = replace(self.workload, training=training)
+            found = predict(
+                changed, self.place, measured=False, n_threads=self.n_threads,
+                framework=own["framework"],  # what was timed may have left more
+            )  # fmt: skip
+            taken = own.get("workspace", 0) * training.batch_size / self.workload.training.batch_size
+            self.seen[key] = replace(found, memory={**found.memory, "workspace": round(taken)})
+        return self.seen[key]
+
+    def of_batch(self, n: int) -> Prediction:
+        return self(self.workload.training.override(batch_size=n))
+
+
+def _remedies(
+    here: Place, others: _Others, known: Mapping[str, Any] | None
+) -> tuple[list[Remedy], list[Remedy]]:
+    """Each that saves memory here, if that is tight; and what makes it fit, if it does not."""
+    training = others.workload.training
+    sight = Remedies(
+        lambda training: needed(others(training), here.kind),
+        FULL * here.usable,
+        None
+        if known is None
+        else lambda training: elsewhere.roofline(others(training).work, known, training.precision),
+        pieces=not getattr(others.workload.task, "together", False),
+    )
+    tight = here.needs > COMFORTABLE * here.usable
+    return sight.alone(training) if tight else [], [] if here.fits else sight.chain(training)
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------
@@ -299,29 +316,27 @@ def _place(
     sized: Callable[[int], Prediction] | None,
 ) -> Place:
     """A machine with the training on it: `update` is seconds and device of one, `sized` predicts a batch."""
-    config, price, rate = prediction.training, spot.price_per_hour, spot.compute_units_per_hour
-    epoch = total = cost = units = found = None
+    needs, found = needed(prediction, spot.kind), dict[str, Any](basis="not timed")
     if update is not None:
-        epoch = update[0].times(prediction.n_samples / config.batch_size)
+        (seconds, device), config = update, prediction.training
+        epoch = seconds.times(prediction.n_samples / config.batch_size)
         total = epoch.times(config.epochs * trainings)
-        units = None if rate is None else total.times(rate / 3600)
-        cost = None if price is None else total.times(price / 3600)
-    elif price == 0:
-        cost = Range(0, 0, 0)
+        found = {"basis": spot.basis, "device": device, "epoch": epoch, "total": total}
+        rates = {"cost": spot.price_per_hour, "compute_units": spot.compute_units_per_hour}
+        found |= {name: total.times(rate / 3600) for name, rate in rates.items() if rate is not None}
+    elif spot.price_per_hour == 0:
+        found["cost"] = Range(0, 0, 0)
     if sized is not None:
-        most = min(prediction.n_samples, LARGEST)
-        sizes = [2**n for n in range(most.bit_length())]
+        sizes = [2**n for n in range(min(prediction.n_samples, LARGEST).bit_length())]
 
         def too_large(size: int) -> bool:
             return needed(sized(size), spot.kind) > FULL * spot.usable
 
         n = bisect.bisect_left(sizes, True, key=too_large)
-        found = sizes[n - 1] if n else 0
-    needs = needed(prediction, spot.kind)
-    verdict = judge(needs / spot.usable, total, cost, spot.currency, wish)
-    basis, device = (spot.basis, update[1]) if update else ("not timed", None)
-    about = epoch, total, cost, spot.currency, units, found
-    return Place(spot.name, spot.kind, basis, needs, spot.usable, *verdict, device, *about)
+        found["largest"] = sizes[n - 1] if n else 0
+    share = needs / spot.usable
+    verdict, why = judge(share, found.get("total"), found.get("cost"), spot.currency, wish)
+    return Place(**vars(spot) | found, needs=needs, verdict=verdict, why=why)
 
 
 def answer(places: Sequence[Place], wish: Wish, chain: Sequence[Remedy] = ()) -> str:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from qnnkit import gradients, train
 from qnnkit.measure.clock import Spread, threads
 from qnnkit.measure.held import free, peak_on, reset_peak, resident
-from qnnkit.measure.memory import Work, trace
+from qnnkit.measure.memory import Traced, Work, trace
 from qnnkit.measure.workload import Workload
 from qnnkit.models.blocks import seeded
 from qnnkit.models.causal_lm import in_four_bits
@@ -129,10 +129,8 @@ def predict(
     Raises:
         Exception: What building or training the net raises.
     """
-    device, notes, config = torch.device(device), list(workload.notes), workload.training
-    if device.type == "cpu" and config.precision == "float16":
-        measured = False
-        notes.append("A CPU does not train in float16: nothing was timed.")
+    device, config = torch.device(device), workload.training
+    notes, timed, size = list(workload.notes), None, config.batch_size
     with threads(n_threads):
         if framework is None:
             _warm_up(device)
@@ -140,31 +138,24 @@ def predict(
             framework = max(0, resident() - workload.loaded_bytes)
         traced = trace(workload, foreach=device.type == "cuda")
         memory = {name: n for name, n in traced.memory.items() if n > 0}
-        at_update, less = traced.at_update, 0
-        if getattr(config, "four_bit", False):
-            # What is not packed, such as the embedding, is then kept in float32.
-            others = traced.n_weights - traced.n_trained - traced.linear
-            kept = workload.base_bytes
-            less = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
-            if in_four_bits(workload.name, device)[0] is not None:
-                memory["weights"], at_update, less = memory["weights"] - less, at_update - less, 0
-            elif device.type == "cuda":
-                less = 0  # bitsandbytes is missing
-            if less or device.type == "cpu":
-                notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
+        here, elsewhere = _saved_by_four_bits(workload, traced, device)
+        if here or elsewhere:
+            notes.append(f"With CUDA, {traced.linear:,} frozen weights are counted in 4 bits.")
+        memory["weights"] = memory.get("weights", 0) - here
         # Weights and moments are copied for each checkpoint, which is written while training goes on: but at
         # first where gradients have just been, and are again at the end of the next backward pass.
         copied = traced.kept + memory.get("optimizer", 0)
         memory["checkpoint"] = max(0, copied - memory.get("gradients", 0))
         memory |= {"data": workload.data_bytes, "framework": framework}
-        spread, size = None, config.batch_size
-        if measured:
+        if measured and (device.type, config.precision) == ("cpu", "float16"):
+            notes.append("A CPU does not train in float16: nothing was timed.")
+        elif measured:
             reset_peak(device)
             before = peak_on(device) if device.type != "cpu" else resident()
-            spread, size = _timed(workload, device, memory, traced.work, seconds)
-            if spread is not None and size == config.batch_size:
+            timed, size = _timed(workload, device, memory, traced.work, seconds)
+            if timed is not None and size == config.batch_size:
                 memory["workspace"] = max(0, peak_on(device) - before - _used(memory))
-        if spread is not None:
+        if timed is not None:
             n = torch.get_num_threads()
             notes.append(f"Timed on {device}, with {n} CPU thread{'s' * (n > 1)}.")
     return Prediction(
@@ -175,14 +166,26 @@ def predict(
         n_trained=traced.n_trained,
         memory=memory,
         work=traced.work,
-        at_update=at_update,
-        less_on_cuda=less,
+        at_update=traced.at_update - here,
+        less_on_cuda=elsewhere,
         checkpoint=copied,
         device=str(device),
-        seconds=spread,
+        seconds=timed,
         notes=tuple(notes),
         scaled_from=None if size == config.batch_size else size,
     )
+
+
+def _saved_by_four_bits(workload: Workload, traced: Traced, device: torch.device) -> tuple[int, int]:
+    """Bytes of frozen weights that fall away on this device, and on another machine with CUDA."""
+    if not getattr(workload.training, "four_bit", False):
+        return 0, 0
+    # What is not packed, such as the embedding, is then kept in float32.
+    others, kept = traced.n_weights - traced.n_trained - traced.linear, workload.base_bytes
+    saved = round(traced.linear * (kept - FOUR_BITS) - others * (4 - kept))
+    if in_four_bits(workload.name, device)[0] is not None:
+        return saved, 0
+    return 0, 0 if device.type == "cuda" else saved  # on CUDA, bitsandbytes is missing
 
 
 def _used(memory: dict[str, int]) -> int:

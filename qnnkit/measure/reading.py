@@ -40,18 +40,22 @@ def table(found: Mapping[str, Any]) -> str:
     head += "" if price is None else f"; {price:g} an hour"
     plain = [_readable(row) for row in found["rows"] if row["what"] != "circuits" and row["value"]]
     blocks = [head, _text(pd.DataFrame(plain), index=False)]
-    if cells := _circuits(found):
-        frame = pd.DataFrame(cells)
-        frame["on"], frame["ms"] = frame["backend"] + " " + frame["device"], 1000 * frame["value"]
-        grid = _text(frame.pivot_table("ms", ["qubits", "batch"], "on", sort=False))
+    if cells := values(found, "circuits", "qubits", "batch", "backend", "device"):
+        index = pd.MultiIndex.from_tuples(cells, names=["qubits", "batch", "backend", "device"])
+        grid = _text(1000 * pd.Series(list(cells.values()), index).unstack(["backend", "device"], sort=False))
         blocks.append(f"Milliseconds of circuits, both ways ({CIRCUIT}, {LAYERS} layers):\n{grid}")
     size = f"batch {net['batch_size']}, {net['n_samples']:,} {net['noun']} an epoch"
     blocks.append(f"The net: {net['recipe']}, {size}.")
     return "\n\n".join([*blocks, _list(sentences(found))])
 
 
-def _circuits(found: Mapping[str, Any]) -> list[Row]:
-    return [row for row in found["rows"] if row["what"] == "circuits" and row["value"]]
+def values(
+    found: Mapping[str, Any], what: str, *by: str, key: str = "value", **settings: Any
+) -> dict[Any, float]:
+    """What the rows of one kind hold, by settings that tell them apart; those without are left out."""
+    wanted = {"what": what, **settings}
+    rows = [row for row in found["rows"] if wanted.items() <= row.items() and row.get(key)]
+    return {row.get(by[0]) if len(by) == 1 else tuple(row.get(name) for name in by): row[key] for row in rows}
 
 
 def _readable(row: Row) -> Row:
@@ -94,34 +98,31 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
 
 def _of_devices(found: Mapping[str, Any]) -> Iterator[str]:
     """From which size on an accelerator multiplies small matrices faster than the CPU."""
-    times: dict[str, dict[int, float]] = {}
-    for row in found["rows"]:
-        if row["what"] == "small product" and row["value"]:
-            times.setdefault(row["device"], {})[row["size"]] = row["value"]
-    for name in times:
-        if name != "cpu" and "cpu" in times:
+    cpu = values(found, "small product", "size", device="cpu")
+    for name in dict.fromkeys(device for device, _ in values(found, "small product", "device", "size")):
+        if name != "cpu" and cpu:
             what = f"A hundred small matrix products on {name}, one after the other"
-            yield from _from_where(what, "the CPU", times[name], times["cpu"], "x{0} matrices")
+            own = values(found, "small product", "size", device=name)
+            yield from _from_where(what, "the CPU", own, cpu, "x{0} matrices")
 
 
 def _of_simulators(found: Mapping[str, Any]) -> Iterator[str]:
     """Which simulator wins at few and at many qubits, and from how many qubits on lightning.gpu does."""
-    cells = _circuits(found)
-    batch = 64 if any(cell["batch"] == 64 for cell in cells) else 1
-    sizes = sorted(cell["qubits"] for cell in cells if cell["batch"] == batch)
+    cells = values(found, "circuits", "batch", "qubits", "backend", "device")
+    batches = sorted({batch for batch, *_ in cells})
+    batch = 64 if 64 in batches else 1
+    sizes = sorted(n for size, n, *_ in cells if size == batch)
     for n in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
-        at = [cell for cell in cells if (cell["batch"], cell["qubits"]) == (batch, n)]
-        told = _slower({f"{cell['backend']} on {cell['device']}": cell["value"] for cell in at})
-        if told:
+        at = values(found, "circuits", "backend", "device", batch=batch, qubits=n)
+        if told := _slower({f"{name} on {device}": at[name, device] for name, device in at}):
             yield f"{batch} circuits of {n} qubits: {told}"
-    for batch in sorted({cell["batch"] for cell in cells}):
-        gpu = [cell for cell in cells if (cell["device"], cell["batch"]) == (str(GPU), batch)]
-        lightning, batched = (
-            {cell["qubits"]: cell["value"] for cell in gpu if cell["backend"] == backend}
-            for backend in ("lightning.gpu", "batched")
+    for batch in batches:
+        own, theirs = (
+            values(found, "circuits", "qubits", device=str(GPU), batch=batch, backend=name)
+            for name in ("lightning.gpu", "batched")
         )
         what = f"{batch} circuit{'s' * (batch > 1)} on {GPU}, lightning.gpu"
-        yield from _from_where(what, "the batched simulator", lightning, batched, " qubits")
+        yield from _from_where(what, "the batched simulator", own, theirs, " qubits")
 
 
 def _from_where(
@@ -145,21 +146,17 @@ def _slower(times: Mapping[str, float]) -> str | None:
 
 def net_sentences(found: Mapping[str, Any]) -> list[str]:
     """Which device and precision is fastest for the net, on how many threads, and the memory of each."""
-
-    def values(what: str, name: str, **settings: Any) -> dict[str, float]:
-        wanted = {"what": what, **settings}
-        rows = [row for row in found["rows"] if wanted.items() <= row.items() and row["value"]]
-        return {name.format(**row): row["value"] for row in rows}
-
-    threads = values("net update on threads", "{threads} threads in {precision}")
+    epochs = values(found, "net epoch", "device", "precision")
+    raced = values(found, "net update on threads", "threads", "precision")
+    peaks = values(found, "net memory", "device", precision=PRECISION)
+    each = ", ".join(f"{peak / 1e6:,.0f} MB on {name}" for name, peak in peaks.items())
     told = {
-        "An epoch of the net": _slower(values("net epoch", "{device} in {precision}")),
-        "An update of the net on the CPU": _slower(threads),
+        "An epoch of the net": _slower({f"{name} in {kind}": epochs[name, kind] for name, kind in epochs}),
+        "An update of the net on the CPU": _slower(
+            {f"{n} threads in {kind}": raced[n, kind] for n, kind in raced}
+        ),
+        f"Memory at the peak in {PRECISION}": f"{each}." if len(peaks) > 1 else None,
     }
-    peaks = values("net memory", "{device}", precision=PRECISION)
-    if len(peaks) > 1:
-        each = ", ".join(f"{peak / 1e6:,.0f} MB on {name}" for name, peak in peaks.items())
-        told[f"Memory at the peak in {PRECISION}"] = f"{each}."
     return [f"{what}: {said}" for what, said in told.items() if said]
 
 
@@ -257,9 +254,8 @@ def _beside(name: str, found: Mapping[str, Any], one: Mapping[str, Any], same: b
     """A machine's device, as a row of the comparison; the file may lack any of its measurements."""
 
     def of(what: str, key: str = "value", **settings: Any) -> float:
-        wanted = {"what": what, "device": one["device"], **settings}
-        there = [row.get(key) for row in found["rows"] if wanted.items() <= row.items()]
-        return next((value for value in there if value is not None), math.nan)
+        there = values(found, what, "device", key=key, device=one["device"], **settings)
+        return next(iter(there.values()), math.nan)
 
     def of_net(what: str, key: str = "value") -> float:
         return of(f"net {what}", key, precision=PRECISION) if same else math.nan

@@ -69,7 +69,7 @@ def _cell(
         try:
             timed = batch
             if backend in ONE_BY_ONE:
-                one = clock.seconds(_run(backend, device, n_qubits, 1), device, rounds=1)
+                one = clock.spread(_run(backend, device, n_qubits, 1), device, rounds=1).median
                 timed = max(1, min(batch, int(share / len(runs) / CALLS / one)))
             run = _run(backend, device, n_qubits, timed)
         except (RuntimeError, ValueError, NotImplementedError, MemoryError) as error:  # as a device may raise

@@ -18,7 +18,7 @@ from qnnkit import __version__, checks, device, workspace
 from qnnkit.device import accelerators, machine
 from qnnkit.measure import clock, simulators, survey_net
 from qnnkit.measure.device_figures import figures_of, kind, rows_of
-from qnnkit.measure.survey_net import Sample
+from qnnkit.measure.workload import Sample
 from qnnkit.settings import Settings
 
 FORMAT = 2

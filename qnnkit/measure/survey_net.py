@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,12 @@ import torch
 
 from qnnkit import checks, data, recipes
 from qnnkit import device as devices
-from qnnkit.data import Splits
-from qnnkit.data.splits import SPLITS
-from qnnkit.data.tokens import IGNORED
 from qnnkit.device import machine
 from qnnkit.measure import clock, held
 from qnnkit.measure.device_figures import Row, row, timed
-from qnnkit.measure.parts import step_parts, training_step
-from qnnkit.measure.placement import thread_counts
+from qnnkit.measure.parts import step_parts
+from qnnkit.measure.placement import place
+from qnnkit.measure.workload import Sample, of_recipe
 from qnnkit.settings import Settings
 from qnnkit.train import PRECISIONS
 
@@ -35,72 +31,6 @@ START, PATIENCE = 5.0, 60.0
 WARMUP = 2
 USED = ("batch_size", "optimizer", "micro_batch", "augmentation", "gradient_checkpointing", "backend")
 """Settings of a training that its speed depends on, beside the precision and a recipe's own."""
-USUAL = 1000
-"""Samples of an epoch of a dataset that is not there."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The first batch of a dataset; for `recipes.made` it stands for all of them."""
-
-    batch: Any
-    """As the task takes it: (images, labels), or tensors by name."""
-    sizes: dict[str, Any]
-    """What a net must know of the data."""
-    n_samples: int
-    """In an epoch."""
-    n_all: int
-    """Samples of the whole dataset."""
-
-    @classmethod
-    def of(cls, splits: Splits, batch_size: int, n_samples: int | None = None) -> Sample:
-        """The first training samples, fewer than `batch_size` where there are no more."""
-        batch = next(iter(splits.batches("train", batch_size, shuffle=False)))
-        n = sum(len(splits.split(name)) for name in SPLITS)
-        return cls(batch, splits.sizes, n_samples or len(splits.train), n)
-
-    @classmethod
-    def dummy(cls, shape: str, batch_size: int, n_samples: int | None = None) -> Sample:
-        """Noise in place of a dataset of labelled images.
-
-        Args:
-            shape: Height, width, channels and classes, such as "32x32x1x28".
-            batch_size: Samples of the batch.
-            n_samples: In an epoch; 1000 by default.
-
-        Raises:
-            ValueError: The shape is no such text.
-
-        Example:
-            >>> Sample.dummy("32x32x1x28", 2).sizes
-            {'channels': 1, 'image_size': (32, 32), 'n_classes': 28}
-        """
-        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){3}", shape):
-            rule, step = "be height x width x channels x classes", "Use 32x32x1x28."
-            raise ValueError(checks.message("dummy", rule, shape, step))
-        height, width, channels, n_classes = map(int, shape.split("x"))
-        images = torch.randint(
-            256, (batch_size, channels, height, width), generator=torch.Generator().manual_seed(0)
-        )
-        sizes = {"channels": channels, "image_size": (height, width), "n_classes": n_classes}
-        batch = images.to(torch.uint8), torch.arange(batch_size) % n_classes
-        return cls(batch, sizes, n_samples or USUAL, n_samples or USUAL)
-
-    def __len__(self) -> int:
-        """Samples in the batch."""
-        return len(next(iter(self.batch.values())) if isinstance(self.batch, dict) else self.batch[0])
-
-    @property
-    def noun(self) -> str:
-        """What a sample is called."""
-        return "pairs" if "tokenizer" in self.sizes else "blocks" if "length" in self.sizes else "samples"
-
-    @property
-    def n_tokens(self) -> float | None:
-        """Tokens of a sample that are predicted, on average, where samples are sequences."""
-        if not isinstance(self.batch, dict) or "length" not in self.sizes:
-            return None
-        return float((self.batch["labels"][:, 1:] != IGNORED).sum()) / len(self)
 
 
 def net_rows(config: Settings, sample: Sample, seconds: float, *, quick: bool = False) -> list[Row]:
@@ -199,45 +129,48 @@ def answer() -> None:
 
 def here(question: dict[str, Any]) -> list[Row] | str:
     """The rows of one device and precision, measured in this process."""
-    device, sample, seconds = torch.device(question["device"]), question["sample"], question["seconds"]
+    device, seconds, precision = torch.device(question["device"]), question["seconds"], question["precision"]
     config = recipes.find(question["recipe"]).settings(**question["config"])
-    config = config.model_copy(update={"precision": question["precision"]})
+    config = config.model_copy(update={"precision": precision})
+    threads = None if question["quick"] and config.threads == "auto" else config.threads
     try:
-        stepper, batch = training_step(config, sample, sample.batch, sample.n_all, device)
+        workload = of_recipe(config, question["sample"])
+        stepper, batch = workload.stepper(device), workload.batch()
+        size = min(config.batch_size, workload.n_samples)
         for _ in range(WARMUP):
             stepper(batch)
         held.reset_peak(device)  # circuits were traced once and for all
-        threads: int | None = config.threads if isinstance(config.threads, int) else None
-        laps: dict[int, clock.Lap] = {}
-        if device.type == "cpu" and config.threads == "auto" and not question["quick"]:
-            steps = {str(n): clock.Step(lambda: stepper(batch), device, n) for n in thread_counts()}
-            laps = {int(n): lap for n, lap in clock.race(steps, seconds=seconds / 4).items()}
-            threads = int(clock.winner({str(n): lap for n, lap in laps.items()}) or 1)
-        with clock.threads(threads):
-            times = clock.spread(lambda: stepper(batch), device, seconds=seconds / 2, most=100)
-            about: dict[str, Any] = {"precision": question["precision"]}
-            about |= {"threads": torch.get_num_threads()} if device.type == "cpu" else {}
+        stepper(batch)
         peak = held.peak_on(device)
-        weights = list(stepper.model.parameters())
-        n = {"n_weights": sum(weight.numel() for weight in weights)}
-        n["n_trained"] = sum(weight.numel() for weight in weights if weight.requires_grad)
+        placed = place(
+            stepper.model, stepper.task, batch, config, device=question["device"], threads=threads,
+            groups=lambda model: recipes.parameter_groups(model, config), seconds=seconds / 4,
+        )  # fmt: skip
+        with clock.threads(placed.threads):
+            times = clock.spread(lambda: stepper(batch), device, seconds=seconds / 2, most=100)
+            about: dict[str, Any] = {"precision": precision}
+            about |= {"threads": torch.get_num_threads()} if device.type == "cpu" else {}
         parts = step_parts(
             stepper.model, stepper.task, [batch], config, device,
-            steps=3, warmup=1, seconds=seconds / 4, threads=threads,
+            steps=3, warmup=1, seconds=seconds / 4, threads=placed.threads,
         )  # fmt: skip
     except (RuntimeError, ValueError, AttributeError, OSError, MemoryError) as error:  # such as no memory
         return machine.first_line(error)
+    weights = list(stepper.model.parameters())
+    n = {"n_weights": sum(weight.numel() for weight in weights)}
+    n["n_trained"] = sum(weight.numel() for weight in weights if weight.requires_grad)
     rows = [timed("net update", device, times, 1, "s", **about)]
-    epoch = times.scaled(sample.n_samples / len(sample))
-    rows.append(timed("net epoch", device, epoch, 1, "s", **about))
-    rows.append(timed("net samples", device, times, len(sample), "1/s", **about))
-    if sample.n_tokens:
-        rows.append(timed("net tokens", device, times, len(sample) * sample.n_tokens, "1/s", **about))
+    rows.append(timed("net epoch", device, times, size / workload.n_samples, "s", **about))
+    rows.append(timed("net samples", device, times, size, "1/s", **about))
+    if tokens := question["sample"].n_tokens:
+        rows.append(timed("net tokens", device, times, size * tokens, "1/s", **about))
     rows.append(row("net memory", device, peak, "B", **about, **n))
     rows += [
         row(f"net {part['name']}", device, part["seconds"], "s", **about)
         for part in parts
         if part["seconds"] > 0 and part["name"] not in ("loading", "transfer", "rest")
     ]
-    raced = {n: {**about, "threads": n} for n in laps}
-    return rows + [row("net update on threads", device, laps[n].seconds, "s", **raced[n]) for n in laps]
+    for one in placed.rows:
+        update = one["samples_per_second"] and size / one["samples_per_second"]
+        rows.append(row("net update on threads", device, update, "s", **about | {"threads": one["threads"]}))
+    return rows

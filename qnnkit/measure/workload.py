@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 from qnnkit import checks, recipes, tasks, train
 from qnnkit.data.batches import DictBatches
 from qnnkit.data.splits import SPLITS
-from qnnkit.measure.placement import take
+from qnnkit.data.tokens import IGNORED
 from qnnkit.models import features
 from qnnkit.settings import Settings
 
 SOME = 64
 """Samples that stand for all, where only shapes count."""
+USUAL = 1000
+"""Samples of an epoch of a dataset that is not there."""
+EARLY = "The frozen part is computed once, before the first epoch: not part of this time."
 USUAL_LENGTH = 256
 """Tokens of a sample of a language model by default."""
 
@@ -75,9 +79,9 @@ class Workload:
         checks.positive("samples", n)
         return replace(self, n_samples=n, data_bytes=round(self.data_bytes * n / self.n_samples))
 
-    def batch(self, n: int) -> Any:
-        """`n` samples, as the task takes a batch."""
-        return take(self.samples(self.training), n)
+    def batch(self, n: int | None = None) -> Any:
+        """`n` samples, as the task takes a batch; by default as many as an update has."""
+        return take(self.samples(self.training), n or min(self.training.batch_size, self.n_samples))
 
     def loader(self, n_batches: int) -> DictBatches:
         """So many batches; no more samples than an epoch has."""
@@ -85,8 +89,101 @@ class Workload:
         rows = self.batch(min(n_batches * size, self.n_samples))
         return DictBatches(lambda epoch: rows, size, shuffle=True)
 
+    def stepper(self, device: torch.device | str = "cpu", model: nn.Module | None = None) -> train.Stepper:
+        """What takes its training steps: of `model`, or of a new net."""
+        model = self.build(self.training, False) if model is None else model
+        return train.Stepper(model, self.task, self.training, self.groups(model, self.training), device)
 
-def of_recipe(config: Settings, splits: Any) -> Workload:
+
+def take(samples: Any, n: int) -> Any:
+    """A batch of the first `n` samples, from the front again where there are fewer.
+
+    Example:
+        >>> take((torch.arange(3), {"label": torch.zeros(3)}), 5)[0].tolist()
+        [0, 1, 2, 0, 1]
+    """
+    if isinstance(samples, Tensor):
+        return samples[torch.arange(n, device=samples.device) % len(samples)]
+    if isinstance(samples, Mapping):
+        return {name: take(part, n) for name, part in samples.items()}
+    if isinstance(samples, list | tuple):
+        return type(samples)(take(part, n) for part in samples)
+    return samples
+
+
+# --- recipes ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The first samples of a dataset, which stand for all: a net's time and memory depend on no more.
+
+    It can be sent to another process, and has what a recipe's `build` reads of its data.
+    """
+
+    batch: Any
+    """As the task takes it: (images, labels), or tensors by name."""
+    sizes: dict[str, Any]
+    """What a net must know of the data."""
+    n_samples: int
+    """In an epoch."""
+    n_all: int
+    """Samples of the whole dataset."""
+    n_bytes: int = 0
+    """That the dataset takes in RAM."""
+    first: Any = None
+    """What a net takes, of one sample."""
+
+    @classmethod
+    def of(cls, splits: Any, n_samples: int | None = None) -> Sample:
+        """Of a dataset of any kind; `n_samples` are in an epoch, if not all that it has for training."""
+        n, parts = len(splits.train), [splits.split(name) for name in SPLITS]
+        batch = next(iter(splits.batches("train", min(SOME, n), shuffle=False)))
+        tensors = [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
+        n_bytes = sum(tensor.nbytes for tensor in tensors)
+        return cls(batch, splits.sizes, n_samples or n, sum(map(len, parts)), n_bytes, splits.example())
+
+    @classmethod
+    def dummy(cls, shape: str, n_samples: int | None = None) -> Sample:
+        """Noise in place of a dataset of labelled images.
+
+        Args:
+            shape: Height, width, channels and classes, such as "32x32x1x28".
+            n_samples: In an epoch; 1000 by default.
+
+        Raises:
+            ValueError: The shape is no such text.
+
+        Example:
+            >>> Sample.dummy("32x32x1x28").sizes
+            {'channels': 1, 'image_size': (32, 32), 'n_classes': 28}
+        """
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){3}", shape):
+            rule, step = "be height x width x channels x classes", "Use 32x32x1x28."
+            raise ValueError(checks.message("dummy", rule, shape, step))
+        height, width, channels, n_classes = map(int, shape.split("x"))
+        generator, n = torch.Generator().manual_seed(0), n_samples or USUAL
+        images = torch.randint(256, (SOME, channels, height, width), generator=generator, dtype=torch.uint8)
+        sizes = {"channels": channels, "image_size": (height, width), "n_classes": n_classes}
+        return cls((images, torch.arange(SOME) % n_classes), sizes, n, n, 0, images[:1])
+
+    def example(self) -> Any:
+        return self.first
+
+    @property
+    def noun(self) -> str:
+        """What a sample is called."""
+        return "pairs" if "tokenizer" in self.sizes else "blocks" if "length" in self.sizes else "samples"
+
+    @property
+    def n_tokens(self) -> float | None:
+        """Tokens of a sample that are predicted, on average, where samples are sequences."""
+        if self.noun != "blocks":
+            return None
+        return float((self.batch["labels"][:, 1:] != IGNORED).sum()) / len(self.batch["labels"])
+
+
+def of_recipe(config: Settings, data: Any, *, cached: bool = True) -> Workload:
     """The net of a recipe on its own data, as `qnnkit run` trains it.
 
     A frozen part whose values are computed once before the first epoch is left out of the steps; the images
@@ -94,46 +191,39 @@ def of_recipe(config: Settings, splits: Any) -> Workload:
 
     Args:
         config: Settings of the recipe.
-        splits: Its data, of any kind: they have `train`, `batches` and `example`.
+        data: Its splits, of any kind, or a `Sample` of them.
+        cached: Whether what is frozen is computed once, as training does.
     """
 
     def build(config: Settings, traced: bool) -> nn.Module:
         # PennyLane's devices need numbers; of a language model nothing is read but its configuration.
         own = config.model_copy(update={"backend": "batched"}) if traced else config
-        return recipes.made(own, splits, "", config.seed, bare="shapes" if traced else False)
+        return recipes.made(own, data, "", config.seed, bare="shapes" if traced else False)
 
-    net, notes = build(config, True), []
+    sample, notes = data if isinstance(data, Sample) else Sample.of(data), []
+    net, some, data_bytes = build(config, True), sample.batch, sample.n_bytes
     bare = any(weight.is_meta for weight in net.parameters())
-    some = next(iter(splits.batches("train", min(SOME, len(splits.train)), shuffle=False)))
-    parts = [splits.split(name) for name in SPLITS]
-    loaded = data_bytes = sum(_bytes(vars(part)) for part in parts)
-    if not bare:
-        n = sum(map(len, parts))
-        seen = features.given(net, some, config, n)
-        if seen is not some and seen[0] is not some[0]:
-            data_bytes += n * seen[0][0].nbytes
-            some = seen
-            notes.append("The frozen part is computed once, before the first epoch: not part of this time.")
+    if cached and not bare:
+        some = features.given(net, sample.batch, config, sample.n_all)
+        if some is not sample.batch and some[0] is not sample.batch[0]:
+            data_bytes += sample.n_all * some[0][0].nbytes
+            notes.append(EARLY)
     if config.backend not in ("auto", "batched"):
         notes.append(f"Memory is that of the fused program, not of {config.backend}.")
     return Workload(
         name=config.title,
         training=config,
-        n_samples=len(splits.train),
+        n_samples=sample.n_samples,
         build=build,
         samples=lambda config: some,
         task=recipes.of(config).task(config),
         groups=recipes.parameter_groups,
-        example=None if bare else splits.example(),
+        example=None if bare else sample.example(),
         base_bytes=4 if getattr(config, "base_precision", "float32") == "float32" else 2,
         data_bytes=data_bytes,
-        loaded_bytes=loaded,
+        loaded_bytes=sample.n_bytes,
         notes=tuple(notes),
     )
-
-
-def _bytes(tensors: Mapping[str, Any]) -> int:
-    return sum(value.nbytes for value in tensors.values() if isinstance(value, Tensor))
 
 
 # --- transformers models, from their configuration alone ----------------------------------------------------
@@ -161,7 +251,7 @@ def sizes() -> dict[str, Any]:
     return {"llama": LLAMA, "clip": CLIP}
 
 
-def of_transformer(kind: str, size: str, /, *, n_samples: int = 1000, **settings: Any) -> Workload:
+def of_transformer(kind: str, size: str, /, *, n_samples: int = USUAL, **settings: Any) -> Workload:
     """A transformers model trained on sequences of tokens, and on images with them for CLIP.
 
     Args:

@@ -9,8 +9,8 @@ from typing import Any
 
 from qnnkit import checks, device, measure, recipes, workspace
 from qnnkit.measure import operations, survey
-from qnnkit.measure.parts import training_step
-from qnnkit.measure.survey_net import Sample, require_images
+from qnnkit.measure.survey_net import require_images
+from qnnkit.measure.workload import Sample, of_recipe
 from qnnkit.runs.folder import Run
 from qnnkit.runs.opening import open_run
 from qnnkit.runs.placing import placed
@@ -100,17 +100,17 @@ def measure_machine(
         config = run.config
     if dummy is not None:
         require_images(config)
-        sample = Sample.dummy(dummy, config.batch_size, n_samples)
+        sample = Sample.dummy(dummy, n_samples)
     else:
         splits = Run(workspace.home(), config).load_data() if run_dir is None else run.splits
-        sample = Sample.of(splits, config.batch_size, n_samples)
+        sample = Sample.of(splits, n_samples)
     place = survey.default_place(survey.facts()) if out is None else workspace.place(out)
     workspace.make_folder(place.parent)  # before minutes are spent
     found = survey.take(config, sample, echo=echo, price_per_hour=config.price_per_hour, **options)
     survey.write(place, found)
     if profile:
-        step = training_step(config, sample, sample.batch, sample.n_all, device.choose(config.device))
+        workload, where = of_recipe(config, sample), device.choose(config.device)
         threads = config.threads if isinstance(config.threads, int) else None
         trace = place.with_suffix(".trace.json.gz")
-        echo(f"{operations(*step, threads=threads, trace=trace)}\nTrace: {trace}")
+        echo(f"{operations(workload, where, threads=threads, trace=trace)}\nTrace: {trace}")
     return found, place
