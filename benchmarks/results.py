@@ -16,6 +16,8 @@ from qnnkit import stats, workspace
 from qnnkit.report.study import metrics
 
 KEPT = (
+    "groups.csv",
+    "groups.png",
     "runs.csv", "means.csv", "comparisons.csv", "conclusions.txt", "scores.png", "fractions.png", "curves.png"
 )  # fmt: skip
 """What is kept of the `study/` of a batch, where it is there: each file has the stamp of the runs."""
@@ -41,9 +43,22 @@ def table(means: pd.DataFrame) -> str:
         rows = means[chosen].set_index(["model", "net"])
         ends = rows[[score.name, f"{score.name}_low", f"{score.name}_high"]].to_numpy()
         found[column] = pd.Series([score.with_interval(*each) for each in ends], index=rows.index)
-    lines = [["recipe", "net", *columns], ["---"] * (2 + len(columns))]
-    lines += [[*names, *row.fillna("")] for names, row in found.iterrows()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    lines = [["recipe", "net", *columns]]
+    return _markdown(lines + [[*names, *row.fillna("")] for names, row in found.iterrows()])
+
+
+def groups_table(groups: pd.DataFrame) -> str:
+    """The loss of each net on each group of the test split, with half its 95 % interval, in Markdown."""
+    names = [name for name in groups if f"{name} ±" in groups]
+    lines = [["net", *names]]
+    for _, row in groups.iterrows():
+        halves = {name: "" if pd.isna(row[f"{name} ±"]) else f" ± {row[f'{name} ±']:.3f}" for name in names}
+        lines.append([row["net"], *(f"{row[name]:.3f}{half}" for name, half in halves.items())])
+    return _markdown(lines)
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [lines[0], ["---"] * len(lines[0]), *lines[1:]])
 
 
 def main(folder: str, place: str) -> None:
@@ -53,6 +68,8 @@ def main(folder: str, place: str) -> None:
         if (path := workspace.place(folder) / "study" / name).exists():
             shutil.copyfile(path, kept / name)
     print(table(pd.read_csv(kept / "means.csv")))
+    if (kept / "groups.csv").exists():
+        print(groups_table(pd.read_csv(kept / "groups.csv")))
 
 
 if __name__ == "__main__":

@@ -111,6 +111,8 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
         ("ahcd/means", results.table),
         ("mnist/means", results.table),
         ("clip/means", results.table),
+        ("speakers/means", results.table),
+        ("composers/groups", results.groups_table),
         ("plateau_rates", plateau.table),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import stats
-from qnnkit.report.study import COSTS, KEYS, metrics
+from qnnkit.report.study import COSTS, KEYS, metrics, show
 from qnnkit.settings import MAIN_NETS
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def by_group(rows: pd.DataFrame, named: Sequence[str] = ("net",)) -> tuple[pd.Da
 
     if not of(OF_NET).shape[1]:
         return pd.DataFrame(), pd.DataFrame()
-    grouped = of(OF_NET).groupby(rows[list(named)].astype(str).agg(", ".join, axis=1), sort=False)
+    grouped = of(OF_NET).groupby(rows[list(named)].map(show).agg(", ".join, axis=1), sort=False)
     losses, halves, base = grouped.mean(), grouped.agg(_half_width), of(OF_BASE)
     if base.shape[1] and (base.max() - base.min() <= SAME * base.min()).all():  # nets on one base
         losses = pd.concat([base.mean().rename("base").to_frame().T, losses])
