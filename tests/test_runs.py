@@ -133,9 +133,7 @@ def test_a_last_batch_of_one_image_is_refused_where_batches_are_normalised(tiny,
     with pytest.raises(ValueError, match=r"^Argument `batch_size` must leave more than one image.*by one\.$"):
         runs.open_run(tmp_path / "run", Normalised, batch_size=n - 1)
     assert len(runs.open_run(tmp_path / "run", Normalised, batch_size=n).splits.train) == n
-    assert (
-        len(tiny("quanv", batch_size=len(tiny("images").splits.train) - 1).nets) == 2
-    )  # normalises nothing
+    assert len(tiny("quanv", batch_size=len(tiny("images").splits.train) - 1).nets) == 2  # normalises nothing
 
 
 def test_a_trained_circuit_has_no_second_classical_control(tiny):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.device import machine
-from qnnkit.simulator import plan, steps
+from qnnkit.simulator import arrays, plan, steps
 from qnnkit.simulator.arrays import Array, autocasts, full_precision, in_numpy, rounds, without_periods, xp
 from qnnkit.simulator.gates import EXACT
 from qnnkit.simulator.graph import Angles, Graph, Node, NotFusable
@@ -101,8 +101,10 @@ class Fused:
         """Of all angles in each column, if there is one, in radians."""
         self.far, self.near = (self.matrices, self.steps), None
         """What runs a batch; for small ones over NumPy arrays, where that needs no torch."""
-        if self.device.type == "cpu" and all(step.by_hand for step in self.steps):
-            self.near = in_numpy(self.far)
+        if self.device.type == "cpu":
+            arrays.keep_freed_memory()
+            if all(step.by_hand for step in self.steps):
+                self.near = in_numpy(self.far)
 
     @functools.cached_property
     def double(self) -> Fused:
