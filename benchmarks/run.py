@@ -204,6 +204,25 @@ def notes(row: Mapping[str, Any], rounds: int) -> str:
     return "; ".join([*told, *(row[why] for why in LOST if row.get(why))])
 
 
+SHOWN = {
+    "W1": "trainable quanvolution: 4 wires, 8,192 circuits",
+    "W2": "frozen quanvolution: 200,704 patches, forward only",
+    "W3-64": "hybrid head: 4 wires, 3 layers, batch 64",
+    "W3-256": "the same, batch 256",
+}
+"""Workloads of the README's table -> what it calls them."""
+
+
+def table(rows: pd.DataFrame) -> str:
+    """The medians that the README shows, in ms, as a table in Markdown."""
+    known = rows.pivot_table(index="workload", columns="peer", values="median_ms")
+    lines = ["| | qnnkit | `default.qubit` | JAX `jit(vmap)` |", "|---|---|---|---|"]
+    for workload, title in SHOWN.items():
+        times = (f"{known.loc[workload, peer]:.3g}" for peer in ("batched", "default.qubit", "jax"))
+        lines.append(f"| {title} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
 def plot(table: pd.DataFrame, path: Path) -> None:
     """The medians of each workload."""
     import seaborn.objects as so

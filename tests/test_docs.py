@@ -21,7 +21,7 @@ import typer
 from PIL import Image
 
 import qnnkit
-from benchmarks import plateau, results
+from benchmarks import plateau, results, run
 from qnnkit import cli, recipes, runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,19 +106,23 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "table"),
+    ("file", "table", "page"),
     [
-        ("ahcd/means", results.table),
-        ("mnist/means", results.table),
-        ("clip/means", results.table),
-        ("speakers/means", results.table),
-        ("composers/groups", results.groups_table),
-        ("plateau_rates", plateau.table),
+        ("ahcd/means", results.table, "docs/results.md"),
+        ("mnist/means", results.table, "docs/results.md"),
+        ("clip/means", results.table, "docs/results.md"),
+        ("speakers/means", results.table, "docs/results.md"),
+        ("composers/groups", results.groups_table, "docs/results.md"),
+        ("plateau_rates", plateau.table, "docs/results.md"),
+        ("bench", run.table, "docs/simulator.md"),
+        ("bench", run.table, "README.md"),
     ],
 )
-def test_tables_of_results_are_those_of_their_files(file: str, table: Callable[[pd.DataFrame], str]) -> None:
+def test_tables_of_results_are_those_of_their_files(
+    file: str, table: Callable[[pd.DataFrame], str], page: str
+) -> None:
     kept = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")
-    assert table(kept) in (ROOT / "docs" / "results.md").read_text()
+    assert table(kept) in (ROOT / page).read_text()
 
 
 def test_the_map_of_the_house_is_that_of_the_imports() -> None:
