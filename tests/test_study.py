@@ -698,6 +698,8 @@ def test_the_verdict_says_plainly_when_the_classical_control_wins():
         ("no_entanglement", "the same without entanglement"),
         ("frozen_random", "circuits that stay at random angles"),
         ("reference", "the classical reference"),
+        ("vera", "VeRA, which has no circuit"),
+        ("mine", "the control `mine`"),
     ],
 )
 def test_the_verdict_passes_no_rival_over(net, against):

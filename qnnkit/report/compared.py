@@ -134,6 +134,7 @@ _RIVALS = {
     "no_quantum": ("the net without a circuit", "the net without a circuit"),
     "reference": ("the classical reference", "the reference"),
     "lora": ("LoRA, which has no circuit", "LoRA"),
+    "vera": ("VeRA, which has no circuit", "VeRA"),
 }
 """Net that a hybrid one is compared with -> what it is, and who wins where it does."""
 
@@ -156,11 +157,11 @@ def verdict(compared: pd.DataFrame) -> str:
         told.append(f"{untold} cannot be tested: one seed, or one and the same difference on every seed.")
     trained = compared.loc[compared["other_net"] == "classical_trained", "model"]
     alike = (compared["model"] == compared["other_model"]) | (compared["other_net"] == "reference")
-    kinds: Any = compared["other_net"].where(alike & compared["other_net"].isin([*_RIVALS]))
+    kinds: Any = compared["other_net"].where(alike)
     kinds[(kinds == "classical") & compared["model"].isin([*trained])] = "as_frozen"
     for kind in kinds.dropna().unique():
         results = compared.loc[kinds == kind, "result"]
-        what, winner = _RIVALS[kind]
+        what, winner = _RIVALS.get(kind, (f"the control `{kind}`", f"`{kind}`"))
         won, lost, n = (results == "better").sum(), (results == "worse").sum(), len(results)
         told.append(
             f"Against {what}, the circuit did better in {won} of {n} case{'s' * (n > 1)} and worse in {lost}"
