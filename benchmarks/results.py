@@ -62,11 +62,13 @@ def _markdown(lines: list[list[str]]) -> str:
 
 
 def main(folder: str, place: str) -> None:
-    kept = Path(place)
+    kept, study = Path(place), workspace.place(folder) / "study"
+    if not (study / "means.csv").exists():
+        raise SystemExit(f"Folder `{study}` must hold a study, but has no means.csv. Finish the batch.")
     kept.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
-        if (path := workspace.place(folder) / "study" / name).exists():
-            shutil.copyfile(path, kept / name)
+        if (study / name).exists():
+            shutil.copyfile(study / name, kept / name)
     print(table(pd.read_csv(kept / "means.csv")))
     if (kept / "groups.csv").exists():
         print(groups_table(pd.read_csv(kept / "groups.csv")))
