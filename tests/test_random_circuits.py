@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pennylane as qp
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qnnkit import QuantumLayer
-from qnnkit.simulator import fuse
+from qnnkit.simulator import fuse, fused
 from tests.toys import mixed_gradients, mixture
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
@@ -374,6 +375,8 @@ def agree(circuit: Circuit) -> None:
     single = with_gradients(run, *(tensor.float() for tensor in given))
     assert all(tensor.dtype == torch.float32 for tensor in single)
     close(single, true, FLOAT32)
+    with mock.patch.multiple(fused, SMALL_BYTES=0, chunks=lambda samples, threads: samples):  # as large ones
+        close(with_gradients(run, *given), true, FLOAT64)
 
 
 # --- every gate, template and measurement by itself ---------------------------------------------------

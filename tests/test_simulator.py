@@ -201,7 +201,7 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
         monkeypatch.setattr(fused, "KEPT_SHARE", {"cpu": 0})
         monkeypatch.setattr(fused, "SMALL_BYTES", 0)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
-        assert len(program.parts(columns)) == (1 if cache > 1 else 3)
+        assert len(program.parts(program.mixed, columns)) == (1 if cache > 1 else 3)
         assert program.kept_bytes(40) == kept
         values = program(inputs, [weights])
         found.append((values.detach(), *torch.autograd.grad(values.square().sum(), [inputs, weights])))
@@ -210,6 +210,36 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
     for other in found[1:]:
         for whole, cut in zip(found[0], other, strict=True):
             assert torch.allclose(whole, cut, rtol=0, atol=FLOAT64)
+
+
+@pytest.mark.parametrize(
+    ("samples", "threads", "n"),
+    [(8192, 2, 16), (4100, 2, 20), (4123, 2, 19), (4099, 2, 1), (8192, 16, 32), (8192, 1, 1), (200, 2, 1)],
+)
+def test_chunks_are_even_and_shared_out_to_all_threads(samples: int, threads: int, n: int) -> None:
+    assert fused.chunks(samples, threads) == n
+
+
+def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part in chunks, the last, of 37 samples, whole: all as over NumPy."""
+
+    def twice(inputs, weights):
+        for _ in range(2):
+            qp.AngleEmbedding(inputs, wires=range(2))
+            qp.CRot(*weights, wires=(0, 1))
+        return [qp.expval(qp.Z(0)), qp.probs(wires=1)]
+
+    program, inputs, weights = program_of(twice, 2, 1024 + 37)
+    found, chunks = [program(inputs, [weights])], fused.chunks
+    monkeypatch.setattr(fused, "SMALL_BYTES", 0)
+    monkeypatch.setattr(fused, "CACHE_BYTES", 1024 * program.state_bytes // torch.get_num_threads())
+    monkeypatch.setattr(fused, "chunks", lambda samples, threads: chunks(samples, 2))
+    first, last = program.parts(program.mixed, inputs.t())
+    assert first.shape == (16, 2, 64) and last.shape == (2, 37)
+    found.append(program(inputs, [weights]))
+    gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]
+    for near, cut in zip((found[0], *gradients[0]), (found[1], *gradients[1]), strict=True):
+        assert torch.allclose(near, cut, rtol=1e-12, atol=FLOAT64)
 
 
 MEASURED = """
@@ -260,10 +290,10 @@ from qnnkit import QuantumLayer, circuits
 qnode, shapes = circuits.build("data_reuploading", n_qubits=4, n_layers=2)
 layer, inputs = QuantumLayer(qnode, shapes, backend="batched"), torch.rand(8192, 4, requires_grad=True)
 counts = []
-for _ in range(24):
+for _ in range(121):
     layer(inputs).square().sum().backward()
     counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-print((counts[-1] - counts[3]) / 20)
+print((counts[-1] - counts[-41]) / 40)
 """
 
 

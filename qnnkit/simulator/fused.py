@@ -16,7 +16,7 @@ from qnnkit.simulator import arrays, plan, steps
 from qnnkit.simulator.arrays import Array, autocasts, full_precision, in_numpy, rounds, without_periods, xp
 from qnnkit.simulator.gates import EXACT
 from qnnkit.simulator.graph import Angles, Graph, Node, NotFusable
-from qnnkit.simulator.matrices import Matrices
+from qnnkit.simulator.matrices import Matrices, OverArrays
 from qnnkit.simulator.trace import Trace
 
 MOST_WIRES = 24
@@ -27,9 +27,16 @@ took 6 times as long as the program at 12 wires, 14 at 18, 10 at 20 (batch 1, 3 
 (batch 1, 1 layer), and 25 to 65 times as long at batch 64 and 12 to 18 wires.
 """
 CACHE_BYTES = 2**20
-"""On a CPU, a batch is run in parts whose state takes this much: most of the time is memory traffic."""
+"""On a CPU, a batch is run in parts whose state takes this much for each thread: what its own cache holds."""
 FEWEST_COLUMNS = 16
 """No part has fewer samples than this: thinner matrix products are slow."""
+FEWEST_CHUNKS = 16
+"""On a CPU, a part is cut into so many chunks at least, if its steps take them.
+
+torch shares whole chunks out to its threads, in every operation alike, so that each core finds in its own
+cache what it left there. Else matrix products are shared out by columns, and all others by rows: where the
+cores of a machine exchange data slowly, W1 took 2.9 ms for 1.9, and W2 12.4 for 6.
+"""
 SMALL_BYTES = 2**19
 """Up to so many bytes of states a CPU runs on NumPy arrays: beyond, torch's threads and caches win."""
 ALWAYS_KEPT = 2**27
@@ -99,12 +106,14 @@ class Fused:
         whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * rates).round() - k * rates) < EXACT))
         self.period = next((2 * np.pi * k for k in whole), None)
         """Of all angles in each column, if there is one, in radians."""
-        self.far, self.near = (self.matrices, self.steps), None
-        """What runs a batch; for small ones over NumPy arrays, where that needs no torch."""
+        self.far, self.mixed, self.near = (self.matrices, self.steps), None, None
+        """What runs a batch; on a CPU over torch's states alone, or, of small ones, over NumPy arrays."""
         if self.device.type == "cpu":
             arrays.keep_freed_memory()
+            in_arrays = in_numpy(self.matrices)
+            self.mixed = OverArrays(in_arrays), self.steps
             if all(step.by_hand for step in self.steps):
-                self.near = in_numpy(self.far)
+                self.near = in_arrays, in_numpy(self.steps)
 
     @functools.cached_property
     def double(self) -> Fused:
@@ -229,15 +238,15 @@ class Fused:
             return self.plain(rows, vectors)
         if torch.is_grad_enabled():
             return _Run.apply(self, keep, rows, *vectors)
-        return torch.as_tensor(self.compute(*self.given(rows, vectors), None)[0]).t()
+        return torch.as_tensor(self.compute(*self.given(rows, vectors), None)[0])
 
     def given(self, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Any, Array, Array]:
-        """What runs a batch, `near` or `far`; columns, and one vector of all weights, as that takes them."""
+        """What runs a batch; columns, and one vector of all weights, as that takes them."""
         columns, vector = rows.detach().t(), self.flat(vectors).detach()
-        is_seen = self.device.type == "cpu" and _is_plain(rows)
-        is_small = is_seen and len(rows) * self.state_bytes <= SMALL_BYTES
-        if not is_small or self.near is None or rows.is_neg():
-            return self.far, self._reduced(columns, is_seen), vector
+        if self.mixed is None or not (_is_plain(rows) and _is_plain(vector)):
+            return self.far, self._reduced(columns, False), vector
+        if self.near is None or len(rows) * self.state_bytes > SMALL_BYTES:
+            return self.mixed, self._reduced(columns, True), vector
         return self.near, self._reduced(columns.numpy(), True), vector.numpy()
 
     def plain(self, rows: Tensor, vectors: Sequence[Tensor]) -> Tensor:
@@ -276,10 +285,10 @@ class Fused:
         return torch.cat([v.reshape(-1) for v in vectors]) if vectors else self.matrices.offset.new_zeros(0)
 
     def compute(self, way: Any, columns: Array, vector: Array, tapes: list | None) -> tuple[Array, Any]:
-        """Values, (n_columns, batch), and the blocks' matrices with what they were made of; no graph.
+        """Values, (batch, n_columns), and the blocks' matrices with what they were made of; no graph.
 
         Args:
-            way: Matrices and steps, `near` or `far`.
+            way: Matrices and steps: `far`, `mixed` or `near`.
             columns: Of shape (n, batch).
             vector: Of all weights.
             tapes: Gets one for each part of the batch, with what the way back needs.
@@ -287,13 +296,13 @@ class Fused:
         with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
             built, values = way[0].forward(vector), []
             left = 0 if tapes is None else self.kept_bytes(columns.shape[1])
-            for part in self.parts(columns):
-                left -= part.shape[1] * self.state_bytes * len(self.steps)
+            for part in self.parts(way, columns):
+                left -= _samples(part) * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []
                 values.append(self.forward(way, part, built[0], tape))
                 if tapes is not None:
                     tapes.append(tape)
-            return values[0] if len(values) == 1 else torch.cat(values, dim=-1), built
+            return _rows(values), built
 
     def forward(self, way: Any, columns: Array, matrices: Sequence[Array], tape: list[Any] | None) -> Array:
         """From columns and matrices to values; what the way back needs goes on the tape."""
@@ -304,15 +313,21 @@ class Fused:
                 tape.append(saved)
         return state
 
-    def parts(self, columns: Array) -> tuple[Array, ...]:
-        """The batch in parts that fit the cache (CPU), or a share of the memory (elsewhere)."""
-        if isinstance(columns, np.ndarray):
+    def parts(self, way: Any, columns: Array) -> tuple[Array, ...]:
+        """The batch in parts that fit the cache (CPU), or a share of the memory (elsewhere).
+
+        Each is of shape (n, samples), or (chunks, n, samples).
+        """
+        if way is self.near:
             return (columns,)
-        size, fewest = CACHE_BYTES, FEWEST_COLUMNS
+        size, fewest = CACHE_BYTES * torch.get_num_threads(), FEWEST_COLUMNS
         if self.device.type != "cpu":
             size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
         most = max(fewest, size // self.state_bytes)
-        return (columns,) if columns.shape[1] <= most else columns.split(most, dim=1)
+        parts = (columns,) if columns.shape[1] <= most else columns.split(most, dim=1)
+        if way is not self.mixed or self.near is None:  # somebody counts operations, or steps take no chunks
+            return parts
+        return tuple(_in_chunks(part, chunks(part.shape[1], torch.get_num_threads())) for part in parts)
 
     def kept_bytes(self, n_columns: int) -> float:
         """How much of the states of a batch may be kept for the way back."""
@@ -321,9 +336,34 @@ class Fused:
         return max(ALWAYS_KEPT, KEPT_SHARE.get(self.device.type, 0.25) * memory(self.device)[1])
 
 
+@functools.cache
+def chunks(samples: int, threads: int) -> int:
+    """In how many a part of a batch is cut: the same number of samples in each; 1 where that cannot be."""
+    few = range(max(FEWEST_CHUNKS, 2 * threads), samples // FEWEST_COLUMNS + 1) if threads > 1 else ()
+    return min((n for n in few if samples % n == 0), key=lambda n: (n % threads != 0, n), default=1)
+
+
+def _in_chunks(columns: Tensor, n: int) -> Tensor:
+    return columns if n == 1 else columns.unflatten(1, (n, -1)).transpose(0, 1)
+
+
+def _rows(parts: Sequence[Array]) -> Array:
+    """Of shape (batch, n), from parts of the batch, each of shape (n, samples) or (chunks, n, samples)."""
+    if len(parts) == 1:
+        return parts[0].T if parts[0].ndim == 2 else parts[0].mT.flatten(0, 1)
+    if all(part.ndim == 2 for part in parts):
+        return torch.cat(list(parts), 1).T
+    return torch.cat([_rows([part]) for part in parts])
+
+
+def _samples(columns: Array) -> int:
+    return columns.shape[-1] * (len(columns) if columns.ndim == 3 else 1)
+
+
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether nobody follows torch's operations, as fake tensors do; NumPy's they would not see."""
-    return type(tensor) in (Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()
+    """Whether its memory holds its numbers, and nobody follows torch's operations, as fake tensors do."""
+    is_own = type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_neg()
+    return is_own and not torch._C._len_torch_dispatch_stack()
 
 
 def memory(device: torch.device) -> tuple[int, int]:
@@ -357,7 +397,7 @@ class _Run(torch.autograd.Function):
         values, ctx.built = program.compute(*ctx.given, ctx.tapes)
         ctx.save_for_backward(rows, *vectors)
         # a state may be on the tape itself: no cycle through this node
-        return torch.as_tensor(values).t().detach()
+        return torch.as_tensor(values).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -389,22 +429,23 @@ class _Run(torch.autograd.Function):
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
         gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
         built = built or matrices.forward(vector)
-        first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if any(needed[1:]) else None
-        for i, part in enumerate(program.parts(columns)):
+        to_rows, to_matrices = [], [None] * len(built[0]) if any(needed[1:]) else None
+        for i, (part, flowing) in enumerate(
+            zip(program.parts(way, columns), program.parts(way, gradients), strict=True)
+        ):
             tape = None
             if tapes:
                 tape, tapes[i] = tapes[i], None
             if tape is None:
                 program.forward(way, part, built[0], tape := [])
             to = steps.Gradients(part if needed[0] else None, to_matrices)
-            flowing = gradients[:, first : (first := first + part.shape[1])]
             for step in reversed(steps_):
                 flowing = step.backward(flowing, tape.pop(), built[0], to)
             to_rows.append(0 * part if to.columns is None else to.columns)
-        found: list[Any] = [torch.as_tensor(to_rows[0] if len(to_rows) == 1 else torch.cat(to_rows, 1)).t()]
+        found: list[Any] = [torch.as_tensor(_rows(to_rows))]
         if to_matrices is None:
             return (None, None, *found, *[None] * len(vectors))
         to_vector = torch.as_tensor(matrices.backward(to_matrices, built[1]))
-        parts = to_vector.split([v.numel() for v in vectors])
+        parts = to_vector.split([v.numel() for v in vectors]) if len(vectors) > 1 else [to_vector]
         found += [part.view(v.shape) for part, v in zip(parts, vectors, strict=True)]
         return (None, None, *(part if needs else None for part, needs in zip(found, needed, strict=True)))

@@ -1,6 +1,7 @@
 """What is done to a batch of states, each step with its way back.
 
 A state is (2 * 2**n_wires, batch): real, then imaginary parts, by basis state (wire 0 most significant).
+Steps with `by_hand` also take a batch in chunks, (chunks, 2 * 2**n_wires, batch): each core works on its own.
 `run` is plain torch, which autograd, functional transforms and compilers can follow. `forward` and
 `backward` are the same step and its gradient by hand: fewer operations, fewer passes over memory. Those of
 steps with `by_hand` take tensors or NumPy arrays.
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.arrays import Array, add_product, empty, xp
+from qnnkit.simulator.arrays import Array, add_product, empty, outer, picked, product, xp
 
 
 class Affine(NamedTuple):
@@ -27,9 +28,11 @@ class Affine(NamedTuple):
 
     def __call__(self, columns: Array) -> Array:
         columns = columns if self.rows is None else picked(columns, self.rows)
-        if isinstance(columns, Tensor):
+        if not isinstance(columns, Tensor):
+            return self.table @ columns + self.offset
+        if columns.ndim == 2:
             return torch.addmm(self.offset, self.table, columns)
-        return self.table @ columns + self.offset
+        return torch.baddbmm(self.offset, self.table.expand(len(columns), -1, -1), columns)
 
 
 class Gradients:
@@ -49,10 +52,10 @@ class Gradients:
         self.columns = gradient
 
     def add_angles(self, gradient: Array, angles: Affine) -> None:
-        gradient = angles.table.T @ gradient
+        gradient = product(angles.table.T, gradient)
         if angles.rows is not None:
             whole = xp(gradient).zeros_like(self.of)
-            whole[angles.rows] = gradient
+            whole[..., angles.rows, :] = gradient
             gradient = whole
         self.add_columns(gradient)
 
@@ -133,18 +136,20 @@ class StartOfOneCell(Start):
 
     def forward(self, state: Any, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
         angles = self.waves(columns)
-        features, n = empty(angles, 2 * len(angles), angles.shape[1]), len(angles)
-        xp(angles).cos(angles, out=features[:n])
-        xp(angles).sin(angles, out=features[n:])
-        return matrices[0] @ features, features
+        n = angles.shape[-2]
+        features = empty(angles, 2 * n)
+        xp(angles).cos(angles, out=features[..., :n, :])
+        xp(angles).sin(angles, out=features[..., n:, :])
+        return product(matrices[0], features), features
 
     def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> None:
         if to.matrices is not None:
-            to.add_matrix(0, gradient @ saved.T)
+            to.add_matrix(0, outer(gradient, saved))
         if to.of is not None:  # d cos = -sin, d sin = cos; both of the same angle
-            to_features, n = matrices[0].T @ gradient, len(saved) // 2
-            to_waves = to_features[n:] * saved[:n]
-            add_product(to_waves, to_features[:n], saved[n:], -1)
+            to_cosine, to_sine = halves(product(matrices[0].T, gradient))
+            cosine, sine = halves(saved)
+            to_waves = to_sine * cosine
+            add_product(to_waves, to_cosine, sine, -1)
             to.add_angles(to_waves, self.waves)
 
 
@@ -193,33 +198,36 @@ class Phases(Step):
         return new, (new, cosine, sine, state.shape[-1])
 
     def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> Array:
-        (new, cosine, sine, width), n = saved, len(gradient) // 2
+        new, cosine, sine, width = saved
         if to.of is not None:  # d re / d angle = im, d im / d angle = -re, both of the new state
-            to_angles = gradient[:n] * new[n:]
-            add_product(to_angles, gradient[n:], new[:n], -1)
+            (to_re, to_im), (re, im) = halves(gradient), halves(new)
+            to_angles = to_re * im
+            add_product(to_angles, to_im, re, -1)
             to.add_angles(to_angles, self.angles)
         to_state = _turn(gradient, cosine, sine, -1)
-        return to_state if width > 1 else to_state.sum(-1)[:, None]
+        return to_state if width == to_state.shape[-1] else to_state.sum(-1)[:, None]
+
+
+def halves(state: Array) -> tuple[Array, Array]:
+    """Real and imaginary parts."""
+    n = state.shape[-2] // 2
+    return state[..., :n, :], state[..., n:, :]
 
 
 def turned(state: Array, cosine: Array, sine: Array) -> Array:
     """The state times cosine - i sine."""
-    n = len(state) // 2
-    re, im = state[:n], state[n:]
-    return xp(state).concatenate([re * cosine + im * sine, im * cosine - re * sine])
+    re, im = halves(state)
+    return xp(state).concatenate([re * cosine + im * sine, im * cosine - re * sine], axis=-2)
 
 
 def _turn(state: Array, cosine: Array, sine: Array, sign: int) -> Array:
     """The state times cosine - sign i sine, with no copy."""
-    new, n = empty(state, len(state), cosine.shape[1]), len(state) // 2
-    for mine, other, direction in ((slice(n), slice(n, None), sign), (slice(n, None), slice(n), -sign)):
-        xp(state).multiply(state[mine], cosine, out=new[mine])
-        add_product(new[mine], state[other], sine, direction)
+    new = empty(cosine, state.shape[-2])
+    (re, im), (new_re, new_im) = halves(state), halves(new)
+    for mine, other, result, direction in ((re, im, new_re, sign), (im, re, new_im, -sign)):
+        xp(state).multiply(mine, cosine, out=result)
+        add_product(result, other, sine, direction)
     return new
-
-
-def picked(rows: Array, index: Array) -> Array:
-    return rows.index_select(0, index) if isinstance(rows, Tensor) else rows[index]
 
 
 # --- permutations ---------------------------------------------------------------------------------
@@ -272,7 +280,7 @@ class Block(Step):
 
     def run(self, state: Any, columns: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         if self.whole:
-            return matrices[self.block] @ state
+            return product(matrices[self.block], state)
         a, b, re, im = self._split(matrices[self.block], state)
         return torch.stack([a @ re - b @ im, b @ re + a @ im]).view(state.shape)
 
@@ -293,17 +301,17 @@ class Block(Step):
 
     def _apply(self, matrix: Tensor, state: Tensor) -> Tensor:
         if self.whole:
-            return matrix @ state
+            return product(matrix, state)
         a, b, re, im = self._split(matrix, state)
-        product = state.new_empty(state.shape)
-        new_re, new_im = product.view(2, *re.shape)
+        new = state.new_empty(state.shape)
+        new_re, new_im = new.view(2, *re.shape)
         torch.bmm(a, re, out=new_re).baddbmm_(b, im, alpha=-1)
         torch.bmm(b, re, out=new_im).baddbmm_(a, im)
-        return product
+        return new
 
     def _outer(self, gradient: Tensor, state: Tensor) -> Tensor:
         if self.whole:
-            return gradient @ state.T
+            return outer(gradient, state)
         re, im = state.reshape(2, self.before, self.size, -1).transpose(2, 3)
         to_re, to_im = gradient.reshape(2, self.before, self.size, -1)
         # Only the left half of the real form is read above: the right half repeats it.
@@ -331,15 +339,15 @@ class Weigh(Step):
     def run(self, state: Any, columns: Array, matrices: Sequence[Array]) -> Array:
         if not isinstance(state, Tensor):  # in few operations; else in few passes over memory
             return self.table @ (state * state)
-        re, im = state[: len(state) // 2], state[len(state) // 2 :]
-        return self.half @ torch.addcmul(re * re, im, im)
+        re, im = halves(state)
+        return product(self.half, torch.addcmul(re * re, im, im))
 
     def forward(self, state: Array, columns: Array, matrices: Sequence[Array]) -> tuple[Array, Any]:
         return self.run(state, columns, matrices), state
 
     def backward(self, gradient: Array, saved: Any, matrices: Sequence[Array], to: Gradients) -> Array:
-        both = saved.reshape(2, len(saved) // 2, -1)
-        return (self.twice @ gradient * both).reshape(saved.shape)
+        both = saved.reshape(*saved.shape[:-2], 2, saved.shape[-2] // 2, saved.shape[-1])
+        return (product(self.twice, gradient)[..., None, :, :] * both).reshape(saved.shape)
 
 
 class Correlate(Step):
