@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
 
@@ -93,6 +94,13 @@ def compare(hidden: int, n_weights: int, batch: int = 8, length: int = 128) -> l
 def rows() -> Iterator[dict[str, Any]]:
     for hidden, n_weights in itertools.product((128, 384), (1000, 4000, 16000)):
         yield from compare(hidden, n_weights)
+
+
+def table(kept: pd.DataFrame) -> str:
+    """Times of LoRA's step, by size of the net and of the adapter, as a table in Markdown."""
+    wide = kept.pivot_table(index=["hidden", "asked"], columns="adapter", values="times_lora")[[*NAMES[1:]]]
+    rows = ([f"{size:,}" for size in sizes] + [f"{x:.2f}" for x in row] for sizes, row in wide.iterrows())
+    return record.markdown(["hidden size", "adapter's weights", *wide.columns], rows)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 
 import qnnkit
+from benchmarks import record
 from qnnkit import noise, runs
 
 
@@ -29,6 +30,24 @@ def rows(run: runs.Run, n_images: int) -> pd.DataFrame:
     about = {"run": run.folder.name, "net": run.nets[0], "seed": int(best["seed"])}
     about |= {"test_accuracy": best["test_accuracy"], "device": device or "no fake device: extra `hardware`"}
     return pd.DataFrame([{**about, **row.as_dict()} for row in found])
+
+
+def table(found: pd.DataFrame) -> str:
+    """What is left under each condition, as a table in Markdown."""
+    names = {
+        "shots": "shots:",
+        "depolarizing": "depolarising noise, p =",
+        "readout": "readout errors, p =",
+        "device": "{}, shots:",
+    }
+    lines = []
+    for row in found.itertuples():
+        told = f"{names.get(row.condition, row.condition)} {row.strength:g}".removesuffix(" nan")
+        percent = "{:.1f} ({:.1f} to {:.1f})".format(
+            *(100 * each for each in (row.accuracy, row.low, row.high))
+        )
+        lines.append([told.format(row.device), percent, f"{row.change:.3f}"])
+    return record.markdown(["condition", "accuracy (%)", "mean change of a measured value"], lines)
 
 
 def main(run_dir: str, recipe: str, path: str, n_images: str = "256") -> None:

@@ -55,9 +55,8 @@ def table(rates: pd.DataFrame) -> str:
     wide = rates.assign(told=told).pivot_table(
         index=["circuit", "observable"], columns="initialisation", values="told", aggfunc="first", sort=False
     )
-    lines = [["circuit", "observable", *wide.columns], ["---"] * (2 + len(wide.columns))]
-    lines += [[*names, *cells] for names, cells in wide.iterrows()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    rows = ([*names, *cells] for names, cells in wide.iterrows())
+    return record.markdown(["circuit", "observable", *wide.columns], rows)
 
 
 def plot(path: Path) -> None:

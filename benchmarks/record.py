@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ def keep(name: str, rows: Iterable[dict[str, Any]], folder: Path = RESULTS, **ve
     print(f"{kind}; {torch.get_num_threads()} threads")
     print(table.drop(columns=[*about, "date"]).to_string(index=False, float_format="%.4g"), flush=True)
     return table
+
+
+def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
+    """A table, as the pages show it."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def say_if_busy() -> None:

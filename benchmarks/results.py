@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks import record
 from qnnkit import stats, workspace
 from qnnkit.report.study import metrics
 
@@ -43,22 +44,18 @@ def table(means: pd.DataFrame) -> str:
         rows = means[chosen].set_index(["model", "net"])
         ends = rows[[score.name, f"{score.name}_low", f"{score.name}_high"]].to_numpy()
         found[column] = pd.Series([score.with_interval(*each) for each in ends], index=rows.index)
-    lines = [["recipe", "net", *columns]]
-    return _markdown(lines + [[*names, *row.fillna("")] for names, row in found.iterrows()])
+    rows = ([*names, *row.fillna("")] for names, row in found.iterrows())
+    return record.markdown(["recipe", "net", *columns], rows)
 
 
 def groups_table(groups: pd.DataFrame) -> str:
     """The loss of each net on each group of the test split, with half its 95 % interval, in Markdown."""
     names = [name for name in groups if f"{name} ±" in groups]
-    lines = [["net", *names]]
+    lines = []
     for _, row in groups.iterrows():
         halves = {name: "" if pd.isna(row[f"{name} ±"]) else f" ± {row[f'{name} ±']:.3f}" for name in names}
         lines.append([row["net"], *(f"{row[name]:.3f}{half}" for name, half in halves.items())])
-    return _markdown(lines)
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [lines[0], ["---"] * len(lines[0]), *lines[1:]])
+    return record.markdown(["net", *names], lines)
 
 
 def main(folder: str, place: str) -> None:

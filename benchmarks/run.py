@@ -216,11 +216,25 @@ SHOWN = {
 def table(rows: pd.DataFrame) -> str:
     """The medians that the README shows, in ms, as a table in Markdown."""
     known = rows.pivot_table(index="workload", columns="peer", values="median_ms")
-    lines = ["| | qnnkit | `default.qubit` | JAX `jit(vmap)` |", "|---|---|---|---|"]
-    for workload, title in SHOWN.items():
-        times = (f"{known.loc[workload, peer]:.3g}" for peer in ("batched", "default.qubit", "jax"))
-        lines.append(f"| {title} | {' | '.join(times)} |")
-    return "\n".join(lines)
+    head, own = ["", "qnnkit", "`default.qubit`", "JAX `jit(vmap)`"], ("batched", "default.qubit", "jax")
+    lines = ([title, *(f"{known.loc[key, peer]:.3g}" for peer in own)] for key, title in SHOWN.items())
+    return record.markdown(head, lines)
+
+
+def widths(rows: pd.DataFrame) -> str:
+    """Medians in ms and peak memory by the number of wires, as a table in Markdown."""
+    known = rows.pivot_table(index="workload", columns="peer", values=["median_ms", "peak_mb"])
+    columns = {
+        "qnnkit (ms)": ("median_ms", "batched"),
+        "JAX (ms)": ("median_ms", "jax"),
+        "`lightning.qubit` (ms)": ("median_ms", "lightning.qubit"),
+        "peak memory of qnnkit's process (MB)": ("peak_mb", "batched"),
+    }
+    lines = (
+        [str(wires), *(f"{known.loc[f'W4-{wires}', column]:.4g}" for column in columns.values())]
+        for wires in workloads.WIDTHS
+    )
+    return record.markdown(["wires", *columns], lines)
 
 
 def plot(table: pd.DataFrame, path: Path) -> None:

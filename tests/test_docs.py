@@ -21,7 +21,7 @@ import typer
 from PIL import Image
 
 import qnnkit
-from benchmarks import plateau, results, run
+from benchmarks import adapting, noisy, plateau, results, run
 from qnnkit import cli, recipes, runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,6 +114,9 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
         ("speakers/means", results.table, "docs/results.md"),
         ("composers/groups", results.groups_table, "docs/results.md"),
         ("plateau_rates", plateau.table, "docs/results.md"),
+        ("noise", noisy.table, "docs/results.md"),
+        ("adapting", adapting.table, "docs/results.md"),
+        ("bench", run.widths, "docs/simulator.md"),
         ("bench", run.table, "docs/simulator.md"),
         ("bench", run.table, "README.md"),
     ],
