@@ -6,11 +6,22 @@ import contextlib
 import itertools
 import math
 import re
+import textwrap
 
 from qnnkit import checks
 
 UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 SIGNS = {"$": "USD", "€": "EUR", "£": "GBP"}
+
+
+def lines(sentence: str, width: int = 80) -> str:
+    """In lines that a notebook need not break, which it does inside words.
+
+    Example:
+        >>> lines("Take fewer circuits.", 14).splitlines()
+        ['Take fewer', 'circuits.']
+    """
+    return textwrap.fill(sentence, width, break_long_words=False, break_on_hyphens=False)
 
 
 def size(n_bytes: float) -> str:

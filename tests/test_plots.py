@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from unittest import mock
 
 import matplotlib as mpl
 import numpy as np
@@ -227,6 +228,19 @@ def test_live_redraws_at_the_end(monkeypatch):
     assert len(shown) == 1
     live.update(final=True)
     assert len(shown) == 2 and shown[0] is not shown[1]
+
+
+def test_live_as_a_context_is_drawn_first_soon_after_and_when_it_was_stopped(monkeypatch):
+    """What the first time takes, as modules are imported, does not put off the second."""
+    shown, clock = [], iter(range(0, 100, 2))
+    monkeypatch.setattr("qnnkit.plots.picture.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("IPython.display.display", lambda figure, display_id: mock.Mock(update=shown.append))
+    with pytest.raises(KeyboardInterrupt), plots.Live(lambda: object()) as live:  # each drawing takes 2 s
+        live.update()
+        live.update()  # too soon after one that took 2 s
+        assert len(shown) == 1
+        raise KeyboardInterrupt
+    assert len(shown) == 2
 
 
 # --- what the figures show ------------------------------------------------------------------------------

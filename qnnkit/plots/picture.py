@@ -60,6 +60,8 @@ def as_pdf(figure: Figure, **metadata: str) -> bytes:
 class Live:
     """A figure that is redrawn in place while a person watches, and costs at most a twentieth of the time.
 
+    As a context it is drawn at the beginning, and again at the end, also of what was stopped.
+
     Args:
         draw: Makes the figure anew.
     """
@@ -67,6 +69,14 @@ class Live:
     def __init__(self, draw: Callable[[], Picture]):
         self.draw, self.handle = draw, None
         self.last, self.cost = 0.0, 0.0
+
+    def __enter__(self) -> Live:
+        self.update(final=True)
+        self.cost = 0.0  # the first time, much is imported
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.update(final=True)
 
     def update(self, *, final: bool = False) -> None:
         """Redraws, unless that would come too soon after the last time."""
