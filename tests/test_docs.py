@@ -22,7 +22,7 @@ from PIL import Image
 
 import qnnkit
 from benchmarks import adapting, noisy, plateau, results, run
-from qnnkit import cli, recipes, runs
+from qnnkit import cli, recipes, report, runs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -109,6 +109,7 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
     ("file", "table", "page"),
     [
         ("ahcd/means", results.table, "docs/results.md"),
+        ("letters/means", results.table, "docs/results.md"),
         ("mnist/means", results.table, "docs/results.md"),
         ("clip/means", results.table, "docs/results.md"),
         ("speakers/means", results.table, "docs/results.md"),
@@ -126,6 +127,12 @@ def test_tables_of_results_are_those_of_their_files(
 ) -> None:
     kept = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")
     assert table(kept) in (ROOT / page).read_text()
+
+
+def test_the_readme_shows_what_its_run_came_to() -> None:
+    kept = json.loads((ROOT / "docs" / "results" / "digits.json").read_text())  # of `make run`
+    told = (ROOT / "README.md").read_text()
+    assert report.table(kept["nets"]).to_string() in told and kept["verdicts"][0] in told
 
 
 def test_the_map_of_the_house_is_that_of_the_imports() -> None:

@@ -126,6 +126,14 @@ def test_its_settings_come_back_from_a_folder(small):
     assert again.nets == run.nets and again.config.digest() == run.config.digest()
 
 
+def test_a_run_of_a_shipped_recipe_stays_one_where_somebody_has_named_a_copy_of_it(tmp_path):
+    run = runs.open_run(tmp_path / "run", "digits_quanv")
+    copy = recipes.find(recipes.new(tmp_path / "copy.py", like="digits_quanv"))
+    assert copy is not run.recipe and copy.digest == run.recipe.digest
+    again = runs.open_run(run.folder)
+    assert again.recipe is run.recipe and again.config == run.config
+
+
 def test_its_controls_differ_in_the_quantum_part_alone(small):
     run, nets = small
     if run.recipe.name not in OF_IMAGES:

@@ -280,9 +280,9 @@ def settings_of(values: Any, recipe: Recipe | None = None) -> Settings:
         raise ValueError(f"it was begun by an earlier version of qnnkit, or is damaged. {step}")
     values = dict(values)
     digest, name = values.pop("recipe_digest"), str(values.pop("recipe"))
-    found = recipe or recipes.known(digest) or recipes.RECIPES.get(name)
-    if found is not None and found.digest == digest:
-        return found.Settings.of(values)
+    for found in [recipe] if recipe else [recipes.RECIPES.get(name), recipes.known(digest)]:
+        if found is not None and found.digest == digest:
+            return found.Settings.of(values)
     kind = type("Recorded", (Recorded,), {"recorded": name, "__module__": __name__})
     return kind.of(values)
 
