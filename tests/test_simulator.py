@@ -5,6 +5,7 @@ Random circuits over every gate stand in `test_random_circuits.py`.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -240,6 +241,49 @@ def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.Mon
     gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]
     for near, cut in zip((found[0], *gradients[0]), (found[1], *gradients[1]), strict=True):
         assert torch.allclose(near, cut, rtol=1e-12, atol=FLOAT64)
+
+
+def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(inputs, weights):
+        for _ in range(2):
+            qp.AngleEmbedding(inputs, wires=range(2))
+            qp.CRot(*weights, wires=(0, 1))
+        return [qp.expval(qp.Z(0)), qp.probs(wires=1)]
+
+    program, inputs, weights = program_of(twice, 2, 1000)
+    found = [program(inputs, [weights])]
+    monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)
+    [cut] = program.parts(program.near, inputs.detach().numpy().T)
+    assert cut.shape == (20, 2, 50) and program.given(inputs, [weights])[0] is program.near
+    assert program.given(inputs[:997], [weights])[0] is program.mixed  # a prime number of samples
+    found.append(program(inputs, [weights]))
+    gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]
+    for whole, cut in zip((found[0], *gradients[0]), (found[1], *gradients[1]), strict=True):
+        assert torch.allclose(whole, cut, rtol=1e-12, atol=FLOAT64)
+
+
+AWAKE = """
+import time
+import torch
+from qnnkit import QuantumLayer, circuits
+torch.set_num_threads(1)
+layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=4, n_layers=2), backend="batched")
+inputs = torch.rand(2048, 4, requires_grad=True)
+for n in (3, 300):
+    begin = time.perf_counter(), time.process_time()
+    for _ in range(n):
+        layer(inputs).square().sum().backward()
+    print((time.process_time() - begin[1]) / (time.perf_counter() - begin[0]))
+"""
+
+
+def test_numpys_own_threads_stay_asleep() -> None:
+    """Awake beside torch's they made each step of a net four times as long; so much of a core they took."""
+    more = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    command = [sys.executable, "-W", "ignore", "-c", AWAKE]
+    done = subprocess.run(command, env=more, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 1.1
 
 
 MEASURED = """

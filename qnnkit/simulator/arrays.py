@@ -26,23 +26,24 @@ def xp(array: Array) -> Any:
 
 def empty(like: Array, rows: int) -> Array:
     """Room for so many rows of the same batch."""
-    if isinstance(like, np.ndarray):
-        return np.empty((rows, like.shape[-1]), like.dtype)
-    return like.new_empty(*like.shape[:-2], rows, like.shape[-1])
+    shape = *like.shape[:-2], rows, like.shape[-1]
+    return np.empty(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_empty(shape)
 
 
 def product(matrix: Array, state: Array) -> Array:
     """matrix @ state, for a state of shape (rows, batch) or (chunks, rows, batch)."""
-    return matrix @ state if state.ndim == 2 else torch.bmm(matrix.expand(len(state), -1, -1), state)
+    if state.ndim == 2 or isinstance(state, np.ndarray):
+        return matrix @ state
+    return torch.bmm(matrix.expand(len(state), -1, -1), state)
 
 
 def outer(gradient: Array, state: Array) -> Array:
     """The gradient by the matrix of a product, from those by its result and what it was applied to."""
-    return gradient @ state.T if state.ndim == 2 else torch.bmm(gradient, state.mT).sum(0)
+    return gradient @ state.T if state.ndim == 2 else (gradient @ state.swapaxes(-1, -2)).sum(0)
 
 
 def picked(state: Array, rows: Array) -> Array:
-    return state.index_select(-2, rows) if isinstance(state, Tensor) else state[rows]
+    return state.index_select(-2, rows) if isinstance(state, Tensor) else state[..., rows, :]
 
 
 def stacked(arrays: Sequence[Array]) -> Array:

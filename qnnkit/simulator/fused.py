@@ -39,6 +39,12 @@ cores of a machine exchange data slowly, W1 took 2.9 ms for 1.9, and W2 12.4 for
 """
 SMALL_BYTES = 2**19
 """Up to so many bytes of states a CPU runs on NumPy arrays: beyond, torch's threads and caches win."""
+ONE_THREAD = 2**18
+"""Multiplications of a product that OpenBLAS, NumPy's library, does on one thread.
+
+For larger ones it has threads of its own, which stay awake for a while: beside torch's own they made every
+step of a net with a circuit four times as long on two cores.
+"""
 ALWAYS_KEPT = 2**27
 """Bytes of states that are kept for the way back, whatever is free."""
 KEPT_SHARE = {"cpu": 1 / 128}
@@ -110,10 +116,12 @@ class Fused:
         """What runs a batch; on a CPU over torch's states alone, or, of small ones, over NumPy arrays."""
         if self.device.type == "cpu":
             arrays.keep_freed_memory()
-            in_arrays = in_numpy(self.matrices)
-            self.mixed = OverArrays(in_arrays), self.steps
-            if all(step.by_hand for step in self.steps):
-                self.near = in_arrays, in_numpy(self.steps)
+            largest = max((2 ** (len(block.wires) + 1) for block in self.plan.blocks), default=1)
+            if largest**3 <= ONE_THREAD:
+                in_arrays = in_numpy(self.matrices)
+                self.mixed = OverArrays(in_arrays), self.steps
+                if all(step.by_hand for step in self.steps):
+                    self.near = in_arrays, in_numpy(self.steps)
 
     @functools.cached_property
     def double(self) -> Fused:
@@ -240,14 +248,19 @@ class Fused:
             return _Run.apply(self, keep, rows, *vectors)
         return torch.as_tensor(self.compute(*self.given(rows, vectors), None)[0])
 
-    def given(self, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Any, Array, Array]:
-        """What runs a batch; columns, and one vector of all weights, as that takes them."""
+    def given(self, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Any, Sequence[Array], Array]:
+        """What runs a batch; its parts, in columns, and one vector of all weights, as that takes them."""
         columns, vector = rows.detach().t(), self.flat(vectors).detach()
+        way = self._way(rows, vector)
+        columns = self._reduced(columns.numpy() if way is self.near else columns, way is not self.far)
+        return way, self.parts(way, columns), vector.numpy() if way is self.near else vector
+
+    def _way(self, rows: Tensor, vector: Tensor) -> Any:
+        """What runs a batch: `far`, `mixed` or `near`."""
         if self.mixed is None or not (_is_plain(rows) and _is_plain(vector)):
-            return self.far, self._reduced(columns, False), vector
-        if self.near is None or len(rows) * self.state_bytes > SMALL_BYTES:
-            return self.mixed, self._reduced(columns, True), vector
-        return self.near, self._reduced(columns.numpy(), True), vector.numpy()
+            return self.far
+        is_small = self.near is not None and len(rows) * self.state_bytes <= SMALL_BYTES
+        return self.near if is_small and self._n_chunks(len(rows)) else self.mixed
 
     def plain(self, rows: Tensor, vectors: Sequence[Tensor]) -> Tensor:
         """The same in plain torch, which autograd can follow."""
@@ -284,19 +297,21 @@ class Fused:
             return vectors[0].reshape(-1)
         return torch.cat([v.reshape(-1) for v in vectors]) if vectors else self.matrices.offset.new_zeros(0)
 
-    def compute(self, way: Any, columns: Array, vector: Array, tapes: list | None) -> tuple[Array, Any]:
+    def compute(
+        self, way: Any, parts: Sequence[Array], vector: Array, tapes: list | None
+    ) -> tuple[Array, Any]:
         """Values, (batch, n_columns), and the blocks' matrices with what they were made of; no graph.
 
         Args:
             way: Matrices and steps: `far`, `mixed` or `near`.
-            columns: Of shape (n, batch).
+            parts: Of the batch, of shape (n, samples) or (chunks, n, samples).
             vector: Of all weights.
             tapes: Gets one for each part of the batch, with what the way back needs.
         """
         with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
             built, values = way[0].forward(vector), []
-            left = 0 if tapes is None else self.kept_bytes(columns.shape[1])
-            for part in self.parts(way, columns):
+            left = 0 if tapes is None else self.kept_bytes(sum(map(_samples, parts)))
+            for part in parts:
                 left -= _samples(part) * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []
                 values.append(self.forward(way, part, built[0], tape))
@@ -319,7 +334,7 @@ class Fused:
         Each is of shape (n, samples), or (chunks, n, samples).
         """
         if way is self.near:
-            return (columns,)
+            return (_in_chunks(columns, self._n_chunks(columns.shape[1])),)
         size, fewest = CACHE_BYTES * torch.get_num_threads(), FEWEST_COLUMNS
         if self.device.type != "cpu":
             size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
@@ -328,6 +343,11 @@ class Fused:
         if way is not self.mixed or self.near is None:  # somebody counts operations, or steps take no chunks
             return parts
         return tuple(_in_chunks(part, chunks(part.shape[1], torch.get_num_threads())) for part in parts)
+
+    def _n_chunks(self, samples: int) -> int:
+        """In how many chunks NumPy takes a batch, so that its products stay on one thread; 0 for none."""
+        most = ONE_THREAD // 4 ** (self.n_wires + 1)
+        return 1 if samples <= most else even(samples, -(-samples // most))
 
     def kept_bytes(self, n_columns: int) -> float:
         """How much of the states of a batch may be kept for the way back."""
@@ -343,14 +363,21 @@ def chunks(samples: int, threads: int) -> int:
     return min((n for n in few if samples % n == 0), key=lambda n: (n % threads != 0, n), default=1)
 
 
-def _in_chunks(columns: Tensor, n: int) -> Tensor:
-    return columns if n == 1 else columns.unflatten(1, (n, -1)).transpose(0, 1)
+@functools.cache
+def even(samples: int, fewest: int) -> int:
+    """The fewest chunks, of as many samples each; 0 where they would be too small."""
+    return next((n for n in range(fewest, samples // FEWEST_COLUMNS + 1) if samples % n == 0), 0)
+
+
+def _in_chunks(columns: Array, n: int) -> Array:
+    return columns if n == 1 else columns.reshape(len(columns), n, -1).swapaxes(0, 1)
 
 
 def _rows(parts: Sequence[Array]) -> Array:
     """Of shape (batch, n), from parts of the batch, each of shape (n, samples) or (chunks, n, samples)."""
     if len(parts) == 1:
-        return parts[0].T if parts[0].ndim == 2 else parts[0].mT.flatten(0, 1)
+        [part] = parts
+        return part.T if part.ndim == 2 else part.swapaxes(1, 2).reshape(-1, part.shape[1])
     if all(part.ndim == 2 for part in parts):
         return torch.cat(list(parts), 1).T
     return torch.cat([_rows([part]) for part in parts])
@@ -425,14 +452,14 @@ class _Run(torch.autograd.Function):
     def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         program, needed, vectors = ctx.program, ctx.needs_input_grad[2:], ctx.saved_tensors[1:]
         # What the forward pass kept goes with the first backward pass, as autograd's does.
-        built, tapes, (way, columns, vector) = ctx.built, ctx.tapes, ctx.given
+        built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
         gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
         built = built or matrices.forward(vector)
-        to_rows, to_matrices = [], [None] * len(built[0]) if any(needed[1:]) else None
-        for i, (part, flowing) in enumerate(
-            zip(program.parts(way, columns), program.parts(way, gradients), strict=True)
-        ):
+        first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if any(needed[1:]) else None
+        for i, part in enumerate(parts):
+            flowing = gradients[:, first : (first := first + _samples(part))]
+            flowing = _in_chunks(flowing, len(part) if part.ndim == 3 else 1)
             tape = None
             if tapes:
                 tape, tapes[i] = tapes[i], None
@@ -446,6 +473,6 @@ class _Run(torch.autograd.Function):
         if to_matrices is None:
             return (None, None, *found, *[None] * len(vectors))
         to_vector = torch.as_tensor(matrices.backward(to_matrices, built[1]))
-        parts = to_vector.split([v.numel() for v in vectors]) if len(vectors) > 1 else [to_vector]
-        found += [part.view(v.shape) for part, v in zip(parts, vectors, strict=True)]
+        each = to_vector.split([v.numel() for v in vectors]) if len(vectors) > 1 else [to_vector]
+        found += [part.view(v.shape) for part, v in zip(each, vectors, strict=True)]
         return (None, None, *(part if needs else None for part, needs in zip(found, needed, strict=True)))
