@@ -100,7 +100,7 @@ def _options(loader: Callable[..., Splits]) -> set[str]:
     if "options" in names:  # those of all images, handed on
         splitting = list(inspect.signature(split_stack).parameters)[3:]  # not its name, images and top
         names |= {"image_size", "grey", *splitting}
-    return names - {"options"}
+    return names - {"options"} | {"train_fraction"}  # which `load` sees to itself
 
 
 __all__ = [
