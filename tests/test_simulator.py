@@ -132,7 +132,15 @@ def one_number(inputs, weights):
     return qp.expval(qp.X(0) @ qp.Y(1) + 0.5 * qp.Z(1))
 
 
-DERIVED = [(uploads_twice, 2), (wide, 7), (amplitudes_first, 2), (one_number, 2)]
+def twice(inputs, weights):
+    """Every step by hand: what runs in chunks, and over NumPy."""
+    for _ in range(2):
+        qp.AngleEmbedding(inputs, wires=range(2))
+        qp.CRot(*weights, wires=(0, 1))
+    return [qp.expval(qp.Z(0)), qp.probs(wires=1)]
+
+
+DERIVED = [(uploads_twice, 2), (wide, 7), (amplitudes_first, 2), (one_number, 2), (twice, 2)]
 """(function, wires): each takes two features and three weights."""
 
 
@@ -223,13 +231,6 @@ def test_chunks_are_even_and_shared_out_to_all_threads(samples: int, threads: in
 
 def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part in chunks, the last, of 37 samples, whole: all as over NumPy."""
-
-    def twice(inputs, weights):
-        for _ in range(2):
-            qp.AngleEmbedding(inputs, wires=range(2))
-            qp.CRot(*weights, wires=(0, 1))
-        return [qp.expval(qp.Z(0)), qp.probs(wires=1)]
-
     program, inputs, weights = program_of(twice, 2, 1024 + 37)
     found, chunks = [program(inputs, [weights])], fused.chunks
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
@@ -244,12 +245,6 @@ def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.Mon
 
 
 def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice(inputs, weights):
-        for _ in range(2):
-            qp.AngleEmbedding(inputs, wires=range(2))
-            qp.CRot(*weights, wires=(0, 1))
-        return [qp.expval(qp.Z(0)), qp.probs(wires=1)]
-
     program, inputs, weights = program_of(twice, 2, 1000)
     found = [program(inputs, [weights])]
     monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)

@@ -251,8 +251,8 @@ class Fused:
     def given(self, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Any, Sequence[Array], Array]:
         """What runs a batch; its parts, in columns, and one vector of all weights, as that takes them."""
         columns, vector = rows.detach().t(), self.flat(vectors).detach()
-        way = self._way(rows, vector)
-        columns = self._reduced(columns.numpy() if way is self.near else columns, way is not self.far)
+        way, is_seen = self._way(rows, vector), self.device.type == "cpu" and _is_plain(rows)
+        columns = self._reduced(columns.numpy() if way is self.near else columns, is_seen)
         return way, self.parts(way, columns), vector.numpy() if way is self.near else vector
 
     def _way(self, rows: Tensor, vector: Tensor) -> Any:
