@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,9 @@ def _globals() -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def unchanged_globals():
     """Fails a test that changes a global; what wants to be random takes a generator."""
-    before = _globals()
+    before, path = _globals(), list(sys.path)
     yield
+    sys.path[:] = path  # which the folders of recipes join
     after = _globals()
     if not before["CUDA's random state"]:  # CUDA first used by this very test
         after["CUDA's random state"] = before["CUDA's random state"]

@@ -264,7 +264,7 @@ def build(settings, splits, seed):
 def write(tmp_path, monkeypatch):
     """Writes a recipe's file: `write("mine.py", OWN, "circuit", "gate")` with one word for another."""
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
-    before, path = set(sys.modules), list(sys.path)
+    before = set(sys.modules)
 
     def write(name, text, *pairs):
         for old, new in zip(pairs[::2], pairs[1::2], strict=True):
@@ -276,7 +276,6 @@ def write(tmp_path, monkeypatch):
         return file
 
     yield write
-    sys.path[:] = path
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, circuits
+from tests.forked import ROOT
 from tests.toys import linear, measured, refused, same, two_expvals, uniform
 
 TorchLayer = qp.qnn.TorchLayer
@@ -264,17 +267,20 @@ def test_replicas_in_threads(backend):
         assert not torch.allclose(run(parts, INPUTS), model(INPUTS), atol=0.01)
 
 
-def called(content: bytes):
-    layer, inputs = pickle.loads(content)
-    return layer(inputs).numpy()
+CALLED = """
+import pickle, sys
+layer, inputs = pickle.load(sys.stdin.buffer)
+sys.stdout.buffer.write(pickle.dumps(layer(inputs).numpy()))
+"""
 
 
-def test_a_spawned_process():
-    """As bytes: a pool waits for ever where torch's sharing of tensors has lost one."""
+def test_a_fresh_process():
+    """Not by a pool of processes, which can wait for ever."""
     layer = make(QuantumLayer, QNODES["built"]()).requires_grad_(False)
-    with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply(called, (pickle.dumps((layer, INPUTS)),))
-    same([torch.from_numpy(found)], [layer(INPUTS)])
+    content, code = pickle.dumps((layer, INPUTS)), [sys.executable, "-c", CALLED]
+    done = subprocess.run(code, input=content, cwd=ROOT, capture_output=True, timeout=180)
+    assert done.returncode == 0, done.stderr.decode()
+    same([torch.from_numpy(pickle.loads(done.stdout))], [layer(INPUTS)])
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch hides it itself

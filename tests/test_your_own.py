@@ -29,7 +29,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace with mine.py in it, which is the current folder."""
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))  # which a recipe's folder joins
     (tmp_path / "mine.py").write_text(RECIPE)
     return tmp_path
 

@@ -1,5 +1,9 @@
 """Traps of a user's own recipes that a review found: each must be seen, and nothing lost."""
 
+import importlib.machinery
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -136,6 +140,18 @@ def test_the_kit_beside_a_recipe_is_no_neighbour_and_modules_of_others_are_not_r
     (home / "statistics.py").write_text("x = 1\n")
     (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport statistics\n", 1))
     with pytest.raises(recipes.RecipeError, match=r"`statistics.py` beside it has the name of another"):
+        recipes.find("mine.py")
+
+
+def test_a_recipe_hides_no_module_from_processes_that_are_started_later(home):  # noqa: F811
+    """Nor do the files beside it: a folder with a `copy.py` was the first that Python looked into."""
+    recipe = recipes.find(recipes.new(home / "copy.py", like="digits_quanv"))
+    (home / "yaml.py").write_text("raise RuntimeError('not the one that was meant')\n")
+    for name in ("copy", "yaml"):
+        spec = importlib.machinery.PathFinder.find_spec(name, sys.path)
+        assert spec is not None and not Path(spec.origin).is_relative_to(home)
+    (home / "mine.py").write_text("import yaml\n" + recipe.source)
+    with pytest.raises(recipes.RecipeError, match=r"`yaml.py` beside it has the name of another module \(/"):
         recipes.find("mine.py")
 
 

@@ -46,7 +46,7 @@ NEEDED = ("load", "build")
 
 _found: dict[str, Recipe] = {}
 """Recipes of this process, by digest: what somebody has named here."""
-_folders: set[Path] = set()
+_folders: set[str] = set()
 """Where recipes' files were run from: a module of the same name in another of them is another one."""
 
 
@@ -169,13 +169,10 @@ def _of_file(path: Path) -> Recipe:
     before = _found.get(made.digest)
     if before is not None and before.reference == str(path):
         return before
-    _forget(path, neighbours)
-    with contextlib.suppress(ValueError):
-        sys.path.remove(str(path.parent))
-    sys.path.insert(0, str(path.parent))
-    _folders.add(path.parent)
-    linecache.checkcache(str(path))
     importlib.invalidate_caches()
+    _joined(path.parent)
+    _forget(path, neighbours)
+    linecache.checkcache(str(path))
     name = f"qnnkit_recipe_{path.stem}_{made.digest[:8]}"
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
@@ -198,22 +195,36 @@ def _of_module(module: ModuleType) -> Recipe:
     return _kept(Recipe(Path(file).stem, name, module, *texts_of(str(Path(file).resolve()), root)))
 
 
+def _joined(folder: Path) -> None:
+    """Lets modules of a recipe's folder be imported: before those of other recipes, and behind all else.
+
+    A `copy.py` in the first folder would be taken for Python's own by each process that is started later.
+    """
+    others = [each for each in sys.path if each not in _folders]
+    theirs = [each for each in sys.path if each in _folders and each != str(folder)]
+    mine = [] if str(folder) in others else [str(folder)]
+    sys.path[:] = [*others, *mine, *theirs]
+    _folders.update(mine)
+
+
 def _forget(path: Path, neighbours: Mapping[str, str]) -> None:
     """Drops what was imported before under the names of a recipe's neighbours: they are read anew.
 
     Raises:
-        ValueError: Such a name is that of a module of another place, which would be run in its stead.
+        RecipeError: Such a name is that of a module of another place, which would be run in its stead.
     """
-    for file in neighbours:
+    own = [file for file in neighbours if not file.startswith("..")]
+    for file in own:
         name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         loaded = getattr(sys.modules.get(name), "__file__", None)
-        theirs = name in sys.modules and not any(
-            loaded and Path(loaded).is_relative_to(folder) for folder in {*_folders, path.parent}
-        )
-        if name in sys.stdlib_module_names or theirs:
-            told = f"`{file}` beside it has the name of another module ({loaded or name}). Rename it."
+        if loaded and any(Path(loaded).is_relative_to(each) for each in (*_folders, path.parent)):
+            del sys.modules[name]
+    for file in own:
+        spec = importlib.util.find_spec(file.removesuffix(".py").partition("/")[0])
+        places = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec else [""]
+        if not any(Path(each).is_relative_to(path.parent) for each in places):
+            told = f"`{file}` beside it has the name of another module ({places[0]}). Rename it."
             raise RecipeError(f"Recipe `{path}`: {told}")
-        sys.modules.pop(name, None)
 
 
 def _broken(file: str, error: Exception) -> RecipeError:
