@@ -62,7 +62,7 @@ MUTANTS = (
     ("train/progress.py", "self.count += own * step.count", "self.count += own", "train"),
     ("tasks/classification.py", "loss.detach() * len(labels)", "loss.detach()", "train tasks"),
     ("tasks/contrastive.py", "logits.argmax(0)]", "logits.argmax(1)]", "contrastive"),
-    ("tasks/contrastive.py", "(found <= k)", "(found < k)", "contrastive retrieval"),
+    ("tasks/contrastive.py", "(found <= k)", "(found < k)", "contrastive"),
     (
         "layers/quanvolution.py",
         "patches.permute(4, 5, 0, 1, 2, 3)",
