@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qnnkit import layers, recipes, runs
+from qnnkit.report import sentences
 from tests import forked
 from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
 
@@ -155,9 +156,30 @@ def test_a_recipe_hides_no_module_from_processes_that_are_started_later(home):  
         recipes.find("mine.py")
 
 
+def test_a_folder_that_python_knows_by_a_link_is_the_recipes_own(home, tmp_path_factory):  # noqa: F811
+    link = tmp_path_factory.mktemp("elsewhere") / "link"
+    link.symlink_to(home)
+    sys.path.insert(0, str(link))  # as of a script that was started by the link
+    (home / "pkg").mkdir()
+    (home / "mine.py").write_text(RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1))
+    for number in (1, 2):
+        (home / "near.py").write_text(f"number = {number}\n")
+        (home / "pkg" / "__init__.py").write_text(f"number = {number}\n")
+        code = recipes.find("mine.py").code
+        assert code.near.number == code.pkg.number == number
+
+
 def trained(home):  # noqa: F811
     run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
     return run, list(runs.train_all(run))
+
+
+def test_noise_that_was_not_measured_is_not_said_to_be_low(home):  # noqa: F811
+    for name, batch_size, measured in (("one", 64, False), ("two", 2, True)):
+        run = runs.open_run(f"runs/{name}", "mine.py", controls=[], **TINY, batch_size=batch_size)
+        list(runs.train_all(run))
+        [said] = [each for each in sentences.of_gradients(run) if "gradient" in each]
+        assert ("Its noise was not measured" in said) == (not measured), said
 
 
 def test_a_fork_never_touches_what_is_there(home):  # noqa: F811

@@ -217,13 +217,16 @@ def _forget(path: Path, neighbours: Mapping[str, str]) -> None:
     for file in own:
         name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         loaded = getattr(sys.modules.get(name), "__file__", None)
-        if loaded and any(Path(loaded).is_relative_to(each) for each in (*_folders, path.parent)):
+        forms = (Path(loaded), Path(loaded).resolve()) if loaded else ()  # by a link, or a link itself
+        if any(form.is_relative_to(each) for form in forms for each in (*_folders, path.parent)):
             del sys.modules[name]
-    for file in own:
-        spec = importlib.util.find_spec(file.removesuffix(".py").partition("/")[0])
-        places = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec else [""]
-        if not any(Path(each).is_relative_to(path.parent) for each in places):
-            told = f"`{file}` beside it has the name of another module ({places[0]}). Rename it."
+    for top in dict.fromkeys(file.partition("/")[0] for file in own):
+        spec = importlib.util.find_spec(top.removesuffix(".py"))
+        places = (spec.submodule_search_locations or [spec.origin]) if spec else []
+        places = [Path(str(each)) for each in places]
+        if not any(each.exists() and each.samefile(path.parent / top) for each in places):
+            where = places[0] if places else "not found"
+            told = f"`{top}` beside it has the name of another module ({where}). Rename it."
             raise RecipeError(f"Recipe `{path}`: {told}")
 
 

@@ -14,7 +14,7 @@ def of_run(run: Run, result: dict[str, Any]) -> list[str]:
     if single := run.config.net_settings:
         said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
     modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
-    said += _of_gradients(run)
+    said += of_gradients(run)
     said += [f"The net stands on: {module.told}." for module in modules if hasattr(module, "told")]
     said += run.provenance.get("notes") or run.splits.notes
     if placed := run.provenance.get("trained", {}).get("sentence"):
@@ -98,7 +98,7 @@ def surveyed(run: Run) -> list[str]:
     return [f"Measured on {name}: {sentence}" for sentence in measure.reading.net_sentences(found)]
 
 
-def _of_gradients(run: Run) -> list[str]:
+def of_gradients(run: Run) -> list[str]:
     """What the gradients of the training said against its circuits."""
     if not run.config.gradient_samples:
         return ["No gradients were recorded: gradient_samples was 0."]
@@ -111,4 +111,12 @@ def _of_gradients(run: Run) -> list[str]:
             return ["An adapter's gradients were recorded by group; 04_analyze has the table."]
         return ["No net of this run has a circuit that trains."]
     damaged = [f"{found.damaged} damaged lines of gradients.jsonl were left out."] if found.damaged else []
-    return [*(found.warnings or ["No circuit's gradient vanished, exploded or drowned in noise."]), *damaged]
+    trainings = found.trainings.values()
+    noises = [each.frame(layer)["snr_high"] for each in trainings for layer in each.quantum_layers]
+    calm = "No circuit's gradient vanished, exploded or drowned in noise."
+    if not any(noise.notna().any() for noise in noises):
+        calm = (
+            "No circuit's gradient vanished or exploded. Its noise was not measured: "
+            "that wants more updates in an epoch (a smaller batch_size)."
+        )
+    return [*(found.warnings or [calm]), *damaged]
