@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,22 +28,29 @@ RUN_ALL = """async () => {
 pytestmark = [pytest.mark.browser, needs_chromium]
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[str]:
-    """Address of a JupyterLab that serves a copy of the notebooks; runs go to tmp_path."""
-    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a copy of the notebooks."""
+    home = tmp_path_factory.mktemp("lab")
+    shutil.copytree(ROOT / "notebooks", home / "notebooks")
+    return home
+
+
+@pytest.fixture(scope="module")
+def lab(home: Path) -> Iterator[str]:
+    """Address of a JupyterLab that serves the workspace."""
     environment = os.environ | {
-        "QNNKIT_HOME": str(tmp_path),
-        "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
-        "JUPYTER_DATA_DIR": str(tmp_path / "data"),
+        "QNNKIT_HOME": str(home),
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
         "PYTHONWARNINGS": "ignore",
     }
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--port=0"]
     command += ["--IdentityProvider.token=", "--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"]
-    command += [f"--ServerApp.root_dir={tmp_path}"]
-    log = tmp_path / "lab.log"
+    command += [f"--ServerApp.root_dir={home}"]
+    log = home / "lab.log"
     with log.open("w") as stream:
-        server = subprocess.Popen(command, stdout=stream, stderr=stream, env=environment, cwd=tmp_path)
+        server = subprocess.Popen(command, stdout=stream, stderr=stream, env=environment, cwd=home)
     try:
         yield _address(log, server)
     finally:
@@ -51,8 +59,6 @@ def lab(tmp_path: Path) -> Iterator[str]:
 
 
 def _address(log: Path, server: subprocess.Popen) -> str:
-    import time
-
     for _ in range(300):
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         if found:
@@ -83,12 +89,12 @@ def _open(browser, lab: str, name: str, width: int, height: int = 9000):
     page = browser.new_page(viewport={"width": width, "height": height})
     badge = {"content_type": "image/svg+xml", "body": "<svg xmlns='http://www.w3.org/2000/svg'/>"}
     page.route("https://colab.research.google.com/**", lambda route: route.fulfill(**badge))
-    page.goto(f"{lab}/lab/tree/notebooks/{name}.ipynb")
+    page.goto(f"{lab}/lab/tree/notebooks/{name}.ipynb?reset")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
     return page, _watch(page)
 
 
-def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path) -> None:
+def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, home: Path) -> None:
     page, complaints = _open(browser, lab, "02_gradient_check", 1300)
     page.evaluate(RUN_ALL)
     pictures = page.locator(".jp-Notebook .jp-OutputArea img:not(.widget-image)")
@@ -109,7 +115,7 @@ def test_the_gradient_check_runs_in_jupyterlab(browser, lab: str, tmp_path: Path
     for picture in pictures.all():
         size = picture.evaluate("image => [image.naturalWidth, image.clientWidth]")
         assert size[0] > 300 and size[1] > 300, "a picture is empty or not shown"
-    rows = (tmp_path / "runs" / "first" / "gradients.jsonl").read_text().splitlines()
+    rows = (home / "runs" / "first" / "gradients.jsonl").read_text().splitlines()
     checked = [json.loads(row) for row in rows if json.loads(row)["event"] == "check"]
     assert {row["method"] for row in checked} == {
         "fused",
@@ -174,16 +180,16 @@ def _act_quickly(page) -> None:
     assert _sources(page) == before
 
 
-def test_the_inspector_answers_in_jupyterlab(browser, lab: str, tmp_path: Path) -> None:
+def test_the_inspector_answers_in_jupyterlab(browser, lab: str, home: Path) -> None:
     """On a finished run: sliders by keyboard, an image by Enter and by click, and the pictures follow."""
     from qnnkit import runs
 
     settings = {"epochs": 2, "n_seeds": 1, "controls": ["classical"]}
-    run = runs.open_run(tmp_path / "runs" / "first", "digits_quanv", **settings)
+    run = runs.open_run(home / "runs" / "inspected", "digits_quanv", **settings)
     list(runs.train_all(run))
-    notebook = tmp_path / "notebooks" / "04_analyze.ipynb"
+    notebook = home / "notebooks" / "04_analyze.ipynb"
     short = notebook.read_text().replace("hardware_images: int = 64", "hardware_images: int = 0")
-    notebook.write_text(short)
+    notebook.write_text(short.replace("runs/first", "runs/inspected"))
     page, complaints = _open(browser, lab, "04_analyze", 1300)
     page.evaluate(RUN_ALL)
     for _ in range(240):
