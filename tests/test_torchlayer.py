@@ -67,7 +67,7 @@ def test_a_tuple_is_a_list(which, path):
             qp.cond(qp.measure(0), qp.RX)(0.7, wires=1)
         return listed()
 
-    for shape in [(2,), (1, 2), (5, 2), (2, 3, 2)]:
+    for shape in [(2,), (1, 2), (2, 3, 2)]:
         inputs, found = uniform(*shape), []
         for kind, form in ((QuantumLayer, tuple), (QuantumLayer, list), (TorchLayer, list)):
             shots = 50 if path == "shots" else None
@@ -113,12 +113,9 @@ def test_an_empty_batch(backend, shape):
 
 
 @pytest.mark.parametrize("level", ["top", "user", "gradient", "device"])
-@pytest.mark.parametrize("ran", [False, True])
-def test_draw_and_specs(level, ran):
+def test_draw_and_specs(level):
     plt.switch_backend("Agg")
     ours, theirs = make(QuantumLayer, qnode_of()), make(TorchLayer, qnode_of())
-    if ran:
-        ours(INPUTS)
     for inputs in (INPUTS[0], INPUTS):
         assert qp.draw(ours, level=level)(inputs) == qp.draw(theirs, level=level)(inputs)
         assert qp.specs(ours, level=level)(inputs) == qp.specs(theirs, level=level)(inputs)
@@ -274,6 +271,7 @@ sys.stdout.buffer.write(pickle.dumps(layer(inputs).numpy()))
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process():
     """Not by a pool of processes, which can wait for ever."""
     layer = make(QuantumLayer, QNODES["built"]()).requires_grad_(False)
@@ -315,7 +313,7 @@ def reads_three(inputs, weights):
 
 
 @pytest.mark.parametrize("backend", ["auto", "batched", "default.qubit"])
-@pytest.mark.parametrize("leading", [(), (1,), (4, 5)])
+@pytest.mark.parametrize("leading", [(), (4, 5)])
 @pytest.mark.parametrize(
     ("function", "good", "bad"),
     [(plain, 2, (3,)), (reads_three, 3, (2,)), (by_angles, 3, (4, 784)), (by_amplitudes, 8, (5, 784))],
@@ -361,7 +359,7 @@ def test_inputs_without_features(inputs, error, value):
 
 @pytest.mark.parametrize("backend", ["auto", "default.qubit"])
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), -float("inf")])
 def test_what_is_not_finite_stays_in_its_sample(backend, ansatz, bad):
     qnode, shapes = circuits.build(ansatz, n_qubits=3)
     layer = make(QuantumLayer, qnode, uniform(*shapes["weights"], seed=4), backend=backend)

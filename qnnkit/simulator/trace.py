@@ -271,8 +271,9 @@ def _plain(leaves: list[Any], nodes: list[Node]) -> tuple:
 
     def plain(leaf: Any) -> Any:
         leaf = leaf.node if isinstance(leaf, Traced) else leaf
-        if isinstance(leaf, Node):
-            return next((i for i, node in enumerate(nodes) if node is leaf), repr(leaf))
+        if isinstance(leaf, Node):  # a column of ones, such as, stands in no list
+            place = next((i for i, node in enumerate(nodes) if node is leaf), None)
+            return (str(leaf.func), _plain(leaf.leaves, nodes)) if place is None else place
         if isinstance(leaf, Tensor):
             return leaf.dtype, leaf.shape, leaf.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         return leaf.tobytes() if isinstance(leaf, np.ndarray | np.generic) else repr(leaf)
