@@ -191,7 +191,7 @@ def test_an_image_in_two_splits_is_told(tmp_path):
     for i in range(1, 9):
         shutil.copy(folder / "0.png", folder / f"{i}.png")
     with_json(folder, {f"{i}.png": f"picture {i}" for i in range(9)})
-    notes = captions(folder, image_size=None, cached=False).notes
+    notes = captions(folder, image_size=None).notes
     (note,) = [note for note in notes if note.startswith("Duplicates")]
     assert "images of validation and test stand in an earlier split too, pixel for pixel: 0.png" in note
 

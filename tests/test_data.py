@@ -24,6 +24,7 @@ from qnnkit.data.batches import _Rows
 from qnnkit.data.images import read
 from qnnkit.data.places import natural
 from qnnkit.data.splits import SPLITS, split_rows
+from qnnkit.settings import Settings
 from tests.toys import fill, idx_bytes, noise, places_of, put, refused
 
 
@@ -251,6 +252,25 @@ def test_batches_through_accelerate() -> None:
         rest = skip_first_batches(half, 2)
         rest.set_epoch(7)
         assert same(rest, got[2:])
+
+
+def test_a_scaler_is_fitted_on_the_training_samples_alone() -> None:
+    from sklearn.preprocessing import StandardScaler
+
+    x = np.random.default_rng(0).normal(3.0, 2.0, (50, 4))
+    splits = data.arrays(Settings(train_fraction=0.5), x, np.arange(50) % 2)
+    scaler = StandardScaler().fit(splits.train.inputs)
+    scaled = splits.map(scaler.transform)
+    assert scaled.train.inputs.dtype == torch.float32 and scaled.train.inputs.mean(0).abs().max() < 1e-6
+    for part, before in ((scaled.split(name), splits.split(name)) for name in SPLITS):
+        expected = (before.inputs.double() - torch.tensor(scaler.mean_)) / torch.tensor(scaler.scale_)
+        torch.testing.assert_close(part.inputs.double(), expected, rtol=0, atol=1e-6)
+        assert part.sources == before.sources and part.targets.equal(before.targets)
+    assert scaled.fingerprint() != splits.fingerprint()
+    assert splits.map(lambda x: x[:, :2]).sizes["input_shape"] == (2,)
+    for wrong in (lambda x: x[:5], lambda x: x / 0, lambda x: "x"):
+        with refused("change"):
+            splits.map(wrong)
 
 
 def test_digits_are_rescaled_and_take_no_root(tmp_path: Path) -> None:
