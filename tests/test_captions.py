@@ -170,12 +170,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     folder = pictures(tmp_path)
     (folder / "boat.png").write_bytes(b"no image")
     pictures(folder, ["stranger.png"])
-    content = {
-        **TEXTS,
-        "gone.png": ["a ghost"],
-        "cup.png": [],
-        "cat.png": [*TEXTS["cat.png"], "  ", 7],
-    }
+    content = {**TEXTS, "gone.png": ["a ghost"], "cup.png": [], "cat.png": [*TEXTS["cat.png"], "  ", 7]}
     splits = captions(with_json(folder, content), image_size=8)
     told = "\n".join(splits.notes)
     assert "Left out 1 images of captions.json that are not there: gone.png." in told

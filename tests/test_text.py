@@ -320,8 +320,7 @@ def test_of_a_chat_only_answers_are_predicted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "answered"),
-    [("instruction", "output"), ("prompt", "completion"), ("prompt", "response")],
+    ("asked", "answered"), [("instruction", "output"), ("prompt", "completion"), ("prompt", "response")]
 )
 def test_instructions_are_chats_of_two_messages(tmp_path, asked, answered):
     records = [

@@ -229,10 +229,7 @@ def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
 
 
 def flat_folder(
-    root: str | Path | None = None,
-    *,
-    label_pattern: str | None = None,
-    **options: Any,
+    root: str | Path | None = None, *, label_pattern: str | None = None, **options: Any
 ) -> ImageSplits:
     r"""Your own images in one folder, with the label in each file's name: `root/0001_07.png` is of class 07.
 

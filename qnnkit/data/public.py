@@ -132,11 +132,7 @@ def kmnist(root: str | Path | None = None, *, download: bool = False, **options:
 
 
 def emnist(
-    root: str | Path | None = None,
-    *,
-    variant: str | None = None,
-    download: bool = False,
-    **options: Any,
+    root: str | Path | None = None, *, variant: str | None = None, download: bool = False, **options: Any
 ) -> ImageSplits:
     """EMNIST: handwritten letters and digits, 28x28 grey; its files hold them transposed.
 
