@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +46,6 @@ def of_all(splits: CaptionSplits) -> dict[str, tuple[str, ...]]:
     }
 
 
-def write_table(folder: Path, name: str, delimiter: str) -> Path:
-    with (folder / name).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter=delimiter)
-        writer.writerows([["Image", "Caption"], *((n, text) for n, texts in TEXTS.items() for text in texts)])
-    return folder
-
-
 COCO = {
     "info": {},
     "images": [{"id": 7 * number, "file_name": name} for number, name in enumerate(TEXTS)],
@@ -66,38 +57,41 @@ COCO = {
 }
 
 
-def write_lines(folder: Path, name: str, rows: list[dict]) -> Path:
-    (folder / name).write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+ROWS = [{"file_name": name, "text": text} for name, texts in TEXTS.items() for text in texts]
+
+
+def written(folder: Path, name: str, content: str | bytes | list) -> Path:
+    """Writes a text, rows as JSON lines, or, by the name, a table."""
+    if isinstance(content, list) and name.endswith(".jsonl"):
+        content = "\n".join(map(json.dumps, content)) + "\n"
+    elif isinstance(content, list):
+        mark = "\t" if name.endswith(".tsv") else ","
+        content = "".join(mark.join(f'"{each}"' for each in row) + "\n" for row in content)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return folder
 
 
-ROWS = [{"file_name": name, "text": text} for name, texts in TEXTS.items() for text in texts]
+TABLE = [("Image", "Caption"), *((row["file_name"], row["text"]) for row in ROWS)]
 FORMS = {
-    "json lines": lambda folder: write_lines(folder, "captions.jsonl", records()),
-    "hugging face's lines": lambda folder: write_lines(folder, "metadata.jsonl", ROWS),
-    "hugging face's table": lambda folder: (
-        (folder / "metadata.csv").write_text(
-            "\n".join(["file_name,text,by", *(f'{row["file_name"]},"{row["text"]}",me' for row in ROWS)])
-        )
-        and folder
+    "json lines": ("captions.jsonl", records()),
+    "hugging face's lines": ("metadata.jsonl", ROWS),
+    "hugging face's table": (
+        "metadata.csv",
+        [("file_name", "text", "by"), *((*row, "me") for row in TABLE[1:])],
     ),
-    "records": lambda folder: with_json(folder, records(license="CC BY 2.0")),
-    "file_name": lambda folder: with_json(
-        folder, [{"file_name": name, "caption": text} for name, texts in TEXTS.items() for text in texts]
-    ),
-    "dictionary": lambda folder: with_json(folder, TEXTS),
-    "coco": lambda folder: with_json(folder, COCO),
-    "csv": lambda folder: write_table(folder, "captions.csv", ","),
-    "tsv": lambda folder: write_table(folder, "captions.tsv", "\t"),
-    "with a mark at the beginning": lambda folder: (
-        (folder / "captions.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(records()).encode()) and folder
-    ),
+    "records": ("captions.json", json.dumps(records(license="CC BY 2.0"))),
+    "file_name": ("captions.json", json.dumps([{"file_name": n, "caption": t} for n, t in TABLE[1:]])),
+    "dictionary": ("captions.json", json.dumps(TEXTS)),
+    "coco": ("captions.json", json.dumps(COCO)),
+    "csv": ("captions.csv", TABLE),
+    "tsv": ("captions.tsv", TABLE),
+    "with a mark at the beginning": ("captions.json", b"\xef\xbb\xbf" + json.dumps(records()).encode()),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_says_the_same(tmp_path, form):
-    splits = captions(FORMS[form](pictures(tmp_path)), image_size=8)
+    splits = captions(written(pictures(tmp_path), *FORMS[form]), image_size=8)
     assert of_all(splits) == {name: tuple(texts) for name, texts in TEXTS.items()}
     assert sum(len(splits.split(name)) for name in SPLITS) == 10
     assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
@@ -118,10 +112,10 @@ def sided(root: Path, *sides: str, together: bool = False) -> Path:
     for side in sides:
         pictures(root / side)
         if not together:
-            write_lines(root / side, "metadata.jsonl", ROWS)
+            written(root / side, "metadata.jsonl", ROWS)
     if together:
         rows = [{**row, "file_name": f"{side}/{row['file_name']}"} for side in sides for row in ROWS]
-        write_lines(root, "metadata.jsonl", rows)
+        written(root, "metadata.jsonl", rows)
     return root
 
 
@@ -150,40 +144,25 @@ def test_a_caption_more_or_less_moves_only_itself(tmp_path):
     assert placed(fewer) == fewer
 
 
-def test_files_that_are_not_read_are_named(tmp_path):
-    folder = with_json(pictures(tmp_path), records())
-    write_table(folder, "captions.csv", ",")
-    (folder / "cat.heic").write_text("no image")
-    notes = captions(folder, image_size=8).notes
-    assert "Left out 1 files of captions beside these: captions.csv." in notes
-    assert "Left out 1 files that are no images: cat.heic." in notes
-
-
-def test_an_archive_is_the_folder(tmp_path):
-    folder = with_json(pictures(tmp_path / "set"), records())
-    packed = pack(folder, tmp_path / "set.zip", "set/")
-    one, other = captions(folder, image_size=8), captions(packed, image_size=8)
-    assert one.fingerprint() == other.fingerprint()
-
-
 def test_what_is_left_out_is_counted_and_named(tmp_path):
-    folder = pictures(tmp_path)
+    folder = pictures(tmp_path / "set")
     (folder / "boat.png").write_bytes(b"no image")
+    (folder / "cat.heic").write_text("no image")
     pictures(folder, ["stranger.png"])
-    content = {
-        **TEXTS,
-        "gone.png": ["a ghost"],
-        "cup.png": [],
-        "cat.png": [*TEXTS["cat.png"], "  ", 7],
-    }
-    splits = captions(with_json(folder, content), image_size=8)
+    written(folder, "captions.csv", TABLE)
+    cat = {"cat.png": ["a\n  cat ", "a cat", "é", "  ", 7]}  # one line, once
+    splits = captions(with_json(folder, TEXTS | {"gone.png": ["a ghost"], "cup.png": []} | cat), image_size=8)
     told = "\n".join(splits.notes)
     assert "Left out 1 images of captions.json that are not there: gone.png." in told
     assert "Left out 2 of 11 images without a caption: cup.png, stranger.png." in told
     assert "Left out 2 captions that were empty or no text: cat.png, cat.png." in told
     assert "Left out 1 of 9 images that cannot be read: boat.png (cannot identify image file)." in told
     assert set(of_all(splits)) == set(TEXTS) - {"boat.png", "cup.png"}
-    assert of_all(splits)["cat.png"] == tuple(TEXTS["cat.png"])
+    assert of_all(splits)["cat.png"] == ("a cat", "é")
+    assert "Left out 1 files of captions beside these: captions.csv." in told
+    assert "Left out 1 files that are no images: cat.heic." in told
+    packed = captions(pack(folder, tmp_path / "set.zip", "set/"), image_size=8)
+    assert packed.fingerprint() == splits.fingerprint()
 
 
 def test_an_image_in_two_splits_is_told(tmp_path):
@@ -191,52 +170,41 @@ def test_an_image_in_two_splits_is_told(tmp_path):
     for i in range(1, 9):
         shutil.copy(folder / "0.png", folder / f"{i}.png")
     with_json(folder, {f"{i}.png": f"picture {i}" for i in range(9)})
-    notes = captions(folder, image_size=None, cached=False).notes
+    notes = captions(folder, image_size=None).notes
     (note,) = [note for note in notes if note.startswith("Duplicates")]
     assert "images of validation and test stand in an earlier split too, pixel for pixel: 0.png" in note
 
 
-def test_a_caption_is_one_line_and_stands_once(tmp_path):
-    content = TEXTS | {"cat.png": ["a\n  cat ", "a cat", "é"]}
-    assert of_all(captions(with_json(pictures(tmp_path), content), image_size=8))["cat.png"] == ("a cat", "é")
-
-
-def raw(name: str, content: bytes | str) -> Callable[[Path], object]:
-    content = content.encode() if isinstance(content, str) else content
-    return lambda folder: (folder / name).write_bytes(content)
-
-
 TABLE = "image,caption\n" + "".join(f"{name},{texts[0]}\n" for name, texts in TEXTS.items())
+IN_LINES = "image,caption\n" + "".join(f"{name},{texts[0]}\n" for name, texts in TEXTS.items())
+STRANGER = {"annotations": [*COCO["annotations"], {"image_id": [1], "caption": "a"}]}
 BAD = {
-    "no file": lambda folder: folder,
-    "latin": raw("captions.json", '{"cat.png": "café"}'.encode("latin-1")),
-    "utf-16": raw("captions.csv", "image,caption".encode("utf-16")),
-    "no JSON": raw("captions.json", '[{"image": "cat.png",]'),
-    "no JSON line": raw("captions.jsonl", "\n".join([*map(json.dumps, records()), '{"image": '])),
-    "a number": raw("captions.json", "3"),
-    "no name": lambda folder: with_json(folder, [*records(), {"captions": ["a cat"]}]),
-    "a text as record": lambda folder: with_json(folder, [*records(), "cat.png"]),
-    "a wrong number": lambda folder: with_json(
-        folder, COCO | {"annotations": [*COCO["annotations"], {"image_id": [1], "caption": "a"}]}
-    ),
-    "no column": raw("captions.csv", "image;caption\ncat.png;a cat\n"),
-    "an empty table": raw("captions.tsv", ""),
-    "too much in a line": raw("captions.csv", f"{TABLE}cat.png,a cat, on a mat\n"),
-    "a quotation mark": raw("captions.csv", f'{TABLE}cat.png,"a" cat\n'),
-    "no images": lambda folder: with_json(folder, {"a.png": "a cat", "b.png": "a dog"}),
-    "no captions": lambda folder: with_json(folder, dict.fromkeys(TEXTS, "")),
-    "none readable": lambda folder: (
-        [(folder / name).write_bytes(b"x") for name in TEXTS] and with_json(folder, TEXTS)
-    ),
-    "too few": lambda folder: with_json(folder, {"cat.png": "a cat", "dog.png": "a dog"}),
+    "no file": ("notes.txt", ""),
+    "latin": ("captions.json", '{"cat.png": "café"}'.encode("latin-1")),
+    "utf-16": ("captions.csv", "image,caption".encode("utf-16")),
+    "no JSON": ("captions.json", '[{"image": "cat.png",]'),
+    "no JSON line": ("captions.jsonl", "\n".join([*map(json.dumps, records()), '{"image": '])),
+    "a number": ("captions.json", "3"),
+    "no name": ("captions.json", json.dumps([*records(), {"captions": ["a cat"]}])),
+    "a text as record": ("captions.json", json.dumps([*records(), "cat.png"])),
+    "a wrong number": ("captions.json", json.dumps(COCO | STRANGER)),
+    "no column": ("captions.csv", "image;caption\ncat.png;a cat\n"),
+    "an empty table": ("captions.tsv", ""),
+    "too much in a line": ("captions.csv", f"{IN_LINES}cat.png,a cat, on a mat\n"),
+    "a quotation mark": ("captions.csv", f'{IN_LINES}cat.png,"a" cat\n'),
+    "no images": ("captions.json", '{"a.png": "a cat", "b.png": "a dog"}'),
+    "no captions": ("captions.json", json.dumps(dict.fromkeys(TEXTS, ""))),
+    "none readable": ("captions.json", json.dumps({"notes.png": "a", "other.png": "b"})),
+    "too few": ("captions.json", '{"cat.png": "a cat", "dog.png": "a dog"}'),
 }
 
 
-@pytest.mark.parametrize("make", BAD.values(), ids=BAD)
-def test_what_is_wrong_gets_one_sentence(tmp_path, make):
-    make(pictures(tmp_path))
+@pytest.mark.parametrize(("name", "content"), BAD.values(), ids=BAD)
+def test_what_is_wrong_gets_one_sentence(tmp_path, name, content):
+    for each in ("notes.png", "other.png"):
+        (tmp_path / each).write_text("no image")
     with refused("root"):
-        captions(tmp_path, image_size=8)
+        captions(written(pictures(tmp_path), name, content), image_size=8)
 
 
 @pytest.mark.parametrize(
@@ -259,31 +227,17 @@ def test_wrong_options(tmp_path, monkeypatch, argument, options):
 # --- splits and draws ------------------------------------------------------------------------------------
 
 
-def test_a_split_depends_on_its_seed_alone(tmp_path):
-    folder = with_json(pictures(tmp_path), TEXTS)
-    one, again = (captions(folder, image_size=8) for _ in range(2))
-    other = captions(folder, image_size=8, split_seed=1)
-    assert one.fingerprint() == again.fingerprint() != other.fingerprint()
-    sources = [set(one.split(name).sources) for name in SPLITS]
-    assert set.union(*sources) == set(TEXTS) and sum(map(len, sources)) == len(TEXTS)
-    assert set(one.test.sources) != set(other.test.sources)
-
-
-def test_the_fingerprint_sees_a_caption(tmp_path):
-    folder = pictures(tmp_path)
-    before = captions(with_json(folder, TEXTS), image_size=8).fingerprint()
-    after = captions(with_json(folder, TEXTS | {"cat.png": "a lion"}), image_size=8).fingerprint()
-    assert before != after
-
-
-def test_new_captions_are_seen_beside_kept_images(tmp_path, monkeypatch):
+def test_images_are_kept_and_new_captions_are_seen(tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
     folder = pictures(tmp_path / "set")
-    captions(with_json(folder, TEXTS), image_size=8)
+    before = captions(with_json(folder, TEXTS), image_size=8)
+    assert captions(folder, image_size=8).fingerprint() == before.fingerprint()
+    other = captions(folder, image_size=8, split_seed=1)
+    assert set(other.test.sources) != set(before.test.sources)
     assert list((tmp_path / "home" / "datasets").glob("*.safetensors"))
     monkeypatch.setattr(sys.modules["qnnkit.data.images"], "read", None)  # nothing is read anew
     splits = captions(with_json(folder, TEXTS | {"cat.png": "a lion"}), image_size=8)
-    assert of_all(splits)["cat.png"] == ("a lion",)
+    assert of_all(splits)["cat.png"] == ("a lion",) and splits.fingerprint() != before.fingerprint()
 
 
 def small() -> CaptionSplits:
@@ -332,18 +286,8 @@ def test_elsewhere_it_is_the_first(split):
     loader = splits.batches(split, 3, shuffle=False)
     for epoch in (0, 5):
         loader.set_epoch(epoch)
-        assert drawn(loader, splits) == [
-            (i, texts[0]) for i, texts in enumerate(splits.split(split).captions)
-        ]
-
-
-def test_a_batch():
-    batch = next(iter(small().batches("train", 16, shuffle=True)))
-    assert {name: (tuple(v.shape), v.dtype) for name, v in batch.items()} == {
-        "pixel_values": ((16, 1, 4, 4), torch.uint8),
-        "input_ids": ((16, 6), torch.int64),
-        "attention_mask": ((16, 6), torch.int64),
-    }
+        firsts = [(i, texts[0]) for i, texts in enumerate(splits.split(split).captions)]
+        assert drawn(loader, splits) == firsts
 
 
 # --- labelled images in words ------------------------------------------------------------------------------

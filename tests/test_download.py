@@ -18,7 +18,7 @@ from qnnkit import workspace
 from qnnkit.data import download, load, places, public
 from qnnkit.data.text_files import documents
 from tests import toys
-from tests.toys import idx_bytes, no_workspace, noise
+from tests.toys import idx_bytes, no_workspace, noise, pack
 
 
 @dataclass
@@ -200,6 +200,23 @@ def test_a_dataset_is_fetched_only_when_asked(server, tmp_path, store, monkeypat
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))  # a workspace keeps its own
     assert load("mnist", download=True).fingerprint() == splits.fingerprint()
     assert len(list((tmp_path / "home" / "datasets" / "mnist").iterdir())) == 4
+
+
+@pytest.mark.parametrize(("name", "n_files"), [("none.zip", 0), ("part.tar", 3), ("whole.zip", 4)])
+def test_a_download_does_not_fill_an_archive(tmp_path, name, n_files):
+    files, folder = small_mnist(), tmp_path / "files"
+    folder.mkdir()
+    for each in list(files)[:n_files]:
+        (folder / each).write_bytes(files[each])
+    if n_files:
+        pack(folder, tmp_path / name)
+    if n_files == 4:
+        whole = load("mnist", root=tmp_path / name, download=True)  # nothing is missing
+        assert whole.fingerprint() == load("mnist", root=folder).fingerprint()
+        return
+    with toys.refused("root", FileNotFoundError) as told:
+        load("mnist", root=tmp_path / name, download=True)
+    assert "set download to true" not in str(told.value) and (tmp_path / name).exists() == bool(n_files)
 
 
 def test_an_archive_at_an_address(server, tmp_path, store):

@@ -27,6 +27,10 @@ def test_it_is_a_dataset_of_images_with_their_options(tmp_path):
     assert data.takes("hub:anyone/anything", "grey") and not data.takes("hub:anyone/anything", "download")
     with refused("variant"):
         load("hub:anyone/anything", variant="letters")
+    named = recipes.settings("digits_quanv", dataset="hub:anyone/anything", data_dir=str(tmp_path))
+    for dataset in (named, named.override(dataset="digits")):  # neither reads a folder
+        with refused("data_dir"):
+            data.of(dataset)
 
 
 def test_datasets_is_missing(monkeypatch, tmp_path):

@@ -6,7 +6,6 @@ import gzip
 import io
 import struct
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -19,12 +18,7 @@ from qnnkit.data import load
 from qnnkit.runs import Run
 from tests.toys import idx_bytes, noise, real, refused
 
-KINDS = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
 @pytest.fixture(autouse=True)
@@ -51,11 +45,8 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
     files = whole()
     plain = load("mnist", root=write(tmp_path / "plain", files))
-    assert plain.image_size == (5, 7) and (len(plain.train), len(plain.validation), len(plain.test)) == (
-        48,
-        12,
-        60,
-    )
+    sizes = [len(plain.split(name)) for name in ("train", "validation", "test")]
+    assert plain.image_size == (5, 7) and sizes == [48, 12, 60]
     first = plain.test.images[plain.test.sources.index("test/3"), 0].numpy()
     assert (first == noise(60, 5, 7, seed=1)[3]).all()
     packed = {f"{name}.gz": gzip.compress(each) for name, each in files.items()}
@@ -155,9 +146,8 @@ def csv(folder: Path, train: np.ndarray, labels: np.ndarray) -> Path:
 def test_ahcd_that_is_wrong(tmp_path):
     pixels, labels = noise(140, 1024).astype(int), np.arange(140) % 28 + 1
     splits = load("ahcd", root=csv(tmp_path / "good", pixels, labels))
-    row = splits.train.sources.index("train/7") if "train/7" in splits.train.sources else None
-    if row is not None:
-        assert (splits.train.images[row, 0].numpy() == pixels[7].reshape(32, 32).T).all()
+    of = int(splits.train.sources[0].partition("/")[2])
+    assert (splits.train.images[0, 0].numpy() == pixels[of].reshape(32, 32).T).all()
     wrong = [
         (pixels, labels[:139]),
         (pixels, np.r_[0, labels[1:-1], 29]),
@@ -252,10 +242,9 @@ def test_npz_that_is_damaged_or_claims_too_much(tmp_path, monkeypatch):
 
 
 @pytest.mark.data
-def test_real_mnist(record_property):
-    root, begun = real("mnist"), time.perf_counter()
+def test_real_mnist():
+    root = real("mnist")
     splits = load("mnist", root=root)
-    record_property("seconds", time.perf_counter() - begun)
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (48_000, 12_000, 10_000)
     assert splits.image_size == (28, 28) and splits.channels == 1 and splits.notes == ()
     counts = splits.train.labels.bincount() + splits.validation.labels.bincount()
@@ -263,7 +252,6 @@ def test_real_mnist(record_property):
     assert splits.test.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     seven = splits.test.images[splits.test.sources.index("test/0"), 0]
     assert splits.test.labels[0] == 7 and seven.sum() > 0
-    assert time.perf_counter() - begun < 15  # one or two seconds on an idle machine
     quarter = load("mnist", root=root, train_fraction=0.25)
     assert abs(len(quarter.train) - 12_000) <= 10 and quarter.test.fingerprint() == splits.test.fingerprint()
 

@@ -228,15 +228,10 @@ def test_transposition_stays_within_midi(steps, expected):
         for epoch in range(80)
     ]
     assert (min(lowest), max(lowest)) == expected
-
-
-def test_transposition_of_silence_and_of_each_block_by_itself():
     silent = block_of((), ())
     assert torch.equal(Transposition(5)(silent, 0).input_ids, silent.input_ids)
-    many = TokenSet(
-        *(tensor.repeat(50, 1) for tensor in (block_of((60,)).input_ids, block_of((60,)).labels)), ()
-    )
-    assert len(set(Transposition(5)(many, 0).input_ids[:, 2].tolist())) == 11
+    both = (tensor.repeat(50, 1) for tensor in (block_of((60,)).input_ids, block_of((60,)).labels))
+    assert len(set(Transposition(5)(TokenSet(*both, ()), 0).input_ids[:, 2].tolist())) == 11  # each by itself
 
 
 # --- where music lies
@@ -267,11 +262,8 @@ def test_folders_zips_and_json_of_every_kind(tmp_path):
         "zipped": 3, "cat": 3, "dan": 1, "root": 1,
     }  # fmt: skip
     assert [piece.composer for piece in collect(root, ["ann"])[0].pieces] == ["ann"] * 3
-
-
-def test_silent_voices_and_unisons(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps({"p": [[60, -1, 60], [None, 62.0], []]}))
-    assert collect(tmp_path)[0].pieces[0].steps == ((60,), (62,), ())
+    (root / "eve.json").write_text(json.dumps({"p": [[60, -1, 60], [None, 62.0], []]}))
+    assert collect(root, ["eve"])[0].pieces[0].steps == ((60,), (62,), ())  # silent voices and unisons
 
 
 def test_bad_midi_is_counted_and_named(tmp_path):
@@ -300,9 +292,12 @@ def test_percussion_is_told(tmp_path):
 
 
 BAD_JSON = {
+    "a cut gzip": gzip.compress(b'{"a": [[60]]}')[:-9],
     "no JSON": "[[",
     "not UTF-8": b"\xff\xfe{}",
     "a list": "[]",
+    "a split without a piece": json.dumps({"a": scale(30), "b": scale(30)}),
+    "a split without a note": json.dumps({"train": [scale(9)], "valid": [[]], "test": [scale(9)]}),
     "empty": "{}",
     "numbers": '{"a": 3}',
     "flat": '{"a": [60, 62]}',
@@ -321,15 +316,15 @@ BAD_JSON = {
 @pytest.mark.parametrize("name", BAD_JSON)
 def test_json_that_is_not_the_form(name, tmp_path):
     content = BAD_JSON[name]
-    path = tmp_path / "wrong.json"
+    path = tmp_path / ("wrong.json.gz" if name == "a cut gzip" else "wrong.json")
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with refused("root") as told:
         music(tmp_path)
-    assert "wrong.json" in str(told.value)
+    assert "wrong" in str(told.value)
 
 
-def test_a_damaged_gzip(tmp_path):
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"a": [[60]]}')[:-9])
+def test_a_folder_without_music(tmp_path):
+    (tmp_path / "readme.txt").write_text("la la la")
     with refused("root"):
         music(tmp_path)
 
@@ -354,20 +349,6 @@ def test_options_that_are_refused(folder, argument, options):
         music(**({"root": folder} | options))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("readme.txt", "la la la"),
-        ("two.json", json.dumps({"a": scale(30), "b": scale(30)})),  # a split is left without a piece
-        ("own.json", json.dumps({"train": [scale(9)], "valid": [[]], "test": [scale(9)]})),
-    ],
-)
-def test_folders_that_are_refused(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    with refused("root"):
-        music(tmp_path)
-
-
 def test_the_tokenizer_of_a_base_is_taken(folder, tmp_path):
     TOKENIZER.save_pretrained(tmp_path / "base")
     assert len(music(folder, tokenizer=tmp_path / "base").train) == len(music(folder).train)
@@ -376,44 +357,30 @@ def test_the_tokenizer_of_a_base_is_taken(folder, tmp_path):
 # --- music21
 
 
-class _Thing(types.SimpleNamespace):
-    """As much of music21's objects as is asked of them."""
-
-
-def fake_music21(notes: list) -> types.ModuleType:
-    score = _Thing(flatten=lambda: _Thing(notes=notes))
-    score.stripTies = lambda: score
-    names = {"ann": ["/corpus/one.xml", "/corpus/two.xml"]}
-    module = types.ModuleType("music21")
-    module.corpus = _Thing(getComposer=lambda name: names.get(name, []), parse=lambda path: score)
-    return module
-
-
 def test_music21(monkeypatch):
-    def element(offset, length, *pitches, grace=False, classes=("Note",)):
-        duration = _Thing(quarterLength=length, isGrace=grace)
-        midi = tuple(_Thing(midi=pitch) for pitch in pitches)
-        return _Thing(offset=offset, duration=duration, pitches=midi, classes=classes)
+    """As much of music21's objects as is asked of them: it is not among what the tests install."""
+    thing = types.SimpleNamespace
 
-    notes = [
-        element(0.0, 1.0, 60, 64),
-        element(1.0, 0.0, 65, grace=True),
-        element(1.0, 2.0, 40, classes=("ChordSymbol",)),
-        element(1.0, 0.5, 65),
-        element(2.0, 1.0),  # percussion has no pitch
-    ]
-    monkeypatch.setitem(sys.modules, "music21", fake_music21(notes))
+    def element(offset, length, *pitches, grace=False, classes=("Note",)):
+        duration = thing(quarterLength=length, isGrace=grace)
+        return thing(
+            offset=offset, duration=duration, pitches=[thing(midi=p) for p in pitches], classes=classes
+        )
+
+    chord, grace = element(0.0, 1.0, 60, 64), element(1.0, 0.0, 65, grace=True)
+    symbol, percussion = element(1.0, 2.0, 40, classes=("ChordSymbol",)), element(2.0, 1.0)  # without a pitch
+    score = thing(flatten=lambda: thing(notes=[chord, grace, symbol, element(1.0, 0.5, 65), percussion]))
+    score.stripTies = lambda: score
+    there = {"ann": ["/corpus/one.xml", "/corpus/two.xml"]}
+    corpus = thing(getComposer=lambda name: there.get(name, []), parse=lambda path: score)
+    monkeypatch.setitem(sys.modules, "music21", thing(corpus=corpus))
     [collection] = collect("music21:ann")
     assert [piece.name for piece in collection.pieces] == ["one", "two"]
     assert collection.pieces[0].notes() == (Note(0, 64, 4), Note(0, 60, 4), Note(4, 65, 2))
-    with refused("root"):
-        collect("music21:nobody")
-
-
-def test_music21_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "music21", None)
-    with refused("music21"):
-        collect("music21:bach")
+    for argument, module in (("root", sys.modules["music21"]), ("music21", None)):
+        monkeypatch.setitem(sys.modules, "music21", module)
+        with refused(argument):
+            collect("music21:nobody")
 
 
 # --- the real data

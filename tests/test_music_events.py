@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
 import sys
-from pathlib import Path
 
 import mido
 import pytest
@@ -61,41 +61,30 @@ PIECES = {
 # --- pieces
 
 
-def test_a_piece_is_tidy():
+def test_notes_by_hand():
     piece = Piece("a", ((64, 60, 64), ()), again=((), ()))
     assert piece.steps == ((60, 64), ()) and piece.again == () and len(piece) == 2
-
-
-def test_notes_by_hand():
     piece = Piece("a", ((60, 64), (60, 64), (60, 67), ()), again=((), (60,), (), ()))
     assert piece.notes() == (Note(0, 64, 2), Note(0, 60, 1), Note(1, 60, 2), Note(2, 67, 1))
-
-
-@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
-def test_notes_make_the_piece(piece):
-    shuffled = list(piece.notes())
-    random.Random(1).shuffle(shuffled)
-    assert Piece.of_notes(piece.name, shuffled, len(piece)) == piece
-    assert all(note.duration > 0 for note in shuffled)
-    sounding = [set() for _ in piece.steps]
-    for start, pitch, duration in shuffled:
-        for step in sounding[start : start + duration]:
-            assert pitch not in step  # a pitch sounds once only
-            step.add(pitch)
-    assert [tuple(sorted(step)) for step in sounding] == list(piece.steps)
-
-
-def test_overlapping_notes_of_a_pitch():
     piece = Piece.of_notes("a", [Note(0, 60, 8), Note(2, 60, 2), Note(0, 60, 1), Note(7, 62, 9)], 8)
     assert piece.steps == ((60,),) * 7 + ((60, 62),) and piece.again == ((), (), (60,), *((),) * 5)
 
 
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
-def test_parts_of_a_piece(piece):
+def test_notes_make_the_piece_and_its_parts(piece):
+    shuffled = list(piece.notes())
+    random.Random(1).shuffle(shuffled)
+    assert Piece.of_notes(piece.name, shuffled, len(piece)) == piece == piece.part(0, len(piece))
+    sounding = [set() for _ in piece.steps]
+    for start, pitch, duration in shuffled:
+        assert duration > 0
+        for step in sounding[start : start + duration]:
+            assert pitch not in step  # a pitch sounds once only
+            step.add(pitch)
+    assert [tuple(sorted(step)) for step in sounding] == list(piece.steps)
     part = piece.part(5, 20)
     assert part.steps == piece.steps[5:20] and (not part.again or part.again[0] == ())
     assert part.again[1:] == (piece.again[6:20] if part.again else ())
-    assert piece.part(0, len(piece)) == piece
 
 
 @pytest.mark.parametrize(
@@ -249,23 +238,13 @@ def off(pitch, time=0, channel=0):
 
 def test_midi_by_hand():
     """Ticks to the nearest 16th (24 here), whatever the tempo; tracks and channels merged, drums left out."""
-    melody = [
-        mido.MetaMessage("set_tempo", tempo=1),
-        on(72, 11),
-        on(72, 26, velocity=0),
-        on(74, 35),
-        off(74, 1),
-    ]
+    tempo = mido.MetaMessage("set_tempo", tempo=1)
+    melody = [tempo, on(72, 11), on(72, 26, velocity=0), on(74, 35), off(74, 1)]
     chords = [on(48), on(48, channel=1), off(48, 96), off(48, 24, channel=1), on(36, channel=9), on(50, 24)]
     piece, n_drums = parse_midi(midi_of(melody, chords), "a")
     # 72: ticks 11..37 are 0.46..1.54 steps; 74: 72..73 are 3.0..3.04, one step at least; 50 is never ended
     assert piece.notes() == (Note(0, 72, 2), Note(0, 48, 5), Note(3, 74, 1), Note(6, 50, 1))
     assert n_drums == 1 and len(piece) == 7
-
-
-def test_midi_struck_again_and_overlapping():
-    data = midi_of([on(60), on(60, 24), off(60, 24), off(60, 24)], kind=0)
-    assert parse_midi(data, "a")[0].notes() == (Note(0, 60, 1), Note(1, 60, 2))
 
 
 BAD = {
@@ -293,24 +272,26 @@ def test_midi_that_cannot_be_used(name, tmp_path):
 
 
 def test_other_refusals_of_midi(tmp_path, monkeypatch):
+    path = tmp_path / "a.mid"
     with toys.refused("path", FileNotFoundError):
-        read_midi(tmp_path / "none.mid")
+        read_midi(path)
     for bpm in (0, -1, 2000):
         with toys.refused("bpm"):
-            write_midi(PIECES["one note"], tmp_path / "a.mid", bpm=bpm)
+            write_midi(PIECES["one note"], path, bpm=bpm)
     monkeypatch.setitem(sys.modules, "mido", None)
-    for call in (lambda: write_midi(PIECES["one note"], tmp_path / "a.mid"), lambda: parse_midi(b"", "a")):
+    for call in (lambda: write_midi(PIECES["one note"], path), lambda: parse_midi(b"", "a")):
         with toys.refused("mido"):
             call()
-    assert not (tmp_path / "a.mid").exists()
+    assert not path.exists()
 
 
 # --- the real data
 
 
-@pytest.fixture(scope="module")
-def real() -> Path:
-    return toys.real("music")
+@functools.cache
+def real(name: str):
+    [collection] = collect(toys.real("music"), [name])
+    return collection
 
 
 EXPECTED = {
@@ -325,26 +306,24 @@ EXPECTED = {
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", EXPECTED)
-def test_real_pieces_come_back(real, name):
-    [collection] = collect(real, [name])
-    assert (len(collection.pieces), sum(map(len, collection.pieces))) == EXPECTED[name]
-    check_grammar(TOKENIZER.encode(collection.pieces[0])[:-1])
-    for piece in collection.pieces[:: max(1, len(collection.pieces) // 300)]:
+def test_real_pieces_come_back(name):
+    pieces = real(name).pieces
+    assert (len(pieces), sum(map(len, pieces))) == EXPECTED[name]
+    for piece in pieces[:: max(1, len(pieces) // 60)]:
         ids = TOKENIZER.encode(piece)
         assert TOKENIZER.decode(ids, piece.name, piece.composer) == piece
+    check_grammar(ids[:-1])
 
 
 @pytest.mark.data
-def test_real_midi_is_what_others_read_in_it(real):
-    """The steps that were derived from the same MIDI files elsewhere; of every fifth file."""
-    [steps] = collect(real, ["nottingham-16th"])
-    there = {piece.name: piece.steps for piece in steps.pieces}
-    with open_place(real / "nottingham_midi.zip") as place:
+def test_real_midi_is_what_others_read_in_it():
+    """The steps that were derived from the same MIDI files elsewhere; of every 25th file."""
+    there = {piece.name: piece.steps for piece in real("nottingham-16th").pieces}
+    with open_place(toys.real("music", "nottingham_midi.zip")) as place:
         files = [each for each in place.members if each.base.endswith(".mid")]
         assert len(files) == len(there) == 1034
-        pieces = [parse_midi(place.read(each.name), each.base[:-4])[0] for each in files[::5]]
-    wrong = [piece.name for piece in pieces if piece.steps != there[piece.name]]
-    assert wrong == []
+        pieces = [parse_midi(place.read(each.name), each.base[:-4])[0] for each in files[::25]]
+    assert [piece.name for piece in pieces if piece.steps != there[piece.name]] == []
     assert any(piece.again for piece in pieces)  # MIDI tells what is struck again
-    for piece in pieces[::2]:
+    for piece in pieces:
         assert TOKENIZER.decode(TOKENIZER.encode(piece), piece.name) == piece

@@ -64,6 +64,12 @@ def test_a_page_without_blank_lines_is_cut_at_line_ends(tmp_path):
     assert max(len(document.text) for document in found) <= 2000
     path.write_text("x" * 10_000)
     assert "".join(document.text for document in documents(path)[0]) == "x" * 10_000
+    path.write_bytes("\ufeffOne\r\n\r\nTwo".encode())  # line ends and the mark of Windows
+    assert documents(path)[0][0].text == "One\n\nTwo"
+    path = jsonl(tmp_path / "a.jsonl", [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)])
+    found, notes = documents(path, "a")
+    assert [document.text for document in found] == ["Number 0", "", "Number 2", "", "Number 4", ""]
+    assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
 
 def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path):
@@ -76,33 +82,13 @@ def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path)
     found, notes = documents(folder)
     assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
     assert notes == [
-        "Files left out, no text (.txt, .md, .jsonl, .ndjson): 1 (cover.png).",
+        "Left out 1 files that are no text (.txt, .md, .jsonl, .ndjson): cover.png.",
         "Empty documents left out: 1.",
     ]
     zipped, _ = documents(pack(folder, tmp_path / "books.zip", "books/"))
     assert [document.text for document in zipped] == [document.text for document in found]
     kept = documents(folder, "/1")[0]
-    assert [document.name for document in kept if document.text] == [
-        "austen/1.txt",
-        "austen/10.txt",
-        "austen/11.txt",
-    ]
-
-
-def test_an_address_is_read_like_a_path(shakespeare, tmp_path, monkeypatch):
-    import fsspec
-
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
-    fsspec.filesystem("memory").pipe("/bucket/play.txt", shakespeare.read_bytes())
-    for url in ("memory://bucket/play.txt", shakespeare.as_uri()):
-        assert [each.text for each in documents(url)[0]] == [each.text for each in documents(shakespeare)[0]]
-    with refused("root"):
-        documents("https://example.org/play.pdf")
-
-
-def test_line_ends_and_the_mark_of_windows_are_taken_off(tmp_path):
-    (tmp_path / "a.txt").write_bytes("\ufeffOne\r\n\r\nTwo".encode())
-    assert documents(tmp_path / "a.txt")[0][0].text == "One\n\nTwo"
+    assert [document.name for document in kept if document.text] == [f"austen/{i}.txt" for i in (1, 10, 11)]
 
 
 @pytest.mark.parametrize(
@@ -135,13 +121,6 @@ def test_a_document_in_two_splits_is_told(tmp_path):
     assert re.match(
         r"Duplicates: (\d+) of \1 documents of validation and test stand in an earlier split", told
     )
-
-
-def test_part_is_told_and_looks_at_the_source_of_records(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", [{"text": f"Number {i}", "source": "ab"[i % 2]} for i in range(6)])
-    found, notes = documents(path, "a")
-    assert [document.text for document in found] == ["Number 0", "", "Number 2", "", "Number 4", ""]
-    assert notes == ["part='a' keeps 3 of 6 documents or speeches."]
 
 
 # --- blocks ------------------------------------------------------------------------------------------------
@@ -238,13 +217,6 @@ def test_blocks_name_where_they_begin(shakespeare):
     assert list(splits.train.sources) == [expected[16 * row] for row in range(len(splits.train))]
 
 
-def test_a_batch_is_what_transformers_takes(shakespeare):
-    splits = text(shakespeare, **SMALL)
-    batch = next(iter(splits.batches("train", 4, shuffle=True)))
-    assert batch["input_ids"].shape == batch["labels"].shape == (4, 16)
-    assert splits.vocabulary == 257 and splits.length == 16
-
-
 # --- tokenizers --------------------------------------------------------------------------------------------
 
 
@@ -272,31 +244,16 @@ def test_the_same_texts_give_the_same_tokenizer_which_reads_anything_back():
     assert len(one.encode(play())) < len(play()) / 3
 
 
-def test_a_saved_tokenizer_is_taken_again(shakespeare, tmp_path):
-    splits = text(shakespeare, sequence_length=16, vocabulary=300)
-    splits.tokenizer.save_pretrained(tmp_path / "model")
-    again = text(shakespeare, sequence_length=16, tokenizer=tmp_path / "model")
-    assert again.fingerprint() == splits.fingerprint() and again.vocabulary == 300
-    assert not any("was trained" in note for note in again.notes)
-
-
 # --- chats and instructions --------------------------------------------------------------------------------
 
 
 def chats(n: int = 40):
-    return [
-        {
-            "messages": [
-                {"role": "system", "content": "Be short."},
-                {"role": "user", "content": f"What is {i} and {i}?"},
-                {"role": "assistant", "content": f"It is {2 * i}."},
-                {"role": "user", "content": "Sure?"},
-                {"role": "assistant", "content": "Yes."},
-                {"role": "user", "content": "Thanks."},
-            ]
-        }
-        for i in range(n)
-    ]
+    roles, found = ("system", "user", "assistant", "user", "assistant", "user"), []
+    for i in range(n):
+        said = ("Be short.", f"What is {i} and {i}?", f"It is {2 * i}.", "Sure?", "Yes.", "Thanks.")
+        messages = [{"role": role, "content": each} for role, each in zip(roles, said, strict=True)]
+        found.append({"messages": messages})
+    return found
 
 
 def predicted(splits, name="train") -> str:
@@ -305,33 +262,28 @@ def predicted(splits, name="train") -> str:
 
 
 def test_of_a_chat_only_answers_are_predicted(tmp_path):
-    path = jsonl(tmp_path / "chats.jsonl", chats())
+    silent = {"messages": [{"role": "user", "content": "Hello?"}]}
+    path = jsonl(tmp_path / "chats.jsonl", [*chats(), silent])
     splits = text(path, sequence_length=64, vocabulary=257)
+    assert "without an answer to predict: 1." in " ".join(splits.notes)
     written_all, answered = written(splits, "train"), predicted(splits)
     assert "User: What is " in written_all and "Be short" in written_all
     assert "What" not in answered and "Sure" not in answered and "User" not in answered
     for piece in answered.split(tokenizers.END)[2:-2]:
         assert piece == " Yes." or piece.startswith(" It is ")
-    assert f"Assistant: Yes.{tokenizers.END}System: Be short." in written_all, (
-        "what nobody answers is left out"
-    )
+    assert f"Assistant: Yes.{tokenizers.END}System: Be short." in written_all, "what nobody answers"
     assert splits.tokenizer.chat_template == tokenizers.PLAIN_CHAT
     assert any("has no chat template" in note for note in splits.notes)
 
 
 @pytest.mark.parametrize(
-    ("asked", "answered"),
-    [("instruction", "output"), ("prompt", "completion"), ("prompt", "response")],
+    ("asked", "answered"), [("instruction", "output"), ("prompt", "completion"), ("prompt", "response")]
 )
 def test_instructions_are_chats_of_two_messages(tmp_path, asked, answered):
+    also = [f"Number {i}" if i % 2 else "" for i in range(60)]
     records = [
-        {
-            asked: f"Double it: {i}",
-            "input": f"Number {i}" if i % 2 else "",
-            answered: f"{2 * i}",
-            "text": "no",
-        }
-        for i in range(60)
+        {asked: f"Double it: {i}", "input": more, answered: f"{2 * i}", "text": "no"}
+        for i, more in enumerate(also)
     ]
     splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=96, vocabulary=257)
     assert "Double it: 7\n\nNumber 7\nAssistant: 14" in "".join(written(splits, name) for name in SPLITS)
@@ -359,14 +311,6 @@ def test_a_block_in_which_nothing_is_predicted_is_left_out(tmp_path):
         assert (splits.split(name).labels[:, 1:] != IGNORED).any(dim=1).all()
         assert len(splits.split(name).sources) == len(splits.split(name))
     assert any("nothing is to be predicted" in note for note in splits.notes)
-
-
-def test_a_chat_without_an_answer_is_counted(tmp_path):
-    silent = {"messages": [{"role": "user", "content": "Hello?"}]}
-    path = jsonl(tmp_path / "a.jsonl", [*chats(), silent])
-    assert "without an answer to predict: 1." in " ".join(
-        text(path, sequence_length=32, vocabulary=257).notes
-    )
 
 
 # --- bad input ---------------------------------------------------------------------------------------------
@@ -399,6 +343,14 @@ def test_text_that_is_refused(tmp_path, name, content):
     assert name != "a.jsonl" or "a.jsonl, line 11" in str(told.value)
 
 
+def saved(folder: Path, n_most: int | None = None) -> Path:
+    """A tokenizer of transformers in a folder."""
+    made = tokenizers.trained([play()], 300)
+    made.model_max_length = n_most or made.model_max_length
+    made.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("argument", "options"),
     [
@@ -415,23 +367,16 @@ def test_options_that_are_refused(shakespeare, argument, options):
         text(**({"root": shakespeare} | SMALL | options))
 
 
-def test_a_folder_that_holds_no_text(tmp_path):
-    with refused("root"):
-        text(tmp_path)
-
-
-def test_no_sequence_is_longer_than_the_tokenizer_s_model_takes(shakespeare, tmp_path):
-    short = tokenizers.trained([play()], 300)
-    short.model_max_length = 8
-    short.save_pretrained(tmp_path / "short")
-    with refused("sequence_length"):
-        text(shakespeare, **SMALL, tokenizer=tmp_path / "short")
-
-
-def test_a_tokenizer_that_cannot_be_read(shakespeare, tmp_path):
+def test_places_and_tokenizers_that_are_refused(shakespeare, tmp_path):
     (tmp_path / "none").mkdir()
+    with refused("root"):
+        text(tmp_path / "none")
     with refused("tokenizer"):
         text(shakespeare, **SMALL, tokenizer=tmp_path / "none")
+    with refused("sequence_length"):
+        text(shakespeare, **SMALL, tokenizer=saved(tmp_path / "short", 8))
+    again = text(shakespeare, sequence_length=16, tokenizer=saved(tmp_path / "fits"))
+    assert again.vocabulary == 300 and not any("was trained" in note for note in again.notes)
 
 
 def test_a_template_that_refuses(tmp_path):

@@ -9,12 +9,13 @@ from typing import Any
 
 from qnnkit import checks
 from qnnkit.data.arrays import TensorSplits, arrays, digits, npz
+from qnnkit.data.cache import uncached
 from qnnkit.data.captions import captions, digit_captions
 from qnnkit.data.fetch import download
 from qnnkit.data.folders import class_folder, flat_folder
 from qnnkit.data.hub import hub_images
 from qnnkit.data.images import split_stack
-from qnnkit.data.kinds import Captions, Images, Music, Text, of, uncached
+from qnnkit.data.kinds import Captions, Images, Music, Text, of
 from qnnkit.data.music import music
 from qnnkit.data.public import ahcd, emnist, fashion_mnist, kmnist, mnist
 from qnnkit.data.sample import sample_files, write_sample
@@ -43,7 +44,7 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
         train_fraction: Share of the training images that is kept, class by class, chosen by `split_seed`: a
             smaller share lies inside a larger one. Validation, test and notes are those of the whole.
         options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and what
-            the dataset takes beside: `label_pattern`, `download`, `variant`, `cached`.
+            the dataset takes beside: `label_pattern`, `download`, `variant`.
 
     Raises:
         ValueError: The name is unknown, the dataset does not take an option, or its files are wrong.

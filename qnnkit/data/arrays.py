@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -203,6 +203,30 @@ class TensorSplits(Splits[TensorSet]):
         """What a net takes, of the first `n` training samples."""
         return self.train.inputs[:n]
 
+    def map(self, change: Callable[[torch.Tensor], Any]) -> Self:
+        """The same splits with `change(inputs)` as the inputs of each, of shape (n, ...) as they come.
+
+        What `change` learns from data, it should learn from the training samples alone.
+
+        Raises:
+            ValueError: What comes has other rows, or is not finite.
+
+        Example:
+            >>> from sklearn.preprocessing import StandardScaler
+            >>> from qnnkit.settings import Settings
+            >>> splits = arrays(Settings(), np.arange(40.0).reshape(20, 2), np.arange(20) % 2)
+            >>> scaled = splits.map(StandardScaler().fit(splits.train.inputs).transform)
+            >>> scaled.train.inputs.mean().abs().item() < 1e-6, scaled.test.inputs.mean().abs().item() < 1e-6
+            (True, False)
+        """
+        parts = {name: self.split(name) for name in SPLITS}
+        changed = {name: _tensor("change", change(part.inputs)) for name, part in parts.items()}
+        for name, part in parts.items():
+            if len(changed[name]) != len(part):
+                rule, step = f"return a row for each of the {len(part):,} of {name}", "Change values alone."
+                raise ValueError(checks.message("change", rule, tuple(changed[name].shape), step))
+        return replace(self, **{name: replace(part, inputs=changed[name]) for name, part in parts.items()})
+
     def fingerprint(self) -> str:
         """SHA-256 (hex) over numbers, their shapes and who is in which split."""
         digest = hashlib.sha256(repr(self.classes).encode() if self.classes else b"")
@@ -239,7 +263,7 @@ def arrays(
     Raises:
         ValueError: Shapes or lengths do not fit, a number is not finite, or there are too few samples.
     """
-    x, y = _tensor("inputs", inputs), _tensor("targets", targets)
+    x, y = _tensor("inputs", inputs, 3), _tensor("targets", targets, 3)
     if len(x) != len(y):
         rule, step = f"have as many rows as inputs ({len(x):,})", "Give one target a sample."
         raise ValueError(checks.message("targets", rule, len(y), step))
@@ -270,7 +294,7 @@ def arrays(
     return splits.keep(settings.train_fraction, settings.split_seed)
 
 
-def _tensor(name: str, values: Any) -> torch.Tensor:
+def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
     try:
         if isinstance(values, list | tuple):
             values = np.stack([np.asarray(each) for each in values])
@@ -283,7 +307,7 @@ def _tensor(name: str, values: Any) -> torch.Tensor:
     if tensor.is_complex():
         step = "Give real and imaginary parts, or angles, as numbers of their own."
         raise ValueError(checks.message(name, "be real", str(tensor.dtype), step))
-    if tensor.ndim == 0 or len(tensor) < 3:
+    if tensor.ndim == 0 or len(tensor) < least:
         step = "Give at least three samples, one for each split."
         raise ValueError(checks.message(name, "have a row for each sample", tuple(tensor.shape), step))
     if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):

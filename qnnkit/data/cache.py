@@ -5,11 +5,13 @@ A file that is damaged, or of another key, counts as none.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from qnnkit import __version__, workspace
 from qnnkit.data.images import Stack
 from qnnkit.data.places import Member
 
+_cached = ContextVar("cached", default=True)
 FORMAT = 2
 """Of the file; another number when the same key is to mean other values."""
 ARRAYS = ("images", "labels", "sides")
@@ -66,15 +69,23 @@ def _checksum(tensors: Mapping[str, Tensor], key: str) -> str:
     return f"{crc:08x}"
 
 
-def stacked(
-    members: Iterable[Member], options: Mapping[str, object], make: Callable[[], Stack], cached: bool = True
-) -> Stack:
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Inside, images kept from before do not stand for files of the same names, sizes and times."""
+    token = _cached.set(False)
+    try:
+        yield
+    finally:
+        _cached.reset(token)
+
+
+def stacked(members: Iterable[Member], options: Mapping[str, object], make: Callable[[], Stack]) -> Stack:
     """What `make` gives, read from `datasets/<hash>.safetensors` of the workspace once it has been made.
 
     The hash is over names, sizes and times of the files (in an archive: checksums) and over the options; a
     file that is damaged is made anew. Without a workspace nothing is kept.
     """
-    shelf = workspace.shelf("datasets") if cached else None
+    shelf = workspace.shelf("datasets") if _cached.get() else None
     if shelf is None:
         return make()
     key = _key(members, options)

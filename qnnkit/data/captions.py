@@ -122,7 +122,6 @@ def captions(
     grey: bool | None = None,
     tokenizer: str | Path | CaptionTokenizer | None = None,
     sequence_length: int | None = None,
-    cached: bool = True,
     **options: Any,
 ) -> CaptionSplits:
     """Your own images with captions: a folder with `captions.json`, .jsonl, .csv or .tsv in it.
@@ -143,7 +142,6 @@ def captions(
             or one that is there.
         sequence_length: Most tokens of a text, begin and end among them; 32 for a tokenizer that is trained,
             its own for one that is read.
-        cached: Whether a file kept from before may stand for the images.
         options: `split_seed` decides who is in which split; `validation_fraction` and `test_fraction` are of
             all images, about: each is placed by the hash of its name. The second is unused with a test part.
 
@@ -158,7 +156,7 @@ def captions(
         form: dict[str, Any] = {"image_size": image_size, "grey": grey}
         wanted = {"dataset": "captions", **form, "sides": found.sides}
         make = partial(stack_files, place.read, files, (), **form)
-        stack = stacked(list(found.captions), wanted, make, cached)
+        stack = stacked(list(found.captions), wanted, make)
     by_name = {member.name: texts for member, texts in found.captions.items()}
 
     def gather(rows: np.ndarray) -> CaptionSet:

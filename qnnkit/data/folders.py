@@ -201,7 +201,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return compiled
 
 
-def class_folder(root: str | Path | None = None, *, cached: bool = True, **options: Any) -> ImageSplits:
+def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
     """Your own images, one folder per class: `root/<class>/*.png` (or jpg, bmp, gif, webp, tif).
 
     Images of a class may lie in folders of their own. Where the root holds train/ and test/ or validation/
@@ -210,11 +210,10 @@ def class_folder(root: str | Path | None = None, *, cached: bool = True, **optio
     before 10), so a split is the same on every machine. Orientation from EXIF is applied, 16-bit grey scaled
     to 8 bits, transparency laid on white (as a page shows it), and of an animation the first frame taken.
     Files that are not used are counted and named in the notes. In a workspace, what comes of all this is
-    kept as one file (`datasets/`) and read from there.
+    kept as one file (`datasets/`) and read from there, but inside of `with data.uncached():`.
 
     Args:
         root: The folder that holds the class folders; or an archive of it (.zip, .tar, .tar.gz), or a URL.
-        cached: Whether a file kept from before may stand for the images.
         options: `image_size`, a side in pixels (None takes the most common size; the aspect ratio is not
             kept); `grey`, one channel (True) or three (False; None takes one if every image is grey);
             `split_seed` (leave it alone within a study), `validation_fraction` and `test_fraction` (0.2
@@ -226,15 +225,11 @@ def class_folder(root: str | Path | None = None, *, cached: bool = True, **optio
         FileNotFoundError, NotADirectoryError: There is no such folder.
         ValueError: There are no classes, one class, an empty class, or too few images to split.
     """
-    return _load("class_folder", root, by_folder, cached, {}, **options)
+    return _load("class_folder", root, by_folder, {}, **options)
 
 
 def flat_folder(
-    root: str | Path | None = None,
-    *,
-    label_pattern: str | None = None,
-    cached: bool = True,
-    **options: Any,
+    root: str | Path | None = None, *, label_pattern: str | None = None, **options: Any
 ) -> ImageSplits:
     r"""Your own images in one folder, with the label in each file's name: `root/0001_07.png` is of class 07.
 
@@ -245,7 +240,6 @@ def flat_folder(
         root: The folder of images; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         label_pattern: Regular expression whose first group is the label, such as `label_(\d+)`; None takes
             the last two digits before the suffix. Labels are texts: 1 and 01 are two classes.
-        cached: As in `class_folder`.
         options: As in `class_folder`.
 
     Raises:
@@ -253,14 +247,13 @@ def flat_folder(
         ValueError: The pattern is wrong or fits no name, or there are too few images to split.
     """
     find = partial(by_name, label_pattern=label_pattern)
-    return _load("flat_folder", root, find, cached, {"label_pattern": label_pattern}, **options)
+    return _load("flat_folder", root, find, {"label_pattern": label_pattern}, **options)
 
 
 def _load(
     name: str,
     root: str | Path | None,
     find: Callable[[Place], Layout],
-    cached: bool,
     wanted: dict[str, Any],
     *,
     image_size: int | None = None,
@@ -278,7 +271,6 @@ def _load(
             [member for _, _, member in layout.files],
             {"dataset": name, **form, **wanted},
             lambda: stack_files(place.read, files, layout.classes, **form),
-            cached,
         )
     stack = replace(stack, notes=(*layout.notes, *stack.notes))
     return split_stack(name, stack, top=layout.top, **options)

@@ -13,7 +13,7 @@ from typing import Any
 from qnnkit import checks
 from qnnkit.data.folders import SIDES
 from qnnkit.data.images import split_stack, stack_files
-from qnnkit.data.places import first
+from qnnkit.data.places import first, refusal
 from qnnkit.data.splits import ImageSplits
 
 SECONDS = 10
@@ -100,7 +100,12 @@ def quiet() -> Iterator[None]:
 
 
 def hub_images(
-    name: str, root: None = None, *, image_size: int | None = None, grey: bool | None = None, **options: Any
+    name: str,
+    root: str | Path | None = None,
+    *,
+    image_size: int | None = None,
+    grey: bool | None = None,
+    **options: Any,
 ) -> ImageSplits:
     """The images and class labels of a dataset on the Hub, in its first columns of these kinds.
 
@@ -117,6 +122,10 @@ def hub_images(
     Raises:
         ValueError: `datasets` is not installed, the dataset cannot be read, or it holds no labelled images.
     """
+    if root:
+        raise refusal(
+            "be left out for a dataset of the Hub", str(root), "Leave it out, or choose a dataset of files."
+        )
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from qnnkit import checks
 from qnnkit.settings import SPLITTING, Base, Place
-
-_cached = ContextVar("cached", default=True)
 
 
 class Images(Base):
@@ -124,20 +119,8 @@ def of(settings: Any) -> Any:
     if options.get("tokenizer") is None and data.takes(name, "tokenizer"):
         options["tokenizer"] = getattr(settings, "pretrained", None)  # whose tokens its model knows
     options = {option: value for option, value in options.items() if value is not None}
-    if not _cached.get() and data.takes(name, "cached"):
-        options["cached"] = False
     names = {"root": "data_dir"}  # arguments have other names in notebooks and on the command line
     if getattr(settings, "tokenizer", None) is None:
         names["tokenizer"] = "pretrained"
     with checks.renamed(names):
         return data.load(name, **options)
-
-
-@contextlib.contextmanager
-def uncached() -> Iterator[None]:
-    """Inside, images kept from before do not stand for files of the same names, sizes and times."""
-    token = _cached.set(False)
-    try:
-        yield
-    finally:
-        _cached.reset(token)

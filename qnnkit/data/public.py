@@ -18,7 +18,7 @@ from qnnkit import checks
 from qnnkit.data import fetch
 from qnnkit.data.cache import stacked
 from qnnkit.data.images import Stack, split_stack, stack_arrays
-from qnnkit.data.places import Member, Place, first, natural, open_place, refusal, unpacked
+from qnnkit.data.places import ARCHIVES, Member, Place, first, natural, open_place, refusal, unpacked
 from qnnkit.data.splits import ImageSplits
 
 _TABLE = resources.files("qnnkit.data").joinpath("public.yaml").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def obtain(name: str, root: str | Path | None, download: bool) -> Path:
     Args:
         name: Entry of PUBLIC.
         root: Where it is; None looks where downloads go.
-        download: Whether to fetch what is not there. Nothing is fetched without being asked for.
+        download: Whether to fetch into a folder what is not there; an archive is read as it is.
 
     Raises:
         FileNotFoundError: It is not there; the message says where to get it and how to ask.
@@ -40,22 +40,26 @@ def obtain(name: str, root: str | Path | None, download: bool) -> Path:
     """
     public = PUBLIC[name]
     path = fetch.local(root) if root else fetch.store() / name
-    if download and not path.is_file():
+    fills = path.is_dir() or not (path.exists() or path.name.lower().endswith(ARCHIVES))
+    if download and fills:
         for file, checksum in public["files"].items():
             plain = path / file.replace("%20", " ")
             if not (root and _is_there(plain)):  # files of your own are taken as they are
                 fetch.download([mirror + file for mirror in public["mirrors"]], plain, checksum=checksum)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        raise missing(name, root, [public["needs"]])
+        raise missing(name, root, [public["needs"]], download)
     if len(public["files"]) == 1 and path.is_dir():  # an archive stands for the folder it was packed from
         inside = path / next(iter(public["files"])).replace("%20", " ")
         return inside if inside.is_file() else path
     return path
 
 
-def missing(name: str, root: str | Path | None, files: list[str]) -> FileNotFoundError:
+def missing(name: str, root: str | Path | None, files: list[str], download: bool) -> FileNotFoundError:
     """What is not there, where to get it, and how to have it fetched."""
-    step = f"Get the dataset from {PUBLIC[name]['page']}, or set download to true to have it fetched."
+    asked = (
+        "name an empty folder for download to fill" if download else "set download to true to have it fetched"
+    )
+    step = f"Get the dataset from {PUBLIC[name]['page']}, or {asked}."
     rule = f"name a folder or an archive with {', '.join(files)}"
     return FileNotFoundError(checks.message("root", rule, None if root is None else str(root), step))
 
@@ -89,9 +93,7 @@ EMNIST = {
 """Variant -> its classes; where several are there and none is asked for, the first of them is taken."""
 
 
-def mnist(
-    root: str | Path | None = None, *, download: bool = False, cached: bool = True, **options: Any
-) -> ImageSplits:
+def mnist(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
     """MNIST: 70,000 handwritten digits, 28x28 grey; its 10,000 test images are the test split.
 
     Args:
@@ -99,7 +101,6 @@ def mnist(
             size; None looks where downloads go.
         download: Whether to fetch what is missing, 11 MB, with checksums, into the root or `datasets/mnist`
             of the workspace (without one: the user's cache).
-        cached: As in `class_folder`, where an image_size is given.
         options: As in `class_folder`; test_fraction is unused.
 
     Raises:
@@ -109,38 +110,29 @@ def mnist(
     Reference:
         Y. LeCun, C. Cortes and C. J. C. Burges, "The MNIST database of handwritten digits" (1998).
     """
-    return _load("mnist", root, download, MNIST, cached=cached, **options)
+    return _load("mnist", root, download, MNIST, **options)
 
 
-def fashion_mnist(
-    root: str | Path | None = None, *, download: bool = False, cached: bool = True, **options: Any
-) -> ImageSplits:
+def fashion_mnist(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
     """Fashion-MNIST: 70,000 photographs of clothes in 10 classes, 28x28 grey; arguments as for `mnist`.
 
     Reference:
         H. Xiao, K. Rasul and R. Vollgraf, arXiv:1708.07747 (2017).
     """
-    return _load("fashion_mnist", root, download, FASHION, cached=cached, **options)
+    return _load("fashion_mnist", root, download, FASHION, **options)
 
 
-def kmnist(
-    root: str | Path | None = None, *, download: bool = False, cached: bool = True, **options: Any
-) -> ImageSplits:
+def kmnist(root: str | Path | None = None, *, download: bool = False, **options: Any) -> ImageSplits:
     """Kuzushiji-MNIST: 70,000 Japanese characters in 10 classes, 28x28 grey; arguments as for `mnist`.
 
     Reference:
         T. Clanuwat et al., arXiv:1812.01718 (2018).
     """
-    return _load("kmnist", root, download, KMNIST, cached=cached, **options)
+    return _load("kmnist", root, download, KMNIST, **options)
 
 
 def emnist(
-    root: str | Path | None = None,
-    *,
-    variant: str | None = None,
-    download: bool = False,
-    cached: bool = True,
-    **options: Any,
+    root: str | Path | None = None, *, variant: str | None = None, download: bool = False, **options: Any
 ) -> ImageSplits:
     """EMNIST: handwritten letters and digits, 28x28 grey; its files hold them transposed.
 
@@ -149,7 +141,6 @@ def emnist(
         variant: balanced (47 classes), letters (26), digits, mnist (10), bymerge (47) or byclass (62); None
             takes the one whose files are there, and of several the first in this order, which is noted.
         download: As for `mnist`.
-        cached: As for `mnist`.
         options: As for `mnist`.
 
     Reference:
@@ -157,7 +148,7 @@ def emnist(
     """
     if variant is not None:
         checks.choice("variant", variant, EMNIST)
-    return _load("emnist", root, download, (), variant=variant, cached=cached, **options)
+    return _load("emnist", root, download, (), variant=variant, **options)
 
 
 def _load(
@@ -169,7 +160,6 @@ def _load(
     variant: str | None = None,
     image_size: int | None = None,
     grey: bool | None = None,
-    cached: bool = True,
     **options: Any,
 ) -> ImageSplits:
     notes: list[str] = []
@@ -186,7 +176,7 @@ def _load(
             classes = EMNIST[chosen]
         names = [f"{stem}-{kind}" for stem in stems.values() for kind in (IMAGES, LABELS)]
         if lacking := [each for each in names if each not in files]:
-            raise missing(name, root, lacking)
+            raise missing(name, root, lacking, download)
         lowest = int(name == "emnist" and len(classes) == 26)  # its letters are counted from 1
 
         def make() -> Stack:
@@ -199,8 +189,9 @@ def _load(
             return stack_arrays(parts, classes, image_size=image_size, grey=grey, notes=notes)
 
         wanted = {"dataset": name, "stem": stems, "image_size": image_size, "grey": grey, "notes": notes}
-        kept = cached and image_size is not None  # as they are, they load as fast from their own files
-        stack = stacked([files[each] for each in names], wanted, make, kept)
+        if image_size is None:  # as they are, they load as fast from their own files
+            return split_stack(name, make(), **options)
+        stack = stacked([files[each] for each in names], wanted, make)
     return split_stack(name, stack, **options)
 
 
@@ -247,7 +238,6 @@ def ahcd(
     download: bool = False,
     image_size: int | None = None,
     grey: bool | None = None,
-    cached: bool = True,
     **options: Any,
 ) -> ImageSplits:
     """AHCD: 16,800 Arabic characters in 28 classes, 32x32 grey, ink light on black.
@@ -259,7 +249,6 @@ def ahcd(
         download: Whether to fetch it where it is missing, 3 MB, as in `mnist`.
         image_size: As in `class_folder`.
         grey: As in `class_folder`.
-        cached: As in `class_folder`: reading 37 MB of text takes a second or two.
         options: As in `class_folder`; test_fraction is unused.
 
     Reference:
@@ -282,9 +271,9 @@ def ahcd(
         found = {match[1].lower(): each for match, each in matches if match}
         wanted = [f"csv{side}{kind}" for side in ("Train", "Test") for kind in ("Images", "Label")]
         if lacking := [f"{name}*.csv" for name in wanted if name.lower() not in found]:
-            raise missing("ahcd", root, lacking)
+            raise missing("ahcd", root, lacking, download)
         key = {"dataset": "ahcd", "image_size": image_size, "grey": grey}
-        stack = stacked(list(found.values()), key, make, cached)
+        stack = stacked(list(found.values()), key, make)
     return split_stack("ahcd", stack, **options)
 
 

@@ -194,13 +194,7 @@ class Embeddings:
     classes: Tensor | None = None  # (n_classes, n_dimensions)
 
 
-def embed(
-    model: Any,
-    splits: CaptionSplits,
-    split: str = "test",
-    *,
-    batch_size: int = 256,
-) -> Embeddings:
+def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size: int = 256) -> Embeddings:
     """All images and all captions of a split in the space of a model, and its classes where there are any.
 
     A class lies where the mean of its prompts points to; Radford et al. 2021, section 3.1.4.
