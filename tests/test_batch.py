@@ -578,6 +578,22 @@ def test_each_worker_has_its_own_gpus(stand_in, monkeypatch):
     assert set(seen) == {"GPU-a,GPU-b", "GPU-c,GPU-d"}
 
 
+def test_two_runs_on_one_worker_of_a_scheduler_have_a_gpu_each(stand_in, home, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    release = hold(home)
+    with (
+        scheduler(home, options=("--nthreads", 2, "--resources", "GPU=2")) as (address, _),
+        command(
+            home, stand_in(grid={"hidden": [3, 4, 5]}, gpus_per_run=1), "--scheduler", address
+        ) as process,
+    ):
+        until(lambda: [epochs_of(each) for each in written(home)] == [2, 2, 0])
+        release()
+        assert process.wait(60) == 0
+    seen = [calls(each.folder)[0]["gpus"] for each in written(home)]
+    assert sorted(seen[:2]) == ["GPU-a", "GPU-b"] and seen[2] in seen[:2]
+
+
 def test_two_runs_at_a_time_and_no_port_is_listened_on(stand_in, home):
     release = hold(home)
     with command(home, stand_in(grid={"hidden": [3, 4, 5, 6]})) as process:
@@ -707,7 +723,7 @@ def test_a_second_command_takes_over(stand_in, home):
 
 
 @contextlib.contextmanager
-def scheduler(home, workers=1, protocol="tcp"):
+def scheduler(home, workers=1, protocol="tcp", options=("--nthreads", 1)):
     """A scheduler and workers as a person starts them: its address, and they, the scheduler last."""
     file, log = home.parent / "scheduler.json", home.parent / "dask.txt"
     words = ("--scheduler-file", file, "--protocol", protocol, "--host", "127.0.0.1", "--no-dashboard")
@@ -715,7 +731,7 @@ def scheduler(home, workers=1, protocol="tcp"):
     try:
         address = json.loads(until(lambda: file.exists() and file.read_text()))["address"]
         for _ in range(workers):
-            started.insert(0, start("dask", "worker", *words, "--no-nanny", "--nthreads", 1, log=log))
+            started.insert(0, start("dask", "worker", *words, "--no-nanny", *options, log=log))
         yield address, started
     finally:
         for process in started:

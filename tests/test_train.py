@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -1105,6 +1105,23 @@ def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
     assert {name for name in before if before[name] != after[name]} == set()
     assert set(vars(model)) == attributes
     assert model.eval()(clouds(4)[0]).dtype == torch.float32
+
+
+class Paired(nn.Linear):
+    """Keeps something by pairs of numbers beside its weights."""
+
+    def get_extra_state(self):
+        return {(0, 1): torch.ones(2), "pair": namedtuple("Pair", "a b")(1, 2)}
+
+    def set_extra_state(self, state):
+        assert state.keys() == {(0, 1), "pair"} and state["pair"] == (1, 2)
+
+
+@pytest.mark.parametrize("kept", ["in memory", "in a folder"])
+def test_extra_state_by_pairs_is_kept(tmp_path, kept):
+    folder = tmp_path if kept == "in a folder" else None
+    for _ in range(2):
+        train.fit(seeded(lambda: Paired(2, 2)), TASK, loaders(), Settings(epochs=1), folder=folder)
 
 
 def test_tied_weights_are_trained_and_kept(tmp_path):

@@ -2,11 +2,14 @@
 
 import errno
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from qnnkit import workspace
+from tests import forked
 from tests.toys import disk_order, room_for
 
 ROOM = 65_536  # bytes that a "full disk" still takes
@@ -69,6 +72,55 @@ def test_json_that_others_cannot_read_is_not_written(tmp_path, value):
     with pytest.raises(ValueError, match="JSON"):
         workspace.write_json(path, {"accuracy": value})
     assert json.loads(path.read_text()) == {"accuracy": 0.5}
+
+
+SAVES = """
+    import os, signal, sys
+    from pathlib import Path
+    from qnnkit import workspace
+    left = int(sys.argv[2])
+    rename = Path.rename
+    def renames(path, target):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(path, target)
+    Path.rename = renames
+    with workspace.whole_folder(sys.argv[1]) as draft:
+        (draft / "weights").write_text("new")
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2])
+def test_what_a_kill_leaves_beside_a_folder_goes_with_the_next_call(tmp_path, moment):
+    """Killed amid the writing, before the old folder moves away, and before the new one takes its place."""
+    folder = tmp_path / "my.model"
+    with workspace.whole_folder(folder) as draft:
+        (draft / "weights").write_text("old")
+    killed = forked.python(SAVES, folder, moment)
+    assert killed.returncode == -signal.SIGKILL and len(names(tmp_path)) == 2, killed.stderr
+    with workspace.whole_folder(folder) as draft:
+        assert (folder / "weights").read_text() == "old"
+        (draft / "weights").write_text("newer")
+    assert names(tmp_path) == ["my.model"] and (folder / "weights").read_text() == "newer"
+
+
+def test_what_others_write_beside_a_folder_stays(tmp_path):
+    """Another thread's or process's, another machine's of today, and what only looks alike."""
+    here, there, mine = workspace.MACHINE, "0123abcd", f"{os.getpid()}-89abcdef.part"
+    stay = [f".model.{here}-{mine}", f".model.{there}-1-89abcdef.part", ".model.9.part", ".model.x.part"]
+    stay += [f".model.b.{there}-1-89abcdef.part", ".model.json"]
+    old = [f".model.{there}-2-89abcdef.part", ".model.7.part"]
+    for name in stay + old:
+        (tmp_path / name).mkdir()
+    for name in [*old, *stay[3:]]:
+        os.utime(tmp_path / name, (1e9, 1e9))
+    with workspace.whole_folder(tmp_path / "model"), workspace.whole_folder(tmp_path / "model"):
+        pass
+    assert names(tmp_path) == sorted([*stay, "model"])
 
 
 # --- lines -------------------------------------------------------------------------------------------------

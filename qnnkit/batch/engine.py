@@ -186,7 +186,7 @@ class Crew:
             session=self.session,
             home=str(workspace.home().absolute()),
             threads=threads,
-            gpus=self.pool.gpus,
+            gpus=self.config.gpus_per_run,
         )
         self.futures[self.pool.submit(job)] = run
         self.shown.begin(run)
