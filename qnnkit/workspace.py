@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,19 +241,24 @@ def draft_of(path: Path, process: int | None = None) -> Path:
 
 def clear_drafts(folder: Path) -> None:
     """Removes what killed processes of this machine left half written, and what of others is a day old."""
-    import psutil
-
     for path in folder.rglob(".*"):
         found = DRAFT.fullmatch(path.name)
         with contextlib.suppress(OSError):
-            if not found or not path.is_file():
-                continue
-            if found[1] == MACHINE:
-                is_left = not psutil.pid_exists(int(found[2]))
-            else:
-                is_left = time.time() - path.stat().st_mtime > OLD_DRAFT
-            if is_left:
+            if found and path.is_file() and _is_left(path, found[1], int(found[2])):
                 path.unlink()
+
+
+def _is_left(draft: Path, machine: str | None, process: int) -> bool:
+    """Whether nobody writes a draft any more, as far as one can see."""
+    import psutil
+
+    touched = draft.stat().st_mtime
+    if machine != MACHINE:
+        return time.time() - touched > OLD_DRAFT
+    try:  # a process that began a day later has the number of a dead one; disks have clocks of their own
+        return psutil.Process(process).create_time() - touched > OLD_DRAFT
+    except psutil.Error as error:
+        return isinstance(error, psutil.NoSuchProcess)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -419,14 +425,17 @@ def cannot_write(path: Path, error: OSError) -> OSError:
 def whole_folder(folder: str | Path) -> Iterator[Path]:
     """A hidden folder beside `folder`, which takes its place in the end; nothing is left of it otherwise.
 
-    What lies there from before is replaced, if it has no file that the new one has not.
+    What lies there from before is replaced, if it has no file that the new one has not. What a kill has left
+    goes with the next call.
 
     Raises:
         FileExistsError: Something else is there.
         OSError: The disk is full or read-only.
     """
     folder = Path(folder).expanduser().absolute()
-    draft, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
+    _clear_folders(folder)
+    own = f"{draft_of(folder).name}-{uuid.uuid4().hex[:8]}"  # threads and containers share numbers
+    draft, old = (folder.with_name(f"{own}.{kind}") for kind in ("part", "old"))
     try:
         draft.mkdir(parents=True)
         yield draft
@@ -450,3 +459,17 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _clear_folders(folder: Path) -> None:
+    """Removes what killed calls of `whole_folder` left; what one had moved away for its own comes back."""
+    name = re.compile(
+        rf"\.{re.escape(folder.name)}\.(?:([0-9a-f]{{8}})-)?(\d+)(?:-[0-9a-f]{{8}})?\.(part|old)"
+    )
+    for path in folder.parent.glob(".*"):
+        found = name.fullmatch(path.name)
+        with contextlib.suppress(OSError):
+            if found and _is_left(path, found[1], int(found[2])):
+                if found[3] == "old" and not folder.exists():
+                    path.rename(folder)
+                shutil.rmtree(path, ignore_errors=True)

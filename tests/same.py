@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from qnnkit.tasks import Classification
+
 
 def same(one: Any, other: Any) -> bool:
     """Whether two states hold the same, tensors bit for bit."""
@@ -49,3 +51,26 @@ def room_for(n_bytes: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
+
+
+class At(Classification):
+    """Does something, once, at the nth call in training or in validation, or (None) in either."""
+
+    def __init__(self, n: int, do: Callable[[], None], training: bool | None = True):
+        super().__init__()
+        object.__setattr__(self, "asked", [n, do, training])
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        n, do, training = self.asked
+        if training in (None, model.training):
+            self.asked[0] -= 1
+            if n == 1:
+                do()
+        return super().__call__(model, batch)
+
+
+def raises(error: BaseException | type[BaseException] = KeyboardInterrupt) -> Callable[[], None]:
+    def do() -> None:
+        raise error
+
+    return do

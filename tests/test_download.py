@@ -16,6 +16,7 @@ import pytest
 
 from qnnkit import workspace
 from qnnkit.data import download, load, places, public
+from qnnkit.data.fetch import local
 from qnnkit.data.text_files import documents
 from tests import toys
 from tests.toys import idx_bytes, no_workspace, noise, pack
@@ -155,6 +156,9 @@ def test_the_next_address_is_tried_and_every_reason_told(server, tmp_path, monke
     assert download([*bad, f"{server.url}x.bin"], tmp_path / "x.bin", checksum=RIGHT).read_bytes() == CONTENT
     monkeypatch.setattr(places, "MAX_BYTES", 2_500_000)
     assert "larger than 4 GiB (3,000,000 bytes)" in refused([f"{server.url}large.bin"], tmp_path / "y.bin")
+    server.files["large.zip"] = server.files["large.bin"]
+    with pytest.raises(OSError, match=r"failed \(larger than 4 GiB \(3,000,000 bytes\)\): check"):
+        local(f"{server.url}large.zip")
 
 
 def test_offline_is_one_sentence(tmp_path):

@@ -1,11 +1,8 @@
 """Memory that runs out in training: told in one sentence, or answered by computing batches in parts."""
 
 import json
-import os
 import re
-import subprocess
 import sys
-import textwrap
 from collections import namedtuple
 
 import pytest
@@ -20,7 +17,8 @@ from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
 from qnnkit.train import memory, step
 from qnnkit.train.memory import OutOfMemory
-from tests.same import same, seeded, weights
+from tests import forked
+from tests.same import At, raises, same, seeded, weights
 
 SAME = 1e-6  # float32: a mean of means over parts, over a few dozen updates
 TASK = Classification()
@@ -61,10 +59,10 @@ def loaders(n=45, batch_size=8):
     }
 
 
-def fitted(model, *, told=None, folder=None, loaded=None, log=None, **settings):
+def fitted(model, *, task=TASK, told=None, folder=None, loaded=None, **settings):
     given = {"epochs": 3, "learning_rate": 0.05} | settings
     tell = None if told is None else told.append
-    return train.fit(model, TASK, loaded or loaders(), Settings(**given), folder=folder, tell=tell, log=log)
+    return train.fit(model, task, loaded or loaders(), Settings(**given), folder=folder, tell=tell)
 
 
 def close(one, other):
@@ -73,26 +71,21 @@ def close(one, other):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=SAME)
 
 
-def plain(row):
-    return {name: value for name, value in row.items() if name != "seconds"}
-
-
 # --- shrink ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("micro_batch", [None, 5])
-@pytest.mark.parametrize("kept", ["in memory", "in a folder"])
+@pytest.mark.parametrize(
+    ("where", "micro_batch", "kept"),
+    [("forward", None, False), ("backward", None, True), ("forward", 5, True), ("backward", 5, False)],
+)
 def test_the_update_is_the_same_to_rounding(where, micro_batch, kept, tmp_path):
     wide, narrow, told = Narrow(99), Narrow(3, where=where), []
-    wide_rows, rows = [], []
-    fitted(wide, log=wide_rows.append)
-    folder = tmp_path if kept == "in a folder" else None
-    given = {"micro_batch": micro_batch, "on_oom": "shrink", "folder": folder}
-    progress = fitted(narrow, told=told, log=rows.append, **given)
+    wide_rows = fitted(wide).rows
+    given = {"micro_batch": micro_batch, "on_oom": "shrink", "folder": tmp_path if kept else None}
+    progress = fitted(narrow, told=told, **given)
     close(weights(wide), weights(narrow))
-    for row, wide_row in zip(rows, wide_rows, strict=True):  # no sample counts twice
-        assert plain(row) == pytest.approx(plain(wide_row), abs=1e-5)
+    for row, wide_row in zip(progress.rows, wide_rows, strict=True):  # no sample counts twice
+        assert row | {"seconds": 0} == pytest.approx(wide_row | {"seconds": 0}, abs=1e-5)
     assert progress.micro_batch == 2 and progress.updates == 3 * 6
     expected = (
         "Memory ran out at epoch 1, batch 0: from here on at most 4 of the 8 samples of a batch are computed "
@@ -107,64 +100,42 @@ def test_the_update_is_the_same_to_rounding(where, micro_batch, kept, tmp_path):
 
 
 def test_memory_that_runs_out_in_an_epoch_costs_what_came_after_the_last_checkpoint(tmp_path):
-    wide, narrow, told, rows = Narrow(99), Narrow(99), [], []
-
-    class Later(Classification):
-        def __call__(self, model, batch):
-            model.most = 4 if len(model.sizes) >= 11 else 99  # the fifth batch of the second epoch
-            return super().__call__(model, batch)
-
-    loaded = loaders()
-    loaded["validation"] = Batches(*clouds(8, 1), 8, shuffle=False)
+    wide, narrow, told = Narrow(99), Narrow(99), []
+    loaded = loaders() | {"validation": Batches(*clouds(8, 1), 8, shuffle=False)}
     fitted(wide, loaded=loaded)
-    config = Settings(epochs=3, learning_rate=0.05, on_oom="shrink", save_every_steps=2)
-    progress = train.fit(narrow, Later(), loaded, config, folder=tmp_path, tell=told.append, log=rows.append)
+    given = {"on_oom": "shrink", "save_every_steps": 2, "folder": tmp_path, "told": told, "loaded": loaded}
+    progress = fitted(narrow, task=At(12, lambda: vars(narrow).update(most=4), training=None), **given)
     close(weights(wide), weights(narrow))
     assert told[0].startswith("Memory ran out at epoch 2, batch 4: ") and progress.updates == 18
     assert narrow.sizes[:12] == [8, 8, 8, 8, 8, 5, 8] + [8] * 5  # five of the second epoch; then it fails
     after = narrow.sizes[12:]  # of the second epoch no more than was done, and the first not at all
-    assert max(after) == 4 and 13 + 8 + 45 + 8 <= sum(after) <= 45 + 8 + 45 + 8 and len(rows) == 3
+    assert max(after) == 4 and 13 + 8 + 45 + 8 <= sum(after) <= 45 + 8 + 45 + 8
 
 
 def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
-    straight, resumed = Narrow(3), Narrow(3)
-    fitted(straight, on_oom="shrink", folder=tmp_path / "straight", save_every_steps=4)
-    stops = Stops(at=9)
+    straight, fresh, told, given = Narrow(3), Narrow(3), [], {"save_every_steps": 4}
+    fitted(straight, on_oom="shrink", folder=tmp_path / "straight", **given)
     with pytest.raises(KeyboardInterrupt):
-        train.fit(
-            resumed, stops, loaders(), Settings(epochs=3, learning_rate=0.05, on_oom="shrink",
-                                                       save_every_steps=4), folder=tmp_path / "killed",
-        )  # fmt: skip
-    told, fresh = [], Narrow(3)
-    progress = fitted(fresh, told=told, on_oom="stop", folder=tmp_path / "killed", save_every_steps=4)
+        fitted(
+            Narrow(3),
+            task=At(38, raises(), training=None),
+            on_oom="shrink",
+            folder=tmp_path / "killed",
+            **given,
+        )
+    progress = fitted(fresh, told=told, on_oom="stop", folder=tmp_path / "killed", **given)
     assert told == [] and progress.micro_batch == 2 and max(fresh.sizes) <= 2  # it remembers
     assert same(weights(fresh), weights(straight))
 
 
 def test_another_micro_batch_goes_on_with_the_same_training(tmp_path):
-    straight, model = Narrow(99), Narrow(99)
+    straight, fresh = Narrow(99), Narrow(99)
     fitted(straight)
     with pytest.raises(KeyboardInterrupt):
-        train.fit(model, Stops(at=3), loaders(), Settings(epochs=3, learning_rate=0.05, save_every_steps=1,
-                                                         micro_batch=4), folder=tmp_path)  # fmt: skip
-    fresh = Narrow(99)
+        fitted(Narrow(99), task=At(14, raises()), folder=tmp_path, save_every_steps=1, micro_batch=4)
     fitted(fresh, folder=tmp_path, micro_batch=1)
     assert set(fresh.sizes) == {1}
     close(weights(straight), weights(fresh))
-
-
-class Stops(Classification):
-    """Is killed at some update, after checkpoints."""
-
-    def __init__(self, at):
-        super().__init__()
-        object.__setattr__(self, "calls", [at * 4 + 2])
-
-    def __call__(self, model, batch):
-        self.calls[0] -= 1
-        if not self.calls[0]:
-            raise KeyboardInterrupt
-        return super().__call__(model, batch)
 
 
 def test_validation_is_computed_in_parts_too():
@@ -182,20 +153,14 @@ def test_validation_is_computed_in_parts_too():
     assert parts == pytest.approx(whole, abs=SAME)
 
 
-def test_batch_normalisation_is_told_of():
-    told = []
-    fitted(Narrow(4, normalised=True), told=told, on_oom="shrink")
-    assert told[0].endswith("checkpoint. Batch normalisation now sees the pieces.")
-
-
-def test_batch_normalisation_never_meets_a_single_sample():
-    narrow = Narrow(3, normalised=True)
-    trained = []
+def test_batch_normalisation_never_meets_a_single_sample_and_is_told_of():
+    narrow, trained, told = Narrow(3, normalised=True), [], []
     narrow.register_forward_hook(
         lambda module, inputs, logits: trained.append(len(logits)) if module.training else None
     )
-    progress = fitted(narrow, on_oom="shrink")  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
+    progress = fitted(narrow, on_oom="shrink", told=told)  # 45 = 5 * 8 + 5 samples: 2 + 3, not 1 + 2 + 2
     assert progress.micro_batch == 2 and set(trained[2:]) == {2, 3}  # after 8 and 4
+    assert told[0].endswith("checkpoint. Batch normalisation now sees the pieces.")
     with pytest.raises(OutOfMemory, match="8 samples: "):
         fitted(Narrow(1, normalised=True), on_oom="shrink")
 
@@ -220,27 +185,15 @@ def test_an_attempt_that_failed_leaves_no_trace_in_statistics_nor_in_random_numb
 
 
 def test_stop_says_where_and_what_next_and_the_same_call_goes_on(tmp_path):
-    model = Narrow(99)
-    straight = Narrow(99)
+    straight, model, again = Narrow(99), Narrow(99), Narrow(99)
     fitted(straight)
-
-    class Later(Classification):
-        def __call__(self, model, batch):
-            model.most = 4 if len(model.sizes) >= 16 else 99
-            return super().__call__(model, batch)
-
     with pytest.raises(OutOfMemory) as caught:
-        train.fit(model, Later(), loaders(), Settings(epochs=3, learning_rate=0.05), folder=tmp_path)
-    sentence = str(caught.value)
-    assert re.match(r"Memory ran out at epoch 2, batch 4, 8 samples: \d+\.\d\d GB are in use", sentence)
-    assert (
-        "GB are in use by this process on cpu. What was saved is whole, and the same command goes" in sentence
-    )
-    assert (
-        "with --on-oom shrink or --set gradient_checkpointing=true. In another run_dir: a smaller" in sentence
-    )
+        fitted(model, task=At(17, lambda: vars(model).update(most=4), training=None), folder=tmp_path)
+    told = r"Memory ran out at epoch 2, batch 4, 8 samples: \d+\.\d\d GB are in use by this process on cpu\. "
+    told += "What was saved is whole, and the same command goes on from it with --on-oom shrink or --set "
+    told += "gradient_checkpointing=true. In another run_dir: a smaller"
+    assert re.match(told, str(caught.value)), caught.value
     assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
-    again = Narrow(99)
     fitted(again, folder=tmp_path)
     assert same(weights(again), weights(straight))
 
@@ -264,9 +217,8 @@ def test_a_batch_that_cannot_be_split_stops():
                 yield points, labels, ["a name"] * len(labels)
 
     loaded = {name: WithNames(*clouds(32, 0), 8, shuffle=False) for name in ("train", "validation")}
-    config = Settings(epochs=1, on_oom="shrink")
     with pytest.raises(OutOfMemory, match="This batch cannot be split, which takes tensors of one length"):
-        train.fit(Narrow(4), Named(), loaded, config)
+        fitted(Narrow(4), task=Named(), loaded=loaded, on_oom="shrink")
 
 
 def test_memory_that_runs_out_in_the_optimizer_stops(monkeypatch):  # smaller pieces would not help
@@ -288,37 +240,25 @@ def test_a_net_that_does_not_fit_on_the_device_stops(monkeypatch):
 
 
 def test_other_errors_pass():
-    class Broken(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(2, 2))
-
-        def forward(self, points):
-            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
-        fitted(Broken(), on_oom="shrink")
+        fitted(Narrow(99), task=At(1, raises(RuntimeError("mat1 and mat2 shapes"))), on_oom="shrink")
     assert not isinstance(caught.value, MemoryError)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory."),
-        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB, max allowed: 2 GB)."),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate "
-                     "memory: you tried to allocate 80000000 bytes. Error code 12 (Cannot allocate memory)"),
-        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
-        RuntimeError("unable to mmap 96144 bytes from file <best.safetensors>: Cannot allocate memory (12)"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        MemoryError(),
-    ],
-)  # fmt: skip
-def test_what_it_sounds_like(error):
-    assert (
-        memory.ran_out(error) and not memory.ran_out(RuntimeError("shape")) and not memory.ran_out(OSError())
-    )
+SAID = (
+    "MPS backend out of memory (MPS allocated: 1 GB, max allowed: 2 GB).",
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to",
+    "DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.",
+    "unable to mmap 96144 bytes from file <best.safetensors>: Cannot allocate memory (12)",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+)
+
+
+def test_what_it_sounds_like():
+    errors = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), *map(RuntimeError, SAID)]
+    assert [error for error in errors if not memory.ran_out(error)] == []
+    assert not memory.ran_out(RuntimeError("shape")) and not memory.ran_out(OSError())
 
 
 # --- batches in pieces --------------------------------------------------------------------------------------
@@ -380,7 +320,7 @@ def test_steps_are_joined_by_what_they_count():
 
 SCRIPT = """
     # A net of which 1,024 samples at once need more than the process may have, and fewer do not.
-    import json, resource, sys
+    import ctypes, json, resource, sys, warnings
     from pathlib import Path
     import torch
     from torch import nn
@@ -389,17 +329,20 @@ SCRIPT = """
     from qnnkit.data.batches import Batches
     from qnnkit.tasks import Classification
 
+    warnings.simplefilter("error")
     torch.set_num_threads(1)
+    for option, value in ((-8, 1), (-3, 65536), (-1, 0)):  # one arena, and what is freed goes back at once
+        ctypes.CDLL(None).mallopt(option, value)
     folder, (_, hard) = Path(sys.argv[1]), resource.getrlimit(resource.RLIMIT_DATA)
 
     def trained(name, size, **settings):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(16, 12_000), nn.Tanh(), nn.Linear(12_000, 2))
-        points = torch.rand(2048, 16, generator=torch.Generator().manual_seed(1))
+        points = torch.rand(1024, 16, generator=torch.Generator().manual_seed(1))
         labels = (points.sum(1) > 8).long()
         loaders = {
             "train": Batches(points, labels, size, shuffle=False),
-            "validation": Batches(points[:256], labels[:256], 256, shuffle=False),
+            "validation": Batches(points[:128], labels[:128], 128, shuffle=False),
         }
         config = Settings(epochs=2, learning_rate=1e-3, optimizer="sgd", **settings)
         told = []
@@ -432,13 +375,7 @@ SCRIPT = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA bounds what a process maps on Linux alone")
 def test_a_batch_that_really_does_not_fit(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, "-W", "error", str(script), str(tmp_path)]
-    steady = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | steady
-    )
+    done = forked.python(SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["stop"]["stopped"].startswith("Memory ran out at epoch 1, batch 0, 1024 samples: 0.")

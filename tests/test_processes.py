@@ -2,8 +2,10 @@
 
 import json
 import runpy
+import socket
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,27 +70,33 @@ SCRIPT = """
 """
 
 
-def launch(script, n, *arguments):
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    if n > 1:
-        torchrun = ("torch.distributed.run", "--standalone", f"--nproc_per_node={n}")
-        done = forked.run(*torchrun, script, *arguments, env=environment)
-    else:
-        done = forked.python(textwrap.dedent(script.read_text()), *arguments, env=environment)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def launch(code, n, *arguments):
+    """Runs `code` in n processes that find each other as those that torchrun or Accelerate start."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(n)}
+
+    def one(rank):
+        own = there | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if n > 1 else {}
+        done = forked.python(code, *arguments, env=ENVIRONMENT | own)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(one, range(n)))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """What trainings by one and by two processes end in; some begin with one and end with the other."""
     folder = tmp_path_factory.mktemp("processes")
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    launch(script, 1, str(folder), "straight,0,0", "in pieces,0,6", "first one,12,0")
-    told = launch(script, 2, str(folder), "both,0,0", "both in pieces,0,3", "first two,12,0", "first one,0,0")
-    assert sorted(line for line in told.splitlines() if "stopped" in line) == ["0 stopped", "1 stopped"]
-    launch(script, 1, str(folder), "first two,0,0")
+    launch(SCRIPT, 1, folder, "straight,0,0", "in pieces,0,6", "first one,12,0")
+    told = launch(SCRIPT, 2, folder, "both,0,0", "both in pieces,0,3", "first two,12,0", "first one,0,0")
+    assert told == ["0 stopped\n", "1 stopped\n"]
+    launch(SCRIPT, 1, folder, "first two,0,0")
     return lambda name: torch.load(folder / f"{name}.pt", weights_only=True)
 
 
@@ -150,9 +158,7 @@ def test_a_run_in_a_notebook_on_two_processes_and_in_one(tmp_path):
     from qnnkit import runs
 
     settings = {"epochs": 1, "n_seeds": 1, "controls": ["classical"], "n_layers": 1, "hidden": 4}
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(NOTEBOOK))
-    launch(script, 1, str(tmp_path / "two"), json.dumps(settings | {"batch_size": 32}))
+    launch(NOTEBOOK, 1, tmp_path / "two", json.dumps(settings | {"batch_size": 32}))
     one = runs.open_run(tmp_path / "one", "digits_quanv", **settings, batch_size=64)
     list(runs.train_all(one))
     two = runs.open_run(tmp_path / "two")
@@ -202,7 +208,9 @@ def test_adapters_on_two_processes_are_those_of_one_with_twice_the_batch(tmp_pat
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(LANGUAGE))
     names = ("lora", "quantum_peft")
-    launch(script, 2, str(tmp_path), *names)
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    done = forked.run(*torchrun, script, tmp_path, *names, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stdout
     monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path), *names])
     with torch.random.fork_rng(devices=[]):
         runpy.run_path(str(script))  # here: another process would only import everything again
@@ -257,20 +265,10 @@ def test_an_epoch_begun_in_the_middle_is_that_epoch_and_loads_only_what_is_left(
         assert list(epoch(5)) == []
 
 
-@pytest.mark.parametrize("name", ["meta", "cpu"])
+@pytest.mark.parametrize("name", ["meta", "cpu", *(["cuda:1"] if torch.cuda.device_count() > 1 else [])])
 def test_one_process_trains_on_the_device_that_it_is_told(name):
-    """As cuda:1 is, which Accelerate by itself would not take."""
-    processes = Processes(torch.device(name))
-    assert processes.device == torch.device(name) and (processes.rank, processes.world) == (0, 1)
-    assert processes.spread(torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)).weight.device == torch.device(
-        name
-    )
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_training_on_the_second_gpu():
-    processes = Processes(torch.device("cuda:1"))
-    assert processes.spread(torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)).weight.device == torch.device(
-        "cuda:1"
-    )
+    """Accelerate by itself would not take cuda:1."""
+    device = torch.device(name)
+    processes = Processes(device)
+    assert processes.device == device and (processes.rank, processes.world) == (0, 1)
+    assert processes.spread(torch.nn.utils.skip_init(torch.nn.Linear, 2, 2)).weight.device == device

@@ -1,17 +1,18 @@
 """qnnkit.train: one loop for any model, and every option of it really acts."""
 
 import contextlib
+import inspect
 import json
 import logging
 import math
 import os
-import random
 import signal
+import time
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
-import numpy as np
 import pennylane as qp
 import pytest
 import torch
@@ -27,11 +28,13 @@ from qnnkit.tasks import Classification, Step
 from qnnkit.tasks.own import complete
 from qnnkit.workspace import read_lines
 from tests import forked
-from tests.same import same, seeded, weights
+from tests.same import At, raises, same, seeded, weights
+from tests.toys import refused
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
 SAME_STEP = 1e-6  # float32: a step worked out by hand
 TASK = Classification()
+FIT = set(inspect.signature(train.fit).parameters)
 
 
 def net(seed=0, dropout=0.0, dtype=torch.float32):
@@ -56,9 +59,19 @@ def loaders(n=96, batch_size=16, shuffle=False, dtype=torch.float32):
     }
 
 
-def changes(model, before):
-    """How far each parameter moved: name -> tensor."""
-    return {name: value.detach() - before[name] for name, value in model.named_parameters()}
+def fit(model, task=TASK, data=None, **given):
+    """`train.fit`: of `given`, what it does not take itself are settings."""
+    options = {name: given.pop(name) for name in given.keys() & FIT}
+    return train.fit(model, task, data or loaders(), Settings(**given), **options)
+
+
+def timeless(rows):
+    return [row | {"seconds": 0} for row in rows]
+
+
+def close(one, other, tolerance=SAME_SUM):
+    for name, value in other.items():
+        torch.testing.assert_close(one[name], value, rtol=0, atol=tolerance)
 
 
 @dataclass
@@ -78,6 +91,10 @@ class Scripted:
         return Step(step.loss, {"loss": torch.tensor(0.0), "accuracy": score * step.count}, step.count)
 
 
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 # --- learning ----------------------------------------------------------------------------------------------
 
 
@@ -85,88 +102,70 @@ class Scripted:
 def test_learns_what_a_line_can_part(optimizer):
     model, rows = net(), []
     before = train.evaluate(model, TASK, loaders()["validation"])
-    progress = train.fit(
-        model,
-        TASK,
-        loaders(shuffle=True),
-        Settings(epochs=8, learning_rate=0.05, optimizer=optimizer),
-        log=rows.append,
-    )
+    given = {"epochs": 8, "learning_rate": 0.05, "optimizer": optimizer, "log": rows.append}
+    progress = fit(model, data=loaders(shuffle=True), **given)
     after = train.evaluate(model, TASK, loaders()["validation"])
     assert after["accuracy"] == 1 and after["loss"] < before["loss"] / 4
-    assert [row["epoch"] for row in rows] == list(range(1, 9))
+    assert [row["epoch"] for row in rows] == list(range(1, 9)) and progress.rows == rows
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
     assert progress.best_score[0] == 1 and progress.updates == 8 * 6
     json.dumps(rows, allow_nan=False)  # every row can be written
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not():
-    def trained(seed):
-        model = net(dropout=0.5)
-        train.fit(model, TASK, loaders(shuffle=True), Settings(epochs=3), seed=seed)
-        return weights(model)
+@pytest.mark.parametrize("kind", ["batches", "plain", "plain with a generator"])
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(kind):
+    """Also in a plain loader that shuffles; each epoch has an order of its own."""
+    orders = []
 
-    first = trained(1)
-    with torch.random.fork_rng(devices=[]):
-        torch.rand(3)  # what the caller draws before does not matter
-        assert same(first, trained(1))
-    assert not same(first, trained(2))
-
-
-def test_plain_loaders_of_torch():
-    """`fit` takes any DataLoader; in one that shuffles, the order follows from fit's own seed."""
+    class Noting(Classification):
+        def __call__(self, model, batch):
+            if model.training:
+                orders.append(batch[0][:, 0].tolist())
+            return super().__call__(model, batch)
 
     def trained(seed):
-        data = {name: TensorDataset(*clouds(n, n)) for name, n in (("train", 40), ("validation", 24))}
-        plain = {
-            "train": DataLoader(data["train"], batch_size=16, shuffle=True),
-            "validation": DataLoader(data["validation"], batch_size=16),
-        }
-        model = net()
-        train.fit(model, TASK, plain, Settings(epochs=3, learning_rate=0.05), seed=seed)
-        assert train.evaluate(model, TASK, plain["validation"])["accuracy"] == 1
+        model, data = net(dropout=0.5), loaders(shuffle=True)
+        if kind != "batches":
+            generator = torch.Generator() if kind.endswith("generator") else None
+            plain = TensorDataset(*clouds(96))
+            data["train"] = DataLoader(plain, batch_size=96, shuffle=True, generator=generator)
+        orders.clear()
+        fit(model, Noting(), data, epochs=3, seed=seed)
+        assert len(orders) == len(set(map(str, orders)))
         return weights(model)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         first = trained(1)
-        torch.manual_seed(5)
-        assert same(first, trained(1))
-        assert not same(first, trained(2))
+        torch.rand(3)  # what the caller draws before does not matter
+        assert same(first, trained(1)) and not same(first, trained(2))
 
 
 def test_batches_may_be_dictionaries():
     points, labels = clouds(32)
     rows = [{"points": point, "label": label} for point, label in zip(points, labels, strict=True)]
-    loader = DataLoader(rows, batch_size=8, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(rows, batch_size=8)
 
     class OfRows(Classification):
         def __call__(self, model, batch):
             return super().__call__(model, (batch["points"], batch["label"]))
 
     model = net()
-    train.fit(model, OfRows(), {"train": loader, "validation": loader}, Settings(epochs=5))
-    found, expected = train.evaluate(model, OfRows(), loader), train.evaluate(model, TASK, Batches(
-        points, labels, 8, shuffle=False
-    ))  # fmt: skip
-    assert found == pytest.approx(expected, rel=SAME_STEP)
+    fit(model, OfRows(), dict.fromkeys(("train", "validation"), loader), epochs=5)
+    expected = train.evaluate(model, TASK, Batches(points, labels, 8, shuffle=False))
+    assert train.evaluate(model, OfRows(), loader) == pytest.approx(expected, rel=SAME_STEP)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 32])
 def test_evaluate_is_a_mean_over_samples_however_they_are_batched(batch_size):
+    """With no trace in the generators, of which a plain loader draws."""
     points, labels = clouds(32, 1)
     model = net(dropout=0.5).train()
-    found = train.evaluate(model, TASK, Batches(points, labels, batch_size, shuffle=False))
+    found = train.evaluate(model, TASK, DataLoader(TensorDataset(points, labels), batch_size))
     with torch.no_grad():
         logits = model.eval()(points)
     assert found["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=SAME_STEP)
     assert found["accuracy"] == (logits.argmax(1) == labels).float().mean().item()
-
-
-def test_evaluate_leaves_the_generators_alone():
-    before = torch.get_rng_state()
-    train.evaluate(net(), TASK, DataLoader(TensorDataset(*clouds(8)), batch_size=4))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 # --- steps -------------------------------------------------------------------------------------------------
@@ -174,23 +173,21 @@ def test_evaluate_leaves_the_generators_alone():
 ONE_STEP = {"epochs": 1, "optimizer": "sgd", "learning_rate": 1.0, "schedule": "constant"}
 
 
-@pytest.mark.parametrize("n", [64, 80, 91])
-@pytest.mark.parametrize("micro_batch", [16, 12, 1])
+@pytest.mark.parametrize(("n", "micro_batch"), [(64, 16), (64, 12), (80, 1), (91, 16), (91, 12)])
 def test_a_batch_in_pieces_is_the_batch(n, micro_batch):
     """Pieces of unlike sizes too: the last batch of 91 samples has 27."""
 
     def trained(batch_size, micro_batch=None):
         model, sizes = net(dtype=torch.float64), []
         model.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
-        config = Settings(**ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "micro_batch": micro_batch})
-        progress = train.fit(model, TASK, loaders(n, batch_size, dtype=torch.float64), config)
+        given = ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "micro_batch": micro_batch}
+        progress = fit(model, data=loaders(n, batch_size, dtype=torch.float64), **given)
         return weights(model), progress.updates, max(sizes)
 
     whole, n_updates, _ = trained(32)
     pieces, n_pieces, most = trained(32, micro_batch)
     assert n_pieces == n_updates == 2 * math.ceil(n / 32) and most <= micro_batch
-    for name, value in whole.items():
-        torch.testing.assert_close(pieces[name], value, rtol=0, atol=SAME_SUM)
+    close(pieces, whole)
     alone, *_ = trained(16)
     assert max((alone[name] - value).abs().max() for name, value in whole.items()) > 1e6 * SAME_SUM
 
@@ -203,72 +200,47 @@ def groups(model, **first):
     ]
 
 
-def norm(moved, layer):
-    return math.sqrt(sum(float(value.square().sum()) for name, value in moved.items() if name[0] == layer))
-
-
-def one_step(**first):
-    """What one step of plain gradient descent on all data moves, and the row that it logs."""
-    model, rows = net(), []
-    before = weights(model)
-    data = loaders(batch_size=96)
-    train.fit(model, TASK, data, Settings(**ONE_STEP), groups=groups(model, **first), log=rows.append)
-    return changes(model, before), rows[0]
-
-
-def test_one_step_is_the_gradient():
-    model = net()
-    points, labels = clouds(96)
-    nn.functional.cross_entropy(model(points), labels).backward()
-    moved, _ = one_step()
-    for name, value in model.named_parameters():
-        torch.testing.assert_close(moved[name], -value.grad, rtol=0, atol=SAME_STEP)
-
-
-@pytest.mark.parametrize(("clip", "acts"), [(1e-3, True), (1e3, False)])
-def test_clipping_acts_on_its_group_alone(clip, acts):
-    free, row = one_step()
-    clipped, clipped_row = one_step(clip_norm=clip)
-    expected = clip if acts else norm(free, "0")
-    assert norm(clipped, "0") == pytest.approx(expected, rel=1e-3)
-    assert norm(clipped, "3") == pytest.approx(norm(free, "3"), rel=SAME_STEP)
-    for found in (row, clipped_row):  # what is logged is the norm before clipping
-        assert found["gradient_norm_first"] == pytest.approx(norm(free, "0"), rel=1e-5)
-        assert found["gradient_norm_second"] == pytest.approx(norm(free, "3"), rel=1e-5)
-
-
-@pytest.mark.parametrize("rate", [0.01, 5.0])
-def test_each_group_has_its_own_step_size(rate):
-    free, _ = one_step()
-    moved, row = one_step(learning_rate=rate)
-    assert norm(moved, "0") == pytest.approx(rate * norm(free, "0"), rel=1e-3)
-    assert norm(moved, "3") == pytest.approx(norm(free, "3"), rel=SAME_STEP)
-    assert row["learning_rate"] == rate
-
-
-def test_weight_decay_acts_on_its_group_alone():
-    model = net()
-    start = weights(model)
-    free, _ = one_step()
-    decayed, _ = one_step(weight_decay=0.5)
-    for name, value in decayed.items():
-        expected = free[name] - 0.5 * start[name] if name[0] == "0" else free[name]
-        torch.testing.assert_close(value, expected, rtol=0, atol=SAME_STEP)
+def norm(values, layer):
+    return math.sqrt(sum(float(value.square().sum()) for name, value in values.items() if name[0] == layer))
 
 
 @pytest.mark.parametrize(
-    ("settings", "factors"),
+    ("first", "factor", "decay"),
     [
-        ({"schedule": "constant", "epochs": 4}, [1, 1, 1, 1]),
-        ({"schedule": "linear", "epochs": 4}, [1, 0.75, 0.5, 0.25]),
-        ({"schedule": "cosine", "epochs": 4}, [1, 0.853553, 0.5, 0.146447]),
-        ({"schedule": "constant", "epochs": 4, "warmup_epochs": 2}, [1 / 3, 2 / 3, 1, 1]),
-        ({"schedule": "linear", "epochs": 6, "warmup_epochs": 2}, [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]),
-        ({"schedule": "cosine", "epochs": 6, "warmup_epochs": 2}, [1 / 3, 2 / 3, 1, 0.853553, 0.5, 0.146447]),
-        ({"schedule": "cosine", "epochs": 2, "warmup_epochs": 9}, [0.1, 0.2]),
+        ({}, 1, 0), ({"clip_norm": 1e3}, 1, 0), ({"clip_norm": 1e-3}, None, 0),
+        ({"learning_rate": 0.01}, 0.01, 0), ({"learning_rate": 5.0}, 5, 0), ({"weight_decay": 0.5}, 1, 0.5),
     ],
-)
-def test_the_schedule_by_hand(settings, factors):
+)  # fmt: skip
+def test_one_step_is_the_gradient_and_an_option_acts_on_its_group_alone(first, factor, decay):
+    """The norms that are logged are those before clipping."""
+    model = net()
+    points, labels = clouds(96)
+    nn.functional.cross_entropy(model(points), labels).backward()  # what the caller leaves is not used
+    start, slope = weights(model), {name: value.grad.clone() for name, value in model.named_parameters()}
+    before = {layer: norm(slope, layer) for layer in "03"}
+    rows = fit(model, data=loaders(batch_size=96), groups=groups(model, **first), **ONE_STEP).rows
+    factor = factor or first["clip_norm"] / before["0"]
+    for name, value in weights(model).items():
+        on_first = name[0] == "0"
+        moved = (factor if on_first else 1) * slope[name] + decay * on_first * start[name]
+        torch.testing.assert_close(value, start[name] - moved, rtol=0, atol=SAME_STEP)
+    assert rows[0]["gradient_norm_first"] == pytest.approx(before["0"], rel=1e-5)
+    assert rows[0]["gradient_norm_second"] == pytest.approx(before["3"], rel=1e-5)
+    assert rows[0]["learning_rate"] == first.get("learning_rate", 1.0)
+
+
+COSINE = [1, 0.853553, 0.5, 0.146447]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup_epochs", "factors"),
+    [
+        ("constant", 0, [1, 1, 1, 1]), ("linear", 0, [1, 0.75, 0.5, 0.25]), ("cosine", 0, COSINE),
+        ("constant", 2, [1 / 3, 2 / 3, 1, 1]), ("linear", 2, [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]),
+        ("cosine", 2, [1 / 3, 2 / 3, *COSINE]), ("cosine", 9, [0.1, 0.2]),
+    ],
+)  # fmt: skip
+def test_the_schedule_by_hand(schedule, warmup_epochs, factors):
     """One batch an epoch, and a loss whose gradient is 1: the weight moves by the step sizes, added up."""
 
     class Slope:
@@ -278,13 +250,16 @@ def test_the_schedule_by_hand(settings, factors):
             loss = model.weight.sum()
             return Step(loss, {"loss": loss.detach(), "gain": -loss.detach()}, 1)
 
-    model, rows = seeded(lambda: nn.Linear(1, 1, bias=False)), []
-    start = model.weight.item()
-    config = Settings(learning_rate=0.5, optimizer="sgd", **settings)
-    train.fit(model, Slope(), loaders(n=16), config, log=rows.append)
-    rates = [0.5 * factor for factor in factors]
+    model = seeded(lambda: nn.Linear(1, 1, bias=False))
+    expected, speed, rates = model.weight.item(), 0.0, [0.5 * factor for factor in factors]
+    given = {
+        "schedule": schedule,
+        "warmup_epochs": warmup_epochs,
+        "epochs": len(factors),
+        "learning_rate": 0.5,
+    }
+    rows = fit(model, Slope(), loaders(n=16), optimizer="sgd", **given).rows
     assert [row["learning_rate"] for row in rows] == pytest.approx(rates, abs=1e-6)
-    speed, expected = 0.0, start
     for rate in rates:
         speed = 0.9 * speed + 1  # sgd's momentum
         expected -= rate * speed
@@ -294,42 +269,35 @@ def test_the_schedule_by_hand(settings, factors):
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_the_schedule_within_an_epoch(micro_batch):
     """Six batches an epoch: the step size falls between updates, and is near zero at the last."""
-    rows = []
-    config = Settings(
-        epochs=2, learning_rate=1e-3, schedule="linear", warmup_epochs=0.5, micro_batch=micro_batch
-    )
-    train.fit(net(), TASK, loaders(), config, log=rows.append)
+    given = {"epochs": 2, "learning_rate": 1e-3, "schedule": "linear", "warmup_epochs": 0.5}
+    rows = fit(net(), micro_batch=micro_batch, **given).rows
     done = [(epoch * 6 - 1) / 6 for epoch in (1, 2)]  # before the last update of each
     expected = [1e-3 * (1 - (epoch - 0.5) / 1.5) for epoch in done]
     assert [row["learning_rate"] for row in rows] == pytest.approx(expected, rel=1e-9)
 
 
-def test_gradients_that_the_caller_left_are_not_used():
-    model, fresh = net(), net()
-    model(clouds(8)[0]).sum().backward()
-    for each in (model, fresh):
-        train.fit(each, TASK, loaders(), Settings(**ONE_STEP))
-    assert same(weights(model), weights(fresh))
-
-
 @pytest.mark.parametrize("every", [1, 4, 6])
 def test_validations_within_an_epoch_change_nothing(every):
-    def trained(**settings):
-        model, rows, between = net(dropout=0.5), [], []
-        config = Settings(epochs=2, **settings)
+    """One that would never come is told."""
+
+    def trained(**given):
+        model, between, told = net(dropout=0.5), [], []
         data = loaders(shuffle=True)
         data["validation"] = DataLoader(TensorDataset(*clouds(32, 1)), batch_size=8)  # draws a number a pass
-        train.fit(model, TASK, data, config, log=rows.append, on_validation=between.append)
-        return weights(model), [row | {"seconds": 0} for row in rows], between
+        progress = fit(model, data=data, epochs=2, on_validation=between.append, tell=told.append, **given)
+        return weights(model), timeless(progress.rows), between, told
 
-    straight, rows, none = trained()
-    looked, looked_rows, between = trained(validate_every_steps=every)
-    assert same(straight, looked) and rows == looked_rows and none == []
+    straight, rows, *none = trained()
+    looked, looked_rows, between, told = trained(validate_every_steps=every)
+    assert same(straight, looked) and rows == looked_rows and none == [[], []]
     steps = range(every, 6, every)
     assert [(row["epoch"], row["step"]) for row in between] == [(e, step) for e in (1, 2) for step in steps]
     assert all(row["updates"] == 6 * (row["epoch"] - 1) + row["step"] for row in between)
     losses = [row["validation_loss"] for row in between]
     assert losses == sorted(losses, reverse=True) and {row["steps"] for row in between} <= {6}
+    assert len(told) == (every == 6) and all(
+        "it has 6 updates, and 6 were asked for" in each for each in told
+    )
 
 
 def test_a_piece_that_counts_nothing():
@@ -341,22 +309,19 @@ def test_a_piece_that_counts_nothing():
             kept = labels == 1
             loss = nn.functional.cross_entropy(model(points)[kept], labels[kept], reduction="sum")
             count = int(kept.sum())
-            sums = {"loss": loss.detach(), "accuracy": loss.detach()}
-            return Step(loss / max(1, count), sums, count)
+            return Step(loss / max(1, count), dict.fromkeys(("loss", "accuracy"), loss.detach()), count)
 
     def trained(micro_batch):
         model, order = net(dtype=torch.float64), torch.cat([torch.arange(0, 32, 2), torch.arange(1, 32, 2)])
         points, labels = clouds(32, dtype=torch.float64)
-        data = dict.fromkeys(
-            ("train", "validation"), Batches(points[order], labels[order], 32, shuffle=False)
-        )
-        progress = train.fit(model, Masked(), data, Settings(**ONE_STEP, micro_batch=micro_batch))
-        return weights(model), progress.rows[0]["train_loss"]
+        part = Batches(points[order], labels[order], 32, shuffle=False)
+        data = {"train": part, "validation": part}
+        rows = fit(model, Masked(), data, **ONE_STEP, micro_batch=micro_batch).rows
+        return weights(model), rows[0]["train_loss"]
 
     (whole, loss), (pieces, other) = trained(None), trained(4)  # the first four pieces count nothing
     assert other == pytest.approx(loss, abs=SAME_SUM) and loss > 0
-    for name, value in whole.items():
-        torch.testing.assert_close(pieces[name], value, rtol=0, atol=SAME_SUM)
+    close(pieces, whole)
 
 
 def test_a_task_that_looks_at_the_whole_batch_cuts_it_itself():
@@ -367,53 +332,36 @@ def test_a_task_that_looks_at_the_whole_batch_cuts_it_itself():
             self.given.append((len(batch[0]), micro_batch))
             return Step(model(batch[0]).var(), {}, len(batch[0]))
 
-    train.fit(net(), complete(Pairwise()), loaders(), Settings(epochs=1, micro_batch=4))
+    fit(net(), complete(Pairwise()), epochs=1, micro_batch=4)
     assert set(Pairwise.given) == {(16, 4)}
 
 
-def test_a_validation_that_never_comes_is_told():
-    told = []
-    train.fit(net(), TASK, loaders(), Settings(epochs=1, validate_every_steps=6), tell=told.append)
-    assert told == ["Nothing is validated within an epoch: it has 6 updates, and 6 were asked for."]
-
-
 # --- stopping, and what is kept ----------------------------------------------------------------------------
+
+LATE = [0.1, 0.5, 0.4, 0.4, 0.9]
 
 
 @pytest.mark.parametrize(
     ("scores", "patience", "epochs", "best"),
     [
-        ([0.1, 0.5, 0.4, 0.4, 0.9], 2, 4, 2),
-        ([0.1, 0.5, 0.4, 0.4, 0.9], 3, 5, 5),
-        ([0.1, 0.5, 0.4, 0.4, 0.9], 0, 5, 5),
-        ([0.5, 0.5, 0.5, 0.5, 0.5], 0, 5, 1),  # a draw, in accuracy and in loss, does not count as better
-        ([0.9, 0.1, 0.2, 0.3, 0.4], 1, 2, 1),
+        (LATE, 2, 4, 2), (LATE, 3, 5, 5), (LATE, 0, 5, 5), ([0.9, 0.1, 0.2, 0.3, 0.4], 1, 2, 1),
+        ([0.5] * 5, 0, 5, 1),  # a draw, in accuracy and in loss, does not count as better
     ],
-)
+)  # fmt: skip
 def test_patience(scores, patience, epochs, best):
-    rows = []
-    config = Settings(epochs=5, patience=patience)
-    progress = train.fit(net(), Scripted(scores), loaders(), config, log=rows.append)
+    progress = fit(net(), Scripted(scores), epochs=5, patience=patience)
     assert (progress.epoch, progress.best_epoch) == (epochs, best)
-    assert [row["validation_accuracy"] for row in rows] == pytest.approx(scores[:epochs])
-    assert [row["best"] for row in rows].count(True) >= 1 and rows[best - 1]["best"]
+    assert [row["validation_accuracy"] for row in progress.rows] == pytest.approx(scores[:epochs])
+    assert progress.rows[best - 1]["best"]
 
 
 @pytest.mark.parametrize("kept", ["in memory", "in a folder"])
 @pytest.mark.parametrize("best", [1, 2, 4])
 def test_the_best_epoch_is_what_stays(tmp_path, kept, best):
     model, after = net(), []
-    scores = [0.2, 0.2, 0.2, 0.2]
-    scores[best - 1] = 0.8
+    scores = [0.8 if epoch == best else 0.2 for epoch in range(1, 5)]
     folder = tmp_path if kept == "in a folder" else None
-    train.fit(
-        model,
-        Scripted(scores),
-        loaders(),
-        Settings(epochs=4),
-        folder=folder,
-        log=lambda row: after.append(weights(model)),
-    )
+    fit(model, Scripted(scores), epochs=4, folder=folder, log=lambda row: after.append(weights(model)))
     assert [same(weights(model), epoch) for epoch in after] == [epoch == best for epoch in range(1, 5)]
     kept = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
     wanted = {best, 3, 4} if folder else set()  # the best and the last two
@@ -426,9 +374,8 @@ def test_among_equal_scores_the_smaller_loss_is_better():
             step = super().__call__(model, batch)
             return Step(step.loss, step.sums | {"accuracy": torch.tensor(step.count)}, step.count)
 
-    rows = []
-    progress = train.fit(net(), Flat(), loaders(), Settings(epochs=4), log=rows.append)
-    losses = [row["validation_loss"] for row in rows]
+    progress = fit(net(), Flat(), epochs=4)
+    losses = [row["validation_loss"] for row in progress.rows]
     assert progress.best_epoch == 1 + losses.index(min(losses)) > 1
 
 
@@ -556,41 +503,18 @@ MOMENTS = {
 def killed(tmp_path_factory):
     """Folders of trainings that were killed at each of MOMENTS and then resumed."""
     folder = tmp_path_factory.mktemp("killed")
-
-    def execute(moments):
-        done = forked.python(KILLED, folder, json.dumps(moments))
-        assert done.returncode == 0, done.stderr
-
-    execute(MOMENTS)
+    done = forked.python(KILLED, folder, json.dumps(MOMENTS))
+    assert done.returncode == 0, done.stderr
     return folder
-
-
-def test_asked_to_stop_in_validation_it_trains_no_more(tmp_path):
-    seen = []
-
-    class Stops(Classification):
-        def __call__(self, model, batch):
-            if seen or not model.training:
-                seen.append("trained" if model.training else "validated")
-            if len(seen) == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().__call__(model, batch)
-
-    with pytest.raises(SystemExit):
-        train.fit(net(), Stops(), loaders(), Settings(epochs=3), folder=tmp_path)
-    assert set(seen) == {"validated"}
 
 
 def ends(folder):
     """Weights and progress at the end, the state to go on from, the rows by epoch; no seconds."""
     state, progress = torch.load(folder / "end.pt", weights_only=True)
-    rows = {}
-    for row in read_lines(folder / "metrics.jsonl"):
-        rows[row["epoch"]] = {name: value for name, value in row.items() if name != "seconds"}
+    rows = {row["epoch"]: row | {"seconds": 0} for row in read_lines(folder / "metrics.jsonl")}
     kept = Store(folder).restore()
     for told in (progress, kept["progress"]):
-        told["seconds"] = len(told["seconds"])
-        told["rows"] = [row | {"seconds": 0} for row in told["rows"]]
+        told["seconds"], told["rows"] = len(told["seconds"]), timeless(told["rows"])
     return {"weights": state, "progress": progress, "kept": kept, "rows": rows}
 
 
@@ -600,6 +524,14 @@ def test_killed_and_resumed_is_as_never_stopped(killed, moment):
     for part in straight:
         assert same(resumed[part], straight[part]), part
     assert list(straight["rows"]) == [1, 2, 3, 4, 5, 6]
+
+
+def test_asked_to_stop_in_validation_it_trains_no_more(tmp_path):
+    model, calls = net(), []
+    model.register_forward_pre_hook(lambda module, given: calls.append(module.training))
+    with pytest.raises(SystemExit):
+        fit(model, At(1, terminate, training=False), epochs=3, folder=tmp_path)
+    assert calls == [True] * 6 + [False]
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -617,33 +549,24 @@ class Noisy(torch.utils.data.Dataset):
 @pytest.mark.parametrize("ends", ["in training", "in validation", "out of memory"])
 def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
     """Its order and its samples; also where a stop came in a validation within the epoch."""
+    short = ends == "out of memory"
 
-    class Stops(Classification):
-        left = -1
-
-        def __call__(self, model, batch):
-            Stops.left -= model.training != (ends == "in validation")
-            if Stops.left == 0 and ends == "out of memory":
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            if Stops.left == 0:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().__call__(model, batch)
-
-    def trained(folder, left=-1):
-        Stops.left, model = left, net(dropout=0.0 if ends == "out of memory" else 0.3)
-        generator = torch.Generator() if own else None
-        loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=generator)
+    def trained(folder, at=-1):
+        model = net(dropout=0.0 if short else 0.3)
+        loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=torch.Generator() if own else None)
         data = {"train": loader, "validation": loaders()["validation"]}
-        whole = 2 if ends == "out of memory" else None  # pieces of two do not fit a second time either
-        settings = {"save_every_steps": 1, "validate_every_steps": 2, "micro_batch": whole}
-        config = Settings(epochs=2, on_oom="shrink" if whole else "stop", **settings)
+        settings = {"save_every_steps": 1, "validate_every_steps": 2, "epochs": 2}
+        if short:  # pieces of two do not fit a second time either
+            settings |= {"micro_batch": 2, "on_oom": "shrink"}
+        do = raises(torch.OutOfMemoryError("CUDA out of memory.")) if short else terminate
+        task = At(at, do, training=ends != "in validation")
         with contextlib.suppress(SystemExit):
-            return train.fit(model, Stops(), data, config, folder=folder).rows, weights(model)
+            return fit(model, task, data, folder=folder, **settings).rows, weights(model)
 
     straight = trained(tmp_path / "straight")
     first = trained(tmp_path / "stopped", {"in training": 8, "in validation": 6, "out of memory": 15}[ends])
     rows, ended = first or trained(tmp_path / "stopped")
-    if ends != "out of memory":
+    if not short:
         assert first is None and same(ended, straight[1])
         return
     for row, other in zip(rows, straight[0], strict=True):  # pieces of one add up in another order
@@ -652,26 +575,36 @@ def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
         torch.testing.assert_close(weight, straight[1][name], rtol=1e-4, atol=1e-6)
 
 
+def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
+    """Every minute of a clock that a batch moves by 25 seconds, and at the end of each epoch."""
+    now, saved, save, model = [0.0], [], Store.save, net()
+
+    def noting(store, state, **given):
+        saved.append(state["progress"]["updates"])
+        save(store, state, **given)
+        store.wait()
+
+    def passes(module, given):
+        now[0] += 25 * module.training
+
+    monkeypatch.setattr(Store, "save", noting)
+    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})
+    monkeypatch.setattr("qnnkit.train.loop.time", clock)
+    model.register_forward_pre_hook(passes)
+    fit(model, epochs=2, save_every_minutes=1.0, folder=tmp_path)
+    assert saved == [3, 6, 6, 9, 12, 12]
+
+
+def test_the_first_epoch_warms_up():
+    assert train.Progress(seconds=[9.0]).seconds_per_epoch == 9
+    assert train.Progress(seconds=[9.0, 1.0, 4.0]).seconds_per_epoch == 2.5
+
+
 def test_a_finished_training_is_not_gone_on_with(tmp_path):
-    rows, config = [], Settings(epochs=2)
-    model = net()
-    progress = train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
-    other = net(seed=1)
-    again = train.fit(other, TASK, loaders(), config, folder=tmp_path, log=rows.append)
-    assert len(rows) == 2 and again == progress and same(weights(other), weights(model))
-
-
-def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(tmp_path):
-    rows, config = [], Settings(epochs=3)
-    model = net()
-    train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
-    last = max(tmp_path.glob("checkpoint-*"))
-    last.write_bytes(last.read_bytes()[:-100])
-    again = net()
-    with pytest.warns(UserWarning, match=rf"{last.name}` is damaged .*goes on from `checkpoint-000002"):
-        train.fit(again, TASK, loaders(), config, folder=tmp_path, log=rows.append)
-    assert same(weights(again), weights(model))
-    assert [row["epoch"] for row in rows] == [1, 2, 3, 3]
+    model, other, rows = net(), net(seed=1), []
+    given = {"epochs": 2, "folder": tmp_path, "log": rows.append}
+    assert fit(model, **given) == fit(other, **given)
+    assert len(rows) == 2 and same(weights(other), weights(model))
 
 
 def planted(folder, path, value, alone=False):
@@ -698,28 +631,38 @@ MISFITS = {
     "unknown progress": (("progress", "mood"), 1),
     "half a part": (("part",), {"batch": 1}),
     "no part": (("part",), 5),
+    "a file cut short": None,
 }
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_a_checkpoint_that_does_not_fit_is_passed_over(tmp_path, misfit):
     straight, model = net(), net()
-    config = Settings(epochs=3, optimizer="adam", learning_rate=0.1, keep_checkpoints=3)
-    train.fit(straight, TASK, loaders(), config, folder=tmp_path)
-    max(tmp_path.glob("checkpoint-*")).unlink()
-    planted(tmp_path, *MISFITS[misfit])
-    with pytest.warns(UserWarning, match="does not fit this training .* goes on from `checkpoint-000002"):
-        train.fit(model, TASK, loaders(), config, folder=tmp_path)
+    given = {"epochs": 3, "learning_rate": 0.1, "keep_checkpoints": 3, "folder": tmp_path}
+    fit(straight, **given)
+    newest = max(tmp_path.glob("checkpoint-*"))
+    if MISFITS[misfit]:
+        newest.unlink()
+        planted(tmp_path, *MISFITS[misfit])
+        told = "does not fit this training"
+    else:
+        newest.write_bytes(newest.read_bytes()[:-100])
+        told = "is damaged"
+    with pytest.warns(UserWarning, match=f"{told} .* goes on from `checkpoint-000002"):
+        fit(model, **given)
     assert same(weights(model), weights(straight))
 
 
 def test_where_none_fits_nothing_is_begun_anew(tmp_path):
-    train.fit(net(), TASK, loaders(), Settings(epochs=1), folder=tmp_path)
+    """Nor where all are another net's."""
+    fit(net(), epochs=1, folder=tmp_path)
     folder = planted(tmp_path, *MISFITS["no groups"], alone=True)
-    before = {path.name for path in folder.iterdir()}
-    with pytest.raises(ValueError, match="does not fit this training"):
-        train.fit(net(), TASK, loaders(), Settings(epochs=2), folder=folder)
-    assert {path.name for path in folder.iterdir()} == before
+    other = seeded(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
+    for model, place, told in ((net(), folder, "does not fit this"), (other, tmp_path, "to another model")):
+        before = {path: path.read_bytes() for path in place.glob("checkpoint-*")}
+        with pytest.raises(ValueError, match=told):
+            fit(model, epochs=2, folder=place)
+        assert {path: path.read_bytes() for path in place.glob("checkpoint-*")} == before
 
 
 class Teacher(nn.Module):
@@ -737,10 +680,10 @@ class Teacher(nn.Module):
         self.moves, self.passes = moves, 0
 
     def get_extra_state(self):
-        return {"passes": self.passes}
+        return {(0, "passes"): self.passes, "pair": namedtuple("Pair", "a b")(1, 2)}
 
     def set_extra_state(self, state):
-        self.passes = state["passes"]
+        self.passes = state[0, "passes"]
 
     def forward(self, points):
         if self.training:
@@ -759,87 +702,56 @@ class Teacher(nn.Module):
 def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
     """Their statistics are; so are weights that a forward pass moves. To the bit as never stopped."""
 
-    class Stops(Classification):
-        def __call__(self, model, batch):
-            left[0] -= 1
-            if not left[0]:
-                raise KeyboardInterrupt
-            return super().__call__(model, batch)
-
     def trained(task, folder=None):
         model = Teacher(moves)
         built = kept_weights.Built(kept_weights.digest(model), lambda: Teacher(moves))
-        config = Settings(epochs=3, save_every_steps=1)
-        progress = train.fit(model, task, loaders(), config, folder=folder, built=built)
+        progress = fit(model, task, epochs=3, save_every_steps=1, folder=folder, built=built)
         assert progress.best_epoch < 3 or moves != "late"
         passes = {"passes": torch.tensor(model.passes)}
         return dict(model.named_parameters()) | dict(model.named_buffers()) | passes
 
-    left = [-1]
     straight = trained(TASK)
-    for at in (3, 5, 20):
-        left = [at]
+    for at in (3, 5, 12):
         with contextlib.suppress(KeyboardInterrupt):
-            trained(Stops(), tmp_path)
+            trained(At(at, raises()), tmp_path)
     assert same(trained(TASK, tmp_path), straight)
     written = Store(tmp_path).restore()["model"]
     assert ("backbone.0.weight" in written) == bool(moves)
     assert {"backbone.1.running_mean", "head.weight"} <= set(written)
     if not moves:
         with pytest.raises(ValueError, match="belongs to another base model"):
-            train.fit(Teacher("", seed=1), TASK, loaders(), Settings(epochs=4), folder=tmp_path)
+            fit(Teacher("", seed=1), epochs=4, folder=tmp_path)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_with_other_batches_the_steps_stay_on_schedule(tmp_path, schedule):
-    rates, config = [], Settings(epochs=2, schedule=schedule, learning_rate=0.1)
-    train.fit(net(), TASK, loaders(batch_size=4), config, folder=tmp_path)
-    config = Settings(epochs=6, schedule=schedule, learning_rate=0.1)
-    rows = []
-    train.fit(net(), TASK, loaders(batch_size=32), config, folder=tmp_path, log=rows.append)
+    given = {"schedule": schedule, "learning_rate": 0.1, "folder": tmp_path}
+    fit(net(), data=loaders(batch_size=4), epochs=2, **given)
+    rows = fit(net(), data=loaders(batch_size=32), epochs=6, **given).rows[2:]
     rates = [row["learning_rate"] for row in rows]
     assert [row["epoch"] for row in rows] == [3, 4, 5, 6]
     assert rates == sorted(rates, reverse=True) and 0 < rates[-1] < rates[0] < 0.1
 
 
 def test_the_best_epoch_lost_after_the_last(tmp_path):
-    config = Settings(epochs=3)
-    model = net()
-    train.fit(model, Scripted([0.9, 0.2, 0.3]), loaders(), config, folder=tmp_path)
+    model, again = net(), net()
+    fit(model, Scripted([0.9, 0.2, 0.3]), epochs=3, folder=tmp_path)
     min(tmp_path.glob("checkpoint-*")).unlink()  # the first epoch was the best
-    again = net()
     with pytest.warns(UserWarning, match="weights of the best epoch are lost"):
-        progress = train.fit(again, Scripted([0.1]), loaders(), config, folder=tmp_path)
+        progress = fit(again, Scripted([0.1]), epochs=3, folder=tmp_path)
     assert (progress.best_epoch, progress.best_score[0]) == (3, 0.3)
     assert not same(weights(again), weights(model))
 
 
 def test_a_handler_that_goes_on_does_not_get_an_untrained_net(tmp_path):
-    heard, task = [], Scripted([0.5] * 9)
+    heard = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
         with pytest.raises(SystemExit):
-            train.fit(
-                net(),
-                task,
-                loaders(),
-                Settings(epochs=9),
-                folder=tmp_path,
-                log=lambda row: os.kill(os.getpid(), signal.SIGTERM),
-            )
+            fit(net(), epochs=9, folder=tmp_path, log=lambda row: terminate())
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM] and Store(tmp_path).restore()["progress"]["epoch"] == 1
-
-
-def test_the_checkpoint_of_another_net_is_refused_and_stays(tmp_path):
-    config = Settings(epochs=1)
-    train.fit(net(), TASK, loaders(), config, folder=tmp_path)
-    content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    other = seeded(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
-    with pytest.raises(ValueError, match="belongs to another model"):
-        train.fit(other, TASK, loaders(), config, folder=tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
 
 
 # --- precision ---------------------------------------------------------------------------------------------
@@ -875,79 +787,56 @@ def hybrid(seen):
 
 
 @pytest.mark.parametrize(("precision", "around"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_the_circuit_is_an_island_of_float32(precision, around):
-    inside, rows = set(), []
-    model = hybrid(inside)
-    config = Settings(epochs=3, learning_rate=0.1, precision=precision)
-    train.fit(model, TASK, loaders(n=48), config, log=rows.append)
-    assert inside == {torch.float32}
-    assert model[1].seen == model[3].seen == {around}
-    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
-    assert all(weight.dtype == torch.float32 for weight in model.parameters())
-
-
-def test_a_task_sees_float32():
+def test_circuit_and_task_are_islands_of_float32(precision, around):
     """A loss of one's own is not rounded to half precision."""
-    seen = []
+    inside, seen = set(), set()
 
     class Seeing(Classification):
         def __call__(self, model, batch):
-            seen.append(model(batch[0]).dtype)
+            seen.add(model(batch[0]).dtype)
             return super().__call__(model, batch)
 
-    model = net()
-    train.fit(model, Seeing(), loaders(), Settings(epochs=1, precision="bfloat16"))
-    assert set(seen) == {torch.float32} and not model._forward_hooks
+    model = hybrid(inside)
+    rows = fit(model, Seeing(), loaders(n=48), epochs=3, learning_rate=0.1, precision=precision).rows
+    assert inside == seen == {torch.float32} and model[1].seen == model[3].seen == {around}
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"] and not model._forward_hooks
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
-    rows = []
-    config = Settings(epochs=3, precision="float16")
-    train.fit(net(), TASK, loaders(), config, device="cuda", log=rows.append)
-    json.dumps(rows, allow_nan=False)
+    json.dumps(fit(net(), epochs=3, precision="float16", device="cuda").rows, allow_nan=False)
 
 
 # --- refusals ----------------------------------------------------------------------------------------------
 
 
 def test_a_frozen_group_is_left_as_it_is():
-    model, rows = net(), []
+    model = net()
     model[0].requires_grad_(False)
     before = weights(model)
-    config = Settings(epochs=1, weight_decay=0.1)
-    train.fit(model, TASK, loaders(), config, groups=groups(model), log=rows.append)
-    moved = changes(model, before)
-    assert norm(moved, "0") == 0 < norm(moved, "3")
+    rows = fit(model, epochs=1, weight_decay=0.1, groups=groups(model)).rows
+    after = weights(model)
+    assert [torch.equal(before[name], after[name]) for name in before] == [True, True, False, False]
     assert "gradient_norm_first" not in rows[0] and rows[0]["gradient_norm_second"] > 0
 
 
 NAMED = DataLoader([(point, "a name") for point in clouds(8)[0]], batch_size=8)
 EMPTY = DataLoader(TensorDataset(*clouds(8)), batch_size=16, drop_last=True)
-REFUSED = {
-    "float16 on a CPU": ({}, {"precision": "float16"}, "`precision` must suit the device"),
-    "a batch that cannot be cut": (
-        {"train": NAMED},
-        {"micro_batch": 4},
-        "`micro_batch` must be None",
-    ),
-    "nothing to train on": ({"train": EMPTY}, {}, "the number of train batches` must be above 0"),
-    "nothing to validate on": ({"validation": EMPTY}, {}, "the number of validation batches` must be above"),
-    "a frozen model": ({}, {}, "`model` must have a weight to train"),
-}
+REFUSED = [
+    ({}, {"precision": "float16"}, "precision"),
+    ({"train": NAMED}, {"micro_batch": 4}, "micro_batch"),
+    ({"train": EMPTY}, {}, "the number of train batches"),
+    ({"validation": EMPTY}, {}, "the number of validation batches"),
+    ({}, {}, "model"),
+]
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_trained_is_refused(what):
-    data, settings, told = REFUSED[what]
-    model = net().requires_grad_(what != "a frozen model")
-    with pytest.raises(ValueError, match=told):
-        train.fit(model, TASK, loaders() | data, Settings(**settings))
-
-
-def linear():
-    return seeded(lambda: nn.Linear(2, 2))
+@pytest.mark.parametrize(("data", "settings", "what"), REFUSED)
+def test_what_cannot_be_trained_is_refused(data, settings, what):
+    with refused(what):
+        fit(net().requires_grad_(what != "model"), data=loaders() | data, **settings)
 
 
 class Breaking(nn.Module):
@@ -962,7 +851,7 @@ class Breaking(nn.Module):
         return inputs * self.value if 0 < self.call <= self.calls else inputs
 
 
-def nested(call, value=math.nan):
+def nested(call=0, value=math.nan):
     def build():
         inner = nn.Sequential(nn.Linear(8, 8), Breaking(call, value))
         parts = {"first": nn.Linear(2, 8), "inner": inner, "last": nn.Linear(8, 2)}
@@ -971,11 +860,12 @@ def nested(call, value=math.nan):
     return seeded(build)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("micro_batch", [None, 8])
-@pytest.mark.parametrize(("epoch", "index"), [(1, 0), (1, 4), (2, 3)])
+@pytest.mark.parametrize(
+    ("epoch", "index", "micro_batch", "value"),
+    [(1, 0, None, math.nan), (1, 4, 8, math.inf), (2, 3, None, math.inf), (2, 3, 8, math.nan)],
+)
 def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index, micro_batch, value):
-    rows, config = [], Settings(epochs=3, micro_batch=micro_batch)
+    rows, given = [], {"epochs": 3, "micro_batch": micro_batch}
     before = (6 * (epoch - 1) + index) * (16 // (micro_batch or 16))  # six batches an epoch
     model = nested(before + 1, value)
     told = (
@@ -984,26 +874,27 @@ def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index,
         "a clip_norm may help."
     )
     with pytest.raises(FloatingPointError) as caught:
-        train.fit(model, TASK, loaders(), config, folder=tmp_path, log=rows.append)
+        fit(model, folder=tmp_path, log=rows.append, **given)
     assert str(caught.value) == told
     assert len(rows) == epoch - 1 == len(list(tmp_path.glob("checkpoint-*")))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    train.fit(nested(0), TASK, loaders(), config, folder=tmp_path, log=rows.append)  # the cause is mended
-    straight = []
-    train.fit(nested(0), TASK, loaders(), config, log=straight.append)
-    assert [row | {"seconds": 0} for row in rows] == [row | {"seconds": 0} for row in straight]
+    resumed = fit(nested(), folder=tmp_path, **given)  # the cause is mended
+    assert timeless(resumed.rows) == timeless(fit(nested(), **given).rows)
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_data_that_are_not_finite_are_named(tmp_path, split, value):
-    data, rows = loaders(), []
+    data, rows, model = loaders(), [], seeded(lambda: nn.Linear(2, 2))
     data[split].rows.tensors[0][21, 1] = value
-    told = f"The {split}ing loss" if split == "train" else "The validation loss"
+    told = f"The {'training' if split == 'train' else split} loss"
     told += " is not finite at epoch 1, batch 1: the data of that batch are not finite. Mend these samples"
     with pytest.raises(FloatingPointError, match=told):
-        train.fit(linear(), TASK, data, Settings(), folder=tmp_path, log=rows.append)
+        fit(model, data=data, folder=tmp_path, log=rows.append)
     assert rows == [] and list(tmp_path.iterdir()) == []
+    if split == "validation":
+        with pytest.raises(FloatingPointError, match=r"^The loss is not finite at batch 1: the data of that"):
+            train.evaluate(model, TASK, data[split])
 
 
 def test_a_validation_that_is_not_finite_stops_before_its_row(tmp_path):
@@ -1016,24 +907,15 @@ def test_a_validation_that_is_not_finite_stops_before_its_row(tmp_path):
             self.epochs = getattr(self, "epochs", 0) + (not self.training)
             return inputs * math.inf if self.epochs > self.limit and not self.training else inputs
 
-    rows, config = [], Settings(epochs=4)
-    model = nn.Sequential(linear(), Overflows())
+    model, rows = nn.Sequential(net(), Overflows()), []
     told = r"The validation loss is not finite at epoch 3, batch 0: layer `1` \(Overflows\)"
     data = loaders(n=32) | {"validation": Batches(*clouds(32, 1), 32, shuffle=False)}
+    given = {"data": data, "epochs": 4, "folder": tmp_path, "log": rows.append}
     with pytest.raises(FloatingPointError, match=told):
-        train.fit(model, TASK, data, config, folder=tmp_path, log=rows.append)
+        fit(model, **given)
     Overflows.limit = 99
-    train.fit(model, TASK, data, config, folder=tmp_path, log=rows.append)
+    fit(model, **given)
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
-
-
-def test_evaluate_says_which_batch_is_not_finite():
-    points, labels = clouds(32)
-    points[17, 0] = math.inf
-    with pytest.raises(
-        FloatingPointError, match=r"^The loss is not finite at batch 2: the data of that batch"
-    ):
-        train.evaluate(linear(), TASK, Batches(points, labels, 8, shuffle=False))
 
 
 def test_a_loss_that_is_not_finite_by_itself():
@@ -1042,40 +924,25 @@ def test_a_loss_that_is_not_finite_by_itself():
             step = super().__call__(model, batch)
             return Step(step.loss * math.nan, step.sums, step.count)
 
-    told = r"training loss is not finite at epoch 1, batch 0: every layer's output is, so the fault is in the"
+    told = "training loss is not finite at epoch 1, batch 0: every layer's output is, so the fault is in the"
     with pytest.raises(FloatingPointError, match=told):
-        train.fit(net(), Breaks(), loaders(), Settings())
+        fit(net(), Breaks())
 
 
 def test_the_group_that_breaks_is_the_one_that_is_named():
     model = net()
-    model[0].weight.register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(FloatingPointError, match="gradient of the late weights"):
-        train.fit(
-            model,
-            TASK,
-            loaders(),
-            Settings(),
-            groups=[
-                train.Group("early", list(model[3].parameters()), 0.1),
-                train.Group("late", list(model[0].parameters()), 0.1),
-            ],
-        )
+    model[3].weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(FloatingPointError, match="gradient of the second weights"):
+        fit(model, groups=groups(model))
 
 
 # --- what a training leaves behind -------------------------------------------------------------------------
 
 
 def surroundings():
+    """What tests/conftest.py does not look at after every test."""
     return {
-        "torch": torch.get_rng_state().tolist(),
-        "python": random.getstate(),
-        "numpy": str(np.random.get_state()),  # noqa: NPY002
-        "dtype": torch.get_default_dtype(),
-        "device": torch.get_default_device(),
-        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
-        "gradients": torch.is_grad_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_interop_threads(),
         "matmul": torch.get_float32_matmul_precision(),
         "autocast": torch.is_autocast_enabled("cpu"),
         "environment": dict(os.environ),
@@ -1092,18 +959,12 @@ def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
     import accelerate  # noqa: F401 - its import adds a filter of warnings
 
     model = net(dropout=0.5)
-    attributes = set(vars(model))
-    before = surroundings()
-    config = Settings(epochs=2, precision=precision, micro_batch=4)
-    if ends == "well":
-        train.fit(model, TASK, loaders(shuffle=True), config)
-    else:
+    if ends == "badly":
         model[3].weight.register_hook(lambda gradient: gradient * math.nan)
-        with pytest.raises(FloatingPointError):
-            train.fit(model, TASK, loaders(shuffle=True), config)
-    after = surroundings()
-    assert {name for name in before if before[name] != after[name]} == set()
-    assert set(vars(model)) == attributes
+    attributes, before = set(vars(model)), surroundings()
+    with pytest.raises(FloatingPointError) if ends == "badly" else contextlib.nullcontext():
+        fit(model, data=loaders(shuffle=True), epochs=2, precision=precision, micro_batch=4)
+    assert surroundings() == before and set(vars(model)) == attributes
     assert model.eval()(clouds(4)[0]).dtype == torch.float32
 
 
@@ -1111,5 +972,5 @@ def test_tied_weights_are_trained_and_kept(tmp_path):
     model = seeded(lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
     model[2].weight = model[0].weight
     before = model[0].weight.detach().clone()
-    train.fit(model, TASK, loaders(), Settings(epochs=1), folder=tmp_path)
+    fit(model, epochs=1, folder=tmp_path)
     assert model[2].weight is model[0].weight and not torch.equal(model[0].weight, before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ class Pool:
     threads: int
     """CPU threads of each run, at most."""
     gpus_per_run: int
-    gpus: tuple[str, ...] = ()
-    """Those of each worker of this machine, as CUDA_VISIBLE_DEVICES names them."""
     where: str = ""
 
     def submit(self, job: task.Job) -> Any:
@@ -98,16 +95,6 @@ def shares(config: BatchConfig, wanted: int | None, gpus: int) -> tuple[int, int
     return workers, config.threads or max(1, most // workers)
 
 
-def visible_gpus() -> list[str]:
-    """Names by which a process can be given each GPU of this machine."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [each.strip() for each in named.split(",") if each.strip()]
-    import torch
-
-    return [str(index) for index in range(torch.cuda.device_count())]
-
-
 @contextlib.contextmanager
 def opened(config: BatchConfig, runs: Iterable[Planned], scheduler: Any) -> Iterator[Pool]:
     """The workers of a scheduler that a person started, or of this process, which listen nowhere.
@@ -125,11 +112,9 @@ def opened(config: BatchConfig, runs: Iterable[Planned], scheduler: Any) -> Iter
     asked = [run.config.threads for run in runs]
     wanted = max(filter(None, asked)) if all(isinstance(each, int) for each in asked) else None
     with _unnoticed(), contextlib.ExitStack() as stack:
-        threads, groups = config.threads or wanted or 1, ()
+        threads, each = config.threads or wanted or 1, config.gpus_per_run
         if scheduler is None:
-            each, gpus = config.gpus_per_run, visible_gpus() if config.gpus_per_run else []
-            workers, threads = shares(config, wanted, len(gpus))
-            groups = tuple(",".join(gpus[i * each : (i + 1) * each]) for i in range(workers)) if each else ()
+            workers, threads = shares(config, wanted, len(task.visible_gpus()) if each else 0)
             scheduler = stack.enter_context(_inside(distributed, workers, {"GPU": each} if each else None))
         where = scheduler if isinstance(scheduler, str) else scheduler.scheduler_address
         arguments = distributed.Security().get_connection_args("client")
@@ -143,7 +128,7 @@ def opened(config: BatchConfig, runs: Iterable[Planned], scheduler: Any) -> Iter
             step = "Start one there with `dask scheduler`, or leave --scheduler out."
             told = f"No scheduler answers at {where} ({type(error).__name__}). {step}"
             raise ConnectionError(told) from None
-        yield Pool(stack.enter_context(client), threads, config.gpus_per_run, groups, where)
+        yield Pool(stack.enter_context(client), threads, each, where)
 
 
 def _inside(distributed: Any, workers: int, resources: dict[str, int] | None) -> Any:

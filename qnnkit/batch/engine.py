@@ -60,10 +60,8 @@ def run_batch(
         values = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         workspace.write_bytes(batch / "batch.yaml", text.encode())
-        score = runs[0].score
-        given = (
-            search.Study(config, batch, score) if config.optuna else search.Listed(config, batch, score, runs)
-        )
+        asked = config, batch, runs[0].score
+        given = search.Study(*asked) if config.optuna else search.Listed(*asked, runs)
         with shown(batch, echo) as told:
             told.line(_told(config, runs))
             if scheduler is not None:
@@ -150,10 +148,9 @@ class Crew:
 
     def _require_mine(self) -> None:
         if not self._is_mine():
-            raise FileExistsError(
-                f"Batch `{self.config.name}` was taken over by another command, or its folder was "
-                "removed. This one stops; what has finished is kept."
-            )
+            told = "was taken over by another command, or its folder was removed"
+            step = "This one stops; what has finished is kept."
+            raise FileExistsError(f"Batch `{self.config.name}` {told}. {step}")
 
     def _leave(self) -> None:
         """No run of this command is wanted any more."""
@@ -186,7 +183,7 @@ class Crew:
             session=self.session,
             home=str(workspace.home().absolute()),
             threads=threads,
-            gpus=self.pool.gpus,
+            gpus=self.config.gpus_per_run,
         )
         self.futures[self.pool.submit(job)] = run
         self.shown.begin(run)

@@ -8,6 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from qnnkit.batch import state
 LOOK = 0.5  # seconds between two looks at whether a run is still wanted
 GRACE = 90.0  # seconds that a run has to write its checkpoint and end
 IN_USE = "is in use"  # what runs.lock says of a folder that is taken
+_in_use, _choosing = Counter[str](), threading.Lock()  # GPUs of this process, for the runs of its workers
 THREADS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
 
 
@@ -31,7 +35,7 @@ class Job:
     session: str  # of the command that wants it
     home: str
     threads: int
-    gpus: tuple[str, ...] = ()  # of each worker of this machine
+    gpus: int = 0  # that it has to itself
 
     def unwanted(self) -> str | None:
         """ "stopped" or "pruned" once the run is no longer wanted."""
@@ -70,32 +74,52 @@ def _attempt(job: Job, log: Path) -> str:
     """Runs the process until it ends or is unwanted; how it ended, as it says in the log."""
     command = [sys.executable, "-m", "qnnkit", "run", "--run-dir", job.folder, *job.words]
     begin = log.stat().st_size if log.exists() else 0
-    # In a session of its own: Ctrl-C reaches the batch alone, which then asks its runs to stop.
-    process = warm.start(command, _environment(job), log)
-    try:
-        while process.poll() is None and job.unwanted() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LOOK)
-    finally:
-        process.terminate()
+    with _gpus(job.gpus) as gpus:
+        # In a session of its own: Ctrl-C reaches the batch alone, which then asks its runs to stop.
+        process = warm.start(command, _environment(job) | gpus, log)
         try:
-            process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()  # its kernel follows by itself
-            process.wait()
+            while process.poll() is None and job.unwanted() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK)
+        finally:
+            process.terminate()
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its kernel follows by itself
+                process.wait()
     return sentence(log, begin, process.returncode)
 
 
+def visible_gpus() -> list[str]:
+    """Names by which a process can be given each GPU that this one sees."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [each.strip() for each in named.split(",") if each.strip()]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+@contextlib.contextmanager
+def _gpus(n: int) -> Iterator[dict[str, str]]:
+    """The variable that gives a run `n` of the GPUs that its worker sees, those that fewest runs have."""
+    with _choosing:
+        chosen = sorted(visible_gpus() if n else [], key=_in_use.__getitem__)[:n]
+        _in_use.update(chosen)
+    try:
+        yield {"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {}
+    finally:
+        with _choosing:
+            _in_use.subtract(chosen)
+
+
 def _environment(job: Job) -> dict[str, str]:
-    """The worker's, with the run's share of the cores and, on this machine, of the GPUs."""
+    """The worker's, with the run's share of the cores."""
     import qnnkit
 
     found = os.environ | {f"{name}_NUM_THREADS": str(job.threads) for name in THREADS}
     found |= {"QNNKIT_HOME": job.home, "QNNKIT_STOP_WITH_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    if job.gpus:
-        from distributed import get_worker
-
-        found["CUDA_VISIBLE_DEVICES"] = job.gpus[int(get_worker().name)]
     root = Path(qnnkit.__file__).parent.parent
     if root.name not in ("site-packages", "dist-packages"):  # a checkout that only sys.path knows
         found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), found.get("PYTHONPATH")]))

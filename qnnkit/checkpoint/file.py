@@ -33,7 +33,7 @@ def write(folder: Path, number: int, state: dict[str, Any]) -> Path:
         folder: Where to; it exists.
         number: The newer, the higher.
         state: Dictionaries, lists and tuples, however nested, of tensors, numbers, strings and None, as
-            `state_dict` methods give them.
+            `state_dict` methods give them. Keys are the same, without tensors and lists.
 
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
@@ -91,7 +91,8 @@ def copied(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: copied(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(copied(value) for value in state)
+        values = [copied(value) for value in state]
+        return values if isinstance(state, list) else tuple(values)
     return state
 
 
@@ -104,7 +105,10 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
             tensors[name] = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
             return {"complex" if value.is_complex() else "tensor": name}
         case dict():
-            items = [[key, _pack(each, f"{name}/{key}".lstrip("/"), tensors)] for key, each in value.items()]
+            items = [
+                [_key(key, name), _pack(each, f"{name}/{key}".lstrip("/"), tensors)]
+                for key, each in value.items()
+            ]
             return {"dict": items}
         case list() | tuple():
             items = [_pack(each, f"{name}/{index}", tensors) for index, each in enumerate(value)]
@@ -112,6 +116,15 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         case None | bool() | int() | float() | str():
             return value
     raise TypeError(f"A checkpoint holds tensors and plain values, but {name} is a {type(value).__name__}.")
+
+
+def _key(key: Any, name: str) -> Any:
+    """JSON in place of a dictionary's key: a plain value, or a tuple of such."""
+    if isinstance(key, tuple):
+        return {"tuple": [_key(each, name) for each in key]}
+    if key is None or isinstance(key, bool | int | float | str):
+        return key
+    raise TypeError(f"A checkpoint holds plain keys, but {name} has a key that is a {type(key).__name__}.")
 
 
 def _unpack(value: Any, tensor: Callable[[str], Tensor]) -> Any:
@@ -124,7 +137,7 @@ def _unpack(value: Any, tensor: Callable[[str], Tensor]) -> Any:
         case "complex":  # safetensors has no complex numbers of double precision
             return torch.view_as_complex(tensor(content))
         case "dict":
-            return {key: _unpack(each, tensor) for key, each in content}
+            return {_unpack(key, tensor): _unpack(each, tensor) for key, each in content}
         case "list":
             return [_unpack(each, tensor) for each in content]
         case "tuple":

@@ -165,7 +165,8 @@ def _reason(error: Exception) -> str:
     if reply is not None:
         return f"HTTP {reply.status_code} {reply.reason}"
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return reason.partition("\n")[0].rpartition("] ")[2].rstrip("'\")")
+    told = reason.partition("\n")[0].rpartition("] ")[2].rstrip("'\")")
+    return told + ")" * (told.count("(") - told.count(")"))
 
 
 def download(urls: Sequence[str], path: Path, *, checksum: str | None = None) -> Path:

@@ -98,7 +98,7 @@ def fit(
         micro_batch = None
         while True:
             loop = _Loop(model, task, loaders, config, groups, Processes(device), seed, stop, store, built)
-            loop.watch, loop.on_update, loop.on_validation = watch, on_update, on_validation or nothing
+            loop.watch, loop.on_update, loop.on_validation = watch, on_update, on_validation
             try:
                 return loop.run(log or nothing, tell or nothing, micro_batch)
             except (RuntimeError, MemoryError) as error:
@@ -137,7 +137,7 @@ class _Loop:
         self.progress, self.part, self.steps = Progress(), Part(), len(self.train)
         self.watch: Observer | None = None
         self.on_update: Callable[[Moment], None] | None = None
-        self.on_validation: Callable[[dict[str, Any]], None] = lambda row: None
+        self.on_validation: Callable[[dict[str, Any]], None] | None = None
         self.saved_at, self.owed = time.monotonic(), False
         self.micro_batch: int | None = None
         self.where, self.batch = "the beginning", None
@@ -175,9 +175,8 @@ class _Loop:
 
     def smaller(self) -> int | None:
         """What `micro_batch` to try next where memory has run out, if any."""
-        if self.config.on_oom != "shrink" or self.batch is None:
-            return None
-        return smaller(self.batch, self.micro_batch, fewest(self.bare))
+        may = self.config.on_oom == "shrink" and self.batch is not None
+        return smaller(self.batch, self.micro_batch, fewest(self.bare)) if may else None
 
     def out_of_memory(self) -> str:
         n = 0 if self.batch is None else samples(self.batch)
@@ -254,9 +253,9 @@ class _Loop:
         finite = all(map(math.isfinite, norms.values()))
         if not finite and not self.scaler.is_enabled():  # which skips steps that overflow by itself
             worst = next(name for name, norm in norms.items() if not math.isfinite(norm))
+            remedy = "Lower the learning rate, or set clip_norm and quantum_clip_norm."
             raise FloatingPointError(
-                f"The gradient of the {worst} weights is not finite at {where}. Lower the learning rate, or "
-                "set clip_norm and quantum_clip_norm."
+                f"The gradient of the {worst} weights is not finite at {where}. {remedy}"
             )
         for name, norm in norms.items():
             total, count = part.norms.get(name, [0.0, 0])
@@ -290,9 +289,8 @@ class _Loop:
                     counts = own * step.count * len(todo)
                     expected, due, stop = self.processes.sums(counts, saves, bool(self.stop))
                     expected = expected or 1.0  # of a piece that counts nothing
-                share = (
-                    own * step.count * self.processes.world / expected
-                )  # gradients are means over processes
+                # Gradients are means over processes.
+                share = own * step.count * self.processes.world / expected
                 self.scaler.scale(step.loss * share).backward()
             done.append(joined([step]))
         whole = joined(done)
@@ -362,7 +360,8 @@ class _Loop:
             return
         found = {f"validation_{name}": value for name, value in self._validate().items()}
         place = {"epoch": self.progress.epoch + 1, "step": index, "steps": self.steps}
-        self.on_validation({**place, "updates": self.progress.updates, **found})
+        if self.on_validation:
+            self.on_validation({**place, "updates": self.progress.updates, **found})
         self.started = self.tick = time.perf_counter()
 
     def _is_best(self) -> bool:
@@ -383,9 +382,7 @@ class _Loop:
         self._save(self._state(kept, random))
         self.tick = time.perf_counter()
 
-    def _state(
-        self, part: dict[str, Any] | None = None, random: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def _state(self, part: Any = None, random: Any = None) -> dict[str, Any]:
         return {
             "model": weights.kept(self.bare, self.built),
             "optimizer": self.optimizer.state_dict(),

@@ -59,7 +59,7 @@ class Processes:
 
         self._accelerator = Accelerator(
             cpu=device.type == "cpu", mixed_precision="no"
-        )  # the loop has its own
+        )  # as the loop has its own
         self.rank, self.device = self._accelerator.process_index, self._accelerator.device
         if self.device.type != device.type or device.index not in (None, self.device.index):
             rule = f"be the one that Accelerate gives this process ({self.device})"
