@@ -49,6 +49,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr(placement, "thread_counts", lambda: [1, 2])
     monkeypatch.setattr(clock_, "load", lambda: 0.0)
     monkeypatch.setattr(clock_, "TURN", 0.002)
+    monkeypatch.setattr(placement, "BRIEFEST", 0.0)
 
 
 def linear(n_in, n_out):
@@ -188,6 +189,20 @@ def test_a_net_with_a_circuit():
     net = nn.Sequential(QuantumLayer(qnode, shapes, start), linear(4, 2))
     found = placement.place(net, TASK, batch(), **ON_CPU)
     assert found.backend == "auto" and all(math.isfinite(row["samples_per_second"]) for row in found.rows)
+
+
+def test_measuring_takes_a_small_share_of_the_training(clock, monkeypatch):
+    """On one thread an update takes 1.28 s, and an epoch of ten of them is the whole training."""
+    monkeypatch.setattr(placement, "BRIEFEST", 1.0)
+    about: dict[str, Any] = {"config": Settings(batch_size=64, epochs=1), "device": "cpu", "n_samples": 640}
+    net = Net(lambda n: 0.02 * n if torch.get_num_threads() == 1 else 0.01 * n)
+    short = placement.place(net, TASK, batch(64), trainings=1, **about)
+    told = "cpu on 1 thread: all training takes about 13 s there, too short to compare other places."
+    assert (short.threads, short.sentence) == (1, told) and clock.now < 4
+    clock.now = 0.0
+    assert placement.place(net, TASK, batch(64), trainings=10, **about).threads == 2
+    assert clock.now < 0.08 * 128 < 15
+    assert placement.place(net, TASK, batch(64), **about).threads == 2, "whoever asks has it measured"
 
 
 @pytest.mark.parametrize(

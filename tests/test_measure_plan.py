@@ -3,8 +3,11 @@
 import importlib
 import itertools
 import json
+import re
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,7 +134,10 @@ def test_all_nets_and_seeds_count(planned):
 
 def test_text_and_json_say_the_same(planned):
     text = str(planned)
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 120
+    assert re.search(
+        r"^RTX 4090 +\d\.\d+ MB of 23 GB .* price unknown .* marginal: price unknown$", text, re.M
+    )
     for told in ("memory at the peak", "5 nets x 3 seeds x 50 epochs", "not measured", "A100 40 GB"):
         assert told in text
     assert planned.answer in " ".join(text.split())
@@ -158,6 +164,26 @@ def test_a_plan_for_more_memory_than_exists_runs_nothing_large():
     assert found.remedies[0].name == "micro-batches" and found.remedies[0].fits
     assert "No machine of the table does it" in found.answer
     assert "it fits here with --set micro_batch=" in found.answer and "micro_batch=" in str(found)
+
+
+def test_what_could_not_be_measured_is_not_divided_by(digits, monkeypatch):
+    """Too little memory for the arrays: no bandwidth."""
+    known = measure.figures(torch.device("cpu")) | {"bytes_per_second": None}
+    monkeypatch.setattr(planning, "figures", lambda *given: known)
+    found = measure.plan(**digits, largest=False, seconds=0.1)
+    assert found.here.total and any("bandwidth" in note for note in found.notes)
+    t4 = next(each for each in found.places if each.name == "T4")
+    assert t4.total.high == pytest.approx(9 * t4.total.low), "not calibrated"
+
+
+def test_amounts_have_no_exponents():
+    row = planning._row(at("T4", 1, 100, needs=3e-4, wish=Wish()))
+    assert row[1] == "300 kB of 10 GB" and row[5] == "100.00 USD"
+    units = replace(at("T4", 1), compute_units=Range(50, 104, 200))
+    assert planning._row(units)[6] == "104"
+    assert (
+        answer([at(HERE, 9, 9, wish=Wish(1, 2e6))], Wish(1, 2e6)).split(";")[0].endswith("for 2,000,000 USD")
+    )
 
 
 def test_without_times_the_ranges_are_wider(digits, planned):
@@ -202,11 +228,12 @@ def test_a_budget_is_compared_with_prices_of_its_own_currency_alone():
     assert judge(0.1, None, within(3), "USD", wish) == ("comfortable", ())
     assert judge(0.1, None, within(30), "USD", wish) == ("not here", ("budget",))
     for currency in ("EUR", None):
-        assert judge(0.1, None, within(3), currency, wish) == ("marginal", ("budget",))
-        assert judge(0.1, None, within(30), currency, wish) == ("marginal", ("budget",))
+        unknown = (f"price in {currency or 'a currency of its own'}",)
+        for cost in (3, 30):
+            assert judge(0.1, None, within(cost), currency, wish) == ("marginal", unknown)
         assert judge(0.1, None, within(0), currency, wish) == ("comfortable", ())
     assert judge(0.1, None, within(0.01), "USD", Wish(budget=0)) == ("not here", ("budget",))
-    assert judge(0.1, None, None, None, Wish(60, 1)) == ("marginal", ("deadline", "budget"))
+    assert judge(0.1, None, None, None, Wish(60, 1)) == ("marginal", ("time unknown", "price unknown"))
 
 
 @settings(derandomize=True, deadline=None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, plots, workspace
+from qnnkit import checks, plots, words, workspace
 from qnnkit.measure.device_figures import Row
 from qnnkit.measure.simulators import CIRCUIT, GPU, LAYERS
 from qnnkit.measure.survey import facts, figures, load
@@ -75,7 +75,7 @@ def _text(frame: pd.DataFrame, **options: Any) -> str:
 
 
 def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else words.figure(value)
 
 
 def _list(told: Sequence[str]) -> str:
@@ -285,8 +285,9 @@ def _who_is_faster(frame: pd.DataFrame) -> Iterator[str]:
         best, ratio = rows[0], row["s/epoch"] / rows[0]["s/epoch"]
         what = f"{ratio:.1f}x faster per epoch than" if ratio >= ALIKE else "about as fast per epoch as"
         times = [f"{_figure(each['s/epoch'])} s on {each['device']}" for each in (best, row)]
-        costs = [_figure(each["cost/epoch"]) for each in (best, row)]
-        price = "" if "nan" in costs else f"; an epoch costs {costs[0]}, and {costs[1]} there"
+        costs = [each["cost/epoch"] for each in (best, row)]
+        price = f"; an epoch costs {_figure(costs[0])}, and {_figure(costs[1])} there"
+        price = "" if math.isnan(sum(costs)) else price
         yield f"{best['machine']} is {what} {row['machine']} ({', '.join(times)}){price}."
     priced = known.dropna(subset=["cost/epoch"]).sort_values("cost/epoch", kind="stable")
     if len(priced) > 1:
