@@ -111,8 +111,8 @@ def place(
         groups: Makes the parameter groups of a model; all parameters in one by default.
         n_samples: In an epoch, for a size of batch that is "auto": it leaves 20 updates at least.
         trainings: How many such trainings follow: measuring takes about 5 % of their time at most, and where
-            that is under a second (3 with an accelerator), the simplest choice is taken. None sets no such bound,
-            nor does a size of batch that is "auto".
+            that is under a second (3 with an accelerator), the simplest choice is taken. None sets no such
+            bound, nor does a size of batch that is "auto".
         seconds: For measuring, about; tracing circuits comes on top.
 
     Raises:

@@ -197,9 +197,7 @@ def plan(
     known = figures(place, workload.training.precision, n_threads) if computes else None
     if known is not None and not elsewhere.enough(known):
         known = None
-        told.append(
-            "This machine's bandwidth or products could not be measured, so nothing is estimated here."
-        )
+        told.append("This machine's bandwidth or products could not be measured: nothing is estimated here.")
     this = elsewhere.here(place, table, price_per_hour)
     if known is not None and prediction.seconds is None:  # too large to be tried
         this = replace(this, basis="estimated", figures=[known])
