@@ -20,15 +20,8 @@ from benchmarks import record
 from qnnkit import batch, warm
 
 RECIPE = "folder_quanv"
-SMALL = {
-    "image_size": 6,
-    "n_layers": 1,
-    "hidden": 2,
-    "batch_size": 4,
-    "epochs": 2,
-    "n_seeds": 1,
-    "controls": ["classical"],
-}
+SMALL = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "epochs": 2, "n_seeds": 1}
+SMALL |= {"controls": ["classical"]}
 BLOCKS, PER_BLOCK = 8, 6
 
 

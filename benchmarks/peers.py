@@ -100,7 +100,31 @@ def reference(workload: Workload, *, control: bool) -> dict[str, np.ndarray]:
     return TorchPeer(name, workload, "cpu", double=True).answer()
 
 
-class TorchPeer:
+class Peer:
+    """What all kinds share, where they have no other way of their own."""
+
+    torch: Any
+    device: Any
+    dtype = "unknown"
+    """Of the numbers; known after `answer`."""
+
+    def first(self) -> None:
+        self.run()
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def place(self) -> str:
+        """Where it computes."""
+        is_cuda = self.device.type == "cuda"
+        return self.torch.cuda.get_device_name(self.device) if is_cuda else str(self.device)
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize(self.device)
+
+
+class TorchPeer(Peer):
     """A circuit as torch sees it: qnnkit's layer, or PennyLane's QNode on one of its devices."""
 
     def __init__(self, name: str, workload: Evaluation, device: str, *, double: bool = False):
@@ -127,15 +151,10 @@ class TorchPeer:
             qnode = _qnode(name, workload, double=double)
             self.weights = weights.requires_grad_(workload.gradients)
             self.function = lambda inputs: torch.stack(list(qnode(inputs, self.weights)), dim=-1)
-        self.dtype = "unknown"
-
-    def first(self) -> None:
-        self.run()
 
     def run(self) -> None:
         self._evaluate(self.mixture)
-        if self.device.type == "cuda":
-            self.torch.cuda.synchronize(self.device)
+        self.wait()
 
     def _evaluate(self, mixture: Any) -> tuple[Any, ...]:
         if not self.workload.gradients:
@@ -154,7 +173,7 @@ class TorchPeer:
         return _named(values.numpy(), *(gradient.numpy() for gradient in gradients))
 
 
-class JaxPeer:
+class JaxPeer(Peer):
     """The same QNode under JAX: mapped over the batch, differentiated and compiled."""
 
     def __init__(self, name: str, workload: Evaluation, device: str):
@@ -180,10 +199,9 @@ class JaxPeer:
             self.function = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
         else:
             self.function = jax.jit(lambda inputs, weights, mixture: batched(inputs, weights))
-        self.dtype = "unknown"
 
-    def first(self) -> None:
-        self.run()
+    def place(self) -> str:
+        return self.jax.default_backend()
 
     def run(self) -> None:
         self.jax.block_until_ready(self.function(self.inputs, self.weights, self.mixture))
@@ -197,7 +215,7 @@ class JaxPeer:
         return _named(np.asarray(values), *map(np.asarray, gradients))
 
 
-class EpochPeer:
+class EpochPeer(Peer):
     """A training epoch of the hybrid net: images from memory, shuffled, batches, Adam."""
 
     def __init__(self, name: str, workload: Epoch, device: str, *, double: bool = False):
@@ -229,26 +247,22 @@ class EpochPeer:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
         # A device that runs the circuits one by one gets a step of few images.
         self.batch = 2 if name.startswith("lightning") else workload.batch
-        self.loader = DataLoader(
-            TensorDataset(images, labels),
-            self.batch,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(0),
-        )
+        order = torch.Generator().manual_seed(0)
+        self.loader = DataLoader(TensorDataset(images, labels), self.batch, shuffle=True, generator=order)
         self.steps = self.samples = 0  # of a part of an epoch; known after the first step
-        self.share, self.dtype = 0.0, "unknown"
+        self.share = 0.0
 
     def first(self) -> None:
         """One step of training."""
         self._step(*next(iter(self.loader)))
-        self._finish()
+        self.wait()
 
     def plan(self) -> None:
         """Decides how much of an epoch one round runs, after an untimed step of every size of batch."""
         images, labels = next(iter(self.loader))
         start = time.perf_counter()
         self._step(images, labels)
-        self._finish()
+        self.wait()
         seconds = time.perf_counter() - start
         whole = len(self.loader)
         self.steps = whole if seconds * whole <= WHOLE_EPOCH else max(1, int(PART_OF_EPOCH / seconds))
@@ -263,12 +277,8 @@ class EpochPeer:
             self._step(images, labels)
             if step == self.steps:
                 break
-        self._finish()
+        self.wait()
         self.share = (self.net.middle.quanv.seconds - before) / (time.perf_counter() - start)
-
-    def _finish(self) -> None:
-        if self.device.type == "cuda":
-            self.torch.cuda.synchronize(self.device)
 
     def _step(self, images: Any, labels: Any) -> None:
         logits = self.net(images.to(self.device))
@@ -291,11 +301,8 @@ class EpochPeer:
             parts[id(weight) in inside].append(weight.grad.detach().cpu().flatten())
         circuit, rest = (self.torch.cat(parts[which]).numpy() for which in (True, False))
         self.dtype = str(logits.dtype).removeprefix("torch.")
-        return {
-            "values": logits.detach().cpu().numpy(),
-            "gradient of the circuit": circuit,
-            "gradient of the rest": rest,
-        }
+        found = {"gradient of the circuit": circuit, "gradient of the rest": rest}
+        return {"values": logits.detach().cpu().numpy(), **found}
 
 
 def on_device(name: str) -> bool:

@@ -61,18 +61,26 @@ class Case:
         part = ImageSet(self.images, self.labels, ("",) * n)
         self.splits = ImageSplits("random", part, part, part, tuple(map(str, range(classes))))
 
+        self.task = recipes.of(self.training).task(self.training)
+
     def model(self) -> nn.Module:
         return recipes.of(self.training).build(self.training, self.splits, 0)
 
+    def batches(self) -> Batches:
+        return Batches(self.images, self.labels, self.training.batch_size, shuffle=True)
+
+    def fit(self, model: nn.Module, **watch: Any) -> list[float]:
+        """Seconds of each epoch, by the kit's own loop."""
+        groups, size = parameter_groups(model, self.training), self.training.batch_size
+        few = Batches(self.images[:size], self.labels[:size], size, shuffle=False)
+        loaders: Any = {"train": self.batches(), "validation": few}
+        return train.fit(model, self.task, loaders, self.training, groups=groups, **watch).seconds
+
     def seconds(self, path: Path) -> tuple[float, float]:
         """Of all epochs: the steps alone, and what the watch takes beside them."""
-        model, size = self.model(), self.training.batch_size
-        groups = parameter_groups(model, self.training)
+        model, groups = (made := self.model()), parameter_groups(made, self.training)
         watch = Timed(model, groups, per_epoch=SAMPLES, log=lambda row: workspace.append_line(path, row))
-        few = Batches(self.images[:size], self.labels[:size], size, shuffle=False)
-        loaders = {"train": Batches(self.images, self.labels, size, shuffle=True), "validation": few}
-        task = recipes.of(self.training).task(self.training)
-        steps = sum(train.fit(model, task, loaders, self.training, groups=groups, watch=watch).seconds)
+        steps = sum(self.fit(model, watch=watch))
         return steps - watch.inside, watch.inside + watch.after_steps
 
 

@@ -1,0 +1,73 @@
+"""What the kit's loop takes beside forward, backward and optimizer: python -m benchmarks.overhead.
+
+An epoch of `train.fit` beside one of a plain loop with the same net, batches, seed and optimizer, which is
+also clocked inside: both take turns on one thread; medians over rounds, in docs/results/overhead.csv.
+
+outside, outside_plain  share of the epoch that is neither forward (with the loss), backward nor optimizer
+times_plain             seconds of `train.fit` over those of the plain loop
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import record
+from benchmarks.watching import Case
+from qnnkit import layers, measure, recipes
+from qnnkit.recipes import parameter_groups
+from qnnkit.train.optimizer import optimizer_of
+
+CASES = {"digits_quanv": (8, 1078, 10), "letters": (32, 3072, 28)}
+"""Recipe -> side of its images in pixels, images of an epoch, classes; `letters` has 88,000 weights."""
+ROUNDS, EPOCHS = 9, 3
+
+
+def plain(case: Case) -> tuple[float, float]:
+    """Seconds of an epoch of the least loop, and of its three parts: medians over all but the first."""
+    model, found = case.model().train(), []
+    optimizer = optimizer_of(parameter_groups(model, case.training), case.training)
+    batches = case.batches()
+    for epoch in range(EPOCHS):
+        batches.set_epoch(epoch)
+        parts, begin = 0.0, time.perf_counter()
+        for batch in batches:
+            start = time.perf_counter()
+            case.task(model, batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            parts += time.perf_counter() - start
+        found.append((time.perf_counter() - begin, parts))
+    return statistics.median(whole for whole, _ in found[1:]), statistics.median(own for _, own in found[1:])
+
+
+def fitted(case: Case) -> float:
+    """Seconds of an epoch of `train.fit`, likewise."""
+    return statistics.median(case.fit(case.model())[1:])
+
+
+def rows(quick: bool = False) -> Iterator[dict[str, Any]]:
+    for name, (side, n, classes) in CASES.items():
+        case = Case(recipes.settings(name), side, n // 16 if quick else n, classes, EPOCHS)
+        times: list[tuple[float, ...]] = []
+        with measure.threads(1):
+            for number in range(1 if quick else ROUNDS):
+                first = fitted(case) if number % 2 else None
+                whole, parts = plain(case)
+                times.append((first or fitted(case), whole, parts))
+        fit_s, plain_s, parts_s = (statistics.median(each) for each in zip(*times, strict=True))
+        weights = sum(layers.count_parameters(case.model()).values())
+        ratios = [parts / fit for fit, _, parts in times]
+        yield {
+            "recipe": name, "weights": weights, "updates": -(-len(case.images) // case.training.batch_size),
+            "fit_s": fit_s, "plain_s": plain_s, "parts_s": parts_s,
+            "outside": 1 - statistics.median(ratios), "outside_least": 1 - max(ratios),
+            "outside_most": 1 - min(ratios), "outside_plain": 1 - parts_s / plain_s,
+            "times_plain": statistics.median(fit / own for fit, own, _ in times),
+        }  # fmt: skip
+
+
+if __name__ == "__main__":
+    record.run(__doc__, overhead=rows)
