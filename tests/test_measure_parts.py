@@ -36,18 +36,16 @@ class Slow(torch.autograd.Function):
         return gradient, None, None
 
 
-class SlowCircuit(QuantumLayer):
-    forward_pause = backward_pause = 0.0
+def slow(kind):
+    """A layer that takes its time on either way."""
 
-    def forward(self, inputs):
-        return Slow.apply(super().forward(inputs), self.forward_pause, self.backward_pause)
+    class Layer(kind):
+        forward_pause = backward_pause = 0.0
 
+        def forward(self, inputs):
+            return Slow.apply(super().forward(inputs), self.forward_pause, self.backward_pause)
 
-class SlowLinear(nn.Linear):
-    forward_pause = backward_pause = 0.0
-
-    def forward(self, inputs):
-        return Slow.apply(super().forward(inputs), self.forward_pause, self.backward_pause)
+    return Layer
 
 
 class Net(nn.Module):
@@ -57,8 +55,8 @@ class Net(nn.Module):
         super().__init__()
         qnode, shapes = circuits.build("data_reuploading", n_qubits=2, n_layers=1)
         self.before = nn.Identity() if first else nn.Hardsigmoid()
-        self.circuit = SlowCircuit(qnode, shapes, {"weights": torch.ones(shapes["weights"])})
-        self.reader = weighted(SlowLinear, 2, 2)
+        self.circuit = slow(QuantumLayer)(qnode, shapes, {"weights": torch.ones(shapes["weights"])})
+        self.reader = weighted(slow(nn.Linear), 2, 2)
         self.uses = uses
 
     def forward(self, inputs):
@@ -104,17 +102,10 @@ def parts_of(model, loader=None, **settings):
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["on inputs", "inside"])
-@pytest.mark.parametrize(
-    ("module", "way", "name"),
-    [
-        ("circuit", "forward", "quantum forward"),
-        ("circuit", "backward", "quantum backward"),
-        ("reader", "forward", "classical forward"),
-        ("reader", "backward", "classical backward"),
-    ],
-)
-def test_what_is_slow_shows_in_its_own_part(module, way, name, first):
-    model = Net(first)
+@pytest.mark.parametrize("module", ["circuit", "reader"])
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_what_is_slow_shows_in_its_own_part(module, way, first):
+    model, name = Net(first), f"{'quantum' if module == 'circuit' else 'classical'} {way}"
     setattr(getattr(model, module), f"{way}_pause", PAUSE)
     found = parts_of(model)
     assert max(found, key=lambda part: found[part]) == name
@@ -128,25 +119,17 @@ def test_a_layer_that_is_used_twice_counts_twice():
     assert found["quantum forward"] >= 2 * PAUSE and found["quantum backward"] >= 2 * PAUSE
 
 
-def test_a_slow_loader_and_a_slow_transfer_show():
-    loader = SlowLoader([(INPUTS, LABELS)])
+def test_a_slow_loader_transfer_and_optimizer_show(monkeypatch):
+    loader, right = SlowLoader([(INPUTS, LABELS)]), torch.optim.Adam.step
     loader.pause = PAUSE
-    found = parts_of(Net(), loader)
-    assert max(found, key=lambda part: found[part]) == "loading"
-    found = parts_of(Net(), [(SlowTensor(INPUTS), LABELS)])
-    assert max(found, key=lambda part: found[part]) == "transfer"
 
+    def slowest(found):
+        return max(found, key=lambda part: found[part])
 
-def test_a_slow_optimizer_shows(monkeypatch):
-    right = torch.optim.Adam.step
-
-    def step(self, *given):
-        time.sleep(PAUSE)
-        return right(self, *given)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", step)
-    found = parts_of(Net())
-    assert max(found, key=lambda part: found[part]) == "optimizer"
+    assert slowest(parts_of(Net(), loader)) == "loading"
+    assert slowest(parts_of(Net(), [(SlowTensor(INPUTS), LABELS)])) == "transfer"
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: time.sleep(PAUSE) or right(self))
+    assert slowest(parts_of(Net())) == "optimizer"
 
 
 def test_parts_add_up_and_the_model_is_left_as_it_was():
@@ -206,21 +189,10 @@ def measured(splits):
 
 
 def test_every_strategy_is_measured_or_says_why_not(measured):
-    assert [(row["group"], row["name"]) for row in measured] == [
-        ("run", "as it is"),
-        ("simulator", "lightning.qubit"),
-        ("simulator", "default.qubit"),
-        ("simulator", "batched"),
-        ("batch", "batch 4"),
-        ("batch", "batch 8"),
-        ("batch", "batch 16"),
-        ("batch", "batch 32"),
-        ("layers", "n_layers 1"),
-        ("circuit", "frozen"),
-        ("circuit", "frozen, cached"),
-        ("precision", "float32"),
-        ("precision", "bfloat16"),
-    ]
+    assert [row["name"] for row in measured] == [
+        "as it is", "lightning.qubit", "default.qubit", "batched", "batch 4", "batch 8", "batch 16",
+        "batch 32", "n_layers 1", "frozen", "frozen, cached", "float32", "bfloat16",
+    ]  # fmt: skip
     for row in measured:
         assert row["change"].endswith(".")
         if row["name"] == "batch 32":
