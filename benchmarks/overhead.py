@@ -59,14 +59,19 @@ def rows(quick: bool = False) -> Iterator[dict[str, Any]]:
                 times.append((first or fitted(case), whole, parts))
         fit_s, plain_s, parts_s = (statistics.median(each) for each in zip(*times, strict=True))
         weights = sum(layers.count_parameters(case.model()).values())
-        ratios = [parts / fit for fit, _, parts in times]
-        yield {
-            "recipe": name, "weights": weights, "updates": -(-len(case.images) // case.training.batch_size),
-            "fit_s": fit_s, "plain_s": plain_s, "parts_s": parts_s,
-            "outside": 1 - statistics.median(ratios), "outside_least": 1 - max(ratios),
-            "outside_most": 1 - min(ratios), "outside_plain": 1 - parts_s / plain_s,
-            "times_plain": statistics.median(fit / own for fit, own, _ in times),
-        }  # fmt: skip
+        row = {
+            "recipe": name,
+            "weights": weights,
+            "updates": -(-len(case.images) // case.training.batch_size),
+        }
+        row |= {
+            "fit_s": fit_s,
+            "plain_s": plain_s,
+            "parts_s": parts_s,
+            "outside_plain": 1 - parts_s / plain_s,
+        }
+        row |= record.spread("outside", [1 - parts / fit for fit, _, parts in times])
+        yield row | record.spread("times_plain", [fit / own for fit, own, _ in times])
 
 
 if __name__ == "__main__":

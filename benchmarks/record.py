@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,11 @@ def beside(steps: Mapping[str, Callable[[], object]], seconds: float = 20.0) -> 
 
     laps = measure.race({name: measure.Step(run, threads=1) for name, run in steps.items()}, seconds=seconds)
     return {name: math.nan if lap.seconds is None else 1e3 * lap.seconds for name, lap in laps.items()}
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The median of some rounds, and both ends."""
+    return {name: statistics.median(values), f"{name}_least": min(values), f"{name}_most": max(values)}
 
 
 def keep(name: str, rows: Iterable[dict[str, Any]], folder: Path = RESULTS, **versions: Any) -> pd.DataFrame:

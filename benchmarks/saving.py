@@ -72,19 +72,14 @@ def rows() -> Iterator[dict[str, Any]]:
         epoch(net, images[: 4 * BATCH], None)  # warm-up
         extra, size = [], 0
         for number in range(ROUNDS):
-            with tempfile.TemporaryDirectory() as disk:
-                order = [None, Path(disk)] if number % 2 else [Path(disk), None]
-                took = {folder: epoch(net, images, folder) for folder in order}
-                size = max(path.stat().st_size for path in Path(disk).glob("checkpoint-*"))
-            extra.append(took[Path(disk)] / took[None] - 1)
-        yield {
-            "net": name,
-            "checkpoints": STEPS // EVERY,
-            "megabytes": size / 1e6,
+            with tempfile.TemporaryDirectory() as name_of:
+                disk = Path(name_of)
+                took = {folder: epoch(net, images, folder) for folder in (None, disk)[:: (-1) ** number]}
+                size = max(path.stat().st_size for path in disk.glob("checkpoint-*"))
+            extra.append(took[disk] / took[None] - 1)
+        yield {"net": name, "checkpoints": STEPS // EVERY, "megabytes": size / 1e6} | {
             "stalled_ms": 1e3 * statistics.median(STALLS),
-            "extra": statistics.median(extra),
-            "extra_least": min(extra),
-            "extra_most": max(extra),
+            **record.spread("extra", extra),
         }
 
 

@@ -87,7 +87,7 @@ def test_a_wrong_option_is_refused(tmp_path, monkeypatch, capsys, options):
 
 # --- the check ------------------------------------------------------------------------------------
 
-SMALL = workloads.Evaluation("W3-64", "small", "strongly_entangling", 3, 1, 6)
+SMALL = workloads.Evaluation("W3-64", "strongly_entangling", 3, 1, 6)
 
 
 @pytest.mark.parametrize("name", ["batched", "default.qubit", "lightning.qubit"])

@@ -17,9 +17,8 @@ from qnnkit.device import accelerators, machine, simulators
 
 LONGEST_LINE = 100  # columns of the table
 T4 = {"gpu": "Tesla T4", "capability": 7.5, "driver": "550.54.15", "torch_cuda": "12.8"}
-T4 |= {"lightning": "0.45.0", "system": "Linux", "python": (3, 12)}
+T4 |= {"lightning": "0.45.0", "system": "Linux"}
 DRIVERS = "sudo ubuntu-drivers install"
-CONDA = "conda create --name qnnkit python=3.12"
 INSTALL = "pip install pennylane-lightning-gpu==0.45.0"
 AFRESH = f"pip install --force-reinstall --no-deps pennylane-lightning-gpu==0.45.0 && {INSTALL}"
 
@@ -56,7 +55,6 @@ def python(code: str, **environment: str) -> str:
         ({"driver": "470.256.02"}, "driver 470.256.02 is too old", DRIVERS),
         ({"driver": "525.60.12"}, "needs 525.60.13 or newer", DRIVERS),
         ({"gpu": "Tesla P100", "capability": 6.0}, "compute capability 6.0", None),
-        ({"python": (3, 15)}, "Python 3.11 to 3.14, and this is Python 3.15", CONDA),
         ({"torch_cuda": "13.0"}, "not installed. torch brought CUDA 13 only (13.0)", INSTALL),
         ({"torch_cuda": "13.0", "plugin": "0.45.0"}, "torch brought CUDA 13 only (13.0)", AFRESH),
         ({}, "is not installed.", INSTALL),

@@ -15,7 +15,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from qnnkit import __version__, checks, device, workspace
-from qnnkit.device import accelerators, machine
+from qnnkit.device import accelerators, machine, summary
 from qnnkit.measure import clock, simulators, survey_net
 from qnnkit.measure.device_figures import figures_of, kind, rows_of
 from qnnkit.measure.workload import Sample
@@ -25,7 +25,6 @@ FORMAT = 2
 """Of the file; another number when the same name is to mean something else."""
 SECONDS, QUICK = 150.0, 2.0
 """Of a survey that nobody gave another time; starting, and what was begun before it was over, come on top."""
-PACKAGES = ("qnnkit", "torch", "numpy", "pennylane", "pennylane-lightning", "pennylane-lightning-gpu")
 STEP = "Measure there again: qnnkit measure --out FILE."
 
 
@@ -133,8 +132,7 @@ def facts() -> dict[str, Any]:
         "memory_bytes": machine.memory()[0],
         "accelerators": found,
         "colab": colab,
-        "versions": {"python": platform.python_version()}
-        | {name: version for name in PACKAGES if (version := machine.version(name))},
+        "versions": {"python": platform.python_version()} | summary.versions(),
     }
 
 
@@ -188,15 +186,11 @@ def load(path: str | Path) -> dict[str, Any]:
     return found
 
 
-def figures(found: str | Path | Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What an estimate of time needs of each torch device.
-
-    Args:
-        found: A survey, or its file.
+def figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What an estimate of time needs of each torch device of a survey.
 
     Returns:
         One dictionary for each: `device`, `name`, `memory` (bytes), `bytes_per_second` (None where it was not
         measured), `flops` per second by precision, `seconds_per_operation` (None likewise).
     """
-    found = load(found) if isinstance(found, str | Path) else found
     return figures_of(found["rows"], found["devices"])
