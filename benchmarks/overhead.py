@@ -9,6 +9,7 @@ times_plain             seconds of `train.fit` over those of the plain loop
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Iterator
@@ -51,27 +52,17 @@ def fitted(case: Case) -> float:
 def rows(quick: bool = False) -> Iterator[dict[str, Any]]:
     for name, (side, n, classes) in CASES.items():
         case = Case(recipes.settings(name), side, n // 16 if quick else n, classes, EPOCHS)
-        times: list[tuple[float, ...]] = []
         with measure.threads(1):
-            for number in range(1 if quick else ROUNDS):
-                first = fitted(case) if number % 2 else None
-                whole, parts = plain(case)
-                times.append((first or fitted(case), whole, parts))
-        fit_s, plain_s, parts_s = (statistics.median(each) for each in zip(*times, strict=True))
-        weights = sum(layers.count_parameters(case.model()).values())
-        row = {
-            "recipe": name,
-            "weights": weights,
-            "updates": -(-len(case.images) // case.training.batch_size),
-        }
-        row |= {
-            "fit_s": fit_s,
-            "plain_s": plain_s,
-            "parts_s": parts_s,
-            "outside_plain": 1 - parts_s / plain_s,
-        }
-        row |= record.spread("outside", [1 - parts / fit for fit, _, parts in times])
-        yield row | record.spread("times_plain", [fit / own for fit, own, _ in times])
+            ways = {"fit": functools.partial(fitted, case), "plain": functools.partial(plain, case)}
+            found = record.in_turns(ways, 1 if quick else ROUNDS)
+        fit_s, (plain_s, parts_s) = found["fit"], zip(*found["plain"], strict=True)
+        row = {"recipe": name, "weights": sum(layers.count_parameters(case.model()).values())}
+        row |= {"updates": -(-len(case.images) // case.training.batch_size)}
+        times = {"fit_s": fit_s, "plain_s": plain_s, "parts_s": parts_s}
+        row |= {what: statistics.median(each) for what, each in times.items()}
+        row |= record.spread("outside", [1 - own / fit for own, fit in zip(parts_s, fit_s, strict=True)])
+        row |= {"outside_plain": 1 - row["parts_s"] / row["plain_s"]}
+        yield row | record.spread("times_plain", [a / b for a, b in zip(fit_s, plain_s, strict=True)])
 
 
 if __name__ == "__main__":

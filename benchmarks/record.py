@@ -36,6 +36,15 @@ def beside(steps: Mapping[str, Callable[[], object]], seconds: float = 20.0) -> 
     return {name: math.nan if lap.seconds is None else 1e3 * lap.seconds for name, lap in laps.items()}
 
 
+def in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """What each returned in each round; the order turns round, so that a slow minute hits all alike."""
+    found: dict[str, list[Any]] = {name: [] for name in ways}
+    for number in range(rounds):
+        for name in list(ways)[:: (-1) ** number]:
+            found[name].append(ways[name]())
+    return found
+
+
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
     """The median of some rounds, and both ends."""
     return {name: statistics.median(values), f"{name}_least": min(values), f"{name}_most": max(values)}

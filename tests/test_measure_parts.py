@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
+from qnnkit.checkpoint import own_generators
 from qnnkit.measure import Spread, parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
@@ -219,23 +220,24 @@ def test_strategies_change_one_thing_and_drop_nothing(splits, monkeypatch):
 
     monkeypatch.setattr(tasks.Classification, "__call__", called)
     monkeypatch.setattr(train.Stepper, "backward", counted)
-    monkeypatch.setattr(parts, "LAYERS", ())
-    config = recipe(augmentation="affine", micro_batch=4)
-    found = {row["name"]: row for row in measure.strategies(config, splits, threads=1, seconds=0.2)}
-    assert changed and all(changed), "no row leaves it out"
-    assert {micro for _, micro in pieces} == {4} and {each for each, _ in pieces} == {"float32", "bfloat16"}
-    told = found["as it is"]["change"]
-    assert told == "Nothing is changed: cpu, float32, batch 8 in pieces of 4, 1 thread, augmentation affine."
-    assert found["frozen, cached"]["why"].startswith("Augmentation makes other images in every epoch")
+    bench = parts._Bench(recipe(augmentation="affine", micro_batch=4), splits, torch.device("cpu"), 1)
+    found = {name: (change, step) for _, name, change, step in bench.steps(True)}
+    told = "Nothing is changed: cpu, float32, batch 8 in pieces of 4, 1 thread, augmentation affine."
+    assert found["as it is"][0] == told
+    with own_generators():
+        for name in ("as it is", "frozen", "bfloat16"):
+            found[name][1].run()
+    assert changed == [True] * 6, "no row leaves it out"
+    assert pieces == [(each, 4) for each in ("float32", "float32", "bfloat16") for _ in range(2)]
+    with pytest.raises(ValueError, match="Augmentation makes other images in every epoch"):
+        found["frozen, cached"][1].run()
 
 
 def test_the_cpu_stands_beside_the_accelerator(splits, monkeypatch):
-    monkeypatch.setattr(parts, "devices", lambda *given: ["cpu", "cpu:0"])  # for torch a device of its own
-    monkeypatch.setattr(parts, "LAYERS", ())
-    found = measure.strategies(recipe(), splits, seconds=0.2)
-    of_devices = [row for row in found if row["group"] == "device"]
-    assert [row["name"] for row in of_devices] == ["cpu", "cpu:0"]
-    assert all(row["seconds_in_all"] > row["seconds_per_epoch"] for row in of_devices)
+    monkeypatch.setattr(parts, "devices", lambda *given: ["cpu", "cuda:0"])
+    bench = parts._Bench(recipe(), splits, torch.device("cuda:0"), None)
+    of_devices = [(name, str(step.device)) for group, name, _, step in bench.steps(True) if group == "device"]
+    assert of_devices == [("cpu", "cpu"), ("cuda:0", "cuda:0")]
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

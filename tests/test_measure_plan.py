@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,11 +91,11 @@ def test_float16_is_planned_where_it_cannot_be_trained(digits):
 
 
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
-    workload = digits["workload"].change(batch_size=8)
-    free = 2 * sum(trace(workload.change(batch_size=4)).memory.values()) + 1
+    workload = digits["workload"].change(batch_size=4)
+    free = 2 * sum(trace(workload.change(batch_size=2)).memory.values()) + 1
     monkeypatch.setattr(predicting, "free", lambda device: free)
     found = measure.predict(workload, seconds=0.1, n_threads=1)
-    assert found.scaled_from == 4 and found.seconds
+    assert found.scaled_from == 2 and found.seconds
     monkeypatch.setattr(predicting, "free", lambda device: 0)
     assert measure.predict(workload, seconds=0.1, n_threads=1).seconds is None
 
@@ -147,10 +146,9 @@ def test_text_and_json_say_the_same(planned):
 
 
 def test_a_larger_batch_never_needs_less(digits):
-    for workload in (digits["workload"], measure.of_transformer("llama", "tiny", **TINY)):
-        changed = (workload.change(batch_size=size) for size in (1, 64))
-        found = [measure.predict(each, measured=False).on_accelerator for each in changed]
-        assert found == sorted(found) and found[0] < found[-1]
+    changed = (digits["workload"].change(batch_size=size) for size in (1, 64))
+    found = [measure.predict(each, measured=False).on_accelerator for each in changed]
+    assert found == sorted(found) and found[0] < found[-1]
 
 
 @pytest.mark.slow
@@ -165,11 +163,12 @@ def test_a_plan_for_more_memory_than_exists_runs_nothing_large():
     assert "it fits here with --set micro_batch=" in found.answer and "micro_batch=" in str(found)
 
 
-def test_what_could_not_be_measured_is_not_divided_by(digits, monkeypatch):
+def test_what_could_not_be_measured_is_not_divided_by(digits, planned, monkeypatch):
     """Too little memory for the arrays: no bandwidth."""
-    known = measure.figures(torch.device("cpu")) | {"bytes_per_second": None}
-    monkeypatch.setattr(planning, "figures", lambda *given: known)
-    found = measure.plan(**digits, largest=False, seconds=0.1)
+    known = {"device": "cpu", "bytes_per_second": None, "flops": {"float32": 1e9}}
+    monkeypatch.setattr(planning, "predict", lambda *given, **named: planned.prediction)
+    monkeypatch.setattr(planning, "figures", lambda *given: known | {"seconds_per_operation": 1e-6})
+    found = measure.plan(**digits, largest=False)
     assert found.here.total and any("bandwidth" in note for note in found.notes)
     t4 = next(each for each in found.places if each.name == "T4")
     assert t4.total.high == pytest.approx(9 * t4.total.low), "not calibrated"
@@ -357,17 +356,16 @@ def typed(monkeypatch, capfd):
 QUICK = ("--recipe", "digits_quanv", "--no-measuring")
 
 
-def test_the_command_prints_the_page_or_json(typed):
-    status, out, err = typed(*QUICK, "--set", "epochs=50", "--deadline", "8h", "--budget", "10")
-    assert (status, err) == (0, "")
-    assert "Run it " in out and "5 nets x 3 seeds x 50 epochs" in out
+def test_the_command_prints_the_page_or_json(typed, planned, monkeypatch):
     about = ("--set", "epochs=7", "--samples", 5000, "--deadline", "1s", "--budget", "0")
-    status, out, _ = typed(*QUICK, *about, "--json")
+    status, out, err = typed(*QUICK, *about, "--json")
     found = json.loads(out)
-    assert status == 0 and found["wish"] == {"deadline": 1, "budget": 0, "currency": "USD"}
+    assert (status, err) == (0, "") and found["wish"] == {"deadline": 1, "budget": 0, "currency": "USD"}
     assert found["prediction"]["training"]["epochs"] == 7 and found["prediction"]["n_samples"] == 5000
     why = {each["name"]: each["why"] for each in found["places"]}
     assert why["T4"] == ["deadline", "budget"]
+    monkeypatch.setattr(measure, "plan", lambda **asked: planned)
+    assert typed(*QUICK) == (0, f"{planned}\n", "")
 
 
 @pytest.mark.parametrize(
