@@ -105,10 +105,7 @@ def test_with_checkpointing_it_holds_no_less():
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {},
-        {"batch_size": 4, "micro_batch": 2, "lora_rank": 4, "gradient_checkpointing": True},
-    ],
+    [{}, {"batch_size": 4, "micro_batch": 2, "lora_rank": 4, "gradient_checkpointing": True}],
     ids=lambda change: ", ".join(change) or "plain",
 )
 def test_a_deep_net_is_traced_with_a_few_of_its_layers(monkeypatch, change):

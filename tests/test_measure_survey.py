@@ -11,15 +11,7 @@ import pytest
 import torch
 
 from qnnkit import data, measure, recipes, report, runs
-from qnnkit.measure import (
-    clock,
-    device_figures,
-    placement,
-    reading,
-    simulators,
-    survey,
-    survey_net,
-)
+from qnnkit.measure import clock, device_figures, placement, reading, simulators, survey, survey_net
 from qnnkit.measure.workload import Sample, of_recipe
 from qnnkit.models import QuanvNet, features
 from qnnkit.runs import surveying

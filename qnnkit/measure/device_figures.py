@@ -42,11 +42,7 @@ def timed(what: str, device: Any, times: Spread, work: float, unit: str, **setti
 
 
 def rows_of(
-    device: torch.device,
-    *,
-    seconds: float = 1.0,
-    quick: bool = False,
-    precisions: Sequence[str] = PRECISIONS,
+    device: torch.device, *, seconds: float = 1.0, quick: bool = False, precisions: Sequence[str] = PRECISIONS
 ) -> Iterator[Row]:
     """Bandwidth, matrix products, launches and transfers of a device.
 

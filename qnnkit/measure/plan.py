@@ -299,10 +299,7 @@ def judge(
     no_price = "price unknown"
     if cost is not None and cost.high > 0 and currency != wish.currency:
         cost, no_price = None, f"price in {currency or 'a currency of its own'}"
-    limits = (
-        ("deadline", total, wish.deadline, "time unknown"),
-        ("budget", cost, wish.budget, no_price),
-    )
+    limits = (("deadline", total, wish.deadline, "time unknown"), ("budget", cost, wish.budget, no_price))
     for name, range_, limit, unknown in limits:
         if limit is None:
             continue
