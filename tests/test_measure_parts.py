@@ -13,7 +13,7 @@ from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
 from qnnkit.checkpoint import own_generators
-from qnnkit.measure import Spread, parts
+from qnnkit.measure import Lap, Spread, parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from tests.toys import texts
@@ -240,21 +240,14 @@ def test_the_cpu_stands_beside_the_accelerator(splits, monkeypatch):
     assert of_devices == [("cpu", "cpu"), ("cuda:0", "cuda:0")]
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     ("name", "settings", "rows"),
     [
-        (
-            "digits_clip",
-            {"n_qubits": 2, "n_layers": 1, "patch_size": 8},
-            ["as it is", "lightning.qubit", "default.qubit", "batched", "batch 2", "batch 4", "batch 8",
-             "batch 16", "n_layers 1", "frozen", "frozen, cached", "float32", "bfloat16"],
-        ),
-        (
-            "text_adapter",
-            {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000},
-            ["as it is", "batch 2", "batch 4", "batch 8", "batch 16", "float32", "bfloat16"],
-        ),
+        ("digits_clip", {"n_qubits": 2, "n_layers": 1, "patch_size": 8},
+         "as it is, lightning.qubit, default.qubit, batched, batch 2, batch 4, batch 8, batch 16, "
+         "n_layers 1, frozen, frozen, cached, float32, bfloat16"),
+        ("text_adapter", {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000},
+         "as it is, batch 2, batch 4, batch 8, batch 16, float32, bfloat16"),
     ],
 )  # fmt: skip
 def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path, monkeypatch):
@@ -262,36 +255,23 @@ def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path,
     config = recipes.settings(name, batch_size=4, **settings, **place)
     monkeypatch.setattr(parts, "LAYERS", (1,))
     splits = runs.Run(tmp_path, config).load_data()
-    found = measure.strategies(config, splits, seconds=1.0)
-    assert [row["name"] for row in found] == rows
-    for row in found:
-        if row["name"] == "frozen, cached":
-            assert row["why"] == "This model takes no features in place of its data."
-        elif row["seconds_per_sample"] is None:
-            assert "samples only" in row["why"], row
-        else:
-            expected = row["seconds_per_sample"] * len(splits.train)
-            assert row["seconds_per_epoch"] == pytest.approx(expected)
-    assert sum(row["seconds_per_sample"] is not None for row in found) >= 3
+    bench = parts._Bench(config, splits, torch.device("cpu"), 1)
+    found = {row: step for _, row, _, step in bench.steps("n_qubits" in settings)}
+    assert ", ".join(found) == rows
+    if "frozen, cached" in found:
+        with own_generators(), pytest.raises(ValueError, match="takes no features in place of its data"):
+            found["frozen, cached"].run()
 
 
-def test_what_cannot_be_measured_says_why(splits, monkeypatch):
+def test_a_backend_that_does_not_work_says_why(splits, monkeypatch):
+    told = "Argument `backend` must be a device that works here, but is 'lightning.qubit'."
+
     def none(*given, **settings):
-        raise ValueError("Argument `backend` must be a device that works here, but is 'lightning.qubit'.")
-
-    right = parts.of_recipe
-
-    def made(config, *given, **options):
-        if config.backend == "default.qubit":
-            raise torch.OutOfMemoryError("There is no memory left.\nSome statistics.")
-        return right(config, *given, **options)
+        raise ValueError(told)
 
     monkeypatch.setattr(parts, "one_by_one", none)
-    monkeypatch.setattr(parts, "of_recipe", made)
-    monkeypatch.setattr(parts, "LAYERS", ())
-    found = {row["name"]: row["why"] for row in measure.strategies(recipe(), splits, seconds=0.2)}
-    assert found["lightning.qubit"].endswith("but is 'lightning.qubit'.")
-    assert found["default.qubit"] == "There is no memory left." and found["as it is"] == ""
+    found = parts._Bench(recipe(), splits, torch.device("cpu"), 1).one_by_one(nn.Identity(), None, 1.0)
+    assert found == Lap(None, why=told)
 
 
 def test_circuits_one_by_one_are_scaled_up(monkeypatch):
