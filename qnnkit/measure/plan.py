@@ -122,7 +122,7 @@ class Plan:
         blocks.append([f"{found.name}: {found.n_weights:,} weights, {found.n_trained:,} of them trained"])
         blocks[0] += [
             f"{self.nets} net{'s' * (self.nets > 1)} x {self.seeds} seed{'s' * (self.seeds > 1)} x "
-            f"{config.epochs} epochs of {found.n_samples:,} samples{tokens}, batch {config.batch_size}",
+            f"{config.epochs:,} epochs of {found.n_samples:,} samples{tokens}, batch {config.batch_size}",
             f"Checkpoints take {words.size(trained * found.disk)} of disk",
         ]
         memory = sorted(found.memory.items(), key=lambda item: -item[1])

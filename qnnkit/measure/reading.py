@@ -44,9 +44,12 @@ def table(found: Mapping[str, Any]) -> str:
         index = pd.MultiIndex.from_tuples(cells, names=["qubits", "batch", "backend", "device"])
         grid = _text(1000 * pd.Series(list(cells.values()), index).unstack(["backend", "device"], sort=False))
         blocks.append(f"Milliseconds of circuits, both ways ({CIRCUIT}, {LAYERS} layers):\n{grid}")
-    size = f"batch {net['batch_size']}, {net['n_samples']:,} {net['noun']} an epoch"
-    blocks.append(f"The net: {net['recipe']}, {size}.")
+    blocks.append(f"The net: {_of_net(net)}.")
     return "\n\n".join([*blocks, _list(sentences(found))])
+
+
+def _of_net(net: Mapping[str, Any]) -> str:
+    return f"{net['recipe']}, batch {net['batch_size']}, {net['n_samples']:,} {net['noun']} an epoch"
 
 
 def values(
@@ -238,9 +241,8 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
         [_beside(name, one, each, same) for name, one in surveys.items() for each in figures(one)]
     )
     if same:
-        one = next(iter(nets.values()))
-        size = f"batch {one['batch_size']}, {one['n_samples']:,} {one['noun']} an epoch"
-        net, told = f"{one['recipe']}, {size}, {PRECISION}", list(_who_is_faster(frame))
+        net = f"{_of_net(next(iter(nets.values())))}, {PRECISION}"
+        told = list(_who_is_faster(frame))
     else:
         each = "; ".join(f"{name}: {own['recipe']}" for name, own in nets.items())
         told = [
