@@ -7,7 +7,6 @@ matrices to make: the frozen model alone, forward and backward to the first adap
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks import record
-from qnnkit import adapters, measure
+from qnnkit import adapters
 from qnnkit.models.blocks import seeded
 
 NAMES = ("lora", "vera", "quantum_peft", "qpa")
@@ -29,15 +28,9 @@ def llama(hidden: int, n_layers: int = 4, vocabulary: int = 256) -> nn.Module:
     """A Llama with weights from a seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=n_layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-    )
+    sizes = {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": 4 * hidden}
+    sizes |= {"num_hidden_layers": n_layers, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = LlamaConfig(**sizes, max_position_embeddings=512)
     with seeded(0):
         return LlamaForCausalLM(config)
 
@@ -81,12 +74,10 @@ def compare(hidden: int, n_weights: int, batch: int = 8, length: int = 128) -> l
     nets = {"floor": floor(llama(hidden))}
     for name in NAMES:
         nets[name] = adapters.adapt(llama(hidden), name, n_weights=n_weights, targets=TARGETS)
-    steps = {name: measure.Step(stepper(net, tokens), threads=1) for name, net in nets.items()}
-    laps = measure.race(steps, seconds=SECONDS)
-    took = {name: lap.seconds or math.nan for name, lap in laps.items()}
+    took = record.beside({name: stepper(net, tokens) for name, net in nets.items()}, SECONDS)
     return [
         {"adapter": name, "hidden": hidden, "asked": n_weights, **adapters.count(net)}
-        | {"ms": 1e3 * took[name], "times_lora": took[name] / took["lora"]}
+        | {"ms": took[name], "times_lora": took[name] / took["lora"]}
         for name, net in nets.items()
     ]
 

@@ -11,12 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from qnnkit.measure import clock
-
-
-def milliseconds(run: Callable[[], object], rounds: int = 30) -> float:
-    """Median time of one call."""
-    return 1e3 * clock.spread(run, record.CPU, rounds=rounds).median
+from benchmarks.record import milliseconds
 
 
 def dense(batch: int, uses: int, *, backward: bool, n_wires: int = 4) -> Callable[[], None]:

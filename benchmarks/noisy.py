@@ -8,7 +8,6 @@ The best is that of the seed with the highest validation score; the number is th
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -43,20 +42,16 @@ def table(found: pd.DataFrame) -> str:
     lines = []
     for row in found.itertuples():
         told = f"{names.get(row.condition, row.condition)} {row.strength:g}".removesuffix(" nan")
-        percent = "{:.1f} ({:.1f} to {:.1f})".format(
-            *(100 * each for each in (row.accuracy, row.low, row.high))
-        )
+        ends = (100 * each for each in (row.accuracy, row.low, row.high))
+        percent = "{:.1f} ({:.1f} to {:.1f})".format(*ends)
         lines.append([told.format(row.device), percent, f"{row.change:.3f}"])
     return record.markdown(["condition", "accuracy (%)", "mean change of a measured value"], lines)
 
 
 def main(run_dir: str, recipe: str, path: str, n_images: str = "256") -> None:
     found = rows(qnnkit.open_run(run_dir, recipe), int(n_images))
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    found.to_csv(path, index=False, lineterminator="\n")
-    print(
-        found[["condition", "strength", "accuracy", "low", "high", "change", "seconds"]].round(4).to_string()
-    )
+    record.write(found, path)
+    print(found.iloc[:, -8:].round(4).to_string())
 
 
 if __name__ == "__main__":

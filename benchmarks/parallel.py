@@ -6,6 +6,8 @@ alike.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import tempfile
 import time
@@ -20,15 +22,8 @@ from benchmarks import record
 from qnnkit import batch, warm
 
 RECIPE = "folder_quanv"
-SMALL = {
-    "image_size": 6,
-    "n_layers": 1,
-    "hidden": 2,
-    "batch_size": 4,
-    "epochs": 2,
-    "n_seeds": 1,
-    "controls": ["classical"],
-}
+SMALL = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "epochs": 2, "n_seeds": 1}
+SMALL |= {"controls": ["classical"]}
 BLOCKS, PER_BLOCK = 8, 6
 
 
@@ -65,10 +60,15 @@ def rows() -> Iterator[dict[str, Any]]:
         os.environ["QNNKIT_HOME"] = home
         settings = {**SMALL, "data_dir": str(pictures(Path(home) / "pictures"))}
         seconds_a_run(1, [999], settings)  # warm-up
-        for number in range(BLOCKS):
-            workers = (1, 2, 2, 1)[number % 4]
-            seeds = list(range(PER_BLOCK * number, PER_BLOCK * (number + 1)))
-            yield {"workers": workers, "seconds_a_run": seconds_a_run(workers, seeds, settings)}
+        firsts = itertools.count(step=PER_BLOCK)
+
+        def block(workers: int) -> float:
+            seeds = range(first := next(firsts), first + PER_BLOCK)
+            return seconds_a_run(workers, list(seeds), settings)
+
+        ways = {str(n): functools.partial(block, n) for n in (1, 2)}
+        for workers, seconds in record.in_turns(ways, BLOCKS // 2).items():
+            yield {"workers": int(workers)} | record.spread("seconds_a_run", seconds)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ are evaluated each time; a peer that would take too long or too much memory on a
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from importlib import import_module
 from typing import Any
@@ -25,10 +26,8 @@ LABELS = {
     "jax": "JAX jit(vmap)",
     "classical": "classical control",
 }
-WHOLE_EPOCH = 30.0
-"""Seconds up to which a whole epoch is run; a slower one is run in part and scaled."""
-PART_OF_EPOCH = 5.0
-"""Seconds for a part of an epoch, at most, unless one step takes longer."""
+STEPS = 8
+"""Of an epoch whose circuits run one by one; the time of the whole is scaled up from them."""
 
 
 class Absent(Exception):
@@ -100,7 +99,31 @@ def reference(workload: Workload, *, control: bool) -> dict[str, np.ndarray]:
     return TorchPeer(name, workload, "cpu", double=True).answer()
 
 
-class TorchPeer:
+class Peer:
+    """What all kinds share, where they have no other way of their own."""
+
+    torch: Any
+    device: Any
+    dtype = "unknown"
+    """Of the numbers; known after `answer`."""
+
+    def first(self) -> None:
+        self.run()
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def place(self) -> str:
+        """Where it computes."""
+        is_cuda = self.device.type == "cuda"
+        return self.torch.cuda.get_device_name(self.device) if is_cuda else str(self.device)
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize(self.device)
+
+
+class TorchPeer(Peer):
     """A circuit as torch sees it: qnnkit's layer, or PennyLane's QNode on one of its devices."""
 
     def __init__(self, name: str, workload: Evaluation, device: str, *, double: bool = False):
@@ -127,15 +150,10 @@ class TorchPeer:
             qnode = _qnode(name, workload, double=double)
             self.weights = weights.requires_grad_(workload.gradients)
             self.function = lambda inputs: torch.stack(list(qnode(inputs, self.weights)), dim=-1)
-        self.dtype = "unknown"
-
-    def first(self) -> None:
-        self.run()
 
     def run(self) -> None:
         self._evaluate(self.mixture)
-        if self.device.type == "cuda":
-            self.torch.cuda.synchronize(self.device)
+        self.wait()
 
     def _evaluate(self, mixture: Any) -> tuple[Any, ...]:
         if not self.workload.gradients:
@@ -154,7 +172,7 @@ class TorchPeer:
         return _named(values.numpy(), *(gradient.numpy() for gradient in gradients))
 
 
-class JaxPeer:
+class JaxPeer(Peer):
     """The same QNode under JAX: mapped over the batch, differentiated and compiled."""
 
     def __init__(self, name: str, workload: Evaluation, device: str):
@@ -180,10 +198,9 @@ class JaxPeer:
             self.function = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
         else:
             self.function = jax.jit(lambda inputs, weights, mixture: batched(inputs, weights))
-        self.dtype = "unknown"
 
-    def first(self) -> None:
-        self.run()
+    def place(self) -> str:
+        return self.jax.default_backend()
 
     def run(self) -> None:
         self.jax.block_until_ready(self.function(self.inputs, self.weights, self.mixture))
@@ -197,7 +214,7 @@ class JaxPeer:
         return _named(np.asarray(values), *map(np.asarray, gradients))
 
 
-class EpochPeer:
+class EpochPeer(Peer):
     """A training epoch of the hybrid net: images from memory, shuffled, batches, Adam."""
 
     def __init__(self, name: str, workload: Epoch, device: str, *, double: bool = False):
@@ -227,48 +244,30 @@ class EpochPeer:
                     layer.compile(dynamic=False)
         self.start = copy.deepcopy(self.net.state_dict())
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
-        # A device that runs the circuits one by one gets a step of few images.
-        self.batch = 2 if name.startswith("lightning") else workload.batch
-        self.loader = DataLoader(
-            TensorDataset(images, labels),
-            self.batch,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(0),
-        )
-        self.steps = self.samples = 0  # of a part of an epoch; known after the first step
-        self.share, self.dtype = 0.0, "unknown"
+        one_by_one = name.startswith("lightning")  # which gets few steps of few images
+        self.batch = 2 if one_by_one else workload.batch
+        order = torch.Generator().manual_seed(0)
+        self.loader = DataLoader(TensorDataset(images, labels), self.batch, shuffle=True, generator=order)
+        self.steps = STEPS if one_by_one else len(self.loader)
+        self.samples, self.share = min(self.total, self.steps * self.batch), 0.0
 
     def first(self) -> None:
         """One step of training."""
         self._step(*next(iter(self.loader)))
-        self._finish()
+        self.wait()
 
     def plan(self) -> None:
-        """Decides how much of an epoch one round runs, after an untimed step of every size of batch."""
+        """An untimed step of the last batch, which may be smaller."""
         images, labels = next(iter(self.loader))
-        start = time.perf_counter()
-        self._step(images, labels)
-        self._finish()
-        seconds = time.perf_counter() - start
-        whole = len(self.loader)
-        self.steps = whole if seconds * whole <= WHOLE_EPOCH else max(1, int(PART_OF_EPOCH / seconds))
-        self.samples = min(self.total, self.steps * self.batch)
-        last = self.total - (whole - 1) * self.batch
-        if self.steps == whole and last < self.batch:
-            self._step(images[:last], labels[:last])
+        last = self.total % self.batch or self.batch
+        self._step(images[:last], labels[:last])
 
     def run(self) -> None:
         start, before = time.perf_counter(), self.net.middle.quanv.seconds
-        for step, (images, labels) in enumerate(self.loader, start=1):
+        for images, labels in itertools.islice(self.loader, self.steps):
             self._step(images, labels)
-            if step == self.steps:
-                break
-        self._finish()
+        self.wait()
         self.share = (self.net.middle.quanv.seconds - before) / (time.perf_counter() - start)
-
-    def _finish(self) -> None:
-        if self.device.type == "cuda":
-            self.torch.cuda.synchronize(self.device)
 
     def _step(self, images: Any, labels: Any) -> None:
         logits = self.net(images.to(self.device))
@@ -285,17 +284,14 @@ class EpochPeer:
         mixture = np.random.default_rng(1).standard_normal(logits.shape)
         (logits * self.torch.from_numpy(mixture).to(logits)).sum().backward()
         self.net.train()
-        inside = {id(weight) for weight in self.net.middle.quanv.parameters()}
-        parts: dict[bool, list[Any]] = {True: [], False: []}
+        inside = set(self.net.middle.quanv.parameters())
+        found = {"gradient of the circuit": [], "gradient of the rest": []}
         for weight in self.net.parameters():
-            parts[id(weight) in inside].append(weight.grad.detach().cpu().flatten())
-        circuit, rest = (self.torch.cat(parts[which]).numpy() for which in (True, False))
+            part = found[f"gradient of the {'circuit' if weight in inside else 'rest'}"]
+            part.append(weight.grad.detach().cpu().flatten())
         self.dtype = str(logits.dtype).removeprefix("torch.")
-        return {
-            "values": logits.detach().cpu().numpy(),
-            "gradient of the circuit": circuit,
-            "gradient of the rest": rest,
-        }
+        gradients = {name: self.torch.cat(parts).numpy() for name, parts in found.items()}
+        return {"values": logits.detach().cpu().numpy(), **gradients}
 
 
 def on_device(name: str) -> bool:

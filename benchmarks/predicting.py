@@ -4,37 +4,37 @@ Every setting has two fresh processes, one after the other: one predicts its pea
 epoch, the other trains it for a few epochs with checkpoints, as runs do, and tells what it took; and again
 while half a minute has not passed, since a machine is not equally fast in every minute. Medians over these
 rounds are compared. A quarter of an hour in all; it writes docs/results/predicted.csv and, from it,
-docs/predicted.md. With --only it prints those settings and writes nothing. Exit status 1 where a prediction
-is out of its bounds. Wants a machine that does nothing else, and QNNKIT_TEST_DATA with AHCD and MNIST.
+docs/predicted.md. With --only and without --out it prints those settings and writes nothing. Exit status 1
+where a prediction is out of its bounds. Wants a machine that does nothing else, and QNNKIT_TEST_DATA with
+AHCD and MNIST.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from benchmarks import recipe, record
+from qnnkit.device import machine
 
-ROOT = Path(__file__).resolve().parent.parent
 MEMORY, TIME = 0.15, 0.20
 """How far a prediction may be off, as shares of what is measured."""
 THREADS = 1
 """Of which no other program on the machine can keep one waiting for the other."""
 EPOCHS, MANY = 4, 20
 """Trained, of which the median without the first counts; more where an epoch takes a tenth of a second."""
-ROUNDS, BUDGET = 3, 25.0
-"""Rounds of a setting at most, and the seconds after which none is begun."""
+ROUNDS, BUDGET, LONGEST = 3, 25.0, 3600.0
+"""Rounds of a setting at most, the seconds after which none is begun, and those of one process."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,6 @@ class Setting:
         return Run(folder, recipes.settings(recipe(self.kind), **values, controls=()))
 
 
-def digits(**settings: Any) -> Setting:
-    return Setting("digits_quanv", settings, epochs=MANY)
-
-
 def ahcd(**settings: Any) -> Setting:
     return Setting("ahcd_trainable", {"train_fraction": 0.25, **settings}, folder="ahcd/ahcd_csv.zip")
 
@@ -83,19 +79,19 @@ def resnet(**settings: Any) -> Setting:
     return Setting("resnet_circuit_trained", {"train_fraction": 0.03, **settings}, folder="mnist")
 
 
-def clip(size: str, samples: int, **settings: Any) -> Setting:
-    return Setting("clip", settings, size, samples)
+digits = partial(Setting, "digits_quanv", epochs=MANY)
 
 
-def llama(size: str, samples: int, **settings: Any) -> Setting:
-    return Setting("llama", settings, size, samples)
+def sized(kind: str, size: str, samples: int, **settings: Any) -> Setting:
+    return Setting(kind, settings, size, samples)
 
 
+clip, llama = partial(sized, "clip"), partial(sized, "llama")
 AGAIN = {"gradient_checkpointing": True}
 SETTINGS = {
     "digits_quanv": digits(),
-    "digits_quanv, batch 512": digits(batch_size=512),
-    "digits_quanv, frozen circuit": digits(trainable=False),
+    "digits_quanv, batch 512": digits({"batch_size": 512}),
+    "digits_quanv, frozen circuit": digits({"trainable": False}),
     "ahcd_trainable": ahcd(),
     "ahcd_trainable, bfloat16": ahcd(precision="bfloat16"),
     "ahcd_trainable, 4 batches of 32": ahcd(batch_size=128, micro_batch=32),
@@ -154,10 +150,11 @@ def apart(what: str, name: str, device: str) -> dict[str, Any]:
     Raises:
         RuntimeError: It failed.
     """
-    command = [sys.executable, "-m", "benchmarks.predicting", what, name, "--device", device]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    code = "import json, sys; from benchmarks import predicting as p; what, name, device = sys.argv[1:]; "
+    code += "print(json.dumps(getattr(p, what)(p.SETTINGS[name], device)))"
+    done = machine.apart(code, what, name, device, timeout=LONGEST)
     if done.returncode:
-        raise RuntimeError(f"{name}: {what} failed.\n{done.stderr}")
+        raise RuntimeError(f"{name}: {what} failed.\n{done.stderr.decode(errors='replace')}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -184,36 +181,36 @@ def within(table: pd.DataFrame) -> pd.Series:
     return (table["off_mb"].abs() <= MEMORY) & (table["off_s"].abs() <= TIME)
 
 
+PAGE = """# Predicted and measured
+
+{kinds}. {within} of {n} settings lie within {memory:.0%} of the peak memory and {time:.0%} of the seconds \
+per epoch.
+
+| setting | weights | predicted (MB) | measured | off | predicted (s / epoch) | measured | off | rounds |
+|---|---|---|---|---|---|---|---|---|
+{rows}
+
+A fresh process predicts, another one trains with a checkpoint after each epoch; its peak is that
+of the whole process, Python and its libraries included, and its epoch the median of all but the
+first. Both take turns, and medians over these rounds are compared; what is out of bounds is in
+bold. Recipes train on their own data (an epoch is a part of it), language models and CLIP on
+random tokens, 256 in a sequence unless told. One CPU thread, because on a machine that others use
+too, two threads wait for each other now and then, and their times do not repeat. Made by
+`python -m benchmarks.predicting`.
+"""
+
+
 def page(table: pd.DataFrame) -> str:
     """docs/predicted.md, of docs/results/predicted.csv."""
     kinds = "; ".join(dict.fromkeys(f"{row.machine}, {row.date}" for row in table.itertuples()))
-    lines = [
-        "# Predicted and measured",
-        "",
-        f"{kinds}. {within(table).sum()} of {len(table)} settings lie within {MEMORY:.0%} of the peak memory "
-        f"and {TIME:.0%} of the seconds per epoch.",
-        "",
-        "| setting | weights | predicted (MB) | measured | off "
-        "| predicted (s / epoch) | measured | off | rounds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
+    rows = "\n".join(
         f"| {row.setting} | {row.weights:,} | {row.predicted_mb:,.0f} | {row.measured_mb:,.0f} "
         f"| {_off(row.off_mb, MEMORY)} | {row.predicted_s:.3g} | {row.measured_s:.3g} "
         f"| {_off(row.off_s, TIME)} | {row.rounds} |"
         for row in table.itertuples()
-    ]
-    lines += [
-        "",
-        "A fresh process predicts, another one trains with a checkpoint after each epoch; its peak is that",
-        "of the whole process, Python and its libraries included, and its epoch the median of all but the",
-        "first. Both take turns, and medians over these rounds are compared; what is out of bounds is in",
-        "bold. Recipes train on their own data (an epoch is a part of it), language models and CLIP on",
-        "random tokens, 256 in a sequence unless told. One CPU thread, because on a machine that others use",
-        "too, two threads wait for each other now and then, and their times do not repeat. Made by",
-        "`python -m benchmarks.predicting`.",
-    ]
-    return "\n".join(lines) + "\n"
+    )
+    about = {"within": within(table).sum(), "n": len(table), "memory": MEMORY, "time": TIME}
+    return PAGE.format(kinds=kinds, rows=rows, **about)
 
 
 def _off(share: float, bound: float) -> str:
@@ -221,41 +218,28 @@ def _off(share: float, bound: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", nargs="?", choices=("all", "predict", "train"), default="all")
-    parser.add_argument("name", nargs="?", choices=list(SETTINGS), help="for predict and train: the setting")
+    parser = record.parser(__doc__)
     parser.add_argument("--only", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--device", default="cpu", help="where it trains: cpu, cuda")
-    parser.add_argument("--out", type=Path, help="folder of the table; docs/results if all is measured")
     asked = parser.parse_args()
-    if asked.what != "all":
-        found = {"predict": predict, "train": train}[asked.what](SETTINGS[asked.name], asked.device)
-        print(json.dumps(found))
-        return
     record.say_if_busy()
     rows, failed = [], []
     for name in asked.only:
         try:
-            row = compared(name, rounds(name, asked.device))
+            rows.append(row := compared(name, rounds(name, asked.device)))
         except RuntimeError as error:
             failed.append(str(error))
             continue
-        rows.append(row)
         print(f"{name}: {row['off_mb']:+.1%} memory, {row['off_s']:+.1%} time", file=sys.stderr, flush=True)
-    if not rows:
-        raise SystemExit("\n".join(failed))
-    whole = len(rows) == len(SETTINGS) and asked.device == "cpu"
-    if out := asked.out or (record.RESULTS if whole else None):
-        record.keep("predicted", rows, out, threads=THREADS)
-        table = pd.read_csv(out / "predicted.csv")
-        docs = out.parent if out == record.RESULTS else out
+    table = pd.DataFrame(rows)
+    if rows and (asked.out != record.RESULTS or (len(rows), asked.device) == (len(SETTINGS), "cpu")):
+        record.keep("predicted", rows, asked.out, threads=THREADS)
+        table = pd.read_csv(asked.out / "predicted.csv")
+        docs = asked.out.parent if asked.out == record.RESULTS else asked.out
         (docs / "predicted.md").write_text(page(table), encoding="utf-8")
     else:
-        table = pd.DataFrame(rows)
         print(table.to_string(index=False, float_format="%.4g"))
-    failed += [f"Out of bounds: {name}." for name in table["setting"][~within(table)]]
+    failed += [f"Out of bounds: {name}." for name in table["setting"][~within(table)]] if rows else []
     if failed:
         raise SystemExit("\n".join(failed))
 

@@ -1,33 +1,73 @@
-"""Keeps what a script measured: printed, and as a CSV in docs/results, which the pages quote."""
+"""How scripts measure, and how they keep it: printed, and as a CSV in docs/results, which the pages quote."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-import torch
+from typing import TYPE_CHECKING, Any
 
 from qnnkit.device import machine
-from qnnkit.measure import clock
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-CPU = torch.device("cpu")
+if TYPE_CHECKING:  # a process that measures something else begins without them
+    import pandas as pd
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+
+
+def milliseconds(run: Callable[[], object], rounds: int = 30) -> float:
+    """Median time of one call on the CPU."""
+    import torch
+
+    from qnnkit.measure import clock
+
+    return 1e3 * clock.spread(run, torch.device("cpu"), rounds=rounds, most=rounds).median
+
+
+def beside(steps: Mapping[str, Callable[[], object]], seconds: float = 20.0) -> dict[str, float]:
+    """Milliseconds of calls that take turns on one thread; NaN of one that failed."""
+    from qnnkit import measure
+
+    laps = measure.race({name: measure.Step(run, threads=1) for name, run in steps.items()}, seconds=seconds)
+    return {name: math.nan if lap.seconds is None else 1e3 * lap.seconds for name, lap in laps.items()}
+
+
+def in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """What each returned in each round; the order turns round, so that a slow minute hits all alike."""
+    found: dict[str, list[Any]] = {name: [] for name in ways}
+    for number in range(rounds):
+        for name in list(ways)[:: (-1) ** number]:
+            found[name].append(ways[name]())
+    return found
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The median of some rounds, and both ends."""
+    return {name: statistics.median(values), f"{name}_least": min(values), f"{name}_most": max(values)}
 
 
 def keep(name: str, rows: Iterable[dict[str, Any]], folder: Path = RESULTS, **versions: Any) -> pd.DataFrame:
     """Writes `folder`/`name`.csv: the rows, and on each the machine, its threads, versions and the day."""
+    import pandas as pd
+    import torch
+
     kind = f"{machine.processor()}, {machine.cores()} cores"
     about = {"machine": kind, "threads": torch.get_num_threads(), "torch": torch.__version__, **versions}
     table = pd.DataFrame(rows).assign(**about, date=time.strftime("%Y-%m-%d"))
-    folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+    write(table, folder / f"{name}.csv", float_format="%.6g")
     print(f"{kind}; {torch.get_num_threads()} threads")
     print(table.drop(columns=[*about, "date"]).to_string(index=False, float_format="%.4g"), flush=True)
     return table
+
+
+def write(table: pd.DataFrame, path: str | Path, **options: Any) -> None:
+    """A table as a CSV file."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(path, index=False, lineterminator="\n", **options)
 
 
 def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
@@ -36,19 +76,30 @@ def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Of a script: what all of them take."""
+    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--out", type=Path, default=RESULTS, help="folder of the tables (docs/results)")
+    found.add_argument("--quick", action="store_true", help="sizes of a test, where the script has them")
+    return found
+
+
+def names_of(text: str) -> list[str]:
+    """An option's names, with commas between them."""
+    return [name for name in text.split(",") if name]
+
+
 def say_if_busy() -> None:
     """Prints a sentence where other programs keep the machine busy."""
+    from qnnkit.measure import clock
+
     if busy := clock.note(clock.load(1.0)):
         print(busy, flush=True)
 
 
 def run(doc: str | None, **measured: Callable[[], Iterable[dict[str, Any]]]) -> Path:
     """What a script does: measures and keeps a table of each name, and returns the folder of the tables."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS, help="folder of the tables; docs/results if left out"
-    )
-    asked = parser.parse_args()
+    asked = parser(doc).parse_args()
     say_if_busy()
     for name, rows in measured.items():
         keep(name, rows(), asked.out)

@@ -15,27 +15,22 @@ share, x_classical         of the epoch: inside the quanvolution, both passes; a
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import math
-import os
-import queue
+import multiprocessing
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from benchmarks import peers, record, workloads
+from benchmarks import peers, record, worker, workloads
 from qnnkit.device import machine
 
-ROOT = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:  # every process begins with this file
+    import pandas as pd
+
 TOLERANCE = 1e-4
 """What a peer in float32 may deviate from float64, see `peers.deviation`."""
 LONGEST = 300.0
@@ -48,55 +43,38 @@ PACKAGES = ("torch", "pennylane", "pennylane-lightning", "pennylane-lightning-gp
 class Worker:
     """A process that does what it is asked (see `worker.py`), and the row of what it found."""
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        module: str = "benchmarks.worker",
-        environment: Mapping[str, str] | None = None,
-    ):
+    def __init__(self, name: str, folder: Path):
         self.name, self.row, self.lost = name, {}, False
         self.seconds: list[float] = []
         """Of each round, of the whole workload."""
         self.spent = 0.0
         """Seconds in rounds."""
-        self.log = (folder / f"{name.replace(' ', '-')}.log").open("a")
+        self.log = folder / f"{name}.log"
         # What an earlier run has kept, a compiler's cache included, would hide what the first result costs.
         kept = tempfile.mkdtemp(dir=folder)
         fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/compiler", "QNNKIT_HOME": kept}
-        inherited = os.environ if environment is None else environment
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, name],
-            cwd=ROOT,
-            env={**inherited, **machine.launch_environment(), **fresh},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-        )
-        self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put("")
+        spawned = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawned.Pipe()
+        given = name, theirs, str(self.log), fresh | machine.launch_environment()
+        self.process = spawned.Process(target=worker.serve, args=given, daemon=True)
+        self.process.start()
+        theirs.close()  # so that its end is seen
 
     def ask(self, do: str, **what: Any) -> dict[str, Any]:
         """The answer; where there is none it is `lost`, and `absent`, `stopped` or `failed` says why."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, which the missing answer tells
-            self.process.stdin.write(json.dumps({"do": do, **what}) + "\n")
-            self.process.stdin.flush()
+        reply = {"stopped": f"stopped after {LONGEST:.0f} s without an answer"}
         try:
-            line = self.lines.get(timeout=LONGEST)
-            reply = json.loads(line) if line else {"failed": self._ended()}
-        except queue.Empty:
-            reply = {"stopped": f"stopped after {LONGEST:.0f} s without an answer"}
+            self.pipe.send((do, what))
+            if self.pipe.poll(LONGEST):
+                reply = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            killed = "was killed, as happens where memory runs out"
+            code = self.process.exitcode
+            reply = {"failed": f"its process {killed if code == -9 else f'ended with code {code}'}"}
         self.lost = not reply.keys().isdisjoint(LOST)
         if "failed" in reply:
-            last = Path(self.log.name).read_text(errors="replace").splitlines()[-20:]
+            last = self.log.read_text(errors="replace").splitlines()[-20:]
             print(f"{self.name}: {reply['failed']}", *last, sep="\n", file=sys.stderr)
         return reply
 
@@ -107,11 +85,6 @@ class Worker:
         self.spent += reply.pop("spent", 0.0)
         self.row |= reply
 
-    def _ended(self) -> str:
-        code = self.process.wait()
-        reason = "was killed, as happens where memory runs out" if code == -9 else f"ended with code {code}"
-        return f"its process {reason}"
-
     def times(self) -> dict[str, Any]:
         """Its rounds, for the row."""
         found = {"rounds": len(self.seconds)}
@@ -120,20 +93,9 @@ class Worker:
         return found
 
     def close(self) -> None:
-        assert self.process.stdin is not None
         self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.log.close()
-
-
-def in_turns(workers: Sequence[Worker], rounds: int, budget: float) -> None:
-    """Rounds of workers, one after the other in changing order, until each has spent its seconds."""
-    for number in range(rounds):
-        turn = number % max(1, len(workers))
-        for worker in [*workers[turn:], *workers[:turn]]:
-            if not worker.lost and worker.spent < budget:
-                worker.note("round")
+        self.process.join()
+        self.pipe.close()
 
 
 def measure(key: str, names: Sequence[str], asked: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -141,29 +103,33 @@ def measure(key: str, names: Sequence[str], asked: argparse.Namespace, folder: P
     numbers = Worker("float64", folder)
     workers, known = [Worker(name, folder) for name in names], {}
     try:
-        for worker in workers:
-            worker.row = {"workload": key, "peer": worker.name}
-            worker.note("set up", key=key, quick=asked.quick, device=asked.device)
-        in_turns(workers, asked.rounds, asked.budget)
-        for worker in workers:
-            if not worker.lost:
-                worker.note("peak")  # before the numbers, whose check is no part of what is measured
-            reply = worker.ask("answer") if not worker.lost else {}
+        for each in workers:
+            each.row = {"workload": key, "peer": each.name}
+            each.note("set up", key=key, quick=asked.quick, device=asked.device)
+        for number in range(asked.rounds):
+            turn = number % max(1, len(workers))
+            for each in [*workers[turn:], *workers[:turn]]:  # one after the other, in changing order
+                if not each.lost and each.spent < asked.budget:
+                    each.note("round")
+        for each in workers:
+            if not each.lost:
+                each.note("peak")  # before the numbers, whose check is no part of what is measured
+            reply = each.ask("answer") if not each.lost else {}
             if "numbers" not in reply:
-                worker.row |= reply
+                each.row |= reply
                 continue
-            control = worker.name == "classical"
+            control = each.name == "classical"
             if control not in known:
                 known[control] = numbers.ask("reference", key=key, quick=asked.quick, control=control)
-            worker.row["dtype"] = reply["dtype"]
+            each.row["dtype"] = reply["dtype"]
             if numbers.lost:
-                worker.row["failed"] = f"no float64 numbers to compare with: {known[control]}"
+                each.row["failed"] = f"no float64 numbers to compare with: {known[control]}"
             else:
-                worker.row["deviation"] = peers.deviation(reply["numbers"], known[control]["numbers"])
-        return complete([worker.row | worker.times() for worker in workers], asked.rounds)
+                each.row["deviation"] = peers.deviation(reply["numbers"], known[control]["numbers"])
+        return complete([each.row | each.times() for each in workers], asked.rounds)
     finally:
-        for worker in (numbers, *workers):
-            worker.close()
+        for each in (numbers, *workers):
+            each.close()
 
 
 # --- the table ----------------------------------------------------------------------------------------------
@@ -247,22 +213,14 @@ def plot(table: pd.DataFrame, path: Path) -> None:
     picture.layout(size=(8, 1 + 0.4 * known["workload"].nunique())).save(path, bbox_inches="tight", dpi=120)
 
 
-def names_of(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
-
-
 def main() -> None:
     names = ",".join(peers.LABELS)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", type=names_of, default=[], help="workloads, such as W1,W3; else all")
-    parser.add_argument("--peers", type=names_of, default=list(peers.LABELS), help=f"of {names}")
+    parser = record.parser(__doc__)
+    parser.add_argument("--only", type=record.names_of, default=[], help="workloads, such as W1,W3; else all")
+    parser.add_argument("--peers", type=record.names_of, default=list(peers.LABELS), help=f"of {names}")
     parser.add_argument("--rounds", type=int, default=7, help="times each peer is measured, at most")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of rounds per peer and workload")
     parser.add_argument("--device", default="cpu", help="where torch's peers compute: cpu, cuda")
-    parser.add_argument("--quick", action="store_true", help="sizes of a test")
-    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder to write to (docs/results)")
     asked = parser.parse_args()
     unknown = [name for name in asked.peers if name not in peers.LABELS]
     if unknown:

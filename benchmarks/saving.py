@@ -70,22 +70,17 @@ def rows() -> Iterator[dict[str, Any]]:
     for name, net in nets().items():
         STALLS.clear()
         epoch(net, images[: 4 * BATCH], None)  # warm-up
-        extra, size = [], 0
-        for number in range(ROUNDS):
-            with tempfile.TemporaryDirectory() as disk:
-                order = [None, Path(disk)] if number % 2 else [Path(disk), None]
-                took = {folder: epoch(net, images, folder) for folder in order}
-                size = max(path.stat().st_size for path in Path(disk).glob("checkpoint-*"))
-            extra.append(took[Path(disk)] / took[None] - 1)
-        yield {
-            "net": name,
-            "checkpoints": STEPS // EVERY,
-            "megabytes": size / 1e6,
-            "stalled_ms": 1e3 * statistics.median(STALLS),
-            "extra": statistics.median(extra),
-            "extra_least": min(extra),
-            "extra_most": max(extra),
-        }
+        with tempfile.TemporaryDirectory() as disk:
+            folders = (Path(disk, str(number)) for number in range(ROUNDS))
+            ways = {
+                "with": lambda net=net, folders=folders: epoch(net, images, next(folders)),
+                "without": lambda net=net: epoch(net, images, None),
+            }
+            took = record.in_turns(ways, ROUNDS)
+            size = max(path.stat().st_size for path in Path(disk).rglob("checkpoint-*"))
+        extra = [a / b - 1 for a, b in zip(took["with"], took["without"], strict=True)]
+        row = {"net": name, "checkpoints": STEPS // EVERY, "megabytes": size / 1e6}
+        yield row | {"stalled_ms": 1e3 * statistics.median(STALLS)} | record.spread("extra", extra)
 
 
 if __name__ == "__main__":

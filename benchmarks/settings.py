@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks import record
 from qnnkit import batch, report, workspace
 
 RATES = ["learning_rate", "quantum_learning_rate"]
@@ -53,8 +54,7 @@ def _value(run: str, name: str) -> Any:
 
 def main(folder: str, path: str) -> None:
     table = tried(folder)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    table.to_csv(path, index=False, lineterminator="\n")
+    record.write(table, path)
     print(table.to_string(index=False))
     names = list(table)[: list(table).index("net")]
     for case, rows in table[table["chosen"]].groupby(names, sort=False):

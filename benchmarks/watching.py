@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,25 @@ CASES = {"digits_quanv": (8, 1078, 10), "ahcd_trainable": (32, 3840, 28)}
 
 
 class Timed(gradients.Watch):
-    """Adds up the seconds that training waits for it."""
+    """Adds up the seconds that training waits for it: within an epoch's steps, and after them."""
 
     inside = after_steps = 0.0
 
-    def before(self) -> None:
-        start = time.perf_counter()
-        super().before()
-        self.inside += time.perf_counter() - start
 
-    def after(self, step: int) -> None:
-        start = time.perf_counter()
-        super().after(step)
-        self.inside += time.perf_counter() - start
+def clocked(name: str, part: str) -> Callable[..., Any]:
+    """A method of the watch, whose seconds are added to a part."""
 
-    def end(self, epoch: int, updates: int) -> dict[str, Any]:
+    def method(self: Timed, *given: Any) -> Any:
         start = time.perf_counter()
-        row = super().end(epoch, updates)
-        self.after_steps += time.perf_counter() - start
-        return row
+        found = getattr(super(Timed, self), name)(*given)
+        setattr(self, part, getattr(self, part) + time.perf_counter() - start)
+        return found
+
+    return method
+
+
+for _name, _part in {"before": "inside", "after": "inside", "end": "after_steps"}.items():
+    setattr(Timed, _name, clocked(_name, _part))
 
 
 class Case:
@@ -61,18 +61,26 @@ class Case:
         part = ImageSet(self.images, self.labels, ("",) * n)
         self.splits = ImageSplits("random", part, part, part, tuple(map(str, range(classes))))
 
+        self.task = recipes.of(self.training).task(self.training)
+
     def model(self) -> nn.Module:
         return recipes.of(self.training).build(self.training, self.splits, 0)
 
+    def batches(self) -> Batches:
+        return Batches(self.images, self.labels, self.training.batch_size, shuffle=True)
+
+    def fit(self, model: nn.Module, **watch: Any) -> list[float]:
+        """Seconds of each epoch, by the kit's own loop."""
+        groups, size = parameter_groups(model, self.training), self.training.batch_size
+        few = Batches(self.images[:size], self.labels[:size], size, shuffle=False)
+        loaders: Any = {"train": self.batches(), "validation": few}
+        return train.fit(model, self.task, loaders, self.training, groups=groups, **watch).seconds
+
     def seconds(self, path: Path) -> tuple[float, float]:
         """Of all epochs: the steps alone, and what the watch takes beside them."""
-        model, size = self.model(), self.training.batch_size
-        groups = parameter_groups(model, self.training)
+        model, groups = (made := self.model()), parameter_groups(made, self.training)
         watch = Timed(model, groups, per_epoch=SAMPLES, log=lambda row: workspace.append_line(path, row))
-        few = Batches(self.images[:size], self.labels[:size], size, shuffle=False)
-        loaders = {"train": Batches(self.images, self.labels, size, shuffle=True), "validation": few}
-        task = recipes.of(self.training).task(self.training)
-        steps = sum(train.fit(model, task, loaders, self.training, groups=groups, watch=watch).seconds)
+        steps = sum(self.fit(model, watch=watch))
         return steps - watch.inside, watch.inside + watch.after_steps
 
 
@@ -92,9 +100,7 @@ def rows() -> Iterator[dict[str, Any]]:
                 "weights": sum(layers.count_parameters(case.model()).values()),
                 "updates_per_epoch": updates // EPOCHS,
                 "step_ms": 1e3 * statistics.median(steps) / updates,
-                "extra": statistics.median(shares),
-                "extra_least": min(shares),
-                "extra_most": max(shares),
+                **record.spread("extra", shares),
                 "bytes_per_epoch": path.stat().st_size // (EPOCHS * (ROUNDS + 1)),
             }
 

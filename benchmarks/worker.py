@@ -1,18 +1,13 @@
-"""A process that holds one peer on one workload and does what its parent asks, in lines of JSON.
-
-Asked `{"do": ...}`, it answers with one line on standard output: `set up`, `round`, `peak`, `answer`, or for
-the float64 numbers `reference`. Whatever else is printed goes to standard error.
-"""
+"""A process that holds one peer on one workload and does what its parent asks, function by function."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +17,19 @@ SHORTEST_ROUND = 0.25
 """Seconds that a round lasts at least, by evaluating again; its time is then their median."""
 
 
-def serve(do: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
-    """Answers until there are no more lines; each kind of work is a function of what is held, and more."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries may print, and only answers belong there
-    held: dict[str, Any] = {}
-    for line in sys.stdin:
-        asked = json.loads(line)
+def serve(name: str, connection: Connection, log: str, environment: Mapping[str, str]) -> None:
+    """Answers with what was found, or says why there is nothing, until it is killed."""
+    with Path(log).open("a") as file:
+        os.dup2(file.fileno(), 1)  # libraries may print
+        os.dup2(file.fileno(), 2)
+    os.environ |= environment
+    with contextlib.suppress(peers.Absent):
+        peers.libraries(name)  # while others load theirs, and before any clock starts
+    held: dict[str, Any] = {"name": name}
+    while True:
+        do, what = connection.recv()
         try:
-            reply = do[asked.pop("do")](held, **asked)
+            reply = DO[do](held, **what)
         except peers.Absent as reason:
             reply = {"absent": str(reason)}
         except Exception as error:
@@ -41,47 +40,42 @@ def serve(do: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
 
                 traceback.print_exc()
                 reply = {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-        print(json.dumps(reply), file=answers, flush=True)
+        connection.send(reply)
 
 
 def set_up(held: dict[str, Any], key: str, quick: bool, device: str) -> dict[str, Any]:
     """Builds the peer and evaluates once: the first result, with the seconds it took."""
+    import psutil
+
     workload = workloads.find(key, quick=quick)
-    peers.libraries(sys.argv[1])
+    peers.libraries(held["name"])
     workload.data()  # its libraries too are loaded before the clock starts
-    before = _resident()
-    start = time.perf_counter()
-    peer = peers.make(sys.argv[1], workload, device)
+    before, start = psutil.Process().memory_info().rss, time.perf_counter()
+    peer = held["peer"] = peers.make(held["name"], workload, device)
     peer.first()
-    seconds = time.perf_counter() - start
+    reply = {"first_s": time.perf_counter() - start, "before_mb": before / 1e6}
     if hasattr(peer, "plan"):
         peer.plan()
-    held["peer"] = peer
-    return {
-        "first_s": seconds,
-        "before_mb": before / 1e6,
-        "samples": peer.samples,
-        "total": peer.total,
-        "device": _device(peer),
-    }
+    return reply | {"samples": peer.samples, "total": peer.total, "device": peer.place()}
 
 
 def timed_round(held: dict[str, Any]) -> dict[str, Any]:
     """Seconds of the whole workload, scaled from the samples that the peer evaluates."""
-    peer, seconds, spent = held["peer"], [], 0.0
-    while spent < SHORTEST_ROUND:
+    peer, seconds = held["peer"], []
+    while sum(seconds) < SHORTEST_ROUND:
         start = time.perf_counter()
         peer.run()
         seconds.append(time.perf_counter() - start)
-        spent += seconds[-1]
-    reply = {"seconds": statistics.median(seconds) * peer.total / peer.samples, "spent": spent}
+    reply = {"seconds": statistics.median(seconds) * peer.total / peer.samples, "spent": sum(seconds)}
     return reply | ({"share": peer.share} if hasattr(peer, "share") else {})
 
 
 def peak(held: dict[str, Any]) -> dict[str, Any]:
     """The most memory that the process has held, in MB of 10**6 bytes."""
+    from qnnkit.measure import held as memory
+
     peer = held["peer"]
-    reply = {"peak_mb": _most_resident() / 1e6}
+    reply = {"peak_mb": memory.peak() / 1e6}
     if hasattr(peer, "device") and peer.device.type == "cuda":
         reply["peak_gpu_mb"] = peer.torch.cuda.max_memory_allocated(peer.device) / 1e6
     return reply
@@ -90,57 +84,21 @@ def peak(held: dict[str, Any]) -> dict[str, Any]:
 def answer(held: dict[str, Any]) -> dict[str, Any]:
     """The numbers to check, and the type they came in."""
     numbers = held["peer"].answer()
-    return {"dtype": held["peer"].dtype, "numbers": {name: part.tolist() for name, part in numbers.items()}}
+    return {"dtype": held["peer"].dtype, "numbers": numbers}
 
 
 def reference(held: dict[str, Any], key: str, quick: bool, control: bool) -> dict[str, Any]:
     """The same numbers in float64."""
-    numbers = peers.reference(workloads.find(key, quick=quick), control=control)
-    return {"numbers": {name: part.tolist() for name, part in numbers.items()}}
+    return {"numbers": peers.reference(workloads.find(key, quick=quick), control=control)}
 
 
-DO = {
-    "set up": set_up,
-    "round": timed_round,
-    "peak": peak,
-    "answer": answer,
-    "reference": reference,
-}
-
-
-def _device(peer: Any) -> str:
-    if not hasattr(peer, "device"):
-        return peer.jax.default_backend()
-    return peer.torch.cuda.get_device_name(peer.device) if peer.device.type == "cuda" else str(peer.device)
-
-
-def _resident() -> int:
-    import psutil
-
-    return psutil.Process().memory_info().rss
-
-
-def _most_resident() -> int:
-    """In bytes. Linux starts `ru_maxrss` of a new program at its parent's peak, but not VmHWM."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+DO = {"set up": set_up, "round": timed_round, "peak": peak, "answer": answer, "reference": reference}
 
 
 def _lacks_compiler(error: BaseException | None) -> bool:
     """Whether the reason is that Inductor found no C++ compiler, which not every machine has."""
     while error is not None:
-        if type(error).__name__ == "InvalidCxxCompiler" or "InvalidCxxCompiler" in str(error):
+        if "InvalidCxxCompiler" in f"{type(error).__name__} {error}":
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(peers.Absent):
-        peers.libraries(sys.argv[1])  # while others load theirs, and before any clock starts
-    serve(DO)

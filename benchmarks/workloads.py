@@ -24,11 +24,10 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """A circuit over a batch: its values and, if `gradients`, how their mixture depends on all angles."""
+class Workload:
+    """A circuit on samples that are made up: `total` of them make the whole workload."""
 
     key: str
-    title: str
     ansatz: str
     n_qubits: int
     n_layers: int
@@ -36,13 +35,7 @@ class Evaluation:
     gradients: bool = True
 
     @property
-    def size(self) -> str:
-        passes = "forward and backward" if self.gradients else "forward"
-        return f"{self.n_qubits} wires, {self.n_layers} layers, batch {self.batch:,}, {passes}"
-
-    @property
     def total(self) -> int:
-        """Samples that make the whole workload."""
         return self.batch
 
     def circuit(self, device: str = "default.qubit") -> tuple[Any, dict[str, tuple[int, ...]]]:
@@ -50,6 +43,16 @@ class Evaluation:
         from qnnkit import circuits
 
         return circuits.build(self.ansatz, n_qubits=self.n_qubits, n_layers=self.n_layers, device=device)
+
+
+@dataclass(frozen=True)
+class Evaluation(Workload):
+    """A circuit over a batch: its values and, if `gradients`, how their mixture depends on all angles."""
+
+    @property
+    def size(self) -> str:
+        passes = "forward and backward" if self.gradients else "forward"
+        return f"{self.n_qubits} wires, {self.n_layers} layers, batch {self.batch:,}, {passes}"
 
     def data(self) -> Data:
         from qnnkit.circuits import CIRCUITS
@@ -67,18 +70,11 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Epoch:
+class Epoch(Workload):
     """One training epoch of `net.hybrid_net` on images that are noise: only the time matters."""
 
-    key: str
-    title: str
-    images: int
-    batch: int
+    images: int = 3085
     n_classes: int = 44
-    ansatz: str = "data_reuploading"
-    n_qubits: int = 4
-    n_layers: int = 2
-    gradients: bool = True
 
     @property
     def size(self) -> str:
@@ -86,14 +82,7 @@ class Epoch:
 
     @property
     def total(self) -> int:
-        """Samples that make the whole workload."""
         return self.images
-
-    def circuit(self, device: str = "default.qubit") -> tuple[Any, dict[str, tuple[int, ...]]]:
-        """The QNode of the quanvolution and its weights' shapes."""
-        from qnnkit import circuits
-
-        return circuits.build(self.ansatz, n_qubits=self.n_qubits, n_layers=self.n_layers, device=device)
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """uint8 images of shape (images, 1, 32, 32), and their labels of shape (images,)."""
@@ -105,28 +94,20 @@ class Epoch:
         return replace(self, images=20, batch=8)
 
 
-Workload = Evaluation | Epoch
-
 WIDTHS = (4, 8, 10, 12, 14, 16)
-WORKLOADS: dict[str, Workload] = {
+WORKLOADS: dict[str, Any] = {
     workload.key: workload
     for workload in (
-        Evaluation("W1", "trainable quanvolution", "data_reuploading", 4, 2, 8192),
-        Evaluation("W2", "frozen quanvolution", "random", 4, 2, 200_704, gradients=False),
-        *(
-            Evaluation(f"W3-{batch}", f"hybrid head, batch {batch}", "strongly_entangling", 4, 3, batch)
-            for batch in (64, 256)
-        ),
-        *(
-            Evaluation(f"W4-{wires}", f"width, {wires} wires", "strongly_entangling", wires, 3, 64)
-            for wires in WIDTHS
-        ),
-        Epoch("W5", "training epoch", 3085, 128),
+        Evaluation("W1", "data_reuploading", 4, 2, 8192),  # a trainable quanvolution
+        Evaluation("W2", "random", 4, 2, 200_704, gradients=False),  # a frozen one
+        *(Evaluation(f"W3-{n}", "strongly_entangling", 4, 3, n) for n in (64, 256)),  # a hybrid head
+        *(Evaluation(f"W4-{n}", "strongly_entangling", n, 3, 64) for n in WIDTHS),
+        Epoch("W5", "data_reuploading", 4, 2, 128),
     )
 }
 
 
-def find(key: str, *, quick: bool) -> Workload:
+def find(key: str, *, quick: bool) -> Any:
     """The workload of that key, at a test's size if `quick`."""
     return WORKLOADS[key].small() if quick else WORKLOADS[key]
 

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import textwrap
+from decimal import Decimal
 
 from qnnkit import checks
 
@@ -34,6 +35,16 @@ def size(n_bytes: float) -> str:
     unit, scale = ("GB", 1e9) if n_bytes >= 1e9 else ("MB", 1e6) if n_bytes >= 1e6 else ("kB", 1e3)
     value = n_bytes / scale
     return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
+
+
+def figure(number: float) -> str:
+    """A number to three figures, without an exponent.
+
+    Example:
+        >>> figure(104), figure(0.0000051), figure(1e6)
+        ('104', '0.0000051', '1,000,000')
+    """
+    return f"{Decimal(f'{number:.3g}'):,f}"
 
 
 def duration(seconds: float) -> str:

@@ -17,10 +17,13 @@ from qnnkit.measure import Lap, Step, clock, device_figures, race, winner
 CPU = torch.device("cpu")
 
 
-def test_the_median_is_that_of_the_rounds_after_a_warm_up():
+def test_a_spread_is_of_the_rounds_after_a_warm_up_and_a_round_of_short_calls_holds_many():
     pauses = iter([0.2, 0.0, 0.05, 0.0])
     assert 0 <= measure.spread(lambda: time.sleep(next(pauses)), CPU, rounds=3).median < 0.05
     assert next(pauses, None) is None, "one to warm up, three timed"
+    calls = []
+    times = measure.spread(lambda: calls.append(1), CPU, rounds=2, least=2e-3)
+    assert times.rounds == 2 and len(calls) > 100 and 0 < times.least <= times.median <= times.most
 
 
 # --- the race ----------------------------------------------------------------------------------------------
@@ -143,13 +146,6 @@ def test_threads_are_those_of_numpys_matrix_products_too():
     assert counts() == before
 
 
-def test_a_round_of_short_calls_holds_many():
-    calls = []
-    times = measure.spread(lambda: calls.append(1), CPU, rounds=2, least=2e-3)
-    assert times.rounds == 2 and len(calls) > 100
-    assert 0 < times.least <= times.median <= times.most and times.ratio >= 1
-
-
 # --- what a device reaches ---------------------------------------------------------------------------------
 
 
@@ -234,43 +230,28 @@ def test_a_machine_that_is_busy_is_said_to_be(spinning):
     assert told and told.startswith("The machine is busy: other programs use ") and "measure again" in told
 
 
-def test_own_work_is_nobody_elses(monkeypatch):
-    """A process that itself keeps the cores busy, and others that leave them alone."""
-    facts = SimpleNamespace(idle=0.0, own=0.0)
-
-    def sleep(seconds):
-        facts.idle += (machine.cores() - 1) * seconds
-        facts.own += seconds
-
-    ticks = iter([0.0, 0.5])
-    monkeypatch.setattr(clock.time, "sleep", sleep)
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(ticks))
-    monkeypatch.setattr(clock, "_idle", lambda cores: facts.idle)
-    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: (facts.own, 0.0))
-    assert clock.load(0.5) == pytest.approx(0.0)
-
-
 @pytest.mark.parametrize(
-    ("idle", "used", "load"),
+    ("idle", "used", "own", "load"),
     [
-        (32.0, 0.0, 0.0),  # of 64 cores half are free, and 2 are all that is asked for
-        (1.0, 0.0, 1.0),  # one is free
-        (32.0, 1.5, 1.5),  # the quota of 2 is used up by something else in this container
+        (32.0, 0.0, 0.0, 0.0),  # of 64 cores half are free, and 2 are all that is asked for
+        (1.0, 0.0, 0.0, 1.0),  # one is free
+        (32.0, 1.5, 0.0, 1.5),  # the quota of 2 is used up by something else in this container
+        (1.0, 1.0, 1.0, 0.0),  # what this process does itself is nobody else's
     ],
 )
-def test_a_container_has_what_the_others_leave(monkeypatch, tmp_path: Path, idle, used, load):
+def test_a_container_has_what_the_others_leave(monkeypatch, tmp_path: Path, idle, used, own, load):
     (tmp_path / "cpu.max").write_text("200000 100000")
-    stat, facts, ticks = tmp_path / "cpu.stat", SimpleNamespace(idle=0.0), iter([0.0, 1.0])
+    stat, facts, ticks = tmp_path / "cpu.stat", SimpleNamespace(idle=0.0, own=0.0), iter([0.0, 1.0])
     stat.write_text("usage_usec 1000000\nuser_usec 0\n")
 
     def sleep(seconds):
-        facts.idle = idle
+        facts.idle, facts.own = idle, own
         stat.write_text(f"usage_usec {1000000 + int(1e6 * used)}\nuser_usec 0\n")
 
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: list(range(64)), raising=False)
-    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: (0.0, 0.0))
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: (facts.own, 0.0))
     monkeypatch.setattr(clock.time, "sleep", sleep)
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(ticks))
     monkeypatch.setattr(clock, "_idle", lambda cores: facts.idle)

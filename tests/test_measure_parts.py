@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, data, measure, recipes, runs, tasks, train
-from qnnkit.measure import Spread, parts
+from qnnkit.checkpoint import own_generators
+from qnnkit.measure import Lap, Spread, parts
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from tests.toys import texts
@@ -36,18 +37,16 @@ class Slow(torch.autograd.Function):
         return gradient, None, None
 
 
-class SlowCircuit(QuantumLayer):
-    forward_pause = backward_pause = 0.0
+def slow(kind):
+    """A layer that takes its time on either way."""
 
-    def forward(self, inputs):
-        return Slow.apply(super().forward(inputs), self.forward_pause, self.backward_pause)
+    class Layer(kind):
+        forward_pause = backward_pause = 0.0
 
+        def forward(self, inputs):
+            return Slow.apply(super().forward(inputs), self.forward_pause, self.backward_pause)
 
-class SlowLinear(nn.Linear):
-    forward_pause = backward_pause = 0.0
-
-    def forward(self, inputs):
-        return Slow.apply(super().forward(inputs), self.forward_pause, self.backward_pause)
+    return Layer
 
 
 class Net(nn.Module):
@@ -57,8 +56,8 @@ class Net(nn.Module):
         super().__init__()
         qnode, shapes = circuits.build("data_reuploading", n_qubits=2, n_layers=1)
         self.before = nn.Identity() if first else nn.Hardsigmoid()
-        self.circuit = SlowCircuit(qnode, shapes, {"weights": torch.ones(shapes["weights"])})
-        self.reader = weighted(SlowLinear, 2, 2)
+        self.circuit = slow(QuantumLayer)(qnode, shapes, {"weights": torch.ones(shapes["weights"])})
+        self.reader = weighted(slow(nn.Linear), 2, 2)
         self.uses = uses
 
     def forward(self, inputs):
@@ -104,17 +103,10 @@ def parts_of(model, loader=None, **settings):
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["on inputs", "inside"])
-@pytest.mark.parametrize(
-    ("module", "way", "name"),
-    [
-        ("circuit", "forward", "quantum forward"),
-        ("circuit", "backward", "quantum backward"),
-        ("reader", "forward", "classical forward"),
-        ("reader", "backward", "classical backward"),
-    ],
-)
-def test_what_is_slow_shows_in_its_own_part(module, way, name, first):
-    model = Net(first)
+@pytest.mark.parametrize("module", ["circuit", "reader"])
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_what_is_slow_shows_in_its_own_part(module, way, first):
+    model, name = Net(first), f"{'quantum' if module == 'circuit' else 'classical'} {way}"
     setattr(getattr(model, module), f"{way}_pause", PAUSE)
     found = parts_of(model)
     assert max(found, key=lambda part: found[part]) == name
@@ -128,25 +120,17 @@ def test_a_layer_that_is_used_twice_counts_twice():
     assert found["quantum forward"] >= 2 * PAUSE and found["quantum backward"] >= 2 * PAUSE
 
 
-def test_a_slow_loader_and_a_slow_transfer_show():
-    loader = SlowLoader([(INPUTS, LABELS)])
+def test_a_slow_loader_transfer_and_optimizer_show(monkeypatch):
+    loader, right = SlowLoader([(INPUTS, LABELS)]), torch.optim.Adam.step
     loader.pause = PAUSE
-    found = parts_of(Net(), loader)
-    assert max(found, key=lambda part: found[part]) == "loading"
-    found = parts_of(Net(), [(SlowTensor(INPUTS), LABELS)])
-    assert max(found, key=lambda part: found[part]) == "transfer"
 
+    def slowest(found):
+        return max(found, key=lambda part: found[part])
 
-def test_a_slow_optimizer_shows(monkeypatch):
-    right = torch.optim.Adam.step
-
-    def step(self, *given):
-        time.sleep(PAUSE)
-        return right(self, *given)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", step)
-    found = parts_of(Net())
-    assert max(found, key=lambda part: found[part]) == "optimizer"
+    assert slowest(parts_of(Net(), loader)) == "loading"
+    assert slowest(parts_of(Net(), [(SlowTensor(INPUTS), LABELS)])) == "transfer"
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: time.sleep(PAUSE) or right(self))
+    assert slowest(parts_of(Net())) == "optimizer"
 
 
 def test_parts_add_up_and_the_model_is_left_as_it_was():
@@ -206,21 +190,10 @@ def measured(splits):
 
 
 def test_every_strategy_is_measured_or_says_why_not(measured):
-    assert [(row["group"], row["name"]) for row in measured] == [
-        ("run", "as it is"),
-        ("simulator", "lightning.qubit"),
-        ("simulator", "default.qubit"),
-        ("simulator", "batched"),
-        ("batch", "batch 4"),
-        ("batch", "batch 8"),
-        ("batch", "batch 16"),
-        ("batch", "batch 32"),
-        ("layers", "n_layers 1"),
-        ("circuit", "frozen"),
-        ("circuit", "frozen, cached"),
-        ("precision", "float32"),
-        ("precision", "bfloat16"),
-    ]
+    assert [row["name"] for row in measured] == [
+        "as it is", "lightning.qubit", "default.qubit", "batched", "batch 4", "batch 8", "batch 16",
+        "batch 32", "n_layers 1", "frozen", "frozen, cached", "float32", "bfloat16",
+    ]  # fmt: skip
     for row in measured:
         assert row["change"].endswith(".")
         if row["name"] == "batch 32":
@@ -247,40 +220,34 @@ def test_strategies_change_one_thing_and_drop_nothing(splits, monkeypatch):
 
     monkeypatch.setattr(tasks.Classification, "__call__", called)
     monkeypatch.setattr(train.Stepper, "backward", counted)
-    monkeypatch.setattr(parts, "LAYERS", ())
-    config = recipe(augmentation="affine", micro_batch=4)
-    found = {row["name"]: row for row in measure.strategies(config, splits, threads=1, seconds=0.2)}
-    assert changed and all(changed), "no row leaves it out"
-    assert {micro for _, micro in pieces} == {4} and {each for each, _ in pieces} == {"float32", "bfloat16"}
-    told = found["as it is"]["change"]
-    assert told == "Nothing is changed: cpu, float32, batch 8 in pieces of 4, 1 thread, augmentation affine."
-    assert found["frozen, cached"]["why"].startswith("Augmentation makes other images in every epoch")
+    bench = parts._Bench(recipe(augmentation="affine", micro_batch=4), splits, torch.device("cpu"), 1)
+    found = {name: (change, step) for _, name, change, step in bench.steps(True)}
+    told = "Nothing is changed: cpu, float32, batch 8 in pieces of 4, 1 thread, augmentation affine."
+    assert found["as it is"][0] == told
+    with own_generators():
+        for name in ("as it is", "frozen", "bfloat16"):
+            found[name][1].run()
+    assert changed == [True] * 6, "no row leaves it out"
+    assert pieces == [(each, 4) for each in ("float32", "float32", "bfloat16") for _ in range(2)]
+    with pytest.raises(ValueError, match="Augmentation makes other images in every epoch"):
+        found["frozen, cached"][1].run()
 
 
 def test_the_cpu_stands_beside_the_accelerator(splits, monkeypatch):
-    monkeypatch.setattr(parts, "devices", lambda *given: ["cpu", "cpu:0"])  # for torch a device of its own
-    monkeypatch.setattr(parts, "LAYERS", ())
-    found = measure.strategies(recipe(), splits, seconds=0.2)
-    of_devices = [row for row in found if row["group"] == "device"]
-    assert [row["name"] for row in of_devices] == ["cpu", "cpu:0"]
-    assert all(row["seconds_in_all"] > row["seconds_per_epoch"] for row in of_devices)
+    monkeypatch.setattr(parts, "devices", lambda *given: ["cpu", "cuda:0"])
+    bench = parts._Bench(recipe(), splits, torch.device("cuda:0"), None)
+    of_devices = [(name, str(step.device)) for group, name, _, step in bench.steps(True) if group == "device"]
+    assert of_devices == [("cpu", "cpu"), ("cuda:0", "cuda:0")]
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     ("name", "settings", "rows"),
     [
-        (
-            "digits_clip",
-            {"n_qubits": 2, "n_layers": 1, "patch_size": 8},
-            ["as it is", "lightning.qubit", "default.qubit", "batched", "batch 2", "batch 4", "batch 8",
-             "batch 16", "n_layers 1", "frozen", "frozen, cached", "float32", "bfloat16"],
-        ),
-        (
-            "text_adapter",
-            {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000},
-            ["as it is", "batch 2", "batch 4", "batch 8", "batch 16", "float32", "bfloat16"],
-        ),
+        ("digits_clip", {"n_qubits": 2, "n_layers": 1, "patch_size": 8},
+         "as it is, lightning.qubit, default.qubit, batched, batch 2, batch 4, batch 8, batch 16, "
+         "n_layers 1, frozen, frozen, cached, float32, bfloat16"),
+        ("text_adapter", {"sequence_length": 16, "vocabulary": 260, "adapter_weights": 3000},
+         "as it is, batch 2, batch 4, batch 8, batch 16, float32, bfloat16"),
     ],
 )  # fmt: skip
 def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path, monkeypatch):
@@ -288,36 +255,23 @@ def test_captions_and_tokens_have_strategies_too(name, settings, rows, tmp_path,
     config = recipes.settings(name, batch_size=4, **settings, **place)
     monkeypatch.setattr(parts, "LAYERS", (1,))
     splits = runs.Run(tmp_path, config).load_data()
-    found = measure.strategies(config, splits, seconds=1.0)
-    assert [row["name"] for row in found] == rows
-    for row in found:
-        if row["name"] == "frozen, cached":
-            assert row["why"] == "This model takes no features in place of its data."
-        elif row["seconds_per_sample"] is None:
-            assert "samples only" in row["why"], row
-        else:
-            expected = row["seconds_per_sample"] * len(splits.train)
-            assert row["seconds_per_epoch"] == pytest.approx(expected)
-    assert sum(row["seconds_per_sample"] is not None for row in found) >= 3
+    bench = parts._Bench(config, splits, torch.device("cpu"), 1)
+    found = {row: step for _, row, _, step in bench.steps("n_qubits" in settings)}
+    assert ", ".join(found) == rows
+    if "frozen, cached" in found:
+        with own_generators(), pytest.raises(ValueError, match="takes no features in place of its data"):
+            found["frozen, cached"].run()
 
 
-def test_what_cannot_be_measured_says_why(splits, monkeypatch):
+def test_a_backend_that_does_not_work_says_why(splits, monkeypatch):
+    told = "Argument `backend` must be a device that works here, but is 'lightning.qubit'."
+
     def none(*given, **settings):
-        raise ValueError("Argument `backend` must be a device that works here, but is 'lightning.qubit'.")
-
-    right = parts.of_recipe
-
-    def made(config, *given, **options):
-        if config.backend == "default.qubit":
-            raise torch.OutOfMemoryError("There is no memory left.\nSome statistics.")
-        return right(config, *given, **options)
+        raise ValueError(told)
 
     monkeypatch.setattr(parts, "one_by_one", none)
-    monkeypatch.setattr(parts, "of_recipe", made)
-    monkeypatch.setattr(parts, "LAYERS", ())
-    found = {row["name"]: row["why"] for row in measure.strategies(recipe(), splits, seconds=0.2)}
-    assert found["lightning.qubit"].endswith("but is 'lightning.qubit'.")
-    assert found["default.qubit"] == "There is no memory left." and found["as it is"] == ""
+    found = parts._Bench(recipe(), splits, torch.device("cpu"), 1).one_by_one(nn.Identity(), None, 1.0)
+    assert found == Lap(None, why=told)
 
 
 def test_circuits_one_by_one_are_scaled_up(monkeypatch):

@@ -3,6 +3,8 @@
 import importlib
 import itertools
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -89,11 +91,11 @@ def test_float16_is_planned_where_it_cannot_be_trained(digits):
 
 
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
-    workload = digits["workload"].change(batch_size=8)
-    free = 2 * sum(trace(workload.change(batch_size=4)).memory.values()) + 1
+    workload = digits["workload"].change(batch_size=4)
+    free = 2 * sum(trace(workload.change(batch_size=2)).memory.values()) + 1
     monkeypatch.setattr(predicting, "free", lambda device: free)
     found = measure.predict(workload, seconds=0.1, n_threads=1)
-    assert found.scaled_from == 4 and found.seconds
+    assert found.scaled_from == 2 and found.seconds
     monkeypatch.setattr(predicting, "free", lambda device: 0)
     assert measure.predict(workload, seconds=0.1, n_threads=1).seconds is None
 
@@ -126,12 +128,14 @@ def test_all_nets_and_seeds_count(planned):
     epoch = planned.prediction.seconds_per_epoch
     assert planned.here.epoch.likely == pytest.approx(epoch)
     assert planned.here.total.likely == pytest.approx(50 * 15 * epoch)
-    assert any("Controls are taken to cost as much as the hybrid net" in note for note in planned.notes)
 
 
 def test_text_and_json_say_the_same(planned):
     text = str(planned)
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 120
+    assert re.search(
+        r"^RTX 4090 +\d\.\d+ MB of 23 GB .* price unknown .* marginal: price unknown$", text, re.M
+    )
     for told in ("memory at the peak", "5 nets x 3 seeds x 50 epochs", "not measured", "A100 40 GB"):
         assert told in text
     assert planned.answer in " ".join(text.split())
@@ -142,10 +146,9 @@ def test_text_and_json_say_the_same(planned):
 
 
 def test_a_larger_batch_never_needs_less(digits):
-    for workload in (digits["workload"], measure.of_transformer("llama", "tiny", **TINY)):
-        changed = (workload.change(batch_size=size) for size in (1, 64))
-        found = [measure.predict(each, measured=False).on_accelerator for each in changed]
-        assert found == sorted(found) and found[0] < found[-1]
+    changed = (digits["workload"].change(batch_size=size) for size in (1, 64))
+    found = [measure.predict(each, measured=False).on_accelerator for each in changed]
+    assert found == sorted(found) and found[0] < found[-1]
 
 
 @pytest.mark.slow
@@ -158,6 +161,27 @@ def test_a_plan_for_more_memory_than_exists_runs_nothing_large():
     assert found.remedies[0].name == "micro-batches" and found.remedies[0].fits
     assert "No machine of the table does it" in found.answer
     assert "it fits here with --set micro_batch=" in found.answer and "micro_batch=" in str(found)
+
+
+def test_what_could_not_be_measured_is_not_divided_by(digits, planned, monkeypatch):
+    """Too little memory for the arrays: no bandwidth."""
+    known = {"device": "cpu", "bytes_per_second": None, "flops": {"float32": 1e9}}
+    monkeypatch.setattr(planning, "predict", lambda *given, **named: planned.prediction)
+    monkeypatch.setattr(planning, "figures", lambda *given: known | {"seconds_per_operation": 1e-6})
+    found = measure.plan(**digits, largest=False)
+    assert found.here.total and any("bandwidth" in note for note in found.notes)
+    t4 = next(each for each in found.places if each.name == "T4")
+    assert t4.total.high == pytest.approx(9 * t4.total.low), "not calibrated"
+
+
+def test_amounts_have_no_exponents():
+    row = planning._row(at("T4", 1, 100, needs=3e-4, wish=Wish()))
+    assert row[1] == "300 kB of 10 GB" and row[5] == "100.00 USD"
+    units = replace(at("T4", 1), compute_units=Range(50, 104, 200))
+    assert planning._row(units)[6] == "104"
+    assert (
+        answer([at(HERE, 9, 9, wish=Wish(1, 2e6))], Wish(1, 2e6)).split(";")[0].endswith("for 2,000,000 USD")
+    )
 
 
 def test_without_times_the_ranges_are_wider(digits, planned):
@@ -202,11 +226,12 @@ def test_a_budget_is_compared_with_prices_of_its_own_currency_alone():
     assert judge(0.1, None, within(3), "USD", wish) == ("comfortable", ())
     assert judge(0.1, None, within(30), "USD", wish) == ("not here", ("budget",))
     for currency in ("EUR", None):
-        assert judge(0.1, None, within(3), currency, wish) == ("marginal", ("budget",))
-        assert judge(0.1, None, within(30), currency, wish) == ("marginal", ("budget",))
+        unknown = (f"price in {currency or 'a currency of its own'}",)
+        for cost in (3, 30):
+            assert judge(0.1, None, within(cost), currency, wish) == ("marginal", unknown)
         assert judge(0.1, None, within(0), currency, wish) == ("comfortable", ())
     assert judge(0.1, None, within(0.01), "USD", Wish(budget=0)) == ("not here", ("budget",))
-    assert judge(0.1, None, None, None, Wish(60, 1)) == ("marginal", ("deadline", "budget"))
+    assert judge(0.1, None, None, None, Wish(60, 1)) == ("marginal", ("time unknown", "price unknown"))
 
 
 @settings(derandomize=True, deadline=None)
@@ -242,27 +267,23 @@ def test_here_where_it_costs_nothing():
 
 
 def test_a_deadline_sends_it_to_the_cheapest_that_does_it():
-    wish = Wish(8 * HOUR, 10)
+    wish, tight = Wish(8 * HOUR, 10), Wish(3 * HOUR)
     found = [at(HERE, 30, wish=wish), at("T4", 9, 0.5, wish=wish), at("L4", 2, 1.0, wish=wish)]
     assert answer(found, wish) == "Run it on L4: about 2 h 0 min (1 h 0 min to 4 h 0 min), 1.00 USD."
-    tight = Wish(3 * HOUR)
     marginal = answer([at(HERE, 9, wish=tight), at("A100", 2, 1, wish=tight)], tight)
     assert marginal.startswith("Run it on A100") and marginal.endswith("; marginal: deadline.")
-
-
-def test_what_is_priced_in_another_currency_comes_last():
     found = [at(HERE, needs=20), at("dear", 1, 5), at("other", 1, 0.01, currency="EUR")]
-    assert answer(found, Wish()).startswith("Run it on dear")
+    assert answer(found, Wish()).startswith("Run it on dear"), "another currency comes last"
 
 
 def test_where_nothing_does_it_the_nearest_is_named():
     wish = Wish(HOUR, 1)
     found = [at(HERE, 30, wish=wish), at("T4", 9, 0.9, wish=wish), at("H100", 0.4, 4, wish=wish)]
-    told = answer(found, wish)
-    assert told.startswith("No machine of the table does it in 1 h 0 min for 1 USD; nearest is ")
+    told = "No machine of the table does it in 1 h 0 min for 1 USD; nearest is "
+    assert answer(found, wish).startswith(told)
     found = [at(HERE, needs=200), at("H100", 1, 1, needs=190, usable=79)]
-    told = answer(found, Wish())
-    assert told == "No machine of the table does it: it needs 190 GB, and H100 has 79 GB."
+    told = "No machine of the table does it: it needs 190 GB, and H100 has 79 GB."
+    assert answer(found, Wish()) == told
 
 
 # --- remedies ----------------------------------------------------------------------------------------------
@@ -277,10 +298,6 @@ def needs(training):
     return int((2 + 3 * trained + each * (training.micro_batch or training.batch_size)) * GB)
 
 
-def within_reach(room):
-    return Remedies(needs, room)
-
-
 def of(batch_size=64, **others):
     return Settings(batch_size=batch_size, **others)
 
@@ -289,46 +306,41 @@ def text(batch_size=64, **others):
     return ModelSettings(**{"batch_size": batch_size, "sequence_length": 512, **others})
 
 
+def names(found):
+    return [each.name for each in found]
+
+
 def test_remedies_come_in_order_and_each_only_where_it_applies():
-    assert [each.name for each in within_reach(GB).alone(text())] == list(REMEDIES)
-    images = ["micro-batches", "checkpointing", "precision", "smaller batch"]
-    assert [each.name for each in within_reach(GB).alone(of())] == images
-    whole = Remedies(needs, GB, pieces=False)
-    assert [each.name for each in whole.alone(of())] == images[1:]
+    all_, images = Remedies(needs, GB), ["micro-batches", "checkpointing", "precision", "smaller batch"]
+    assert names(all_.alone(text())) == list(REMEDIES) and names(all_.alone(of())) == images
+    assert names(Remedies(needs, GB, pieces=False).alone(of())) == images[1:]
     done = text(3, gradient_checkpointing=True, precision="bfloat16", sequence_length=20, lora_rank=4)
-    assert within_reach(GB).alone(done) == []
+    assert all_.alone(done) == []
+    assert all_.alone(of())[0].slower is None
+    slower = Remedies(needs, GB, lambda its: its.batch_size * (1.3 if its.gradient_checkpointing else 1))
+    found = {each.name: each.slower for each in slower.alone(of())}
+    assert found["checkpointing"] == pytest.approx(1.3) and found["micro-batches"] == 1
 
 
 def test_the_mildest_dose_that_fits_else_the_strongest():
-    (first, *_) = within_reach(7.6 * GB).alone(of(64))  # 5 GB and 0.1 a sample: 26 fit
+    first, *_ = fits = Remedies(needs, 7.6 * GB).alone(of(64))  # 5 GB and 0.1 a sample: 26 fit
     assert (first.settings, first.fits, first.command) == ({"micro_batch": 16}, True, "--set micro_batch=16")
-    assert (first.before, first.after) == (int(11.4 * GB), int(6.6 * GB))
-    found = {each.name: each.settings for each in within_reach(1).alone(text(8))}
+    assert (first.before, first.after) == (int(11.4 * GB), int(6.6 * GB)) and len(fits) > 1
+    found = {each.name: each.settings for each in Remedies(needs, 1).alone(text(8))}
     assert found["micro-batches"] == {"micro_batch": 2} and found["smaller batch"] == {"batch_size": 2}
     assert found["shorter sequences"] == {"sequence_length": 128}
 
 
-def test_what_they_cost_in_time_is_told_where_it_is_known():
-    def seconds(training):
-        return training.batch_size * (1.3 if training.gradient_checkpointing else 1)
-
-    found = {each.name: each.slower for each in Remedies(needs, GB, seconds).alone(of())}
-    assert found["checkpointing"] == pytest.approx(1.3) and found["micro-batches"] == 1
-    assert within_reach(GB).alone(of())[0].slower is None
-
-
 def test_one_is_enough_or_as_many_as_it_takes_each_once_or_none():
-    assert [each.name for each in within_reach(7.6 * GB).chain(of(64))] == ["micro-batches"]
-    chain = within_reach(2.5 * GB).chain(text())
-    assert [each.name for each in chain] == ["micro-batches", "checkpointing", "shorter sequences", "LoRA"]
-    given_once = [name for each in chain for name in each.settings]
-    assert len(set(given_once)) == len(given_once), "a dose of each"
+    one = Remedies(needs, 7.6 * GB).chain(of(64))
+    assert names(one) == ["micro-batches"]
+    told = answer([at(HERE, needs=11.4, usable=8), at("T4", 1, 1)], Wish(), one)
+    assert told.endswith("; it fits here with --set micro_batch=16 (11.4 GB become 6.6 GB).")
+    chain = Remedies(needs, 2.5 * GB).chain(text())
+    assert names(chain) == ["micro-batches", "checkpointing", "shorter sequences", "LoRA"]
     assert all(later.before == earlier.after for earlier, later in itertools.pairwise(chain))
     assert chain[-1].fits and not any(each.fits for each in chain[:-1])
-    assert within_reach(GB).chain(text()) == []
-    found = [at(HERE, needs=11.4, usable=8), at("T4", 1, 1)]
-    told = answer(found, Wish(), within_reach(7.6 * GB).chain(of(64)))
-    assert told.endswith("; it fits here with --set micro_batch=16 (11.4 GB become 6.6 GB).")
+    assert Remedies(needs, GB).chain(text()) == []
 
 
 # --- the command -------------------------------------------------------------------------------------------
@@ -344,35 +356,29 @@ def typed(monkeypatch, capfd):
 QUICK = ("--recipe", "digits_quanv", "--no-measuring")
 
 
-def test_the_command_prints_the_page_or_json(typed):
-    status, out, err = typed(*QUICK, "--set", "epochs=50", "--deadline", "8h", "--budget", "10")
-    assert (status, err) == (0, "")
-    assert "Run it " in out and "5 nets x 3 seeds x 50 epochs" in out
+def test_the_command_prints_the_page_or_json(typed, planned, monkeypatch):
     about = ("--set", "epochs=7", "--samples", 5000, "--deadline", "1s", "--budget", "0")
-    status, out, _ = typed(*QUICK, *about, "--json")
+    status, out, err = typed(*QUICK, *about, "--json")
     found = json.loads(out)
-    assert status == 0 and found["wish"] == {"deadline": 1, "budget": 0, "currency": "USD"}
+    assert (status, err) == (0, "") and found["wish"] == {"deadline": 1, "budget": 0, "currency": "USD"}
     assert found["prediction"]["training"]["epochs"] == 7 and found["prediction"]["n_samples"] == 5000
     why = {each["name"]: each["why"] for each in found["places"]}
     assert why["T4"] == ["deadline", "budget"]
+    monkeypatch.setattr(measure, "plan", lambda **asked: planned)
+    assert typed(*QUICK) == (0, f"{planned}\n", "")
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ((), "Argument `--recipe` must be named, or --model in its place"),
-        (("--recipe", "digits_quanv", "--model", "llama"), "Name one"),
-        (("--model", "lama"), "Did you mean 'llama'?"),
-        (("--recipe", "digits_quanv", "--set", "lora_rank=8"), "`setting` must be a known name"),
         (("--recipe", "digits_quanv", "--set", "batch_size=auto"), "`batch_size` must be a number here"),
-        (("--model", "llama", "--set", "lora_rank=0"), "`lora_rank` must be greater than or equal to 1"),
         (("--model", "llama", "--set", "epocs=2"), "Did you mean 'epochs'?"),
         (("--recipe", "digits_quanv", "--samples", "0"), "`samples` must be above 0"),
         ((*QUICK, "--deadline", "soon"), "Argument `deadline` must be a time, but is 'soon'"),
         ((*QUICK, "--budget", "ten"), "Argument `budget` must be an amount"),
         ((*QUICK, "--prices", "nothing.yaml"), "Cannot read machine table"),
         ((*QUICK, "--measured", "nothing.json"), "must be a machine's file"),
-        ((*QUICK, "--set", "device=gpu"), "Argument `device` must be a known name"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_sentence(typed, given, told):

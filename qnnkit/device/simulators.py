@@ -7,7 +7,6 @@ import math
 import platform
 import re
 import subprocess
-import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -26,7 +25,6 @@ TOLERANCE = 1e-6  # float64 comes within 1e-15, float32 within 1e-7
 
 # What the wheels of pennylane-lightning-gpu need. A driver made for CUDA 13 runs their CUDA 12 libraries too.
 RELEASE = "0.45.0"
-PYTHONS = ((3, 11), (3, 14))
 DRIVER = "525.60.13"
 CAPABILITY = 7.0
 
@@ -143,7 +141,6 @@ def diagnose(
     plugin: str | None = None,  # installed version of pennylane-lightning-gpu
     lightning: str = RELEASE,  # installed version of pennylane-lightning
     system: str = platform.system(),
-    python: tuple[int, int] = sys.version_info[:2],
 ) -> tuple[str, str | None]:
     """Why `lightning.gpu` does not run on such a machine, and what to type (None: no command helps)."""
     if system != "Linux":
@@ -156,10 +153,6 @@ def diagnose(
     if capability and capability < CAPABILITY:
         why = f"{gpu} has compute capability {capability}, and lightning.gpu needs {CAPABILITY} or more"
         return f"{why}; use lightning.qubit.", None
-    if not PYTHONS[0] <= python <= PYTHONS[1]:
-        first, last, this = (f"{major}.{minor}" for major, minor in (*PYTHONS, python))
-        why = f"lightning.gpu has wheels for Python {first} to {last}, and this is Python {this}."
-        return why, "conda create --name qnnkit python=3.12"
     # The plugin of another release would pull another release of PennyLane in.
     why, command = _install(f"pennylane-lightning-gpu=={lightning}", plugin)
     if (torch_cuda or "").startswith("13"):

@@ -57,9 +57,14 @@ def report() -> Report:
         "workspace": str(place),
         "disk_free": shutil.disk_usage(existing).free,
         "nvidia_driver": accelerators.driver(),
-        "versions": {name: version for name in PACKAGES if (version := machine.version(name))},
+        "versions": versions(),
     }
     return Report(facts, found, simulators.tried())
+
+
+def versions() -> dict[str, str]:
+    """Package -> its version, of those that numbers depend on."""
+    return {name: version for name in PACKAGES if (version := machine.version(name))}
 
 
 def table(report: Report) -> str:

@@ -158,11 +158,7 @@ class Lap:
 
 
 def race(
-    steps: Mapping[str, Step],
-    *,
-    seconds: float = 10.0,
-    longest: float = math.inf,
-    rounds: int = MOST,
+    steps: Mapping[str, Step], *, seconds: float = 10.0, longest: float = math.inf, rounds: int = MOST
 ) -> dict[str, Lap]:
     """Times steps in turns, in changing order, so that a busy minute of the machine hits all alike.
 

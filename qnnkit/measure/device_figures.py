@@ -42,11 +42,7 @@ def timed(what: str, device: Any, times: Spread, work: float, unit: str, **setti
 
 
 def rows_of(
-    device: torch.device,
-    *,
-    seconds: float = 1.0,
-    quick: bool = False,
-    precisions: Sequence[str] = PRECISIONS,
+    device: torch.device, *, seconds: float = 1.0, quick: bool = False, precisions: Sequence[str] = PRECISIONS
 ) -> Iterator[Row]:
     """Bandwidth, matrix products, launches and transfers of a device.
 
@@ -96,11 +92,10 @@ def figures(device: torch.device, precision: str = "float32", number: int | None
         ValueError: The device does not compute in this precision.
     """
     wanted = tuple(dict.fromkeys(("float32", precision, "bfloat16")))
-    name, memory = kind(device)
     with threads(number):
         measured = rows_of(device, seconds=1.0, precisions=wanted)
         rows = list(itertools.takewhile(lambda row: row["what"] != "small product", measured))
-    [found] = figures_of(rows, [{"device": str(device), "name": name, "memory": memory}])
+    [found] = figures_of(rows, [{"device": str(device), **kind(device)}])
     if precision not in found["flops"]:
         why = next(each["why"] for each in rows if each.get("precision") == precision)
         raise ValueError(checks.message("precision", f"be one that {device} computes in", precision, why))
@@ -130,12 +125,12 @@ def figures_of(rows: Sequence[Row], devices: Sequence[Mapping[str, Any]]) -> lis
     ]
 
 
-def kind(device: torch.device) -> tuple[str, int]:
-    """A device's name, and the bytes of memory that it can address."""
+def kind(device: torch.device) -> dict[str, Any]:
+    """A device's `name`, and its `memory`: the bytes that it can address."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        return properties.name, properties.total_memory
-    return machine.processor(), machine.memory()[0]
+        return {"name": properties.name, "memory": properties.total_memory}
+    return {"name": machine.processor(), "memory": machine.memory()[0]}
 
 
 def _or_why(made: Callable[[], Row], what: str, device: Any, unit: str, **settings: Any) -> Row:

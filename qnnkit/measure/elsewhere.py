@@ -252,9 +252,7 @@ def spots(table: Table, files: Sequence[str | Path] = ()) -> tuple[list[Spot], l
         name = one["machine"]["name"]
         if name == this and path not in given:
             continue
-        needed = ("bytes_per_second", "seconds_per_operation")
-        whole = [each for each in survey.figures(one) if all(map(each.get, needed))]
-        whole = [each for each in whole if "float32" in each["flops"]]
+        whole = [each for each in survey.figures(one) if enough(each)]
         kinds = {each["device"].split(":")[0] for each in whole}
         kind = "cuda" if "cuda" in kinds else "mac" if "mps" in kinds else "cpu"
         if kind == "cuda":  # what fits is asked of the GPU, so that is where it computes
@@ -268,6 +266,12 @@ def spots(table: Table, files: Sequence[str | Path] = ()) -> tuple[list[Spot], l
         found[spot.name] = replace(spot, basis="from its survey", figures=whole)
         notes.append(f"{spot.name}: times from the survey of {name}, {one['measured_at'][:10]}.")
     return list(found.values()), notes
+
+
+def enough(figures: Mapping[str, Any]) -> bool:
+    """Whether all was measured that an estimate of time needs."""
+    needed = (figures["bytes_per_second"], figures["seconds_per_operation"], figures["flops"].get("float32"))
+    return all(needed)
 
 
 def usable_of(kind: str, memory: float) -> int:

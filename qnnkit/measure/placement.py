@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qnnkit import checks, device, train
+from qnnkit import checks, device, train, words
 from qnnkit.checkpoint import own_generators
 from qnnkit.device import machine
 from qnnkit.layers import QuantumLayer
@@ -32,6 +32,10 @@ PROBE = 8
 """Samples of the first batch, which tells how heavy the net is."""
 ROOM = 0.8
 """Share of the available memory that a larger batch may take."""
+SHARE = 0.05
+"""Of the time that all trainings take: a race takes no more."""
+BRIEFEST, STARTING = 1.0, 3.0
+"""Seconds that a race takes at least, and with an accelerator, which has to be started."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ def place(
     threads: int | str | None = "auto",
     groups: Callable[[nn.Module], Sequence[train.Group]] | None = None,
     n_samples: int | None = None,
+    trainings: int | None = None,
     seconds: float = 10.0,
 ) -> Placement:
     """The placement on which a net trains fastest on this machine, by training steps that are timed.
@@ -105,6 +110,9 @@ def place(
         threads: Number of CPU threads, "auto" for 1, half and all physical cores, None for torch's own.
         groups: Makes the parameter groups of a model; all parameters in one by default.
         n_samples: In an epoch, for a size of batch that is "auto": it leaves 20 updates at least.
+        trainings: How many such trainings follow: measuring takes about 5 % of their time at most, and where
+            that is under a second (3 with an accelerator), the simplest choice is taken. None sets no such
+            bound, nor does a size of batch that is "auto".
         seconds: For measuring, about; tracing circuits comes on top.
 
     Raises:
@@ -136,9 +144,13 @@ def place(
         task=task,
         groups=lambda net, config: groups(net) if groups else None,
     )
-    laps, at, busy = timed(workload, found, seconds)
+    laps, at, busy = timed(workload, found, seconds, trainings)
     chosen, times = decide(found, laps), _times(found, laps)
-    told = [_of_place(chosen, found, times, sum(weight.numel() for weight in model.parameters()), at)]
+    if trainings and len(laps) == 1:
+        lasts = words.duration(_in_all(workload, times[chosen], trainings))
+        told = [f"{chosen.place}: all training takes about {lasts} there, too short to compare other places."]
+    else:
+        told = [_of_place(chosen, found, times, sum(weight.numel() for weight in model.parameters()), at)]
     if config.batch_size == "auto":
         told.append(_of_batch(chosen, found, times))
     raced = sorted(
@@ -245,25 +257,37 @@ def here() -> dict[str, Any]:
 
 
 def timed(
-    workload: Workload, found: Sequence[Candidate], seconds: float
+    workload: Workload, found: Sequence[Candidate], seconds: float, trainings: int | None = None
 ) -> tuple[dict[str, Lap], int | None, str | None]:
     """Training steps on every candidate, the smallest batches first.
 
     Costs a copy of the model with its optimizer per device; every random generator stays as it was.
 
     Returns:
-        The laps by name of the candidate; the size of batch that stood for the one asked for, of a net of
-        which a step takes long; and a sentence where the machine is busy.
+        The laps by name of the candidate, of the first alone where the trainings are too short for a race;
+        the size of batch that stood for the one asked for, of a net of which a step takes long; and a
+        sentence where the machine is busy.
     """
-    busy = clock.note(clock.load())
-    share = seconds / (len({one.place for one in found}) * (clock.FEWEST + 2))
+
+    def share() -> float:
+        return seconds / (len({one.place for one in found}) * (clock.FEWEST + 2))
+
     with own_generators():
         bench = _Bench(workload)
         several = len({one.batch_size for one in found}) > 1
-        at = None if several else bench.affordable(found[0], share)
+        at = None if several else bench.affordable(found[0], share())
+        first = found[0]
+        if trainings and not several and (took := bench.seconds(first, at or first.batch_size)):
+            share_of_all = SHARE * _in_all(workload, took, trainings)
+            if share_of_all < (BRIEFEST if {one.device for one in found} == {"cpu"} else STARTING):
+                return {first.name: Lap(took)}, at, None
+            if share_of_all / 2 < seconds:  # which a race may take twice
+                seconds = share_of_all / 2
+                at = bench.affordable(first, share())
+        busy = clock.note(clock.load())
         ordered = sorted(found, key=lambda one: one.batch_size)
         steps = {one.name: bench.step(one, at or one.batch_size) for one in ordered}
-        return clock.race(steps, seconds=seconds, longest=share if several else math.inf), at, busy
+        return clock.race(steps, seconds=seconds, longest=share() if several else math.inf), at, busy
 
 
 @dataclass
@@ -319,13 +343,22 @@ class _Bench:
         size = candidate.batch_size
         if size <= PROBE:
             return None
-        try:
-            probed = clock.race({"": self.step(candidate, PROBE)})[""].seconds
-        except Exception:  # told when its turn comes
-            return None
+        probed = self.seconds(candidate, PROBE)
         while probed and size > PROBE and probed * size > share:
             size //= 2
         return None if size == candidate.batch_size else max(size, PROBE)
+
+    def seconds(self, candidate: Candidate, size: int) -> float | None:
+        """Of one sample, by a step or two; None where that fails."""
+        try:
+            return clock.race({"": self.step(candidate, size)})[""].seconds
+        except Exception:  # told when its turn comes
+            return None
+
+
+def _in_all(workload: Workload, seconds: float, trainings: int) -> float:
+    """Seconds of so many trainings, by those of a sample."""
+    return seconds * workload.n_samples * workload.training.epochs * trainings
 
 
 def decide(found: Sequence[Candidate], laps: Mapping[str, Lap]) -> Candidate:

@@ -50,7 +50,7 @@ class Place(Spot):
     verdict: str
     """ "comfortable", "marginal" or "not here"."""
     why: tuple[str, ...]
-    """What stands against it, or is tight or not known: "memory", "deadline", "budget"."""
+    """What stands against it or is tight ("memory", "deadline", "budget"), or why that is not known."""
     device: str | None = None
     """What would compute there; None where no time is known."""
     epoch: Range | None = None
@@ -122,7 +122,7 @@ class Plan:
         blocks.append([f"{found.name}: {found.n_weights:,} weights, {found.n_trained:,} of them trained"])
         blocks[0] += [
             f"{self.nets} net{'s' * (self.nets > 1)} x {self.seeds} seed{'s' * (self.seeds > 1)} x "
-            f"{config.epochs} epochs of {found.n_samples:,} samples{tokens}, batch {config.batch_size}",
+            f"{config.epochs:,} epochs of {found.n_samples:,} samples{tokens}, batch {config.batch_size}",
             f"Checkpoints take {words.size(trained * found.disk)} of disk",
         ]
         memory = sorted(found.memory.items(), key=lambda item: -item[1])
@@ -195,6 +195,9 @@ def plan(
     others = _Others(workload, prediction, place, n_threads)
     computes = measure and (place.type, workload.training.precision) != ("cpu", "float16")
     known = figures(place, workload.training.precision, n_threads) if computes else None
+    if known is not None and not elsewhere.enough(known):
+        known = None
+        told.append("This machine's bandwidth or products could not be measured: nothing is estimated here.")
     this = elsewhere.here(place, table, price_per_hour)
     if known is not None and prediction.seconds is None:  # too large to be tried
         this = replace(this, basis="estimated", figures=[known])
@@ -293,12 +296,16 @@ def judge(
     if share > FULL:
         return "not here", ("memory",)
     against, doubts = [], ["memory"] if share > COMFORTABLE else []
+    no_price = "price unknown"
     if cost is not None and cost.high > 0 and currency != wish.currency:
-        cost = None
-    for name, range_, limit in (("deadline", total, wish.deadline), ("budget", cost, wish.budget)):
+        cost, no_price = None, f"price in {currency or 'a currency of its own'}"
+    limits = (("deadline", total, wish.deadline, "time unknown"), ("budget", cost, wish.budget, no_price))
+    for name, range_, limit, unknown in limits:
         if limit is None:
             continue
-        if range_ is None or range_.likely <= limit < range_.high:
+        if range_ is None:
+            doubts.append(unknown)
+        elif range_.likely <= limit < range_.high:
             doubts.append(name)
         elif range_.likely > limit:
             against.append(name)
@@ -365,7 +372,7 @@ def answer(places: Sequence[Place], wish: Wish, chain: Sequence[Remedy] = ()) ->
             told += f"; marginal: {' and '.join(best.why)}"
     else:
         limits = [f"in {words.duration(wish.deadline)}"] if wish.deadline is not None else []
-        limits += [f"for {wish.budget:g} {wish.currency}"] if wish.budget is not None else []
+        limits += [f"for {words.figure(wish.budget)} {wish.currency}"] if wish.budget is not None else []
         best = min(places, key=lambda each: (each.needs > FULL * each.usable, len(each.why), worth(each)))
         told = f"No machine of the table does it{''.join(f' {each}' for each in limits)}"
         if best.fits:
@@ -408,12 +415,12 @@ def _row(place: Place) -> tuple[str, ...]:
     units, why = place.compute_units, f": {', '.join(place.why)}" if place.why else ""
     return (
         place.name,
-        f"{place.needs / 1e9:.3g} of {place.usable / 1e9:.3g} GB",
+        f"{words.size(place.needs)} of {words.size(place.usable)}",
         "-" if place.largest is None else f"{place.largest:,}{'+' * (place.largest == LARGEST)}",
         "?" if place.epoch is None else words.duration(place.epoch.likely),
         "?" if place.total is None else words.duration(place.total.likely),
-        _cost(place) if place.cost else "?",
-        "-" if units is None else f"{units.likely:.2g}",
+        "?" if place.total is None and place.cost is None else _cost(place),
+        "-" if units is None else words.figure(units.likely),
         place.verdict + why,
     )
 

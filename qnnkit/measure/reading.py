@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, plots, workspace
+from qnnkit import checks, plots, words, workspace
 from qnnkit.measure.device_figures import Row
 from qnnkit.measure.simulators import CIRCUIT, GPU, LAYERS
 from qnnkit.measure.survey import facts, figures, load
@@ -44,9 +44,12 @@ def table(found: Mapping[str, Any]) -> str:
         index = pd.MultiIndex.from_tuples(cells, names=["qubits", "batch", "backend", "device"])
         grid = _text(1000 * pd.Series(list(cells.values()), index).unstack(["backend", "device"], sort=False))
         blocks.append(f"Milliseconds of circuits, both ways ({CIRCUIT}, {LAYERS} layers):\n{grid}")
-    size = f"batch {net['batch_size']}, {net['n_samples']:,} {net['noun']} an epoch"
-    blocks.append(f"The net: {net['recipe']}, {size}.")
+    blocks.append(f"The net: {_of_net(net)}.")
     return "\n\n".join([*blocks, _list(sentences(found))])
+
+
+def _of_net(net: Mapping[str, Any]) -> str:
+    return f"{net['recipe']}, batch {net['batch_size']}, {net['n_samples']:,} {net['noun']} an epoch"
 
 
 def values(
@@ -75,7 +78,7 @@ def _text(frame: pd.DataFrame, **options: Any) -> str:
 
 
 def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else words.figure(value)
 
 
 def _list(told: Sequence[str]) -> str:
@@ -238,9 +241,8 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
         [_beside(name, one, each, same) for name, one in surveys.items() for each in figures(one)]
     )
     if same:
-        one = next(iter(nets.values()))
-        size = f"batch {one['batch_size']}, {one['n_samples']:,} {one['noun']} an epoch"
-        net, told = f"{one['recipe']}, {size}, {PRECISION}", list(_who_is_faster(frame))
+        net = f"{_of_net(next(iter(nets.values())))}, {PRECISION}"
+        told = list(_who_is_faster(frame))
     else:
         each = "; ".join(f"{name}: {own['recipe']}" for name, own in nets.items())
         told = [
@@ -285,8 +287,9 @@ def _who_is_faster(frame: pd.DataFrame) -> Iterator[str]:
         best, ratio = rows[0], row["s/epoch"] / rows[0]["s/epoch"]
         what = f"{ratio:.1f}x faster per epoch than" if ratio >= ALIKE else "about as fast per epoch as"
         times = [f"{_figure(each['s/epoch'])} s on {each['device']}" for each in (best, row)]
-        costs = [_figure(each["cost/epoch"]) for each in (best, row)]
-        price = "" if "nan" in costs else f"; an epoch costs {costs[0]}, and {costs[1]} there"
+        costs = [each["cost/epoch"] for each in (best, row)]
+        price = f"; an epoch costs {_figure(costs[0])}, and {_figure(costs[1])} there"
+        price = "" if math.isnan(sum(costs)) else price
         yield f"{best['machine']} is {what} {row['machine']} ({', '.join(times)}){price}."
     priced = known.dropna(subset=["cost/epoch"]).sort_values("cost/epoch", kind="stable")
     if len(priced) > 1:

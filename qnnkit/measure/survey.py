@@ -15,7 +15,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from qnnkit import __version__, checks, device, workspace
-from qnnkit.device import accelerators, machine
+from qnnkit.device import accelerators, machine, summary
 from qnnkit.measure import clock, simulators, survey_net
 from qnnkit.measure.device_figures import figures_of, kind, rows_of
 from qnnkit.measure.workload import Sample
@@ -25,7 +25,6 @@ FORMAT = 2
 """Of the file; another number when the same name is to mean something else."""
 SECONDS, QUICK = 150.0, 2.0
 """Of a survey that nobody gave another time; starting, and what was begun before it was over, come on top."""
-PACKAGES = ("qnnkit", "torch", "numpy", "pennylane", "pennylane-lightning", "pennylane-lightning-gpu")
 STEP = "Measure there again: qnnkit measure --out FILE."
 
 
@@ -75,24 +74,23 @@ def take(
         What the machine's file holds: `machine`, `devices`, `busy`, `net` and `rows`, each of them with
         `what`, `device`, its settings, `value`, `unit` and `spread`, and `why` where there is no value.
     """
-    whole, begin, usable = (
-        seconds or (QUICK if quick else SECONDS),
-        time.perf_counter(),
-        device.usable_devices(),
-    )
-    loads = [clock.load()]
-    if told := clock.note(loads[0]):
-        echo(told)
-    echo("Memory, matrix products, overheads, transfers ...")
-    rows = [row for one in usable for row in rows_of(one, seconds=0.15 * whole / len(usable), quick=quick)]
-    loads.append(clock.load())
-    echo("Simulators over qubits and batch ...")
-    left = whole - (time.perf_counter() - begin)
-    found, notes = simulators.circuit_rows(max(0.1, 0.5 * left), quick=quick)
-    loads.append(clock.load())
-    echo(f"The net of {config.title} ...")
-    left = whole - (time.perf_counter() - begin)
-    rows += [*found, *survey_net.net_rows(config, sample, left, quick=quick)]
+    whole, begin = seconds or (QUICK if quick else SECONDS), time.perf_counter()
+    usable, loads = device.usable_devices(), []
+
+    def left(what: str) -> float:
+        """Seconds for what comes next."""
+        loads.append(clock.load())
+        if len(loads) == 1 and (told := clock.note(loads[0])):
+            echo(told)
+        echo(f"{what} ...")
+        return whole - (time.perf_counter() - begin)
+
+    share = 0.15 * left("Memory, matrix products, overheads, transfers") / len(usable)
+    rows = [row for one in usable for row in rows_of(one, seconds=share, quick=quick)]
+    share = max(0.1, 0.5 * left("Simulators over qubits and batch"))
+    found, notes = simulators.circuit_rows(share, quick=quick)
+    rows += found
+    rows += survey_net.net_rows(config, sample, left(f"The net of {config.title}"), quick=quick)
     loads.append(clock.load())
     if len(usable) == 1:
         missing = [f"{one.device}: {one.error}" for one in accelerators.accelerators() if one.error]
@@ -101,7 +99,7 @@ def take(
         "format": FORMAT,
         "qnnkit": __version__,
         "machine": facts(),
-        "devices": [dict(zip(("name", "memory"), kind(one), strict=True), device=str(one)) for one in usable],
+        "devices": [{"device": str(one), **kind(one)} for one in usable],
         "threads": torch.get_num_threads(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": time.perf_counter() - begin,
@@ -133,8 +131,7 @@ def facts() -> dict[str, Any]:
         "memory_bytes": machine.memory()[0],
         "accelerators": found,
         "colab": colab,
-        "versions": {"python": platform.python_version()}
-        | {name: version for name in PACKAGES if (version := machine.version(name))},
+        "versions": {"python": platform.python_version()} | summary.versions(),
     }
 
 
@@ -188,15 +185,11 @@ def load(path: str | Path) -> dict[str, Any]:
     return found
 
 
-def figures(found: str | Path | Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What an estimate of time needs of each torch device.
-
-    Args:
-        found: A survey, or its file.
+def figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What an estimate of time needs of each torch device of a survey.
 
     Returns:
         One dictionary for each: `device`, `name`, `memory` (bytes), `bytes_per_second` (None where it was not
         measured), `flops` per second by precision, `seconds_per_operation` (None likewise).
     """
-    found = load(found) if isinstance(found, str | Path) else found
     return figures_of(found["rows"], found["devices"])

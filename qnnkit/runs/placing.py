@@ -137,6 +137,7 @@ def _decide(run: Run) -> Placement:
         threads=config.threads,
         groups=lambda net: recipes.parameter_groups(net, config),
         n_samples=len(splits.train),
+        trainings=len(run.nets) * len(run.seeds),
     )
     return _noted(run, found)
 
