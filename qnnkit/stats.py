@@ -190,6 +190,17 @@ class Score:
     """The setting that bounds it: what a run must reach to be a success."""
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which it always lies.
+
+        Example:
+            >>> ACCURACY.bounds, LOSS.bounds
+            ((0.0, 1.0), (0.0, inf))
+        """
+        least = 0.0 if self.per.startswith("nats") else _LEAST.get(self.name.split("_")[-1], -math.inf)
+        return (0.0, 1.0) if self.per == "%" else (least, math.inf)
+
+    @property
     def told(self) -> str:
         """With its unit, as it heads a column."""
         return f"test {self.word} ({self.per})" if self.per else f"test {self.word}"
@@ -240,10 +251,27 @@ class Score:
             n_test: Samples of the test split, by seed; None or NaN where a run did not record them.
         """
         sizes = [int(n) for n in n_test if n is not None and n > 0]  # NaN is not
-        if self.per != "%" or not all(0 <= value <= 1 for value in values):
+        if not self._holds(values):
             return mean_interval(values)
-        found = mean_interval(values, samples=min(sizes) if len(sizes) == len(values) else None)
-        return replace(found, low=max(0.0, found.low), high=min(1.0, found.high)) if found.known else found
+        all_known = self.per == "%" and len(sizes) == len(values)
+        found, (least, most) = mean_interval(values, samples=min(sizes) if all_known else None), self.bounds
+        return replace(found, low=max(least, found.low), high=min(most, found.high)) if found.known else found
+
+    def compare(self, values: Sequence[float], others: Sequence[float]) -> Comparison:
+        """As `compare`; of shares the interval ends at a difference of 1, which none exceeds.
+
+        Example:
+            >>> ACCURACY.compare([1.0, 0.6], [0.4, 0.5]).high
+            1.0
+        """
+        found, most = compare(values, others), self.bounds[1] - self.bounds[0]
+        if not math.isfinite(found.low) or not self._holds([*values, *others]):
+            return found
+        return replace(found, low=max(-most, found.low), high=min(most, found.high))
+
+    def _holds(self, values: Sequence[float]) -> bool:
+        """Whether the bounds hold for these values, which a user's task may have named otherwise."""
+        return all(self.bounds[0] <= value <= self.bounds[1] for value in values)
 
     def with_interval(self, mean: float, low: float | None, high: float | None) -> str:
         """A mean with the ends of its interval, where they are known, without its unit.
@@ -271,6 +299,8 @@ class Score:
         return value >= bound if self.larger else value <= bound
 
 
+_LEAST = {"perplexity": 1.0, "mse": 0.0, "mae": 0.0, "rmse": 0.0}
+"""Last word of a score's name -> the least that it can be, whatever its unit."""
 ACCURACY = Score("accuracy", "accuracy")
 RECALL = Score("recall_1", "recall@1", watched="accuracy", criterion="min_recall")
 LOSS = Score(
@@ -317,7 +347,8 @@ def verdict(
         other: The second net.
         others: Its scores, by the same seeds in the same order.
         corrected: p after correction for how many are compared (`holm`), by which is then judged; None where
-            this is the only comparison. The interval is of this one either way.
+            this is the only comparison. The interval is of this one either way, and said to be uncorrected
+            where it may exclude zero beside a corrected p that shows nothing.
         score: What they are; accuracies as fractions by default.
 
     Raises:
@@ -327,8 +358,8 @@ def verdict(
         >>> print(verdict("hybrid", [0.95, 0.96, 0.94], "classical", [0.98, 0.98, 0.97]))
         classical did better than hybrid: 2.7 points, 95 % interval 1.2 to 4.1 over 3 seeds.
     """
-    found = compare([score.factor * value for value in values], [score.factor * value for value in others])
-    gap, n, digits = found.difference, found.n, score.digits
+    found, n, digits = score.compare(values, others), len(values), score.digits
+    gap, low, high = (score.factor * each for each in (found.difference, found.low, found.high))
     unit = f" {score.unit}" if score.unit else ""
     if n == 1:
         return (
@@ -345,19 +376,21 @@ def verdict(
             f"{name} and {other} differ by {gap:+.{digits}f}{unit} on each of {n} seeds, which says "
             "nothing of how seeds differ; train more seeds."
         )
-    judged = "" if corrected is None else f"; {format_p(corrected)} after Holm's correction"
+    interval, judged = "95 % interval", ""
+    if corrected is not None:
+        interval, judged = "uncorrected 95 % interval", f"; {format_p(corrected)} after Holm's correction"
     if not found.shown(corrected):
         return (
-            f"No difference is shown between {name} and {other}: {gap:+.{digits}f}{unit}, 95 % "
-            f"interval {found.low:+.{digits}f} to {found.high:+.{digits}f} over {n} seeds{judged}."
+            f"No difference is shown between {name} and {other}: {gap:+.{digits}f}{unit}, {interval} "
+            f"{low:+.{digits}f} to {high:+.{digits}f} over {n} seeds{judged}."
         )
     if (gap > 0) is not score.larger:
         return verdict(other, others, name, values, corrected, score)
-    low, high = sorted((abs(found.low), abs(found.high)))
+    low, high = sorted((abs(low), abs(high)))
     unit += "" if score.larger else " less"
     return (
         f"{name} did better than {other}: {abs(gap):.{digits}f}{unit}, "
-        f"95 % interval {low:.{digits}f} to {high:.{digits}f} over {n} seeds{judged}."
+        f"{interval} {low:.{digits}f} to {high:.{digits}f} over {n} seeds{judged}."
     )
 
 

@@ -90,7 +90,7 @@ def test_the_table_says_what_the_runs_say(four):
     # t of two values: 12.706 * 1 point; no interval goes beyond 100 %
     assert good["hybrid, test accuracy (%)"] == "94.0 (81.3 to 100.0)"
     assert good["classical, test accuracy (%)"] == "89.0 (76.3 to 100.0)"
-    names = ("validation accuracy (%)", "circuit weights", "other weights", "s / epoch")
+    names = ("validation accuracy (%), mean over seeds", "circuit weights", "other weights", "s / epoch")
     assert [good[name] for name in names] == ["96.0", "24", "12,658", "0.50"]
     assert "min_accuracy: pass." in good["notes"]
     lost, waiting = found["digits-lost"], found["digits-next"]
@@ -100,7 +100,9 @@ def test_the_table_says_what_the_runs_say(four):
     text = re.sub(r"\s+", " ", read(four)[1].text)
     assert "2 finished, 1 failed, 1 waiting" in text
     assert "1 run failed: The training loss is not finite at epoch 2, batch 3." in text
-    assert "Best validation accuracy of 2: 96.0 % (n_layers 2, learning_rate 0.01, 100 % of the data)" in text
+    best = "96.0 % (n_layers 2, learning_rate 0.01, 100 % of the data)"
+    assert f"Best of 2 means of validation accuracy over seeds: {best}" in text
+    assert text.count("the choice of test samples") == 1 and "or of the test data" not in text
 
 
 def test_links_lead_to_files_that_are_there(four):
@@ -229,6 +231,12 @@ def test_sorting_and_filtering(browser, four):
     page.on("request", lambda request: asked.append(request.url))
     page.goto(write_batch_page(four.folder).as_uri())
     page.wait_for_selector("#runs tfoot input")  # made last: from here on the table answers
+
+    heads, filters, first = (
+        page.locator(f"#runs {part}").first.bounding_box()["y"]
+        for part in ("thead tr", "tfoot tr", "tbody tr")
+    )
+    assert heads < filters < first
 
     def shows(*wanted):
         rows = "[...document.querySelectorAll('#runs tbody tr')].map(row => row.cells[0].innerText.slice(7))"

@@ -196,7 +196,7 @@ def test_the_report_tells_what_adapters_are_worth_and_how_fast_they_are(adapted,
     told = "validation loss (nats / token)"
     assert table[told].tolist() == [f"{validation[net]:.3f}" for net in adapted.nets]
     rows = [{"net": "a", "validation_loss": [1.0, 2.0, 3.0]}, {"net": "b"}]
-    assert report.scores(rows)[told].tolist() == ["2.000 ± 2.484", ""]
+    assert report.scores(rows)[told].tolist() == ["2.000 (0.000 to 4.484)", ""]
     assert base.result["adapter"] is None and "validation loss" in page
 
 

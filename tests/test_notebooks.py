@@ -373,7 +373,6 @@ def test_other_data_go_through_every_notebook(prelude: str, kept: set, told: str
     assert done.returncode == 0, done.stderr
     assert kept <= {path.stem for path in (folder / "figures").glob("*.png")}
     assert told in (folder / "report.html").read_text()
-    assert "no circuit meets labelled images" in done.stdout
     assert json.loads((folder / "result.json").read_text())["score"] in ("recall_1", "loss")
 
 
@@ -473,8 +472,7 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path: Path) -
     result = json.loads((folder / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["reference"] and result["nets"][0]["quantum"] == 0
     assert (result["verdicts"], result["robustness"]) == ([], [])
-    for told in ("This net has no circuit", "no feature maps", "no circuit meets labelled images"):
-        assert done.stdout.count(told) >= 1, told
+    assert "This net has no circuit" in done.stdout
     kept = {path.stem for path in (folder / "figures").glob("*.png")}
     assert {"02_sizes", "06_worst", "benchmark_step", "benchmark_strategies"} <= kept
     assert {"benchmark_simulators", "benchmark_machines"} <= kept

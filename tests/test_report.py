@@ -161,7 +161,10 @@ def test_what_else_the_test_images_say(open_run):
     assert (hybrid["macro_f1"], hybrid["loss"], hybrid["ece"]) == pytest.approx((0.905, 1.0, 0.03))
     assert (classical["macro_f1"], classical["ece"]) == (None, None), "tested before qnnkit told it"
     text = re.sub(r"\s+", " ", Page(run.report.read_text()).text)
-    assert "macro-F1 (%)negative log-likelihood (nats)calibration error (%)" in text.replace("\n", "")
+    assert "test macro-F1 (%)test NLL (nats)test ECE (%)" in text.replace("\n", "")
+    assert "quantum weightsclassical weightsfrozen weights" in text
+    assert "classical, a classical layer of as many weights as the circuit." in text
+    assert "Label smoothing of 0.1 in training makes a net less sure" in text
     assert "90.51.0003.0" in text and "None" not in text.split("How it was made")[0]
     assert report.table([hybrid]).columns.tolist() == [
         "test accuracy (%)",
@@ -223,7 +226,7 @@ def test_finish_writes_what_it_returns(three):
     assert result["test_images"] == 359
     page = Page(three.report.read_text())
     intervals = ("92.0 (87.0 to 97.0)", "96.7 (91.5 to 100.0)")
-    for told in (*intervals, *result["verdicts"], "359 test images", "data_reuploading"):
+    for told in (*intervals, *result["verdicts"], "359 test samples", "data_reuploading"):
         assert told in page.text
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from qnnkit.stats import compare, holm, mean_interval, verdict, verdicts, wilson
+from qnnkit.stats import ACCURACY, LOSS, Score, compare, holm, mean_interval, verdict, verdicts, wilson
 
 ERROR = 1e-12
 
@@ -239,12 +239,38 @@ def test_verdicts_over_several_controls_are_corrected():
     assert alone == [verdict("hybrid", hybrid, "classical", lower)] and "did better" in alone[0]
     among = verdicts("hybrid", hybrid, {"classical": lower, "b": hybrid, "c": [0.9, 0.99, 0.94]})
     assert among[0] == (
-        "No difference is shown between hybrid and classical: +4.0 points, 95 % interval +1.5 to +6.5 over "
-        "3 seeds; p = 0.061 after Holm's correction."
+        "No difference is shown between hybrid and classical: +4.0 points, uncorrected 95 % interval +1.5 to "
+        "+6.5 over 3 seeds; p = 0.061 after Holm's correction."
     )
     assert "b: they score the same on each of 3 seeds" in among[1]
     clear = verdicts("hybrid", hybrid, {"classical": [0.43, 0.45, 0.471], "b": hybrid})
     assert clear[0].startswith("hybrid did better") and "; p < 0.001 after Holm's correction." in clear[0]
+
+
+@pytest.mark.parametrize(
+    ("score", "values", "least", "most"),
+    [
+        (LOSS, [0.1, 0.9], 0, math.inf),
+        (Score("perplexity", "perplexity", ""), [1.1, 3.0], 1, math.inf),
+        (Score("mse", "mse", ""), [0.1, 0.9], 0, math.inf),
+        (ACCURACY, [0.2, 0.9], 0, 1),
+        (Score("r2", "r2", ""), [0.1, 0.9], -math.inf, math.inf),
+        (Score("energy_loss", "energy", ""), [-1.5, -0.5], -math.inf, math.inf),
+    ],
+)
+def test_an_interval_and_a_difference_stay_within_what_the_score_can_be(score, values, least, most):
+    """Of two seeds the t-interval reaches 6.35 differences to each side."""
+    found, plain = score.interval(values, [None, None]), mean_interval(values)
+    assert (found.low, found.high) == (max(least, plain.low), min(most, plain.high)) != (least, most)
+    gap, plain = score.compare(values, values[::-1]), compare(values, values[::-1])
+    widest = most - least
+    assert (gap.low, gap.high) == (max(-widest, plain.low), min(widest, plain.high))
+    assert (gap.p, gap.effect, gap.difference) == (
+        plain.p,
+        pytest.approx(plain.effect, nan_ok=True),
+        plain.difference,
+    )
+    assert not math.isfinite(score.compare([0.9], [0.1]).low), "one seed: nothing is known"
 
 
 def test_wilson_is_what_tables_say():

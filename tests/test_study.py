@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import qnnkit
 from benchmarks import settings as step_sizes
 from qnnkit import cli, data, models, plots, recipes, report, runs, stats, workspace
-from tests.showing import Batch, log_epochs, log_test
+from tests.showing import Batch, Page, log_epochs, log_test
 from tests.toys import Digits, refused
 
 ROOT = Path(__file__).parent.parent
@@ -105,6 +105,88 @@ class Workspace(Batch):
         run.note_provenance(data=data, notes=list(notes))
         report.finish(run)
         return run
+
+
+WINE = """
+import numpy as np
+import pennylane as qml
+import qnnkit
+from qnnkit import data, tasks
+from torch import nn
+
+
+class Settings(qnnkit.Settings):
+    epochs: int = 1
+    threads: int = 1
+
+
+def load(settings):
+    labels = np.arange(60) % 3
+    return data.arrays(settings, np.eye(3)[labels] + 0.01 * np.arange(60)[:, None], labels, name="wine")
+
+
+def build(settings, splits, seed):
+    def circuit(inputs, weights):
+        qml.AngleEmbedding(inputs, wires=range(3))
+        qml.BasicEntanglerLayers(weights, wires=range(3))
+        return [qml.expval(qml.PauliZ(wire)) for wire in range(3)]
+
+    qnode = qml.QNode(circuit, qml.device("default.qubit", wires=3))
+    return qnnkit.QuantumLayer(qnode, {"weights": (1, 3)})
+
+
+def task(settings):
+    return tasks.Classification(label_smoothing=0.1)
+"""
+
+
+def test_pages_and_paper_of_a_recipe_of_arrays_speak_of_what_it_has(tmp_path):
+    """No images, no quanvolution, and so few updates that noise is not measured."""
+    (tmp_path / "wine.py").write_text(WINE)
+    space = Batch(tmp_path, "wine.py")
+    folder = space.plan("one", {"epochs": 1})
+    run = runs.open_run(
+        folder, tmp_path / "wine.py", n_seeds=2, controls=["no_entanglement", "frozen_random"]
+    )
+    list(runs.train_all(run))
+    runs.launch(
+        runs.find_notebook("04_analyze"),
+        run.notebook("04_analyze"),
+        {"run_dir": str(folder), "recipe": str(tmp_path / "wine.py")},
+    )
+    page, copy = Page(run.report.read_text()), nbformat.read(run.notebook("04_analyze"), as_version=4)
+    sections = [
+        line[3:] for cell in copy.cells for line in cell.source.splitlines() if line.startswith("## ")
+    ]
+    without = {
+        "Find qnnkit",
+        "Parameters",
+        "Groups of the test split",
+        "What the circuit sees",
+        "Look inside",
+    }
+    shown = [name for name in sections if name not in without | {"Write the report"}]
+    assert len(shown) == 7 and all(f"\n{name}\n" in page.text for name in shown)
+    assert not [name for name in without if name in page.text]
+    told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
+    for word in ("image", "caption", "chord", "nan"):
+        assert word not in told.lower(), word
+    for sentence in (
+        "24 test samples",
+        "no_entanglement, the same circuit without entanglement; frozen_random, "
+        "the same circuit left at random angles.",
+        "Label smoothing of 0.1",
+        "not corrected",
+    ):
+        assert sentence in told, sentence
+    with Image.open(run.folder / "figures" / "10_gradients.png") as figure:
+        assert figure.width < 700, "a panel of its own for noise that was not measured"
+    execute(space.folder)
+    report.write_batch_page(space.folder)
+    report.write_paper(space.folder, tmp_path / "paper")
+    methods = (tmp_path / "paper" / "methods.tex").read_text()
+    assert "loaded by the recipe itself ('wine', inputs of shape 3, 3 classes)" in methods
+    assert "train / validate / test: 24 / 12 / 24" in methods and run.splits.fingerprint()[:12] in methods
 
 
 @pytest.fixture

@@ -112,7 +112,8 @@ def frame(outcomes: Iterable[Outcome]) -> pd.DataFrame:
     import pandas as pd
 
     table = [
-        {"run": each.id, **each.settings, "state": each.state, each.score.validation_word: each.validation}
+        {"run": each.id, **each.settings, "state": each.state}
+        | {f"best {each.score.validation_word} of a seed": each.validation}
         | ({"error": each.error} if each.error else {})
         for each in outcomes
     ]

@@ -93,7 +93,7 @@ def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
     name_ticks(axis.xaxis, classes, rotation=90 if upright else 0)
     name_ticks(axis.yaxis, classes)
     axis.set(xlabel="predicted class", ylabel="true class")
-    figure.colorbar(image, ax=axis, label="images", shrink=0.8)
+    figure.colorbar(image, ax=axis, label="test samples", shrink=0.8)
     return figure
 
 

@@ -163,6 +163,8 @@ def stamped(plot: Any, stamp: str, width: float, height: float) -> Picture:
     """
     figure = _Whole(figsize=(width, height), layout=ConstrainedLayoutEngine())
     plot.on(figure).plot()
+    for axis in figure.axes:
+        axis.margins(0.08)  # what ends where a score does stays clear of the frame
     for legend in figure.legends:
         legend.set_bbox_to_anchor((1.01, 0.5))  # beside the axes, not over them
     figure.text(1, -0.06 / height, stamp, ha="right", va="top", fontsize=6, color="#555")

@@ -15,7 +15,7 @@ from qnnkit import workspace
 from qnnkit.batch import state
 from qnnkit.report import page
 from qnnkit.report.compared import comparisons, verdict
-from qnnkit.report.study import SAME_DATA, Study, read_batch, read_study, settings_in, show
+from qnnkit.report.study import COVERED, Study, read_batch, read_study, settings_in, show
 from qnnkit.runs import find_notebook, launch, reading
 from qnnkit.runs.lock import alone
 from qnnkit.settings import MAIN_NETS
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOTEBOOK = "06_study"
+FILTERS_FIRST = """function () {
+  const table = this.api().table();
+  if (table.footer().nextElementSibling !== table.body()) table.body().before(table.footer());
+}"""
+"""Puts the row of filters between the names of the columns and the runs."""
 
 
 def analyze_batch(folder: str | Path, *, again: bool = True) -> Path:
@@ -103,7 +108,11 @@ def runs_table(study: Study) -> pd.DataFrame:
             | {name: show(row["settings"][name]) if name in row["settings"] else "" for name in settings}
             | {"state": row["state"]}
             | {f"{net}, {score.told}": row["nets"].get(net, "") for net in nets}
-            | {f"{score.validation_word} ({score.per})".replace(" ()", ""): row["validation"]}
+            | {
+                f"{score.validation_word} ({score.per}), mean over seeds".replace(" ()", ""): row[
+                    "validation"
+                ]
+            }
             | {name: row["costs"].get(name, "") for name in ("circuit weights", "other weights", "s / epoch")}
             | {"notes": " ".join(row["notes"])}
             for row in rows
@@ -113,7 +122,7 @@ def runs_table(study: Study) -> pd.DataFrame:
 
 
 def best(study: Study) -> str:
-    """Which model did best on the validation split, and why that number flatters it."""
+    """Which model did best on the validation split by its mean, and why that number flatters it."""
     score, column = study.score, f"validation_{study.score.on_validation}"
     own: Any = study.frame[study.frame["net"].isin(MAIN_NETS)]
     reached = own.groupby(["model", "train_fraction"], sort=False)[column].mean().dropna()
@@ -124,9 +133,10 @@ def best(study: Study) -> str:
         f"{model}, {100 * share:g} % of the data" for (model, share), value in reached.items() if value == top
     ]
     return (
-        f"Best {score.validation_word} of {len(reached)}: {score.with_unit(top)} ({'; '.join(winners[:3])}"
-        f"{' and others' * (len(winners) > 3)}). It is the {'largest' if score.larger else 'smallest'} of "
-        "numbers that each vary by chance, so it is optimistic; seeds that took no part would tell more."
+        f"Best of {len(reached)} means of {score.validation_word} over seeds: {score.with_unit(top)} "
+        f"({'; '.join(winners[:3])}{' and others' * (len(winners) > 3)}). It is the "
+        f"{'largest' if score.larger else 'smallest'} of numbers that each vary by chance, so it is "
+        "optimistic; seeds that took no part would tell more."
     )
 
 
@@ -218,7 +228,7 @@ def _render(study: Study, shown: page.Body, files: list[str], copy: bool) -> str
         best=best(study),
         failed=[f"{n} run{'s' * (n > 1)} failed: {why}" for why, n in failed.items()],
         notes=study.notes,
-        same_data=SAME_DATA,
+        covered=COVERED,
         study=study,
         files=[(name, quote(f"study/{name}")) for name in files],
         copy=f"{NOTEBOOK}.ipynb" if copy else "",
@@ -289,6 +299,7 @@ def _sortable(table: pd.DataFrame) -> str:
         classes="compact nowrap",
         style="margin:0",
         columnDefs=columns,
+        drawCallback=JavascriptFunction(FILTERS_FIRST),
     )
     script = generate_init_offline_itables_html(dt_bundle).partition("<div")[0]  # then words on notebooks
     return script + made

@@ -87,7 +87,7 @@ def comparisons(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> tup
                 continue
             if len(seeds) < max(len(ours), len(theirs)):
                 notes.append(f"{pair}: compared over the {len(seeds)} seeds that both have.")
-            found = stats.compare(
+            found = score.compare(
                 ours.loc[seeds, score.name].tolist(), theirs.loc[seeds, score.name].tolist()
             )
             ends = (end if math.isfinite(end) else math.nan for end in (found.low, found.high))
@@ -110,7 +110,7 @@ def _groups(frame: pd.DataFrame) -> dict[Any, Any]:
 
 def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str]]:
     """(model of a hybrid net, model and net that it is compared with)."""
-    nets = frame[["model", "net"]].drop_duplicates()
+    nets: Any = frame[["model", "net"]].drop_duplicates()
     controls = nets[~nets["net"].isin(MAIN_NETS)]
     references = [(model, "reference") for model in nets.loc[nets["net"] == "reference", "model"]]
     pairs = []
@@ -122,21 +122,18 @@ def _pairs(frame: pd.DataFrame, hybrids: list[str]) -> list[tuple[str, str, str]
     return pairs
 
 
-_RIVALS = {
-    "classical": ("the classical control of equal size", "the classical control"),
+RIVALS = {
+    "classical": ("a classical layer of as many weights as the circuit", "the classical control"),
     "as_frozen": ("the classical control that is as frozen as the circuit", "the classical control"),
-    "classical_trained": (
-        "the classical control that is trained, though the circuit is frozen",
-        "the classical control",
-    ),
-    "no_entanglement": ("the same without entanglement", "the circuit without it"),
-    "frozen_random": ("circuits that stay at random angles", "the random circuit"),
-    "no_quantum": ("the net without a circuit", "the net without a circuit"),
+    "classical_trained": ("a classical layer that is trained, though the circuit is not", "that layer"),
+    "no_entanglement": ("the same circuit without entanglement", "the circuit without it"),
+    "frozen_random": ("the same circuit left at random angles", "the random circuit"),
+    "no_quantum": ("the net without its circuit", "the net without it"),
     "reference": ("the classical reference", "the reference"),
     "lora": ("LoRA, which has no circuit", "LoRA"),
     "vera": ("VeRA, which has no circuit", "VeRA"),
 }
-"""Net that a hybrid one is compared with -> what it is, and who wins where it does."""
+"""Net that a hybrid one is compared with -> what stands for the circuit in it, and who wins where it does."""
 
 
 def verdict(compared: pd.DataFrame) -> str:
@@ -161,7 +158,7 @@ def verdict(compared: pd.DataFrame) -> str:
     kinds[(kinds == "classical") & compared["model"].isin([*trained])] = "as_frozen"
     for kind in kinds.dropna().unique():
         results = compared.loc[kinds == kind, "result"]
-        what, winner = _RIVALS.get(kind, (f"the control `{kind}`", f"`{kind}`"))
+        what, winner = RIVALS.get(kind, (f"the control `{kind}`", f"`{kind}`"))
         won, lost, n = (results == "better").sum(), (results == "worse").sum(), len(results)
         told.append(
             f"Against {what}, the circuit did better in {won} of {n} case{'s' * (n > 1)} and worse in {lost}"

@@ -76,15 +76,24 @@ def _configs(study: Study) -> dict[str, tuple[str, dict[str, Any], dict[str, Any
     """Run -> its model, settings and provenance, of the runs in the table."""
     models = dict(study.frame[["run", "model"]].drop_duplicates().itertuples(index=False))
     folders = [study.folder / str(each["folder"]) for each in read_batch(study.folder)["runs"]]
-    return {
-        folder.name: (
-            models[folder.name],
-            workspace.read_json(folder / "config.json"),
-            workspace.read_json(folder / "provenance.json") or {},
-        )
-        for folder in folders
-        if folder.name in models
-    }
+    configs = {}
+    for folder in folders:
+        if folder.name in models:
+            config = workspace.read_json(folder / "config.json")
+            config["dataset"] = config.get("dataset") or _own_data(folder)
+            record = workspace.read_json(folder / "provenance.json") or {}
+            configs[folder.name] = (models[folder.name], config, record)
+    return configs
+
+
+def _own_data(folder: Path) -> str:
+    """What a run keeps of data that its recipe loads: their name, shape and classes."""
+    kept = (workspace.read_json(folder / "model" / "about.json") or {}).get("data") or {}
+    shapes = (" x ".join(map(str, shape)) or "1" for _, *shape in kept.get("shapes", {}).values())
+    facts = [f"{kept['name']!r}"] if kept.get("name") else []
+    facts += [f"inputs of shape {' and '.join(shapes)}"] if kept.get("shapes") else []
+    facts += [f"{len(kept['classes'])} classes"] if kept.get("classes") else []
+    return "loaded by the recipe itself" + (f" ({', '.join(facts)})" if facts else "")
 
 
 def _settings(configs: dict[str, tuple[str, dict[str, Any], dict[str, Any]]]) -> Any:
@@ -118,6 +127,13 @@ def _methods(
     return {
         "nets": {model: rows["net"].unique() for model, rows in frame.groupby("model", sort=False)},
         "datasets": several("dataset"),
+        "samples": sorted(
+            {
+                " / ".join(f"{n:,}" for n in record["samples"].values())
+                for record in records
+                if "samples" in record
+            }
+        ),
         "shares": [f"{100 * share:g}" for share in sorted(frame["train_fraction"].unique())],
         "tests": sorted({f"{int(each):,}" for each in frame["n_test"].dropna()}),
         "data": sorted({str(each)[:12] for each in frame["data"].dropna()}),

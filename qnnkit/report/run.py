@@ -12,7 +12,9 @@ import numpy as np
 
 from qnnkit import stats, workspace
 from qnnkit.report import page, sentences
+from qnnkit.report.compared import RIVALS
 from qnnkit.report.criteria import judge
+from qnnkit.report.study import metrics
 from qnnkit.report.verify import hashes
 from qnnkit.runs import NOTEBOOKS, Run, export, sums
 from qnnkit.runs.lock import mirrored
@@ -36,7 +38,7 @@ def summary(run: Run) -> list[dict[str, Any]]:
             f"Run `{run.folder}` must have trained a net, but has not: run 03_train first."
         )
     # Only of a classifier the loss is a likelihood of each sample.
-    left_out = (run.score.name,) if "test_ece" in finals else (run.score.name, "loss")
+    beside = [each.name for each in metrics(run.score)[1:] if each.name != "loss" or "test_ece" in finals]
     for net in run.nets:
         of_net = finals[finals["net"] == net].set_index("seed").sort_index()
         if not len(of_net):
@@ -56,22 +58,11 @@ def summary(run: Run) -> list[dict[str, Any]]:
                 "classical": int(first["classical"]),
                 "frozen": int(first["frozen"]),
                 "seconds_per_epoch": float(np.median(of_net["seconds_per_epoch"].to_list())),
-                **{name: _mean(of_net, name) for name in SCORES if name not in left_out},
+                **{name: _mean(of_net, name) for name in beside},
                 **{name: of_net[name].tolist() for name in SPREADS if name in of_net},
             }
         )
     return rows
-
-
-SCORES = {
-    "macro_f1": ("macro-F1 (%)", 100, ".1f"),
-    "loss": ("negative log-likelihood (nats)", 1, ".3f"),
-    "ece": ("calibration error (%)", 100, ".1f"),
-    "zero_shot": ("zero-shot accuracy (%)", 100, ".1f"),
-    "perplexity": ("perplexity", 1, ".3f"),
-}
-"""Beside the score that nets are compared by, mean over seeds on the test split -> its heading, the factor to
-what is shown, and its format."""
 
 
 SPREADS = {
@@ -123,14 +114,14 @@ def table(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -
     ).set_index("net")
 
 
-def scores(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """What `table` leaves out, of the rows of `summary`: macro-F1, negative log-likelihood, calibration."""
+def scores(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -> pd.DataFrame:
+    """What `table` leaves out, of the rows of `summary`: what is computed beside the score of the nets."""
     import pandas as pd
 
     columns = {
-        head: ["" if row.get(name) is None else f"{factor * row[name]:{form}}" for row in rows]
-        for name, (head, factor, form) in SCORES.items()
-        if any(row.get(name) is not None for row in rows)
+        each.told: ["" if row.get(each.name) is None else each.tell(row[each.name]) for row in rows]
+        for each in metrics(score)[1:]
+        if any(row.get(each.name) is not None for row in rows)
     }
     for name, (head, form) in SPREADS.items():
         if any(name in row for row in rows):
@@ -141,9 +132,9 @@ def scores(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
 def _spread(values: Sequence[float], form: str) -> str:
     if not values or not all(map(math.isfinite, values)):
         return ""
-    interval = stats.mean_interval(values)
-    half = f" ± {interval.half_width:{form}}" if interval.known else ""
-    return f"{interval.mean:{form}}{half}"
+    interval = stats.mean_interval(values)  # of what is never below 0
+    ends = f" ({max(0.0, interval.low):{form}} to {interval.high:{form}})" if interval.known else ""
+    return f"{interval.mean:{form}}{ends}"
 
 
 def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -218,12 +209,21 @@ def _spent(run: Run) -> dict[str, Any]:
 
 def render(run: Run, result: dict[str, Any], shown: page.Body) -> str:
     """The run's page: table, sentences, what 04_analyze shows, settings and provenance, in one HTML file."""
+    nets = [row["net"] for row in result["nets"] if row["net"] not in MAIN_NETS]
+    kinds = {net: "as_frozen" if net == "classical" and "classical_trained" in nets else net for net in nets}
+    weights = {kind: f"{kind} weights" for kind in ("quantum", "classical", "frozen")}
     return page.render(
         "run.html",
         title=f"{run.config.title}: {run.folder.name}",
         run=run,
         result=result,
-        table=table(result["nets"], run.score).join(scores(result["nets"])),
+        table=table(result["nets"], run.score)
+        .rename(columns=weights)
+        .join(scores(result["nets"], run.score)),
+        controls={
+            net: RIVALS.get(kind, ("a control of the recipe's own",))[0] for net, kind in kinds.items()
+        },
+        smoothing=getattr(run.task, "label_smoothing", 0),
         sentences=sentences.of_run(run, result),
         notebooks=_notebooks(run),
         body=shown,

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 KEYS = ("model", "net", "train_fraction")
 COSTS = ("quantum", "classical", "frozen", "circuits_per_image", "seconds_per_epoch")
-SAME_DATA = (
-    "All seeds saw the same training, validation and test data at a fraction: intervals and p cover what a "
-    "seed draws, such as initial weights and the order of the data, but not the choice of the training data "
-    "or of the test data."
+COVERED = (
+    "Intervals of a net's score cover what a seed draws (initial weights, order of the data) and, of "
+    "accuracy and recall, the choice of test samples; intervals and p of a difference cover what a seed "
+    "draws. None covers the choice of the training data: all seeds saw the same data at a fraction."
 )
 BESIDE = {
     "accuracy": (

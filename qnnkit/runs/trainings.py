@@ -197,8 +197,9 @@ def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) 
         notes.append(in_four_bits(str(getattr(run.config, "pretrained", None)), where.device)[1])
         if on_warning:
             on_warning(notes[-1])
-    data = run.splits.fingerprint()
-    run.note_provenance(data=data, notes=notes, device=where.device, trained=facts)
+    facts_of_data = {"data": run.splits.fingerprint(), "notes": notes}
+    facts_of_data["samples"] = {name: len(run.splits.split(name)) for name in SPLITS}
+    run.note_provenance(**facts_of_data, device=where.device, trained=facts)
 
 
 def _where(one: Training) -> str:

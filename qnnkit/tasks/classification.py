@@ -89,6 +89,8 @@ class Classification:
         told = "Test samples, first seed; rows are the truth, and off the diagonal is wrong."
         shown = [Shown(plots.confusion(found.confusion(), names), "05_confusion", "Confusion matrix", told)]
         worst = found.worst(n)
+        if not len(worst):
+            return shown
         rows = [
             (test.sources[i], names[found.labels[i]], names[found.predicted[i]], found.class_probs[i].max())
             for i in worst
