@@ -5,8 +5,10 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from PIL import Image
 from qnnkit import RECIPES, cli, cli_settings, device, report, runs
 from qnnkit.cli_settings import asked_for
 from qnnkit.runs import chain
+from tests import forked
 from tests.toys import room_for
 
 HERE = Path(sys.executable).parent
@@ -112,7 +115,7 @@ def test_later_files_win_and_words_win_over_files(home):
 
 @pytest.mark.parametrize(
     ("only", "controls"),
-    [("hybrid", []), ("hybrid,classical", ["classical"]), ("no_quantum", ["no_quantum"])],
+    [("hybrid", []), ("hybrid,classical", ["classical"]), ("no_quantum,reference", ["no_quantum"])],
 )
 def test_only_some_nets_are_trained(only, controls, home):
     assert asked_for(home, "digits_quanv", None, None, only)[1]["controls"] == controls
@@ -229,6 +232,46 @@ def test_a_system_error_names_its_file(qnnkit, pictures):
     assert status == 2 and str(begun.folder / "result.json") in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "run --recipe digits_quanv --run-dir a --only quantum",
+            "`--only` must name the run's own net, hybrid",
+        ),
+        ("train --recipe digits_quanv --run-dir a --only classical", "the run's own net, hybrid"),
+        ("run --recipe digits_quanv --run-dir a --only hybrid,clasical", "Did you mean 'classical'?"),
+        ("plan --recipe digits_quanv --size tiny", "`--size` must be left out with --recipe"),
+        ("plan --model llama --set foo=1", "`setting` must be a known name, but is 'foo'"),
+        ("measure a.json --compare --recipe cnn", "`--recipe` must be left out with --compare"),
+        ("measure a.json --compare --run-dir a", "`--run-dir` must be left out with --compare"),
+        ("measure a.json --compare --set epochs=1", "`--set` must be left out with --compare"),
+        ("measure a.json --compare --dummy 8x8x1x2", "`--dummy` must be left out with --compare"),
+        ("measure a.json --compare --samples 5", "`--samples` must be left out with --compare"),
+        ("measure a.json --compare --seconds 5", "`--seconds` must be left out with --compare"),
+        ("measure a.json --compare --quick", "`--quick` must be left out with --compare"),
+        ("measure a.json --compare --profile", "`--profile` must be left out with --compare"),
+        ("measure a.json --compare --json", "`--json` must be left out with --compare"),
+        ("measure a.json", "Files are for --compare"),
+        ("watch a --once --every 5", "`--every` must be left out with --once"),
+        ("report batch --recipe cnn", "Option --recipe must be given a run"),
+        ("report batch --verify", "Option --verify must be given a run"),
+        ("report a --paper p", "Option --paper must be given a batch"),
+        ("report nothere", "must hold a run or a batch"),
+        ("merge nothere out", "must hold a run or a batch"),
+        ("predict language x --recipe cnn", "`--recipe` must be left out for a language model"),
+        ("new mine.py --like digit_quanv", "`--like` must be a known name"),
+    ],
+)
+def test_no_option_is_passed_over_in_silence(qnnkit, home, words, told):
+    (home / "batch").mkdir()
+    (home / "batch" / "batch.json").write_text('{"runs": []}')
+    (home / "language").mkdir()
+    (home / "language" / "generation_config.json").write_text("{}")
+    refused(qnnkit(*words.split()), told)
+    assert {path.name for path in home.iterdir()} == {"batch", "language"}
+
+
 @pytest.mark.parametrize("words", [["run"], ["run", "--epochs", "2"], ["rum"], ["doctor", "--jsn"]])
 def test_a_command_line_that_is_wrong(qnnkit, words):
     status, out, err = qnnkit(*words)
@@ -289,6 +332,24 @@ def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
     for other in ("plateau_qubits=5", "samples=5"):
         status, _, err = qnnkit("run", "--run-dir", "run", "--set", other)
         assert status == 2 and "be what 02_gradient_check of this run has finished with" in err
+
+
+def test_ctrl_c_says_where_it_stopped_and_the_same_command_continues(home, pictures, tmp_path):
+    words = "run --recipe folder_quanv --run-dir run --only hybrid --notebooks 03_train --epochs 999999"
+    small = "data_dir=pictures", "n_seeds=1", "stride=8", "hidden=2", "threads=1", "gradient_samples=0"
+    log, done = tmp_path / "log", 0
+    for _ in range(2):
+        process = forked.start("qnnkit", *words.split(), *(w for s in small for w in ("--set", s)), log=log)
+        while len(runs.reading.trainings(runs.reading.rows(home / "run"), "epoch", None)) < done + 2:
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.wait(60) == 130
+        told = re.search(
+            r"Stopped in net hybrid, seed 0, after (\d+) of 999999 epochs\..*\.\n\Z", log.read_text()
+        )
+        assert told and int(told[1]) > done and "Traceback" not in log.read_text()
+        done = int(told[1])
 
 
 def test_train_takes_epochs(qnnkit, pictures):

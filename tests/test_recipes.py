@@ -374,7 +374,11 @@ def test_what_is_wrong_in_a_file_is_told_with_its_line(write, old, new, told):
         ("def build(settings, splits, seed)", "def build(settings, splits, sed)", "must not ask for `sed`"),
         ("class Settings(qnnkit.Settings)", "class Settings", "`Settings` must derive from qnnkit.Settings"),
         ("points.sum(1) > 1", "points.sum(1) > 1 / 0", "line 19, in load: ZeroDivisionError"),
-        ("nn.Linear(2, 2))", "nn.Linear(3, 2))", "It says: mat1 and mat2 shapes cannot be multiplied"),
+        (
+            "nn.Linear(2, 2))",
+            "nn.Linear(3, 2))",
+            "but is 'RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x2 and 3x2)'. A sample has",
+        ),
     ],
 )
 def test_what_a_users_code_does_wrong_begins_no_run(write, tmp_path, old, new, told):

@@ -21,7 +21,7 @@ from PIL import Image
 from qnnkit import gradients, runs, warm, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import chain
+from qnnkit.runs import chain, placing
 from qnnkit.runs.lock import alone
 from tests import forked
 from tests.toys import AsFloat, Digits, each_epoch, refused, room_for
@@ -571,6 +571,18 @@ def test_a_kernel_computes_where_its_chain_was_told_to(tiny, monkeypatch):
     assert runs.open_run(begun.folder).config == asked.config
     assert runs.open_run(begun.folder, threads=3).config.threads == 3
     assert tiny("another").config.save_every_steps is None
+
+
+SOON_OVER = placing._soon_over  # which conftest takes away: it measures
+
+
+@pytest.mark.parametrize(("settings", "told"), [({}, "nothing was raced"), ({"epochs": 10**8}, "measured")])
+def test_what_is_soon_over_needs_no_race(tiny, monkeypatch, settings, told):
+    monkeypatch.setattr(placing, "_soon_over", SOON_OVER)
+    run = tiny(**settings)
+    found = runs.placed(run)
+    assert (found.device, found.threads) == ("cpu", 1) and told in found.sentence
+    assert runs.placed(runs.open_run(run.folder)) == found
 
 
 def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from qnnkit import recipes, report, runs
 from tests import forked
@@ -89,6 +90,20 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
     _, told, _ = done("predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json")
     [[value]] = json.loads(told)["output"]
     assert abs(value - np.sin(1.5)) < 0.4
+
+
+def test_what_is_fitted_on_the_training_split_goes_with_the_net(home: Path) -> None:
+    [block] = [
+        each for each in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "Standardised" in each
+    ]
+    (home / "mine.py").write_text(f"{RECIPE}\n\n{block}")
+    run = runs.open_run("runs/one", "mine.py", **{**TINY, "n_seeds": 1}, controls=["classical"])
+    list(runs.train_all(run))
+    runs.export(run)
+    inputs, others = run.splits.train.inputs, run.splits.test.inputs
+    for net in (runs.load_model("runs/one/model", "mine.py")[0], runs.trained(run, "classical")):
+        assert torch.equal(net[0].mean, inputs.mean(0)) and not torch.equal(net[0].mean, others.mean(0))
+    assert net[0](inputs).std(0).sub(1).abs().max() < 1e-4
 
 
 @pytest.mark.slow

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import math
+import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.5
 """Of the free memory: the most that a net and a copy of it may take to be tried."""
+SOON, SMALL = 10.0, 1_000_000
+"""Seconds of training that are not worth a race; the most weights of a net that is timed for that."""
 
 
 def placed(run: Run, *, locked: bool = False) -> Placement:
@@ -123,6 +128,8 @@ def _decide(run: Run) -> Placement:
         batch = next(iter(splits.batches("train", n, shuffle=False)))
         return features.given(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
 
+    if found := None if unknown else _soon_over(run, model, samples):
+        return _noted(run, found)
     where = config.device
     if getattr(config, "four_bit", False):
         chosen = device.choose(where)
@@ -139,6 +146,31 @@ def _decide(run: Run) -> Placement:
         n_samples=len(splits.train),
     )
     return _noted(run, found)
+
+
+def _soon_over(run: Run, model: Any, samples: Any) -> Placement | None:
+    """One thread of the CPU, where all of the training takes less there than choosing by trial would."""
+    from qnnkit import measure, recipes, train
+    from qnnkit.checkpoint import own_generators
+
+    config, n_weights = run.config, sum(weight.numel() for weight in model.parameters())
+    open_ = config.device in ("auto", "cpu") and config.threads == "auto" and config.precision == "float32"
+    if not open_ or n_weights > SMALL:
+        return None
+    net, batch = copy.deepcopy(model), samples()
+    with own_generators(), measure.threads(1):
+        step = train.Stepper(net, run.task, config, recipes.parameter_groups(net, config))
+        step(batch)  # a first step also prepares
+        start = time.perf_counter()
+        step(batch)
+        took = time.perf_counter() - start
+    updates = math.ceil(len(run.splits.train) / config.batch_size) * config.epochs
+    whole = took * updates * len(run.nets) * len(run.seeds)
+    if whole > SOON:
+        return None
+    about = f"the whole training takes about {max(1, round(whole))} s there"
+    told = f"cpu on 1 thread: {about}, so nothing was raced."
+    return measure.Placement("cpu", config.backend, 1, config.batch_size, told)
 
 
 def _too_large(run: Run) -> str | None:
