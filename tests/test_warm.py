@@ -90,7 +90,10 @@ def test_pyplot_draws_into_the_notebook(chain):
 
 
 def test_a_kernel_that_dies_is_told(chain):
-    assert "dies.ipynb stopped: its kernel died" in chain[1]
+    assert "dies.ipynb stopped: its kernel died" in chain[1] and "smaller batch_size" in chain[1]
+    assert (chain[0] / "out" / "dies.failed.ipynb").exists() and not (
+        chain[0] / "out" / "dies.ipynb"
+    ).exists()
 
 
 def test_without_the_process_that_is_forked_a_notebook_runs_by_itself(chain):

@@ -171,13 +171,6 @@ def test_a_fork_goes_on_from_nets_of_the_same_shape_alone(home: Path) -> None:
     assert not (home / "runs" / "three").exists()
 
 
-def test_a_task_without_its_number_is_told_before_anything_is_written(home: Path) -> None:
-    (home / "mine.py").write_text(RECIPE.replace('monitor = "r2"', 'monitor = "r3"'))
-    with pytest.raises(recipes.RecipeError, match=r"mine\.py`, line \d+.*`r3`"):
-        runs.open_run("runs/one", "mine.py", **TINY)
-    assert not (home / "runs" / "one" / "config.json").exists()
-
-
 def test_a_path_of_its_own_is_meant_from_the_workspace_and_moves_with_it(
     home: Path, monkeypatch, tmp_path
 ) -> None:
