@@ -225,6 +225,7 @@ def test_where_no_lock_can_be_tried_its_rows_tell(tmp_path):
 
 def test_all_nets_tested_it_has_finished_and_once_it_is_extended_it_has_not(tmp_path):
     planted(tmp_path)
+    workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": 4})
     for net in "hybrid", "b", "c", "d", "e":
         assert read(tmp_path).state == "stopped"
         trained_before(tmp_path, net, 0, epochs=4)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from qnnkit import recipes, report, runs
+from qnnkit import cli, recipes, report, runs
 from tests import forked
 from tests.wheels import clean_environment
 
@@ -23,6 +24,7 @@ PAGE = (ROOT / "docs" / "your_own.md").read_text()
 RECIPE, CELL, *_ = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 BATCH = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL).group(1)  # type: ignore[union-attr]
 TINY = {"epochs": 2, "n_seeds": 1, "threads": 1}
+SHORT = "epochs=1, n_seeds=1, controls=['no_entanglement']"
 
 
 @pytest.fixture
@@ -87,7 +89,8 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
     monkeypatch.setattr(recipes, "_found", {})  # as in another process
     with pytest.raises(ValueError, match="runs only where you name it"):
         runs.predict("runs/wave", ["new.npy"])
-    _, told, _ = done("predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json")
+    words = ["predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json"]
+    told = CliRunner().invoke(cli.app, words).output
     [[value]] = json.loads(told)["output"]
     assert abs(value - np.sin(1.5)) < 0.4
 
@@ -126,7 +129,7 @@ def test_the_recipe_in_a_cell(home: Path) -> None:
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 shell.run_cell({_as_cell()!r}).raise_error()
-shell.run_cell({CELL.replace("epochs=5", "epochs=1, n_seeds=1")!r}).raise_error()
+shell.run_cell({CELL.replace("epochs=5", SHORT)!r}).raise_error()
 """
     done = forked.python(script)
     assert done.returncode == 0, done.stderr

@@ -78,6 +78,7 @@ class Other:
 
     load, build = Mine.load, Mine.build
 
+assert "depth: int = 9" not in recipes.find({made}).source, "which is the other class's"
 print(recipes.find({made}).digest)
 """
 
@@ -100,13 +101,6 @@ def test_all_that_a_cell_makes_of_a_recipe_counts(home):  # noqa: F811
     assert [name for name, digest in found.items() if digest == first] == ["nothing, in another kernel"]
     (home / "helper.py").write_text("K = 2\n\ndef task():\n    return None\n")
     assert digests({}) != [first], "a file beside the notebook"
-
-
-def test_the_settings_of_two_classes_in_cells_are_told_apart(home):  # noqa: F811
-    (home / "helper.py").write_text("def task():\n    return None\n")
-    cell = FIRST.format(angle="inputs", made="Mine()")
-    told = in_notebooks([cell, "print('depth: int = 9' in recipes.find(Mine()).source)"])
-    assert told[-1] == "False"
 
 
 def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
