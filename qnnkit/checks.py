@@ -64,17 +64,18 @@ def nearest(value: str, choices: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def choice(name: str, value: str, choices: Collection[str]) -> str:
+def choice(name: str, value: str, choices: Collection[str], more: str = "") -> str:
     """`value` itself, if it is one of `choices`.
 
     Raises:
-        ValueError: It is not; the message lists the choices and the nearest one.
+        ValueError: It is not; the message lists the choices and the nearest one, then says `more`.
     """
     if value in choices:
         return value
     guess = nearest(str(value), choices)
     hint = f"Did you mean {guess!r}? " if guess else ""
-    raise ValueError(message(name, "be a known name", value, f"{hint}The choices are {', '.join(choices)}."))
+    step = f"{hint}The choices are {', '.join(choices)}. {more}".rstrip()
+    raise ValueError(message(name, "be a known name", value, step))
 
 
 def positive(name: str, value: float, next_step: str = "Use 1 or more.") -> None:

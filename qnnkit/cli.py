@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from qnnkit import device, warm, workspace
+from qnnkit import checks, device, warm, workspace
 from qnnkit.cli_output import judged_anew, print_result, show_batch, tell_data
-from qnnkit.cli_settings import asked_for, gathered
+from qnnkit.cli_settings import asked_for, gathered, refuse_with
 
 Recipe = Annotated[
     str | None, Option(metavar="NAME_OR_FILE", help="What to compute; a begun folder knows a shipped one.")
@@ -28,7 +28,13 @@ Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Exc
 Files = Annotated[
     list[Path] | None, Option("--settings", metavar="FILE.yaml", help="Settings in a file; later ones win.")
 ]
-Only = Annotated[str | None, Option(metavar="NETS", help="Train these alone: hybrid, or hybrid,classical.")]
+Only = Annotated[
+    str | None,
+    Option(
+        metavar="NETS",
+        help="Train the run's own net, hybrid, and of its controls these alone: hybrid,classical.",
+    ),
+]
 Epochs = Annotated[int | None, Option(help="Passes over the data; a run that has begun may get more.")]
 OnOom = Annotated[str | None, Option(metavar="stop|shrink", help="Out of memory: stop, or go in pieces.")]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of a table or lines.")]
@@ -44,7 +50,8 @@ def main() -> None:
     for name, value in device.launch_environment().items():  # before torch is imported
         os.environ.setdefault(name, value)
     try:
-        app()
+        with checks.renamed({"recipe": "--recipe"}):
+            app()
     except Exception as error:
         from qnnkit.runs import NotebookError  # not before: `--help` need not wait for torch
 
@@ -137,7 +144,7 @@ def train(
 def watch(
     run_dir: Annotated[Path, Argument(help="Folder of a run or a batch.")],
     once: Annotated[bool, Option("--once", help="Look once, and end.")] = False,
-    every: Annotated[float, Option(help="Seconds between two looks.")] = 2.0,
+    every: Annotated[float | None, Option(help="Seconds between two looks; 2 if not given.")] = None,
 ) -> None:
     """Look on while a run trains, from another terminal: step, loss, speed, time left, memory.
 
@@ -145,7 +152,10 @@ def watch(
     """
     from qnnkit import runs
 
-    runs.watch(run_dir, None if sys.stdout.isatty() else typer.echo, every=every, once=once)
+    if once:
+        refuse_with("--once", {"--every": every})
+    echo = None if sys.stdout.isatty() else typer.echo
+    runs.watch(run_dir, echo, every=2.0 if every is None else every, once=once)
 
 
 @app.command()
@@ -163,17 +173,14 @@ def batch(
     with _ending_cleanly(KeyboardInterrupt):
         try:
             outcomes = batches.run_batch(file, scheduler=scheduler, echo=echo)
-            failed = [each for each in outcomes if each.state == "failed"]
-            for each in failed:
-                where = f" Notebook: {each.notebook}" if each.notebook else ""
-                typer.echo(f"Run {each.id} failed: {each.error}{where}")
-            show_batch(folder, again=False)
-        except KeyboardInterrupt:
-            typer.echo("Stopped. The same command goes on.")
-            raise typer.Exit(130) from None
         except ModuleNotFoundError as error:
             typer.echo(f"qnnkit: {error}", err=True)
             raise typer.Exit(2) from None
+        failed = [each for each in outcomes if each.state == "failed"]
+        for each in failed:
+            where = f" Notebook: {each.notebook}" if each.notebook else ""
+            typer.echo(f"Run {each.id} failed: {each.error}{where}")
+        show_batch(folder, again=False)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -181,7 +188,9 @@ def batch(
 def plan(
     recipe: Annotated[str | None, Option(help="Named settings, on their data.")] = None,
     model: Annotated[str | None, Option(help="Or a transformers model: llama or clip.")] = None,
-    size: Annotated[str, Option(help="Of the model: tiny, ..., or a folder with a config.json.")] = "small",
+    size: Annotated[
+        str | None, Option(help="Of the model: tiny, small, ..., or a folder with a config.json.")
+    ] = None,
     settings: Set = None,
     files: Files = None,
     epochs: Epochs = None,
@@ -197,7 +206,7 @@ def plan(
 
     A training that fits nowhere is an answer too: the exit status is 0.
     """
-    from qnnkit import checks, measure, recipes, runs
+    from qnnkit import measure, recipes, runs
 
     if (recipe is None) == (model is None):
         kinds = f"recipes are {', '.join(recipes.RECIPES)}; models are {', '.join(measure.sizes())}"
@@ -206,10 +215,11 @@ def plan(
     chosen = gathered(recipe, files, settings, epochs=epochs)
     asked: dict[str, Any]
     if model is None:
+        refuse_with("--recipe", {"--size": size})
         asked = runs.to_plan(recipe, chosen, samples=samples, timed=measuring)
     else:
         about = {"n_samples": 1000 if samples is None else samples, **chosen}
-        asked = {"workload": measure.of_transformer(model, size, **about)}
+        asked = {"workload": measure.of_transformer(model, size or "small", **about)}
         asked |= {"device": chosen.get("device", "auto")}
     found = measure.plan(
         **asked, deadline=deadline, budget=budget, prices=prices, measured=measured or (), measure=measuring
@@ -226,10 +236,18 @@ def predict(
 ) -> None:
     """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on."""
     from qnnkit import runs
-    from qnnkit.runs.using import prediction_line
+    from qnnkit.runs.using import of_language, prediction_lines, predictor
 
-    for found in runs.predict(run_dir, inputs, recipe=recipe):
-        typer.echo(json.dumps(found) if as_json else prediction_line(found))
+    if recipe is not None and of_language(run_dir):
+        step = "It is read from its own files."
+        raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
+    found = runs.predict(run_dir, inputs, recipe=recipe)
+    by = predictor(run_dir)
+    for row in found:
+        for line in [json.dumps(row | by)] if as_json else prediction_lines(row):
+            typer.echo(line)
+    if by and not as_json:
+        typer.echo(f"By net {by['net']} of seed {by['seed']}, at its best epoch.")
 
 
 @app.command()
@@ -240,7 +258,9 @@ def new(
     """Write a recipe of your own: a working copy of a shipped one, to edit."""
     from qnnkit import recipes
 
-    typer.echo(f"{recipes.new(file, like)}: edit it, then qnnkit run --recipe {file} --run-dir runs/mine")
+    with checks.renamed({"recipe": "--like", "path": "FILE"}):
+        written = recipes.new(file, like)
+    typer.echo(f"{written}: edit it, then qnnkit run --recipe {file} --run-dir runs/mine")
 
 
 @app.command(name="recipes")
@@ -282,13 +302,15 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
-    from qnnkit import checks, workspace
     from qnnkit.measure import reading
     from qnnkit.runs.surveying import measure_machine
 
     names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds", "dummy": "--dummy"}
     with _ending_cleanly(), checks.renamed(names):
         if compare:
+            others = {"--recipe": recipe, "--run-dir": run_dir, "--set": settings, "--dummy": dummy}
+            others |= {"--samples": samples, "--seconds": seconds, "--quick": quick}
+            refuse_with("--compare", others | {"--profile": profile, "--json": as_json})
             paths = reading.files(files or [])
             found = reading.compare(paths)
             place = paths[0].parent / "comparison.png" if out is None else workspace.place(out)
@@ -324,7 +346,7 @@ def sample(
     pattern: Annotated[str | None, Option(metavar="REGEX", help="Its first group is the label.")] = None,
 ) -> None:
     """Copy some images of each class: class folders or flat ones, train/ and test/ alike."""
-    from qnnkit import checks, data
+    from qnnkit import data
 
     if (per_class is None) == (fraction is None):
         raise ValueError("Give --per-class or --fraction, one of them.")
@@ -370,12 +392,14 @@ def report(
         raise ValueError(f"Option --verify must be given a run, but `{run_dir}` is a batch. {step} run.")
     if paper is not None and not is_batch:
         raise ValueError(f"Option --paper must be given a batch, but `{run_dir}` is none. {step} batch.")
+    if is_batch and recipe is not None:
+        raise ValueError(f"Option --recipe must be given a run, but `{run_dir}` is a batch. {step} run.")
     if is_batch:
         show_batch(workspace.place(run_dir), again=paper is None)
         if paper is not None:
             typer.echo(f"Paper: {reports.write_paper(run_dir, paper)}")
         return
-    begun = runs.open_run(run_dir, recipe)
+    begun = _begun(run_dir, recipe)
     if begun.result is None:
         raise ValueError(f"Run `{begun.folder}` is not finished. Finish it: qnnkit run --run-dir {run_dir}.")
     if not verify:
@@ -395,12 +419,21 @@ def merge(
     """Write a language model with its adapter worked in, for plain transformers."""
     from qnnkit import runs
 
-    typer.echo(f"The whole model is in {runs.merge(runs.open_run(run_dir), workspace.place(out))}.")
+    typer.echo(f"The whole model is in {runs.merge(_begun(run_dir), workspace.place(out))}.")
+
+
+def _begun(run_dir: Path, recipe: str | None = None) -> Any:
+    """A run that is there already."""
+    from qnnkit import runs
+    from qnnkit.runs import status
+
+    status.read(run_dir)  # says what the folder must hold
+    return runs.open_run(run_dir, recipe)
 
 
 @contextlib.contextmanager
-def _ending_cleanly(error: type[BaseException] | None = None) -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that no kernel or run is left behind.
+def _ending_cleanly(error: type[BaseException] = SystemExit) -> Iterator[None]:
+    """Ctrl-C ends the command with one sentence, SIGTERM without one; no kernel or run is left behind.
 
     `QNNKIT_STOP_WITH_PARENT` holds the process that started this one and cannot stop it once it is killed:
     when it is gone, this one ends too.
@@ -408,19 +441,19 @@ def _ending_cleanly(error: type[BaseException] | None = None) -> Iterator[None]:
 
     def end(signal_number: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: what is cleaned up now must not be cut short
-        raise (error or SystemExit)(128 + signal_number)
+        raise error(*([128 + signal_number] if error is SystemExit else []))
 
-    parent = os.environ.pop("QNNKIT_STOP_WITH_PARENT", None)
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    if parent:
-        threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+    parent, heard = os.environ.pop("QNNKIT_STOP_WITH_PARENT", None), contextlib.ExitStack()
+    if threading.current_thread() is threading.main_thread():
+        heard.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, end))
+        if parent:
+            threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        with heard:
+            yield
+    except KeyboardInterrupt as stopped:
+        typer.echo(str(stopped) or "Stopped. Run this again to go on from here.")
+        raise typer.Exit(130) from None
 
 
 def _follow(parent: int, patience: float = 60.0) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qnnkit import workspace
+from qnnkit import checks, workspace
 from qnnkit.settings import MAIN_NETS
 
 
@@ -19,7 +20,7 @@ def asked_for(
     **given: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """The recipe that is meant, and the settings of files, then of words, then of options of their own."""
-    from qnnkit import checks, recipes
+    from qnnkit import recipes
     from qnnkit.runs import folder, lock
 
     if recipe is not None:
@@ -34,8 +35,45 @@ def asked_for(
         named = recipes.of(begun)
     asked = gathered(named, files, words, **given)
     if only is not None:
-        asked["controls"] = [name for name in only.split(",") if name not in MAIN_NETS]
+        asked["controls"] = controls_of(only)
     return named, asked
+
+
+def controls_of(only: str) -> list[str]:
+    """The controls that `--only` names beside the run's own net.
+
+    Raises:
+        ValueError: That net is not named: controls are compared with it, so it is always trained.
+
+    Example:
+        >>> controls_of("hybrid,classical")
+        ['classical']
+    """
+    names = only.split(",")
+    if not {*names} & {*MAIN_NETS}:
+        usual = "no_entanglement, frozen_random, classical, no_quantum, or the recipe's own"
+        step = (
+            f"Name it, alone or with controls ({usual}), which are compared with it: --only hybrid,classical."
+        )
+        rule = "name the run's own net, hybrid (reference, without a circuit)"
+        raise ValueError(checks.message("--only", rule, only, step))
+    return [name for name in names if name not in MAIN_NETS]
+
+
+def refuse_with(option: str, given: Mapping[str, Any]) -> None:
+    """Refuses options that would be passed over beside another one: those that have a value.
+
+    Raises:
+        ValueError: One has.
+
+    Example:
+        >>> refuse_with("--compare", {"--quick": False, "--seconds": None})
+    """
+    for name, value in given.items():
+        if value:
+            raise ValueError(
+                checks.message(name, f"be left out with {option}", value, f"{option} takes none.")
+            )
 
 
 def gathered(recipe: Any, files: list[Path] | None, words: list[str] | None, **given: Any) -> dict[str, Any]:

@@ -327,16 +327,6 @@ def digest_of(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def require_batch_size(settings: Settings) -> None:
-    """
-    Raises:
-        ValueError: The size of batch is left to be measured, which only a run does.
-    """
-    if settings.batch_size == "auto":
-        step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
-        raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
-
-
 def _parts(words: str) -> tuple[str, str, Any]:
     """Net, setting and value of one of `net_settings`."""
     found = re.fullmatch(r"([^.=]+)\.([^.=]+)=(.+)", words)

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from qnnkit import report, runs
+from qnnkit.batch import state
 from qnnkit.report import write_batch_page
 from qnnkit.report.batch import runs_table
 from tests.showing import Batch, Page, log_epochs, log_test, needs_chromium
@@ -159,6 +160,7 @@ def test_five_hundred_runs(space):
         ("result.json", "{}"),
         ("result.json", '{"nets": [{"net": "hybrid", "accuracy": NaN}]}'),
         ("result.json", '{"nets": 5, "verdicts": 7}'),
+        ("result.json", '{"nets": [{"net": "classical", "score": 0.5}, {"net": "hybrid"}]}'),
         ("result.json", b"\xff\xfe"),
         ("result.json", None),
         ("failed.json", "half"),
@@ -180,6 +182,17 @@ def test_a_damaged_folder_costs_one_row(four, file, content):
         assert found["digits-good"]["state"] == "unfinished" and found["digits-good"]["notes"]
     else:
         assert found["digits-good"]["state"] == "finished"
+    if file == "result.json":
+        assert not any(told for name, told in found["digits-good"].items() if "test accuracy" in name)
+
+
+def test_a_run_without_an_id_has_the_name_of_its_folder_everywhere(four):
+    content = json.loads((four.folder / "batch.json").read_text())
+    for planned in content["runs"]:
+        del planned["id"]
+    (four.folder / "batch.json").write_text(json.dumps(content))
+    assert [outcome.id for outcome in state.read(four.folder)] == list(rows(four))
+    assert {"digits-lost", "digits-next"} == set(report.read_study(four.folder).left_out) <= set(rows(four))
 
 
 def test_no_batch_and_a_damaged_one(tmp_path):

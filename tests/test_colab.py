@@ -617,63 +617,44 @@ def test_make_address_rewrites_every_place_and_nothing_else(tree: Path) -> None:
 
 
 @NEEDS_MAKE
-@pytest.mark.parametrize(
-    "remote",
-    [
-        "https://github.com/a-fork/kit",
-        "https://github.com/a-fork/kit.git",
-        "https://student:secret@github.com/a-fork/kit.git",
-        "git@github.com:a-fork/kit.git",
-        "ssh://git@github.com/a-fork/kit",
-    ],
-)
-def test_make_address_alone_takes_the_remote(tree: Path, remote: str) -> None:
+def test_make_address_alone_takes_the_remote_of_github(tree: Path) -> None:
+    git = ["git", "-C", tree]
+    before = texts(tree)
+
+    def refused(*words: str) -> str:
+        done = make_address(tree, *words)
+        assert done.returncode != 0 and texts(tree) == before
+        return done.stderr
+
+    bad = ("kit", "a-fork/", "/kit", "a fork/kit", "-a/kit", "a/b/kit", "a/..", "a/kit.git", 'a/k"+evil')
+    for repo in (*bad, "https://x.org/a/b"):
+        said = refused(f"REPO={repo}").splitlines()[0]
+        assert said.startswith(
+            f"REPO must be owner/name on GitHub, but is {repo!r}. Type: make address REPO="
+        )
+    # An unpacked copy inside another checkout is no checkout itself.
+    subprocess.run(["git", "init", "--quiet", tree.parent], check=True)
+    add = ["remote", "add", "origin", "https://github.com/another/project"]
+    subprocess.run(["git", "-C", tree.parent, *add], check=True)
+    none = "is empty, and the git remote `origin` is not on GitHub. Type: make address"
+    assert none in refused()
     subprocess.run(["git", "init", "--quiet", tree], check=True)
-    subprocess.run(["git", "-C", tree, "remote", "add", "origin", remote], check=True)
-    done = make_address(tree)
-    assert done.returncode == 0, done.stderr
-    assert set(addresses(tree).values()) == {"https://github.com/a-fork/kit"}
-
-
-@NEEDS_MAKE
-@pytest.mark.parametrize(
-    "repo",
-    [
-        "kit",
-        "a-fork/",
-        "/kit",
-        "a fork/kit",
-        "-a/kit",
-        "a/b/kit",
-        "a/..",
-        "a/kit.git",
-        'a/k"+evil',
-        "https://x.org/a/b",
-    ],
-)
-def test_a_bad_repo_is_refused_with_one_sentence(tree: Path, repo: str) -> None:
-    before = texts(tree)
-    done = make_address(tree, f"REPO={repo}")
-    assert done.returncode != 0
-    said = done.stderr.splitlines()[0]
-    assert said.startswith(f"REPO must be owner/name on GitHub, but is {repo!r}. Type: make address REPO=")
-    assert texts(tree) == before
-
-
-@NEEDS_MAKE
-@pytest.mark.parametrize(
-    "remote", [None, "https://gitlab.com/a/kit", "https://x.org/github.com/a/kit", "a/kit"]
-)
-def test_make_address_without_a_github_remote_says_what_to_give(tree: Path, remote: str | None) -> None:
-    before = texts(tree)
-    around = tree if remote else tree.parent  # an unpacked copy inside another checkout is no checkout itself
-    subprocess.run(["git", "init", "--quiet", around], check=True)
-    remote = remote or "https://github.com/another/project"
-    subprocess.run(["git", "-C", around, "remote", "add", "origin", remote], check=True)
-    done = make_address(tree)
-    assert done.returncode != 0
-    assert "is empty, and the git remote `origin` is not on GitHub. Type: make address" in done.stderr
-    assert texts(tree) == before
+    subprocess.run([*git, *add], check=True)
+    for remote in ("https://gitlab.com/a/kit", "https://x.org/github.com/a/kit", "a/kit"):
+        subprocess.run([*git, "remote", "set-url", "origin", remote], check=True)
+        assert none in refused()
+    for number, form in enumerate(
+        (
+            "https://github.com/a-fork/{}",
+            "https://github.com/a-fork/{}.git",
+            "https://student:secret@github.com/a-fork/{}.git",
+            "git@github.com:a-fork/{}.git",
+            "ssh://git@github.com/a-fork/{}",
+        )
+    ):
+        subprocess.run([*git, "remote", "set-url", "origin", form.format(f"kit{number}")], check=True)
+        assert make_address(tree).returncode == 0
+        assert set(addresses(tree).values()) == {f"https://github.com/a-fork/kit{number}"}
 
 
 @NEEDS_MAKE

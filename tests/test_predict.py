@@ -13,7 +13,9 @@ from qnnkit import cli, runs, tasks
 from qnnkit.data.music_events import Piece
 from qnnkit.data.music_midi import read_midi, write_midi
 from qnnkit.runs import export
+from qnnkit.runs.using import prediction_lines, predictor
 from qnnkit.tasks import pictures
+from tests.toys import refused
 
 TINY = {"epochs": 1, "n_seeds": 1, "controls": [], "threads": 1, "gradient_samples": 0}
 
@@ -57,9 +59,10 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, home):
     [of_array] = runs.predict("runs/one", [test.images[0, 0].numpy()])
     assert of_array["probabilities"] == found[0]["probabilities"]
     told = CliRunner().invoke(cli.app, ["predict", "runs/one", str(paths[0]), "--json"])
-    assert json.loads(told.output)["probabilities"] == found[0]["probabilities"]
-    line = CliRunner().invoke(cli.app, ["predict", "runs/one", str(paths[0])]).output
-    assert line.startswith(f"{paths[0]}: {found[0]['class']} ")
+    assert json.loads(told.output) == found[0] | {"net": "hybrid", "seed": 0}
+    lines = CliRunner().invoke(cli.app, ["predict", "runs/one", str(paths[0])]).output.splitlines()
+    assert lines[0].startswith(f"{paths[0]}: {found[0]['class']} ")
+    assert lines[1:] == ["By net hybrid of seed 0, at its best epoch."]
 
 
 def test_model_is_read_wherever_it_lies(pictured, home):
@@ -118,6 +121,7 @@ def written(home):
 
 
 def test_a_text_is_gone_on_with(written, home):
+    assert predictor("runs/one") == predictor("runs/one/model") == {"net": "reference", "seed": 0}
     [row] = written.predict(["the cat"])
     assert row["input"] == "the cat" and isinstance(row["text"], str) and row["text"]
     assert list(runs.predict("runs/one/model", ["the cat"])) == [row]
@@ -180,16 +184,41 @@ def test_a_task_that_knows_how_is_asked(home):
 def test_what_cannot_be_predicted_is_refused_in_a_sentence(pictured, home):
     with pytest.raises(ValueError, match="hold something"):
         runs.predict("runs/one", [])
-    with pytest.raises(ValueError, match="be an image that can be read"):
-        runs.predict("runs/one", ["nowhere.png"])
+    (home / "broken.png").write_text("no image")
+    for name, rule in (("nowhere.png", "be existing files"), (".", "be files, not folders")):
+        with pytest.raises(ValueError, match=rule):
+            runs.predict("runs/one", [name])
+    with pytest.raises(ValueError, match="broken"):
+        runs.predict("runs/one", ["broken.png"])
     with pytest.raises(ValueError, match="be uint8 of shape"):
         runs.predict("runs/one", [np.zeros((6, 6))])
     with pytest.raises(FileNotFoundError, match="Finish the run"):
         runs.predict("runs/other", ["a.png"])
 
 
-def test_a_missing_array_is_told_in_a_sentence(tmp_path):
-    for name in ("none.npy", "text.npy"):
-        (tmp_path / "text.npy").write_text("no array")
-        with pytest.raises(ValueError, match=r"`inputs` must be \.npy files, but is .*numpy\.save"):
-            pictures.array(tmp_path / name, None)
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("none", "be existing files"), ("folder", "be files, not folders"), ("text", "be .npy files")],
+)
+def test_what_is_no_array_is_told_in_a_sentence(tmp_path, name, rule):
+    (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "folder.npy").mkdir()
+    with refused("inputs") as caught:
+        pictures.array(tmp_path / f"{name}.npy", None)
+    assert rule in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "lines"),
+    [
+        ({"input": "x", "output": [0.123456789, 2.0]}, ["x: 0.1235, 2"]),
+        ({"input": "x", "output": [[0.123456789], [1e-9]]}, ["x[0]: 0.1235", "x[1]: 1e-09"]),
+        (
+            {"input": "x", "output": [{"class": "b", "probabilities": {"a": 0.25, "b": 0.75}}]},
+            ["x[0]: b 75.0 %, a 25.0 %"],
+        ),
+        ({"output": "QuanvNet of a", "notes": ["It is grey."]}, ["QuanvNet of a", "  Note: It is grey."]),
+    ],
+)
+def test_predictions_are_told_in_few_digits(row, lines):
+    assert list(prediction_lines(row)) == lines

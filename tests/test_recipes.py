@@ -19,7 +19,7 @@ import qnnkit
 from qnnkit import RECIPES, data, layers, models, recipes, runs
 from qnnkit.recipes import RecipeError
 from qnnkit.settings import MAIN_NETS, Settings
-from tests.toys import AsFloat, Digits
+from tests.toys import AsFloat, Digits, refused
 
 PUBLIC = {"mnist": "mnist", "ahcd": "ahcd/ahcd_csv.zip"}
 OF_IMAGES = [name for name in RECIPES if issubclass(RECIPES[name].Settings, data.Images)]
@@ -292,8 +292,9 @@ class OfPoints(Digits):
 def test_find_by_name():
     found = recipes.find("digits_quanv")
     assert recipes.find("digits_quanv") is recipes.find(found) is RECIPES["digits_quanv"] is found
-    with pytest.raises(ValueError, match=r"`recipe` must be a known name.*Did you mean 'digits_quanv'\?"):
-        recipes.find("digit_quanv")
+    for name in ("digit_quanv", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
+        with refused("recipe", (ValueError, OSError)):
+            recipes.find(name)
 
 
 @pytest.mark.parametrize("told", ["path", "text", "relative"])
@@ -355,26 +356,22 @@ def test_what_is_wrong_in_a_file_is_told_with_its_line(write, old, new, told):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (
-            "    return nn.Sequential(layer",
-            "    return 3 + nn.Sequential(layer",
-            "line 25, in build: TypeError",
-        ),
-        (
-            "    return nn.Sequential(layer, nn.Linear(2, 2))",
-            "    return 3",
-            "line 22: Argument `build` must",
-        ),
+        ("return nn.Sequential(", "return 3 + nn.Sequential(", "line 25, in build: TypeError"),
+        ("return nn.Sequential(layer, nn.Linear(2, 2))", "return 3", "line 22: Argument `build` must"),
         (
             "nn.Linear(2, 2))",
             "nn.Linear(2, 1))",
-            "line 22: Argument `build` must give a net that takes the data, and a task that takes its",
+            "line 22: Argument `build` must give a net that takes the data",
         ),
         ("    return data.arrays", "    return points\n    data.arrays", "`load` must return splits"),
         ("def build(settings, splits, seed)", "def build(settings, splits, sed)", "must not ask for `sed`"),
         ("class Settings(qnnkit.Settings)", "class Settings", "`Settings` must derive from qnnkit.Settings"),
         ("points.sum(1) > 1", "points.sum(1) > 1 / 0", "line 19, in load: ZeroDivisionError"),
-        ("nn.Linear(2, 2))", "nn.Linear(3, 2))", "It says: mat1 and mat2 shapes cannot be multiplied"),
+        (
+            "nn.Linear(2, 2))",
+            "nn.Linear(3, 2))",
+            "but is 'RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x2 and 3x2)'. A sample has",
+        ),
     ],
 )
 def test_what_a_users_code_does_wrong_begins_no_run(write, tmp_path, old, new, told):
@@ -385,12 +382,6 @@ def test_what_a_users_code_does_wrong_begins_no_run(write, tmp_path, old, new, t
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.parametrize("name", ["nowhere.py", "folder/nowhere.py", "folder/nowhere"])
-def test_a_file_that_is_not_there(name):
-    with pytest.raises(FileNotFoundError, match=r"`recipe` must be an existing \.py file.*qnnkit new"):
-        recipes.find(name)
-
-
 # --- what makes another experiment -------------------------------------------------------------------------
 
 NEIGHBOUR = '"""Help."""\n\n\ndef scale():\n    return 2.0  # of angles\n'
@@ -398,19 +389,14 @@ NEIGHBOUR = '"""Help."""\n\n\ndef scale():\n    return 2.0  # of angles\n'
 
 @pytest.mark.parametrize(
     ("old", "new", "same"),
-    [
-        ("    # a comment\n", "    # another\n\n", True),
-        ('"""Points by a circuit."""', '"""Something else."""', True),
-        ("return nn.Sequential(layer,", "return nn.Sequential(\n        layer,", True),
-        ("n_layers=1", "n_layers=2", False),
-        ("n_points: int = 30", "n_points: int = 31", False),
-    ],
+    [("    # a comment\n", "    # another\n\n", True), ("n_layers=1", "n_layers=2", False)],
 )
 def test_code_makes_another_experiment_and_comments_do_not(write, old, new, same):
     before = recipes.find(write("mine.py", OWN))
     after = recipes.find(write("mine.py", OWN, old, new))
-    assert (before.digest == after.digest) == same
-    assert (before.settings().digest() == after.settings().digest()) == same
+    assert (
+        (before.digest == after.digest) == (before.settings().digest() == after.settings().digest()) == same
+    )
 
 
 def test_a_neighbour_counts_and_is_read_anew(write):
@@ -494,11 +480,11 @@ def test_a_field_that_is_declared_anew_keeps_the_kits_rule_and_sentence():
 
 def test_new_copies_one(tmp_path):
     path = recipes.new(tmp_path / "own" / "mine.py", like="letters")
-    assert path.read_text() == RECIPES["letters"].source
-    assert recipes.find(path).settings().chosen() == {} and recipes.find(path).reference == str(path)
-    with pytest.raises(FileExistsError, match="`path` must be a new file"):
-        recipes.new(path)
-    with pytest.raises(ValueError, match=r"`path` must end in \.py"):
-        recipes.new(tmp_path / "mine.txt")
-    with pytest.raises(ValueError, match="Did you mean 'letters'"):
-        recipes.new(tmp_path / "other.py", like="leters")
+    assert path.read_text() == RECIPES["letters"].source and recipes.find(path).settings().chosen() == {}
+    for place, like, argument in (
+        (path, "cnn", "path"),
+        ("mine.txt", "cnn", "path"),
+        ("a.py", "leters", "recipe"),
+    ):
+        with refused(argument, (ValueError, OSError)):
+            recipes.new(tmp_path / place, like)

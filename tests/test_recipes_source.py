@@ -31,6 +31,8 @@ def digest(text: str, **preset) -> str:
         ("# of them", "# of these", True),
         ('"""Told."""', '"""Said."""', True),
         ("n: int = 2  #", "n: int   =   2  #", True),
+        ('"""About it."""', '"""Something else."""', True),
+        ("return [f", "return [\n        f", True),
         ("int = 2", "int = 3", False),
         ("1.5", "1.25", False),
         ("None", "False", False),

@@ -19,24 +19,17 @@ from qnnkit.runs.journal import Journal
 from qnnkit.runs.status import Status, read
 from qnnkit.train import Moment
 from tests import forked
-from tests.toys import each_epoch
+from tests.toys import each_epoch, refused
 
 SMALL = {"epochs": 2, "n_layers": 1, "hidden": 4, "n_seeds": 1, "controls": ["no_quantum"], "threads": 1}
 SMALL |= {"train_fraction": 0.2}
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run of two nets, and what its status was at the end of every epoch."""
-    run = runs.open_run(tmp_path_factory.mktemp("status") / "run", "digits_quanv", **SMALL)
-    before, seen = read(run.folder), []
+def test_a_training_tells_how_it_stands(tmp_path):
+    run, seen = runs.open_run(tmp_path / "run", "digits_quanv", **SMALL), []
+    before = read(run.folder)
     list(runs.train_all(run, on_row=each_epoch(lambda row: seen.append(read(run.folder)))))
-    return run, before, seen
-
-
-def test_a_training_tells_how_it_stands(trained):
-    run, before, seen = trained
     steps = math.ceil(len(run.splits.train) / 32)
     assert (before.state, before.net) == ("not begun", None)
     assert {one.state for one in seen} == {"running"} and len(seen) == 4
@@ -46,27 +39,12 @@ def test_a_training_tells_how_it_stands(trained):
     assert first.steps == steps and 1 <= first.step <= steps and first.loss > 0
     assert first.device == "cpu" and first.age < 60
     assert 1e8 < first.memory <= first.peak_memory < 1e11
-
-
-def test_an_epoch_tells_its_mean_loss_once_it_has_ended(trained):
-    run, _, seen = trained
     assert [one.loss for one in seen] == [row["train_loss"] for row in run.epochs().to_dict("records")]
-
-
-def test_in_the_end_it_has_finished_and_another_call_writes_nothing(trained):
-    run, _, _ = trained
-    end = read(run.folder)
-    assert end.state == "finished" and (end.net, end.epoch) == ("no_quantum", 2)
-    content = (run.folder / "metrics.jsonl").read_bytes()
-    list(runs.train_all(runs.open_run(run.folder)))
-    assert (run.folder / "metrics.jsonl").read_bytes() == content
-
-
-def test_peak_memory_stands_in_the_final_rows(trained):
-    run, _, _ = trained
     for row in run.tested().values():
         assert 1e8 < row["peak_memory"] < 1e11
         assert row["peak_memory"] == pytest.approx(row["peak_ram"], rel=0.01)  # on a CPU the two are one
+    end = read(run.folder)
+    assert end.state == "finished" and (end.net, end.epoch) == ("no_quantum", 2)
 
 
 def test_an_interrupted_training_has_stopped_and_keeps_its_peak(tmp_path):
@@ -129,13 +107,16 @@ def trained_before(folder, net, seed, **facts):
     workspace.append_line(folder / "metrics.jsonl", row | facts)
 
 
+def steps(told, clock, n=11):
+    for updates in range(1, n + 1):
+        told.update(moment(updates))
+        clock.now += 0.5
+
+
 def test_time_left_and_speed(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     trained_before(tmp_path, "classical", 0)
-    told = reported(tmp_path)
-    for updates in range(1, 12):
-        told.update(moment(updates))
-        clock.now += 0.5
+    steps(reported(tmp_path), clock)
     found = read(tmp_path)
     assert (found.epoch, found.step, rows(tmp_path)[-1]["learning_rate"]) == (2, 1, 0.1)
     assert found.per_second == 64
@@ -143,18 +124,14 @@ def test_time_left_and_speed(tmp_path, monkeypatch):
     # hybrid of seed 1 as long as this one, classical of seed 1 as long as that of seed 0
     assert found.seconds_left_run == pytest.approx(29 * 0.5 + 40 * 0.5 + 12)
     assert (found.number, found.of, found.state) == (1, 4, "stopped")
-
-
-def test_a_net_that_stopped_early_took_the_epochs_that_it_had(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch)
     for net in ("hybrid", "classical"):
         trained_before(tmp_path, net, 0, epochs_trained=2)
-    told = reported(tmp_path, seed=1)
-    for updates in range(1, 12):
-        told.update(moment(updates))
-        clock.now += 0.5
+    steps(reported(tmp_path, seed=1), clock)
     found = read(tmp_path)
-    assert found.seconds_left_run - found.seconds_left_net == pytest.approx(2 * 3.0)
+    assert found.seconds_left_run - found.seconds_left_net == pytest.approx(2 * 3.0), "it stopped early"
+    monkeypatch.setenv("WORLD_SIZE", "2")  # several processes are as fast as all of them
+    steps(reported(tmp_path, seed=1), clock)
+    assert read(tmp_path).per_second == 128
 
 
 def test_a_row_every_few_seconds(tmp_path, monkeypatch):
@@ -173,9 +150,7 @@ def test_a_disk_that_fails_stops_nothing(tmp_path):
     told.update(moment(1))
     told.machine("Steps take long.")
     assert (tmp_path / "metrics.jsonl").is_dir()
-
-
-def test_a_loss_that_is_no_number_is_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").rmdir()
     reported(tmp_path).update(moment(1, loss=float("nan")))
     assert rows(tmp_path)[-1]["loss"] is None and read(tmp_path).loss is None
 
@@ -190,16 +165,6 @@ def test_it_tells_at_once_that_a_training_goes_on(tmp_path):
         start = f"{tmp_path.name}  running  hybrid, seed 0 (1 of 4)  memory "
         assert watching.line(found).startswith(start) and found.memory > 1e8
     assert read(tmp_path).state == "stopped"
-
-
-def test_several_processes_are_as_fast_as_all_of_them(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    told = reported(tmp_path)
-    for updates in range(1, 12):
-        told.update(moment(updates))
-        clock.now += 0.5
-    assert read(tmp_path).per_second == 128
 
 
 # --- what is read ------------------------------------------------------------------------------------------
@@ -258,19 +223,13 @@ def test_where_no_lock_can_be_tried_its_rows_tell(tmp_path):
     assert read(tmp_path).state == "stopped"
 
 
-def test_all_nets_tested_it_has_finished(tmp_path):
+def test_all_nets_tested_it_has_finished_and_once_it_is_extended_it_has_not(tmp_path):
     planted(tmp_path)
-    for net in "hybrid", "b", "c", "d":
-        trained_before(tmp_path, net, 0)
-    assert read(tmp_path).state == "stopped"
-    trained_before(tmp_path, "e", 0)
-    assert read(tmp_path).state == "finished"
-
-
-def test_a_run_that_is_extended_has_not_finished(tmp_path):
-    planted(tmp_path)
+    workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": 4})
     for net in "hybrid", "b", "c", "d", "e":
+        assert read(tmp_path).state == "stopped"
         trained_before(tmp_path, net, 0, epochs=4)
+    assert read(tmp_path).state == "finished"
     workspace.write_json(tmp_path / "config.json", {"seed": 0, "n_seeds": 1, "epochs": 12})
     assert read(tmp_path).state == "stopped"
     with lock.alone(tmp_path, "train"):
@@ -316,23 +275,6 @@ def test_a_mirrored_run_is_read_where_it_is_mirrored(tmp_path):
     with Mirror(local, remote):
         pass
     assert read(remote).state == "stopped", "its last row is old"
-
-
-@pytest.mark.parametrize("folder", ["nothing", "empty"])
-def test_a_folder_without_a_run_gets_one_sentence(tmp_path, folder, monkeypatch, capsys):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.setattr(sys, "argv", ["qnnkit", "watch", str(tmp_path / folder)])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    error = capsys.readouterr().err
-    assert caught.value.code == 2 and error.startswith(
-        "qnnkit: Argument `run_dir` must hold a run or a batch"
-    )
-
-
-def test_a_bad_period_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="`every` must be above 0, but is 0"):
-        runs.watch(planted(tmp_path), every=0)
 
 
 # --- what is shown -----------------------------------------------------------------------------------------
@@ -452,6 +394,9 @@ def test_a_batch_whose_sampler_proposes_runs_is_watched_to_its_end(tmp_path, mon
 
 
 def test_a_run_that_nobody_works_on_is_not_waited_for_ever(tmp_path, monkeypatch):
+    for error, asked in ((ValueError, {"every": 0}), (FileNotFoundError, {})):
+        with refused("every" if asked else "run_dir", error):
+            runs.watch(tmp_path, **asked)
     monkeypatch.setattr(watching, "PATIENCE", 0.05)
     (tmp_path / "config.json").write_text("{}")
     for work in ("chain", "train"):

@@ -175,32 +175,6 @@ def test_saving_and_loading(first, second, tmp_path):
     same(measured(loaded.eval(), INPUTS), measured(saved.eval(), INPUTS))
 
 
-def test_full_example():
-    """The moons of TorchLayer's page, two epochs of them."""
-    x, y = sklearn.datasets.make_moons(50, random_state=0)
-    x, y_hot = torch.tensor(x).float(), nn.functional.one_hot(torch.tensor(y)).float()
-    curves = []
-    for kind in (QuantumLayer, TorchLayer):
-        layer = make(kind, embedded(two_expvals))
-        model = nn.Sequential(linear(2, 2), layer, linear(2, 2, seed=1), nn.Softmax(dim=1))
-        opt, loss = torch.optim.SGD(model.parameters(), lr=0.5), nn.L1Loss()
-        generator = torch.Generator().manual_seed(0)
-        loader = torch.utils.data.DataLoader(
-            list(zip(x, y_hot, strict=True)), batch_size=5, shuffle=True, generator=generator
-        )
-        curve = []
-        for _ in range(2):
-            for batch, wanted in loader:
-                opt.zero_grad()
-                loss_evaluated = loss(model(batch), wanted)
-                loss_evaluated.backward()
-                opt.step()
-                curve.append(loss_evaluated.detach())
-        curves.append(torch.stack(curve))
-    assert curves[0].std() > 100 * FLOAT32
-    torch.testing.assert_close(*curves, rtol=0, atol=1e-4)  # twenty steps of rounding
-
-
 def test_another_input_name_and_order():
     @qp.qnode(circuits.make_device("default.qubit", 2))
     def circuit(weights, features=None):

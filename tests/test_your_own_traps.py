@@ -78,6 +78,7 @@ class Other:
 
     load, build = Mine.load, Mine.build
 
+assert "depth: int = 9" not in recipes.find({made}).source, "which is the other class's"
 print(recipes.find({made}).digest)
 """
 
@@ -100,13 +101,6 @@ def test_all_that_a_cell_makes_of_a_recipe_counts(home):  # noqa: F811
     assert [name for name, digest in found.items() if digest == first] == ["nothing, in another kernel"]
     (home / "helper.py").write_text("K = 2\n\ndef task():\n    return None\n")
     assert digests({}) != [first], "a file beside the notebook"
-
-
-def test_the_settings_of_two_classes_in_cells_are_told_apart(home):  # noqa: F811
-    (home / "helper.py").write_text("def task():\n    return None\n")
-    cell = FIRST.format(angle="inputs", made="Mine()")
-    told = in_notebooks([cell, "print('depth: int = 9' in recipes.find(Mine()).source)"])
-    assert told[-1] == "False"
 
 
 def test_two_recipes_have_each_its_own_neighbour(home):  # noqa: F811
@@ -211,25 +205,6 @@ def test_a_fork_of_a_fork_keeps_what_was_given(home):  # noqa: F811
     assert runs.fork("runs/two", "runs/three", "mine.py", epochs=4).config.learning_rate == 0.03
 
 
-@pytest.mark.parametrize("name", ["reference", "hybrid", "../../escaped", "", "3"])
-def test_names_of_controls_are_names(name, home):  # noqa: F811
-    text = f"{RECIPE}\n\ndef controls(settings):\n    return {{{name!r}: nn.Linear(3, 1)}}\n"
-    (home / "mine.py").write_text(text)
-    if name == "3":
-        assert runs.open_run("runs/one", "mine.py", **TINY).nets == ("hybrid", "3")
-        return
-    with pytest.raises(recipes.RecipeError, match=r"`controls` must have names of letters"):
-        runs.open_run("runs/one", "mine.py", **TINY)
-
-
-def test_a_control_that_does_not_take_the_data_is_told_before_anything_is_trained(home):  # noqa: F811
-    text = f"{RECIPE}\n\ndef controls(settings):\n    return {{'linear': lambda: nn.Linear(4, 1)}}\n"
-    (home / "mine.py").write_text(text)
-    with pytest.raises(recipes.RecipeError, match="mat1 and mat2"):
-        runs.open_run("runs/one", "mine.py", **TINY)
-    assert not (home / "runs" / "one" / "config.json").exists()
-
-
 HELD_TWICE = """
 
 class Net(nn.Module):
@@ -277,29 +252,6 @@ def test_a_net_that_is_built_from_its_data_is_said_to_be_none_for_predict(home):
     assert len(run.nets) == 5, "it may be trained all the same"
 
 
-SETTINGS = {
-    "excluded": ("    secret: int = Field(default=1, exclude=True)\n", "have `secret` in config.json"),
-    "an alias": (
-        "    depth: int = Field(default=1, alias='d')\n",
-        "have `depth` in config.json, by that name",
-    ),
-    "a validator that adds": (
-        "    width: int = 2\n\n    @field_validator('width')\n    def _more(cls, value):\n"
-        "        return value + 1\n\n    model_config = {'validate_default': True}\n",
-        "leave `width` as it is when it is read again",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_settings_that_a_run_folder_could_not_keep_are_refused(kind, home):  # noqa: F811
-    lines, told = SETTINGS[kind]
-    text = RECIPE.replace("    n_layers: int = 2\n", f"    n_layers: int = 2\n{lines}")
-    (home / "mine.py").write_text("from pydantic import Field, field_validator\n" + text)
-    with pytest.raises(recipes.RecipeError, match=told):
-        runs.open_run("runs/one", "mine.py", **TINY)
-
-
 def test_what_is_computed_from_settings_is_no_setting(home):  # noqa: F811
     lines = "    @computed_field\n    @property\n    def weights(self) -> int:\n"
     lines += "        return 9 * self.n_layers\n"
@@ -310,19 +262,56 @@ def test_what_is_computed_from_settings_is_no_setting(home):  # noqa: F811
     assert again.config.weights == 18 and "weights" not in again.config.flat()
 
 
-LOSSES = {
-    "detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
-    "one for each sample": ("error.mean(),", "error,", "report `loss` as a sum over the batch, one number"),
+N_LAYERS = "    n_layers: int = 2\n"
+REFUSED = {
+    "excluded": (
+        N_LAYERS,
+        "    secret: int = Field(default=1, exclude=True)\n",
+        "have `secret` in config.json",
+    ),
+    "an alias": (
+        N_LAYERS,
+        "    depth: int = Field(default=1, alias='d')\n",
+        "have `depth` in config.json, by that",
+    ),
+    "a validator that adds": (
+        N_LAYERS,
+        N_LAYERS + "    width: int = 2\n\n    @field_validator('width')\n    def _more(cls, value):\n"
+        "        return value + 1\n\n    model_config = {'validate_default': True}\n",
+        "leave `width` as it is when it is read again",
+    ),
+    "a loss that is detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
+    "a loss for each sample": (
+        "error.mean(),",
+        "error,",
+        "report `loss` as a sum over the batch, one number",
+    ),
+    "no such number": ('monitor = "r2"', 'monitor = "r3"', "`r3`"),
+    "a control that does not take the data": (
+        "class Regression",
+        "def controls():\n    return {'a': lambda: nn.Linear(4, 1)}\n\n\nclass Regression",
+        "mat1 and",
+    ),
+    **{
+        f"a control named {name!r}": (
+            "class Regression",
+            f"def controls():\n    return {{{name!r}: nn.Linear(3, 1)}}\n\n\nclass Regression",
+            "`controls` must have names of letters",
+        )
+        for name in ("reference", "hybrid", "../../escaped", "")
+    },
 }
 
 
-@pytest.mark.parametrize("kind", LOSSES)
-def test_a_loss_that_cannot_train_is_told_before_anything_is_written(kind, home):  # noqa: F811
-    before, after, told = LOSSES[kind]
-    (home / "mine.py").write_text(RECIPE.replace(before, after))
-    with pytest.raises(recipes.RecipeError, match=told):
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_refused_before_anything_is_written(kind, home):  # noqa: F811
+    before, after, told = REFUSED[kind]
+    assert before in RECIPE
+    text = RECIPE.replace(before, after)
+    (home / "mine.py").write_text("from pydantic import Field, field_validator\n" + text)
+    with pytest.raises(recipes.RecipeError, match=told) as caught:
         runs.open_run("runs/one", "mine.py", **TINY)
-    assert not (home / "runs" / "one" / "config.json").exists()
+    assert "mine.py`, line " in str(caught.value) and not (home / "runs" / "one" / "config.json").exists()
 
 
 UNSEEDED = """

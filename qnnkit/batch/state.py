@@ -72,8 +72,13 @@ def read(folder: str | Path, known: Mapping[str, Outcome] | None = None) -> list
     return [
         known.get(row["id"])
         or look(row["id"], Path(os.path.normpath(batch / row["folder"])), row["settings"], score)
-        for row in content["runs"]
+        for row in map(named, content["runs"])
     ]
+
+
+def named(planned: dict[str, Any]) -> dict[str, Any]:
+    """A run as batch.json lists it; one without an id has the name of its folder."""
+    return {"settings": {}} | planned | {"id": str(planned.get("id", Path(str(planned["folder"])).name))}
 
 
 def look(id_: str, folder: Path, settings: dict[str, Any], score: Score) -> Outcome:

@@ -82,8 +82,9 @@ def of(settings: Settings) -> Recipe:
     if recorded in RECIPES:
         step = "Its recipe.py is in the run folder: read it, and name that."
         raise ValueError(f"This run was begun by another version of the recipe `{recorded}`. {step}")
-    step = f"Name it: recipe={recorded!r}, or a copy of recipe.py in the run folder that you have read."
-    raise ValueError(f"This run's recipe `{recorded}` is yours, and runs only where you name it. {step}")
+    step = f"Name {recorded}, or a copy of recipe.py in the run folder that you have read."
+    rule = f"be named: this run's recipe `{recorded}` is yours, and runs only where you name it"
+    raise ValueError(checks.message("recipe", rule, None, step))
 
 
 def known(digest: str) -> Recipe | None:

@@ -153,7 +153,7 @@ class Recipe:
         if not names:
             rule, step = "be left out for a net without a QuantumLayer to exchange", "Set controls=()."
             raise ValueError(checks.message("controls", rule, name, step))
-        checks.choice("control", name, names)
+        checks.choice("control", name, names, "The run's own net, hybrid, is trained with any of them.")
 
     def control(self, name: str, settings: Settings, splits: Any, seed: int) -> nn.Module:
         """One of the nets beside the recipe's own, which starts from the same weights.

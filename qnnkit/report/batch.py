@@ -145,7 +145,7 @@ def best(study: Study) -> str:
 
 def _row(study: Study, planned: dict[str, Any]) -> dict[str, Any]:
     folder = Path(os.path.normpath(study.folder / str(planned["folder"])))
-    settings, id_ = settings_in(planned), str(planned.get("id", folder.name))
+    settings, id_ = settings_in(planned), planned["id"]
     row: dict[str, Any] = {"id": id_, "settings": settings, "state": "unfinished", "notes": []}
     row |= {"folder": folder.name, "nets": {}, "costs": {}, "validation": ""}
     try:
@@ -155,15 +155,16 @@ def _row(study: Study, planned: dict[str, Any]) -> dict[str, Any]:
         if outcome.state == "finished":
             row["state"] = "unfinished" if why else "finished"
             row["notes"] += [f"Left out of the study: {why}"] if why else []
-            _fill(row, reading.facts(folder, "result.json"), study)
+            row |= _filled(row, reading.facts(folder, "result.json"), study)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         row["state"] = "unfinished"
         row["notes"].append(f"Its folder cannot be read ({type(error).__name__}: {error}).")
     return row
 
 
-def _fill(row: dict[str, Any], result: dict[str, Any], study: Study) -> None:
-    score = study.score
+def _filled(row: dict[str, Any], result: dict[str, Any], study: Study) -> dict[str, Any]:
+    """What a row has of a result: all of it, or an error."""
+    score, row = study.score, row | {"nets": {}, "notes": [*row["notes"]]}
     for each in result["nets"]:
         reached, low, high = (reading.number(each, name) for name in ("score", "low", "high"))
         if reached is not None and result.get("score", score.name) == score.name:
@@ -179,6 +180,7 @@ def _fill(row: dict[str, Any], result: dict[str, Any], study: Study) -> None:
     row["validation"] = score.tell(validation) if validation == validation else ""
     judged = ((each["criterion"], each["sentence"].partition(":")[0]) for each in result.get("criteria", ()))
     row["notes"] += [f"{criterion}: {how}." for criterion, how in judged]
+    return row
 
 
 def files_of(study: Study) -> list[str]:

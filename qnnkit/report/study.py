@@ -150,7 +150,7 @@ def read_study(folder: str | Path) -> Study:
             found = _read_run(place, varied, score)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            left_out[str(planned.get("id", "?"))] = why
+            left_out[planned["id"]] = why
             continue
         rows += found[0]
         epochs += found[1]
@@ -185,7 +185,7 @@ def read_batch(folder: Path) -> dict[str, Any]:
     path = folder / "batch.json"
     try:
         content = json.loads(path.read_text())
-        runs = [planned for planned in content["runs"] if isinstance(planned, dict) and "folder" in planned]
+        runs = [state.named(each) for each in content["runs"] if isinstance(each, dict) and "folder" in each]
     except (FileNotFoundError, NotADirectoryError):
         step = "Begin one: qnnkit batch FILE.yaml."
         raise FileNotFoundError(checks.message("folder", "hold a batch", str(folder), step)) from None

@@ -17,6 +17,7 @@ from qnnkit.runs.folder import Run, now
 from qnnkit.runs.launch import check_parameters, declared, find_notebook, launch
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.opening import placement_for_kernels
+from qnnkit.runs.trainings import Stopped, stopped_in
 
 NOTEBOOKS = ("00_setup", "01_sample_data", "02_gradient_check", "03_train", "04_analyze")
 
@@ -98,6 +99,7 @@ def run_notebooks(
     Raises:
         NotebookError: A notebook stopped; the ones before it stay finished.
         BlockingIOError: Another process runs the notebooks of this run.
+        Stopped: A person has stopped it (Ctrl-C); the message says where.
     """
     with alone(run.folder, "chain"), mirrored(run.folder, echo):
         if len(names) > 1:
@@ -112,13 +114,24 @@ def run_notebooks(
             echo(f"{label} from {source.parent} ...")
             with _Following(run, echo):
                 given = _parameters(run, source, parameters or {})
-                launch(source, run.notebook(name), given, placement_for_kernels(run))
+                try:
+                    launch(source, run.notebook(name), given, placement_for_kernels(run))
+                except KeyboardInterrupt:
+                    raise Stopped(_stopped(run, name)) from None
             echo(f"{label}: done in {time.perf_counter() - start:.0f} s")
         if run.result is None and NOTEBOOKS[-1] in names:
             raise RuntimeError(f"04_analyze must write result.json, but {run.folder} has none. Run it again.")
         if run.result is None and "03_train" in names and finish is not None:
             finish(run)
     return run.result
+
+
+def _stopped(run: Run, name: str) -> str:
+    """Where a person has stopped a notebook: in which epoch, while it trains."""
+    begun = [(row["net"], row["seed"]) for row in run.rows("metrics") if row["event"] == "begin"]
+    if name != "03_train" or not begun or begun[-1] in run.tested():
+        return f"Stopped in {name}. Run this again to go on from here."
+    return stopped_in(run, *begun[-1])
 
 
 def analyze(run: Run, echo: Callable[[str], None] = print) -> Any:

@@ -91,11 +91,8 @@ class Run:
     @cached_property
     def nets(self) -> tuple[str, ...]:
         """The net of the run ("hybrid", or "reference" without a circuit) and the controls beside it."""
-        known = self.provenance.get("nets")
-        return tuple(known) if known else self.find_nets()
-
-    def find_nets(self) -> tuple[str, ...]:
-        """As `nets`, found by building the run's own net."""
+        if known := self.provenance.get("nets"):
+            return tuple(known)
         from qnnkit import layers
         from qnnkit.models.causal_lm import bare as without_weights
         from qnnkit.recipes import made

@@ -11,12 +11,10 @@ from typing import Any
 from qnnkit import checks, recipes, workspace
 from qnnkit.checkpoint import Store, weights
 from qnnkit.recipes import made
-from qnnkit.runs.folder import TRAINING, Run, read_config, write_config
+from qnnkit.runs.folder import TRAINING, Run, read_config
 from qnnkit.runs.lock import alone, bring
-from qnnkit.runs.opening import open_run
-from qnnkit.runs.origin import origin
-from qnnkit.runs.placing import settle_batch_size
-from qnnkit.runs.usable import in_workspace, require_last_batch, require_usable
+from qnnkit.runs.opening import begin, open_run
+from qnnkit.runs.usable import in_workspace, require_usable
 from qnnkit.settings import FlatValue
 
 
@@ -75,11 +73,7 @@ def fork(run_dir: str | Path, new_dir: str | Path, recipe: Any = None, **setting
     data = {name: source.provenance[name] for name in kept if name in source.provenance}
     data["given"] = sorted({*source.provenance.get("given", ()), *given})
     told = {name: {"from": here, "to": there} for name, (here, there) in difference.items()}
-    run.note_provenance(**origin(), **data, forked={"from": str(source.folder), "changed": told})
-    forked = settle_batch_size(run, begins=True)
-    require_last_batch(forked)
-    write_config(run)  # as asked for; last: now it is a run
-    return forked
+    return begin(run, data | {"forked": {"from": str(source.folder), "changed": told}})
 
 
 def _source(run_dir: str | Path, recipe: Any) -> Run:

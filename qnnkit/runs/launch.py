@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,7 @@ def launch(
         TypeError: A parameter has the wrong type.
         NotebookError: A cell failed, or the kernel died.
         OSError: The executed copy cannot be written.
+        KeyboardInterrupt: Ctrl-C; the kernel was given time to save what it trained.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -106,7 +109,7 @@ def launch(
     try:
         usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
         variables = {**usual, ANNOUNCED: str(running.absolute()), **(environment or {})}
-        with _kernels() as config:
+        with _kernels() as config, _heard_between_tasks():
             papermill.execute_notebook(
                 str(notebook),
                 str(running),
@@ -176,6 +179,33 @@ def _manager(variables: Mapping[str, str]) -> type:
             there.pid = there.pgid = there.process.pid  # its session is its own
 
     return Manager
+
+
+@contextlib.contextmanager
+def _heard_between_tasks() -> Iterator[None]:
+    """SIGINT and SIGTERM do what they did, but never inside a task of the loop that waits for a kernel.
+
+    A task that was cut there would be raised again while the kernel is being ended, and leave it running.
+    """
+    from jupyter_core.utils import ensure_event_loop
+
+    loop, before = ensure_event_loop(), {}
+    if threading.current_thread() is threading.main_thread() and not loop.is_running():
+        found: Any = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: handler for number, handler in found.items() if callable(handler)}
+    with contextlib.suppress(NotImplementedError):  # Windows
+        for number, handler in before.items():
+            loop.add_signal_handler(number, handler, number, None)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        loop.set_exception_handler(lambda *_: None)  # its tasks say that the kernel has died
+        raise
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

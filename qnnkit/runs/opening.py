@@ -62,11 +62,7 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
             if read_config(folder / "config.json", named) is None:
                 facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
                 facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # for who has not the recipe
-                run.note_provenance(**origin(), **facts)
-                begun_now = settle_batch_size(run, begins=True)
-                require_last_batch(begun_now)
-                write_config(run)  # as asked for; last: now it is a run
-                return begun_now
+                return begin(run, facts)
         return open_run(run_dir, recipe, **settings)  # another process has just begun it
     told = _told_by_chain(folder)
     places = begun.places()
@@ -97,6 +93,15 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         keep_mirrored(folder)
     workspace.make_folder(folder)
     return settle_batch_size(Run(folder, config))
+
+
+def begin(run: Run, facts: Mapping[str, Any]) -> Run:
+    """The run, begun in its folder: facts of its provenance, its size of batch and, last, its settings."""
+    run.note_provenance(**origin(), **facts)
+    begun = settle_batch_size(run, begins=True)
+    require_last_batch(begun)
+    write_config(run)  # as asked for; now it is a run
+    return begun
 
 
 def _other_experiment(folder: Path, told: str) -> ValueError:

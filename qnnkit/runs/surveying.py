@@ -15,7 +15,7 @@ from qnnkit.runs.folder import Run
 from qnnkit.runs.opening import open_run
 from qnnkit.runs.placing import placed
 from qnnkit.runs.usable import in_workspace
-from qnnkit.settings import Settings, require_batch_size
+from qnnkit.settings import Settings
 
 RECIPE = "digits_quanv"
 """Whose net is measured where nobody named another: its images ship with a dependency."""
@@ -40,7 +40,7 @@ def to_plan(
         with tempfile.TemporaryDirectory() as folder:  # what a run would write down is not kept
             return to_plan(Run(Path(folder), _asked(run, settings)), samples=samples, timed=timed)
     config = run.config
-    require_batch_size(config)
+    _require_batch_size(config)
     workload, where = measure.of_recipe(config, run.splits), placed(run) if timed else config
     return {
         "workload": workload if samples is None else workload.of_samples(samples),
@@ -56,6 +56,12 @@ def _asked(recipe: Any, settings: Mapping[str, Any] | None) -> Settings:
     """Settings of a question: whether a run may begin with them is not asked."""
     named = recipes.find(recipe)
     return named.settings(**in_workspace(named.Settings, settings or {}))
+
+
+def _require_batch_size(settings: Settings) -> None:
+    if settings.batch_size == "auto":
+        step = "Only a run measures it, when it begins. Name a number, such as batch_size=32."
+        raise ValueError(checks.message("batch_size", "be a number here", "auto", step))
 
 
 def measure_machine(
@@ -94,7 +100,7 @@ def measure_machine(
             checks.positive(name, value)
     if run_dir is None:
         config = _asked(recipe or RECIPE, settings)
-        require_batch_size(config)
+        _require_batch_size(config)
     else:
         run = open_run(run_dir, recipe, **(settings or {}))
         config = run.config

@@ -159,7 +159,7 @@ def training(
         except KeyboardInterrupt:
             if not begun:
                 raise
-            raise Stopped(_where(begun[0])) from None
+            raise Stopped(stopped_in(run, begun[0].net, begun[0].seed)) from None
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, memory.OutOfMemory) or not memory.ran_out(error) or not begun:
                 raise
@@ -202,11 +202,12 @@ def _note(run: Run, where: Placement, on_warning: Callable[[str], None] | None) 
     run.note_provenance(**facts_of_data, device=where.device, trained=facts)
 
 
-def _where(one: Training) -> str:
-    whose = {"event": "epoch", "net": one.net, "seed": one.seed}
-    done = [row["epoch"] for row in one.run.rows("metrics") if whose.items() <= row.items()]
+def stopped_in(run: Run, net: str, seed: int) -> str:
+    """Where a person has stopped a training, for people."""
+    whose = {"event": "epoch", "net": net, "seed": seed}
+    done = [row["epoch"] for row in run.rows("metrics") if whose.items() <= row.items()]
     return (
-        f"Stopped in net {one.net}, seed {one.seed}, after {max(done, default=0)} of {one.run.config.epochs} "
+        f"Stopped in net {net}, seed {seed}, after {max(done, default=0)} of {run.config.epochs} "
         "epochs. Run this again to go on from here: nothing is trained twice."
     )
 

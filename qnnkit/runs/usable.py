@@ -93,7 +93,7 @@ def _require_runs(run: Run, model: nn.Module) -> None:
     if any(weight.is_meta for weight in model.parameters()):
         return
     splits, n = run.splits, min(2, len(run.splits.train))
-    with _taken(run.recipe), run.recipe.told():
+    with _taken(run.recipe, splits), run.recipe.told():
         if isinstance(run.task, tasks.Own) or isinstance(splits, TensorSplits):
             batch = next(iter(splits.batches("train", n, shuffle=False)))
             try:
@@ -139,16 +139,18 @@ def _require_controls(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def _taken(recipe: Recipe) -> Iterator[None]:
+def _taken(recipe: Recipe, splits: Splits) -> Iterator[None]:
     """Tells in a sentence what a library says of a user's net that does not take the data, or its task."""
     try:
         yield
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if recipe.shipped or isinstance(error, RecipeError):
             raise
-        said = (str(error).strip() or "no message").splitlines()[0]
-        rule, told = "give a net that takes the data, and a task that takes its outputs", type(error).__name__
-        raise recipe.refusal("build", rule, told, f"It says: {said}") from error
+        said = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        shape = tuple(getattr(splits.example(1), "shape", ()))[1:]
+        step = f"A sample has shape {shape}." if shape else "See `splits.example()` for what it is given."
+        rule = "give a net that takes the data, and a task that takes its outputs"
+        raise recipe.refusal("build", rule, said, step) from error
 
 
 def _require_logits(recipe: Recipe, outputs: Any, splits: Splits, n: int) -> None:

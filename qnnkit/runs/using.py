@@ -21,6 +21,7 @@ from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
 from qnnkit.runs.folder import Run, kept_settings, settings_of
 from qnnkit.runs.nets import trained
+from qnnkit.runs.reading import facts
 from qnnkit.tasks import pictures
 
 ABOUT = "about.json"
@@ -204,9 +205,7 @@ def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -
         inputs = [inputs]
     if not len(inputs):
         raise ValueError(checks.message("inputs", "hold something", [], "Give a file, or a text."))
-    place = workspace.run_folder(run_dir)
-    places = (place, place / "model", place / "adapter")
-    folder = next((each for each in places if (each / ABOUT).exists() or _of_tokens(each)), places[1])
+    folder = _folder(run_dir)
     if _of_tokens(folder):
         net, about, task = load_language(folder)
     else:
@@ -217,15 +216,50 @@ def predict(run_dir: str | Path, inputs: Sequence[Any], *, recipe: Any = None) -
         return iter(rows if isinstance(rows, list | Iterator) else [{"output": rows}])
 
 
-def prediction_line(row: Mapping[str, Any]) -> str:
-    """A row of `predict` for people."""
-    told = f"{row['input']}: " if "input" in row else ""
+def predictor(run_dir: str | Path) -> dict[str, Any]:
+    """Which net of the run `predict` uses: `net` and `seed`; nothing where its files do not tell."""
+    folder = _folder(run_dir)
+    about = facts(folder, ABOUT)
+    if not about:  # a language model's own files
+        nets, settings = (facts(folder.parent, name) for name in ("provenance.json", "config.json"))
+        about = {"net": (nets.get("nets") or [None])[0], "seed": settings.get("seed")}
+    return {name: about[name] for name in ("net", "seed") if about.get(name) is not None}
+
+
+def of_language(run_dir: str | Path) -> bool:
+    """Whether `predict` reads a language model there, which needs no recipe."""
+    return _of_tokens(_folder(run_dir))
+
+
+def prediction_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    """A row of `predict` for people; of an array a line for each of its samples."""
+    told, output = row.get("input", ""), row.get("output")
+    if isinstance(output, list) and any(isinstance(each, list | dict) for each in output):
+        for place, each in enumerate(output):
+            inner = each if isinstance(each, dict) and "probabilities" in each else {"output": each}
+            yield from prediction_lines({"input": f"{told}[{place}]"} | inner)
+        return
     if "probabilities" in row:
         best = sorted(row["probabilities"].items(), key=lambda pair: -pair[1])[:3]
-        told += ", ".join(f"{name} {100 * share:.1f} %" for name, share in best)
+        said = ", ".join(f"{name} {100 * share:.1f} %" for name, share in best)
     else:
-        told += str(row.get("text", row.get("file", row.get("output"))))
-    return told + "".join(f"\n  Note: {note}" for note in row.get("notes", ()))
+        said = _short(row.get("text", row.get("file", output)))
+    yield f"{told}: {said}" if told else said
+    yield from (f"  Note: {note}" for note in row.get("notes", ()))
+
+
+def _short(value: Any) -> str:
+    """Numbers with few digits; anything else as it is."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_short, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _folder(run_dir: str | Path) -> Path:
+    """The folder that holds the trained net: the one that is named, or one in it."""
+    place = workspace.run_folder(run_dir)
+    places = (place, place / "model", place / "adapter")
+    return next((each for each in places if (each / ABOUT).exists() or _of_tokens(each)), places[1])
 
 
 def _of_tokens(folder: Path) -> bool:

@@ -29,8 +29,9 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
     """
     size, grey, notes = tuple(about.image_size), about.channels == 1, []
     if isinstance(given, str | Path):
+        path = place(given)
         try:
-            found = read(place(given).read_bytes(), 0, str(given), None).pixels
+            found = read(path.read_bytes(), 0, str(given), None).pixels
         except OSError as error:
             rule, step = "be an image that can be read", str(error.strerror or error)
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None
@@ -61,8 +62,9 @@ def array(given: Any, about: Any) -> tuple[Tensor, bool]:
         ValueError: There is no such file, or its shape is another.
     """
     if isinstance(given, str | Path):
+        path = place(given)
         try:
-            given = np.load(place(given), allow_pickle=False)
+            given = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):
             step = "Write one by numpy.save, with shape (n, ...) or of one sample."
             raise ValueError(checks.message("inputs", "be .npy files", str(given), step)) from None
@@ -82,8 +84,17 @@ def named(given: Any) -> str:
 
 
 def place(given: str | Path) -> Path:
-    """A file as it is named, or in the workspace."""
-    return Path(given) if Path(given).exists() else workspace.place(given)
+    """A file as it is named, or in the workspace.
+
+    Raises:
+        ValueError: Nothing is there, or a folder.
+    """
+    path = Path(given) if Path(given).exists() else workspace.place(given)
+    if path.is_file():
+        return path
+    step = f"Give the files in it, as {given}/* does." if path.is_dir() else f"Nothing is at {path}."
+    rule = "be files, not folders" if path.is_dir() else "be existing files"
+    raise ValueError(checks.message("inputs", rule, str(given), step))
 
 
 def brightness(images: Tensor) -> dict[str, Tensor]:
