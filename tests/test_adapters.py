@@ -125,6 +125,7 @@ def test_it_is_disabled_merged_unmerged_and_unloaded(name):
         assert gap(logits(model), before) < NEAR
         with model.disable_adapter():
             assert gap(logits(model), bare) < NEAR
+    model.merge_adapter()
     model.unmerge_adapter()
     assert gap(logits(model), before) < NEAR
     merged = copy.deepcopy(model).merge_and_unload()

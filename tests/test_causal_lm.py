@@ -214,7 +214,7 @@ def test_a_folder_is_loaded_with_every_weight(saved):
         ("vocabulary", lambda folder: causal_lm(folder, vocabulary=51)),
         ("dtype", lambda folder: causal_lm("tiny", dtype="float8")),
         ("size", lambda folder: llama_config("tinny")),
-        ("pretrained", lambda folder: causal_lm(folder.parent)),
+        ("model", lambda folder: causal_lm(folder.parent)),
         ("model", lambda folder: without_weights(folder.parent)),
         ("name", lambda folder: adapt(small(), r=-1)),
         ("model", lambda folder: adapt(adapt(small()))),
@@ -227,7 +227,7 @@ def test_what_is_refused(saved, argument, call):
 
 def test_an_adapter_alone_is_no_model(tmp_path):
     adapt(small()).save_pretrained(tmp_path)
-    with refused("pretrained") as caught:
+    with refused("model") as caught:
         causal_lm(tmp_path)
     assert "an adapter alone" in str(caught.value)
 
@@ -244,7 +244,7 @@ def test_a_hub_name_without_network(monkeypatch, caplog, name, value, why):
     monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
-    with refused("pretrained") as caught:
+    with refused("model") as caught:
         causal_lm("meta-llama/Llama-3.2-3B")
     assert why in str(caught.value) and not caplog.records
 
@@ -255,7 +255,7 @@ def test_a_model_that_brings_code_runs_none_of_it(saved):
     config = json.loads((saved / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
     (saved / "config.json").write_text(json.dumps(config))
-    with refused("pretrained"):
+    with refused("model"):
         causal_lm(saved)
     assert not trace.exists()
 

@@ -90,13 +90,15 @@ def test_the_published_decay():
 
 
 def test_gradients_are_those_of_default_qubit():
-    program = plateau._program("data_reuploading", 3, 2, plateau.OBSERVABLES, "angle", 0, False)
+    observables = qp.Z(1), qp.Projector([0] * 3, wires=range(3))
+    measure = lambda: [qp.expval(observable) for observable in observables]  # noqa: E731
+    program = plateau.program("data_reuploading", measure, n_qubits=3, n_layers=2)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.rand(2, 3, generator=generator, dtype=torch.float64)
     weights = plateau.draw("uniform", (2, 3, 3), 2, generator)
     found = plateau._gradients(program, inputs, weights)
     gates, _ = circuits.compose("data_reuploading", n_qubits=3, n_layers=2)
-    for observable, gradients in zip((qp.Z(1), qp.Projector([0] * 3, wires=range(3))), found, strict=True):
+    for observable, gradients in zip(observables, found, strict=True):
 
         @qp.qnode(circuits.make_device("default.qubit", range(3)))
         def circuit(inputs, weights, observable=observable):
