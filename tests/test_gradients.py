@@ -15,7 +15,7 @@ from qnnkit import QuantumLayer, Quanv2d, circuits, gradients
 from qnnkit.simulator import steps
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.tasks import Classification
-from tests.toys import refused
+from tests.toys import refused, uniform
 
 CASES = [
     ("data_reuploading", "angle"),
@@ -23,10 +23,6 @@ CASES = [
 ]
 CPU = torch.device("cpu")
 PENNYLANES = ["backprop", "parameter-shift", "adjoint", "finite-diff"]
-
-
-def uniform(*shape: int, seed: int = 0, top: float = 3.0) -> torch.Tensor:
-    return top * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def layer_of(ansatz: str = "data_reuploading", embedding: str = "angle", *, kind=QuantumLayer, **options):
@@ -145,37 +141,27 @@ def test_a_wrong_device_is_found():
 
 
 def test_check_leaves_the_model_as_it_was():
-    model = Quanv2d(1, "data_reuploading", filters=2, trainable=False)
+    model = Quanv2d(1, "random", filters=2, trainable=False)
     before = [weight.clone() for weight in model.parameters()]
     rows = gradients.check(model, samples=1)
     assert [row.layer for row in rows] == ["filters.0"] * 5 + ["filters.1"] * 5
     assert all(row.passed for row in rows)
     for weight, old in zip(model.parameters(), before, strict=True):
         assert torch.equal(weight, old) and weight.grad is None and not weight.requires_grad
-
-
-def test_check_is_fixed_by_its_seed():
     layer = layer_of("random")
-    one, same, other = (
-        [row.error for row in gradients.check(layer, samples=1, seed=seed)] for seed in (0, 0, 1)
-    )
-    assert one == same and one != other
+    one, same, other = ([row.error for row in gradients.check(layer, samples=1, seed=i)] for i in (0, 0, 1))
+    assert one == same != other, "fixed by its seed"
 
 
-def test_check_of_nothing():
+def test_check_of_nothing_and_of_a_layer_that_has_not_run():
     @qp.qnode(circuits.make_device("default.qubit", 1))
     def circuit(inputs):
         qp.RY(inputs[..., 0], wires=0)
         return [qp.expval(qp.Z(0))]
 
-    assert gradients.check(nn.Identity()) == []
-    assert gradients.check(QuantumLayer(circuit, {})) == []
+    assert gradients.check(nn.Identity()) == gradients.check(QuantumLayer(circuit, {})) == []
     gradients.require([])
-
-
-def test_check_needs_a_layer_that_has_run():
-    qnode, shapes = circuits.build("random", n_qubits=2)
-    layer = QuantumLayer(qnode, shapes, torch.zeros_like)
+    layer = QuantumLayer(*circuits.build("random", n_qubits=2), torch.zeros_like)
     with refused("a"):
         gradients.check(nn.ModuleDict({"a": layer}))
 
@@ -230,35 +216,36 @@ def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, lacking):
         gradients.require([replace(row, unavailable=row.unavailable or "of a test") for row in rows])
 
 
-def test_shots_are_left_out():
+def test_shots_are_left_out_and_a_comparison_is_a_row():
     qnode = qp.set_shots(circuit_of(lambda: [qp.expval(qp.Z(0))]), 10)
     layer = QuantumLayer(qnode, {"weights": (2,)}, {"weights": uniform(2, seed=1)})
     layer(uniform(1, 2))
-    assert all(row.passed for row in gradients.check(layer)) and layer.qnode.shots.total_shots == 10
-
-
-def test_comparison_as_a_row():
-    layer = layer_of()
-    rows = gradients.check(layer, samples=1)
+    rows = gradients.check(layer)
+    assert all(row.passed for row in rows) and layer.qnode.shots.total_shots == 10
     assert all(list(row.weights) == gradients.weight_names(layer) for row in rows)
     assert all(abs(a - b) < 1e-5 for row in rows for a, b in zip(row.gradient, row.autograd, strict=True))
-    row = rows[-1]
-    assert max(map(abs, row.autograd)) > 0.1
-    told = replace(row, error=float("nan"), gradient=(float("nan"),) * row.n_weights).as_dict()
+    assert max(map(abs, rows[-1].autograd)) > 0.1
+    told = replace(rows[-1], error=float("nan"), gradient=(float("nan"),) * 2).as_dict()
     assert told["passed"] is False and told["method"] == "fused" and told["error"] is None
-    assert told["gradient"] == [None] * row.n_weights and told["weights"][0] == "weights[0, 0, 0]"
+    assert told["gradient"] == [None, None] and told["weights"][0] == "weights[0]"
 
 
 # --- prove ----------------------------------------------------------------------------------------------
 
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-def test_prove_on_the_cpu():
-    rows = gradients.prove([CPU], ["default.qubit", "lightning.qubit"])
-    assert [row["backend"] for row in rows] == ["default.qubit", "lightning.qubit"]
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
+def test_prove_of_what_is_right(place):
+    backends = ["batched", "default.qubit", "lightning.qubit"]
+    rows = gradients.prove([torch.device(place)], backends)
+    assert [(row["torch device"], row["backend"]) for row in rows] == [(place, each) for each in backends]
     for row in rows:
-        assert row["agrees"] and row["torch device"] == "cpu" and row["seconds"] > 0
+        assert row["agrees"] and row["seconds"] > 0
         assert 0 < max(row["value error"], row["gradient error"]) < 1e-5  # float32 is never exact
         assert 0 < row["step error"] < 1e-4
+    with refused("backend"):
+        gradients.prove([CPU], ["qiskit"])
 
 
 @pytest.mark.parametrize(
@@ -278,6 +265,7 @@ def test_prove_tells_of_a_wrong_backend(monkeypatch, fault, wrong):
         return FaultyDevice(wires, **fault) if name == "lightning.qubit" else make(name, wires)
 
     monkeypatch.setattr(circuits, "make_device", make_faulty)
+    monkeypatch.setitem(gradients.prove.__globals__, "STEPS", 0)  # values and gradients tell
     [row] = gradients.prove([CPU], ["lightning.qubit"])
     assert row["agrees"] is (wrong is None) and (wrong is None or not row[wrong] <= 1e-5)
 
@@ -319,18 +307,6 @@ def test_prove_tells_of_an_operation_that_a_device_lacks(monkeypatch):
     [row] = gradients.prove([CPU], ["batched"])
     assert row["agrees"] is False and row["step error"] != row["step error"]
     assert row["raised"] == "The operator 'aten::lerp_' is not implemented for MPS."
-
-
-def test_prove_of_an_unknown_backend():
-    with refused("backend"):
-        gradients.prove([CPU], ["qiskit"])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_prove_on_cuda():
-    rows = gradients.prove([torch.device("cuda")], ["batched", "default.qubit", "lightning.qubit"])
-    assert all(row["agrees"] for row in rows)
 
 
 # --- one batch ------------------------------------------------------------------------------------------

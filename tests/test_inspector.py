@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import gradients, layers, runs
+from qnnkit import layers, runs
 from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector, views
 from qnnkit.inspector.source import Source
@@ -48,6 +48,11 @@ def copied(trained, tmp_path) -> runs.Run:
     return runs.open_run(tmp_path / "run")
 
 
+def figures(inspector: Inspector) -> list[str]:
+    """Those that are shown."""
+    return [name for name in PARTS if inspector.panel.pngs[name].layout.display != "none"]
+
+
 def begun(folder: Path, recipe: Any = "digits_quanv", **settings) -> runs.Run:
     return runs.open_run(folder, recipe, n_seeds=1, **{"controls": ["classical"], **settings})
 
@@ -67,7 +72,11 @@ def changed(inspector: Inspector, act) -> set[str]:
 
 def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained):
     inspector = Inspector(trained)
-    panel = inspector.panel
+    panel, choice = inspector.panel, inspector.choice
+    row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
+    kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
+    assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
+    np.testing.assert_array_equal(views.gradients_of(inspector.source, choice), kept)
     weight = (inspector.choice.weight + 5) % 24
     assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == {"gradients", "circuit"}
     assert changed(inspector, lambda: setattr(panel.weight, "value", weight)) == set(PARTS) - {"image"}
@@ -77,15 +86,9 @@ def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained):
     assert panel.shift.value == 1.0 and "+1.00 rad" in panel.moved.value, "another image, the same move"
     choice = inspector.choice
     assert (choice.epoch, choice.weight, choice.image) == (1, weight, 3)
-    assert panel.weight.label == gradients.weight_names(trained_circuit(inspector))[weight]
+    assert panel.weight.label == inspector.source.net("hybrid", 0).weight_names(choice.layer)[weight]
     assert panel.epoch.options == (("1", 1), ("2", 2))
     assert panel.image.options == tuple((str(digit), digit) for digit in range(10))
-
-
-def trained_circuit(inspector: Inspector) -> layers.QuantumLayer:
-    found = inspector.source.net("hybrid", 0).circuit("quanv.filters.0")
-    assert found is not None
-    return found
 
 
 def test_a_classical_layer_and_a_control_hide_what_they_have_not(trained):
@@ -94,7 +97,7 @@ def test_a_classical_layer_and_a_control_hide_what_they_have_not(trained):
     assert changed(inspector, lambda: setattr(panel.layer, "value", "reader.0")) == {"gradients"}
     assert panel.moving.layout.display == panel.pngs["circuit"].layout.display == "none"
     assert panel.weight.disabled and panel.weight.options == (("none", 0),)
-    assert set(inspector.figures()) == {"gradients", "image"}
+    assert figures(inspector) == ["gradients", "image"]
     assert panel.pictures() == [panel.pngs[part].value for part in ("image", "gradients")]
     panel.net.value = "classical"
     assert "Net classical has no circuit" in panel.message.value
@@ -123,10 +126,10 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     panel, source = inspector.panel, inspector.source
     before = [weight.clone() for weight in source.net("hybrid", 0).model.parameters()]
     random, errors = np.random.default_rng(0), []
-    acts = [("shift", float(value)) for value in random.random(12)]
-    acts += [("image", int(place)) for place in random.integers(0, 10, 8)]
-    acts += [("weight", int(place)) for place in random.integers(0, 24, 8)]
-    acts += [("epoch", value) for value in (1, 2, 1, 2)]
+    acts = [("shift", float(value)) for value in random.random(6)]
+    acts += [("image", int(place)) for place in random.integers(0, 10, 4)]
+    acts += [("weight", int(place)) for place in random.integers(0, 24, 4)]
+    acts += [("epoch", value) for value in (1, 2)]
 
     def act(name, value):
         try:
@@ -154,15 +157,6 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
 
 
 # --- what is drawn ----------------------------------------------------------------------------------
-
-
-def test_gradients_are_those_that_were_recorded(trained):
-    source = Source(trained)
-    choice = views.first_choice(source, "hybrid", 0)
-    row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
-    kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
-    assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
-    np.testing.assert_array_equal(views.gradients_of(source, choice), kept)
 
 
 def two_tensors(inputs, fixed, turned):
@@ -201,30 +195,18 @@ class OfPartlyFrozen(Digits):
 def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     run = begun(tmp_path / "run", OfPartlyFrozen, controls=[], epochs=1, train_fraction=0.2)
     batch = Inspector(run)
-    assert batch.choice.weight in (2, 3, 4) and list(batch.figures()) == list(PARTS)
+    assert batch.choice.weight in (2, 3, 4) and figures(batch) == list(PARTS)
     model, train = batch.source.net("hybrid", 0).model, run.splits.train
     loss = run.task(model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [model.circuit.qnode_weights["turned"]])
     found = views.gradients_of(batch.source, batch.choice)[0]
-    np.testing.assert_allclose(found, [np.nan, np.nan, *expected.tolist()], atol=1e-7)
+    np.testing.assert_allclose(found, [np.nan, np.nan, *expected.tolist()], rtol=6e-4)
     list(runs.train_all(run))
     batch.panel.refresh.click()
     [row] = run.rows("gradients")
     kept = next(each for each in row["layers"] if each["layer"] == "circuit")["gradient"]
     found = views.gradients_of(batch.source, batch.choice)
     assert np.isnan(found[:, :2]).all() and (found[:, 2:] == np.array(kept)).all()
-
-
-def test_before_training_it_shows_the_gradient_on_one_batch(tmp_path):
-    inspector = Inspector(begun(tmp_path / "run"))
-    assert any("has no checkpoint yet" in sentence for sentence in inspector.sentences())
-    assert list(inspector.figures()) == list(PARTS)
-    found = views.gradients_of(inspector.source, inspector.choice)
-    net, train = inspector.source.net("hybrid", 0), inspector.run.splits.train
-    loss = torch.nn.functional.cross_entropy(net.model(train.images[:64]), train.labels[:64])
-    expected = torch.autograd.grad(loss, list(trained_circuit(inspector).parameters()))[0].flatten()
-    np.testing.assert_allclose(found[0], expected.numpy(), atol=1e-6)
-    assert float(expected.abs().max()) > 1e-4
 
 
 def test_the_move_is_the_net_with_that_weight(trained):
@@ -289,25 +271,6 @@ def test_the_moved_picture_is_the_whole_figure(trained):
 # --- runs that lack something -----------------------------------------------------------------------
 
 
-def test_a_run_without_gradients_says_so_and_shows_one_batch(copied):
-    (copied.folder / "gradients.jsonl").unlink()
-    inspector = Inspector(copied)
-    _, told = inspector.sentences()
-    assert told == "No gradients were recorded: shown are those of 64 training images."
-    assert inspector.choice.epoch == 0 and list(inspector.figures()) == list(PARTS)
-    assert inspector.panel.epoch.label == "as it is" and told in inspector.panel.message.value
-
-
-def test_half_written_and_damaged_lines_are_left_out_and_counted(copied):
-    path = copied.folder / "gradients.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0][:100], *lines]) + "\n" + lines[-1][:50])
-    inspector = Inspector(copied)
-    _, told = inspector.sentences()
-    assert told == "Damaged lines of gradients.jsonl that were left out: 2."
-    assert inspector.choice.epoch == 2 and set(inspector.figures()) == set(PARTS)
-
-
 def test_refresh_follows_a_run_under_way(trained, tmp_path):
     """Rows come in, then a checkpoint: each is seen after Refresh, and not before."""
     folder = tmp_path / "run"
@@ -329,23 +292,12 @@ def test_refresh_follows_a_run_under_way(trained, tmp_path):
     assert panel.message.value == "Net hybrid, seed 0, at its best epoch (2)."
 
 
-def test_a_net_without_a_circuit_shows_its_classical_layers(tmp_path):
-    inspector = Inspector(begun(tmp_path / "run", "cnn", dataset="digits", controls=[], width=8, hidden=16))
-    assert any("Net reference has no circuit" in sentence for sentence in inspector.sentences())
-    assert set(inspector.figures()) == {"gradients", "image"}
-    assert inspector.panel.moving.layout.display == "none"
-
-
-def test_a_frozen_circuit_has_no_gradient_but_can_be_moved(tmp_path):
-    inspector = Inspector(begun(tmp_path / "run", trainable=False, circuit="random"))
-    assert set(inspector.figures()) == {"circuit", "image", "what_if"}
+def test_a_frozen_circuit_of_a_slow_backend_has_no_gradient_but_can_be_moved(tmp_path):
+    settings = {"trainable": False, "circuit": "random", "backend": "lightning.qubit"}
+    inspector = Inspector(begun(tmp_path / "run", **settings))
+    assert inspector.source.net("hybrid", 0).circuit("quanv.filters.0").backend == "batched"
+    assert figures(inspector) == ["circuit", "image", "what_if"]
     assert "is not trained: it has no gradient" in inspector.panel.message.value
-
-
-def test_a_run_of_a_slow_backend_is_moved_by_the_fused_program(tmp_path):
-    source = Source(begun(tmp_path / "run", backend="lightning.qubit"))
-    circuit = source.net("hybrid", 0).circuit("quanv.filters.0")
-    assert circuit is not None and circuit.backend == "batched"
 
 
 @pytest.mark.parametrize("wrong", [{"net": "hybird"}, {"seed": 5}, {"layer": "quanv.filters.1"}])
@@ -357,14 +309,13 @@ def test_a_wrong_choice_is_refused(trained, wrong):
 # --- whose weights, and which cannot learn ----------------------------------------------------------------
 
 
-def test_it_says_whose_weights_are_moved_and_shown(trained, tmp_path):
+def test_it_says_whose_weights_are_shown(trained, tmp_path):
     rows = [row for row in trained.rows("metrics") if row.get("net") == "hybrid" and row["event"] == "epoch"]
     best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))["epoch"]
-    panel = Inspector(trained).panel
-    panel.epoch.value = 3 - best
-    assert panel.message.value.startswith(f"Net hybrid, seed 0, at its best epoch ({best}).")
-    panel = Inspector(begun(tmp_path / "run")).panel
-    assert panel.message.value.startswith("Net hybrid, seed 0, as it starts")
+    assert Inspector(trained).sentences() == [f"Net hybrid, seed 0, at its best epoch ({best})."]
+    starts, none, *_ = Inspector(begun(tmp_path / "run")).sentences()
+    assert starts.startswith("Net hybrid, seed 0, as it starts: it has no checkpoint yet")
+    assert none == "No gradients were recorded: shown are those of 64 training images."
 
 
 def test_the_best_epoch_is_the_one_of_the_weights(copied):
@@ -381,25 +332,16 @@ def test_the_best_epoch_is_the_one_of_the_weights(copied):
 
 
 def test_dead_weights_are_named_by_gate_and_wire(tmp_path):
-    inspector = Inspector(begun(tmp_path / "run", OfPartlyFrozen, controls=[]))
+    inspector, seen = Inspector(begun(tmp_path / "run", OfPartlyFrozen, controls=[])), []
+    inspector.source.net("hybrid", 0).model.register_forward_hook(lambda *given: seen.append(len(given[2])))
     panel, told = inspector.panel, inspector.sentences()[-1]
+    assert seen.count(64) == 1, "a training batch is asked, once, and not the dozen that can be chosen"
     assert told.startswith("1 weight of `circuit` cannot learn, because nothing that is measured changes")
     assert told.endswith(": turned[2] (RZ on wire 1).") and told in panel.message.value
     panel.image.value = 2
     assert told in panel.message.value, "whatever is drawn anew"
     panel.layer.value = "reader"
     assert "cannot learn" not in panel.message.value
-
-
-def test_weights_are_dead_only_if_a_whole_batch_says_so(tmp_path):
-    """The 64 images of a training batch are asked, not the dozen that can be chosen."""
-    inspector = Inspector(begun(tmp_path / "run"))
-    seen = []
-    inspector.source.net("hybrid", 0).model.register_forward_hook(lambda *given: seen.append(len(given[2])))
-    inspector.sentences()
-    assert seen.count(64) == 1
-    inspector.sentences()
-    assert seen.count(64) == 1, "looked for once"
 
 
 def test_what_cannot_be_drawn_is_told_and_nothing_changes(copied):
@@ -410,9 +352,10 @@ def test_what_cannot_be_drawn_is_told_and_nothing_changes(copied):
         for layer in row["layers"]:
             if row["epoch"] == 1 and "gradient" in layer:
                 layer["gradient"] = [[*each, 0.5] for each in layer["gradient"]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "ep')
     inspector = Inspector(copied)
     panel = inspector.panel
+    assert "Damaged lines of gradients.jsonl that were left out: 1." in panel.message.value
     assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == set()
     assert "this could not be drawn: Argument `n_weights` must be" in panel.message.value
     assert (inspector.choice.epoch, panel.epoch.value) == (2, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pennylane as qp
 import pytest
 import torch
@@ -11,10 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from qnnkit import MODELS, controls
 from qnnkit.circuits import ANSAETZE
-from qnnkit.layers import QuantumLayer, count_parameters, quantum_parameters
+from qnnkit.layers import count_parameters, quantum_parameters
 from qnnkit.models import table
 from qnnkit.models.blocks import pixels
 from tests.nets import HYBRID, SLIDING, family
+from tests.toys import refused
 
 FLOAT32 = 1e-5
 SIZES = {"channels": 3, "image_size": (12, 10), "n_classes": 4}
@@ -43,21 +42,29 @@ def test_shape_and_batch(name):
 
 
 @each
-def test_every_weight_gets_a_gradient(name):
+def test_every_trained_weight_gets_a_gradient(name):
     model = model_of(name)
     model(IMAGES).logsumexp(-1).sum().backward()
     assert all(weight.grad.abs().max() > 0 for weight in model.parameters())
     n_quantum = sum(weight.numel() for weight in quantum_parameters(model))
     assert count_parameters(model)["quantum"] == n_quantum
     assert (n_quantum > 0) == (name in HYBRID)
+    if n_quantum:
+        frozen = model_of(name, trainable=False)
+        frozen(IMAGES).logsumexp(-1).sum().backward()
+        assert all(weight.grad is None for weight in quantum_parameters(frozen))
+        assert count_parameters(frozen)["frozen"] == n_quantum
 
 
-@each_hybrid
-def test_a_frozen_circuit_gets_none(name):
-    model = model_of(name, trainable=False)
-    model(IMAGES).logsumexp(-1).sum().backward()
-    assert all(weight.grad is None for weight in quantum_parameters(model))
-    assert count_parameters(model)["quantum"] == 0 < count_parameters(model)["frozen"]
+@each
+def test_the_seed_alone_decides_the_start_and_a_saved_net_is_the_same(name, tmp_path):
+    one, same, other = (model_of(name, seed=seed).eval() for seed in (3, 3, 4))
+    assert all(torch.equal(value, same.state_dict()[key]) for key, value in one.state_dict().items())
+    drawn = [key for key, weight in one.named_parameters() if weight.ndim > 1]  # the others start at 0 or 1
+    assert drawn and all(not torch.equal(one.state_dict()[key], other.state_dict()[key]) for key in drawn)
+    save_file(one.state_dict(), tmp_path / "model.safetensors")
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(other(IMAGES), one(IMAGES))
 
 
 @each
@@ -74,35 +81,14 @@ def test_its_table_counts_every_weight_and_circuit(name):
     assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
-@each
-def test_saved_and_loaded_it_gives_the_same(name, tmp_path):
-    model, other = model_of(name).eval(), model_of(name, seed=1).eval()
-    assert not torch.equal(other(IMAGES), model(IMAGES))
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(other(IMAGES), model(IMAGES))
-
-
-@each
-def test_one_seed_gives_one_net(name):
-    one, same, other = (model_of(name, seed=seed) for seed in (3, 3, 4))
-    for key, value in one.state_dict().items():
-        assert torch.equal(value, same.state_dict()[key])
-    drawn = [key for key, weight in one.named_parameters() if weight.ndim > 1]  # the others start at 0 or 1
-    assert drawn and all(not torch.equal(one.state_dict()[key], other.state_dict()[key]) for key in drawn)
-
-
-@pytest.mark.parametrize("name", SLIDING)
-def test_the_hyperparameters_of_a_quanvolution_arrive(name):
-    small, large = model_of(name), model_of(name, filters=2, n_layers=3, hidden=7)
-    assert count_parameters(large)["quantum"] == 3 * count_parameters(small)["quantum"]
-    assert large(IMAGES).shape == (5, 4)
-
-
-def test_the_hyperparameters_of_the_others_arrive():
+def test_hyperparameters_arrive():
     def classical(name, **settings):
         return count_parameters(model_of(name, **settings))["classical"]
 
+    for name in SLIDING:
+        small, large = model_of(name), model_of(name, filters=2, n_layers=3, hidden=7)
+        assert count_parameters(large)["quantum"] == 3 * count_parameters(small)["quantum"]
+        assert large(IMAGES).shape == (5, 4)
     assert count_parameters(model_of("resnet_circuit", n_qubits=3, n_layers=5))["quantum"] == 5 * 3 * 3
     fewer = classical("resnet_circuit", n_qubits=4) - classical("resnet_circuit", n_qubits=3)
     assert fewer == 512 + 1 + 2 + 6  # of the linear layer, the normalisation and the head
@@ -118,49 +104,28 @@ def test_the_hyperparameters_of_the_others_arrive():
 
 
 @each_hybrid
-@pytest.mark.parametrize("settings", [{"stride": 1}, {"stride": 3}, {"circuit": "random", "kernel_size": 1}])
-@pytest.mark.parametrize("embedding", ["amplitude", "iqp"])
-def test_other_settings(name, settings, embedding):
-    settings = {"circuit": "strongly_entangling", "embedding": embedding} | settings
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stride": 1, "circuit": "strongly_entangling", "embedding": "amplitude"},
+        {"stride": 3, "circuit": "random", "embedding": "iqp", "kernel_size": 1},
+    ],
+)
+def test_other_settings(name, settings):
     assert family(name, SMALL | settings, sizes=SIZES)(IMAGES).shape == (5, 4)
 
 
-@each_hybrid
-def test_controls_differ_in_the_quantum_part_alone(name):
-    model = model_of(name)
-    logits = model(IMAGES)
-    found = controls(model)
-    quantum = count_parameters(model)["quantum"]
-    for control in found.values():
-        assert control(IMAGES).shape == logits.shape
-        for key, value in control.named_parameters():  # what is classical starts from the same numbers
-            start = model.state_dict().get(key)
-            circuit = "circuit" in key or "filters" in key
-            assert circuit or start is None or torch.equal(start, value)
-    sizes = {key: sum(count_parameters(control).values()) for key, control in found.items()}
-    whole = sum(count_parameters(model).values())
-    assert sizes["classical"] == sizes["no_entanglement"] == sizes["frozen_random"] == whole
-    assert sizes["no_quantum"] <= whole - quantum
-    assert not quantum_parameters(found["no_quantum"]) and not quantum_parameters(found["classical"])
-
-
-@each_hybrid
 @pytest.mark.parametrize("circuit", ANSAETZE)
-def test_without_entanglement_no_gate_acts_on_two_wires(name, circuit):
-    model = model_of(name, circuit=circuit).eval()
+def test_without_entanglement_no_gate_acts_on_two_wires(circuit):
+    model = model_of("quanv", circuit=circuit).eval()
     model(IMAGES[:1])
-    widths = {}
-    for net, each_net in (("hybrid", model), ("control", controls(model)["no_entanglement"])):
-        layers = [layer for layer in each_net.modules() if isinstance(layer, QuantumLayer)]
-        tapes = [
-            qp.workflow.construct_tape(layer.qnode, level="device")(
-                torch.ones(layer.n_features), **{k: v.detach() for k, v in layer.qnode_weights.items()}
-            )
-            for layer in layers
-        ]
-        widths[net] = max(len(gate.wires) for tape in tapes for gate in tape.operations)
-    assert widths["control"] == 1
-    assert widths["hybrid"] == 2 or circuit == "random"  # which may have drawn no CNOT
+    widths = []
+    for net in (model, controls(model)["no_entanglement"]):
+        layer = net.quanv.filters[0]
+        weights = {key: weight.detach() for key, weight in layer.qnode_weights.items()}
+        tape = qp.workflow.construct_tape(layer.qnode, level="device")(torch.ones(4), **weights)
+        widths.append(max(len(gate.wires) for gate in tape.operations))
+    assert widths[1] == 1 and (widths[0] == 2 or circuit == "random")  # which may have drawn no CNOT
 
 
 def test_without_the_circuit_the_residual_net_keeps_its_skip_alone():
@@ -186,35 +151,30 @@ def test_precision_and_backend(name):
 # --- the sizes that the documentation names ----------------------------------------------------------------
 
 
-def classes_of(name: str, n_classes: int, **settings):
-    return family(name, sizes={"channels": 1, "image_size": (32, 32), "n_classes": n_classes}, **settings)
-
-
-def test_the_net_of_88_000_weights():
-    model = classes_of("residual_quanv", 44, hidden=114)
-    assert count_parameters(model) == {"quantum": 24, "classical": 87912, "frozen": 0}
-    seen = []
-    model.middle.quanv.filters[0].register_forward_hook(lambda layer, given, values: seen.append(given[0]))
-    model(torch.zeros(1, 1, 32, 32, dtype=torch.uint8))
-    assert seen[0].shape == (64, 4)  # 64 circuits of four wires an image
-
-
-def test_the_cnn_of_1_4_million_weights():
-    cnn = classes_of("cnn", 28, width=32, hidden=512)
-    assert count_parameters(cnn) == {"quantum": 0, "classical": 1350332, "frozen": 0}
+@pytest.mark.parametrize(
+    ("name", "n_classes", "settings", "quantum", "classical"),
+    [
+        ("residual_quanv", 44, {"hidden": 114}, 24, 87_912),
+        ("cnn", 28, {"width": 32, "hidden": 512}, 0, 1_350_332),
+    ],
+)
+def test_sizes(name, n_classes, settings, quantum, classical):
+    sizes = {"channels": 1, "image_size": (32, 32), "n_classes": n_classes}
+    model = family(name, sizes=sizes, **settings)
+    assert count_parameters(model) == {"quantum": quantum, "classical": classical, "frozen": 0}
+    circuits = table(model, torch.zeros(1, 1, 32, 32, dtype=torch.uint8)).loc["all", "circuits / image"]
+    assert circuits == (64 if quantum else 0)
 
 
 @pytest.mark.parametrize(("stride", "sides"), [(1, (32, 4)), (2, (16, 2)), (4, (8, 1))])
 def test_resnet18_for_small_images(stride, sides):
-    model = classes_of("resnet18", 28, stem_stride=stride).eval()
-    seen = []
-    model.backbone.net.embedder.register_forward_hook(lambda m, given, maps: seen.append(maps.shape[-1]))
-    model.backbone.net.encoder.register_forward_hook(
-        lambda m, given, maps: seen.append(maps.last_hidden_state.shape[-1])
-    )
+    sizes = {"channels": 1, "image_size": (32, 32), "n_classes": 28}
+    model, seen = family("resnet18", sizes=sizes, stem_stride=stride).eval(), []
+    net = model.backbone.net
+    net.embedder.register_forward_hook(lambda m, given, maps: seen.append(maps.shape[-1]))
+    net.encoder.register_forward_hook(lambda m, given, maps: seen.append(maps[0].shape[-1]))
     model(torch.zeros(1, 1, 32, 32, dtype=torch.uint8))
-    assert tuple(seen) == sides
-    assert 11.1e6 < count_parameters(model)["classical"] < 11.25e6
+    assert tuple(seen) == sides and 11.1e6 < count_parameters(model)["classical"] < 11.25e6
 
 
 # --- ResNets with weights of their own ---------------------------------------------------------------------
@@ -254,50 +214,58 @@ def test_a_frozen_backbone_stays_as_it_is(name):
     assert table(model, IMAGES[:1]).loc["backbone", "kind"] == "ResNet from scratch, frozen"
     kept = model.features(IMAGES).detach()
     close(model.eval()(kept), model(IMAGES))
-    with pytest.raises(ValueError, match=r"be uint8, or features of shape \(batch, 512\)"):
+    with refused("images"):
         model(kept[:, :7])
 
 
-def not_had(name, told, channels=1):
-    with pytest.raises(
-        ValueError, match=r"^Argument `pretrained` must .*None to start from scratch\.$"
-    ) as caught:
-        sizes = {"channels": channels, "image_size": (9, 9), "n_classes": 2}
-        family("resnet18", sizes=sizes, pretrained=str(name))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+def config_alone(folder, saved):
+    (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
 
 
-def test_weights_that_cannot_be_had(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for name in (str(tmp_path), "no/such-resnet-anywhere"):
-        not_had(name, "be a ResNet that can be read here")
+def other_names(folder, saved):
+    config_alone(folder, saved)
+    stored = load_file(saved / "model.safetensors")
+    save_file({f"other.{key}": value for key, value in stored.items()}, folder / "model.safetensors")
 
 
-def test_weights_that_do_not_fit_are_refused(saved, tmp_path):
-    """transformers itself leaves what is missing as it is drawn, and calls the net pretrained."""
+def wider(folder, saved):
+    config_alone(folder, saved)
+    stored = load_file(saved / "model.safetensors")
+    twice = {key: torch.cat([value, value]) if value.ndim else value for key, value in stored.items()}
+    save_file(twice, folder / "model.safetensors")
+
+
+def cut_off(folder, saved):
+    config_alone(folder, saved)
+    content = (saved / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def pickled(folder, saved):
+    config_alone(folder, saved)
+    torch.save(load_file(saved / "model.safetensors"), folder / "pytorch_model.bin")
+
+
+def of_two_channels(folder, saved):
     from transformers import ResNetConfig, ResNetModel
 
-    (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
-    weights = load_file(saved / "model.safetensors")
-    save_file({f"other.{key}": value for key, value in weights.items()}, tmp_path / "model.safetensors")
-    not_had(tmp_path, f"{len(weights)} weights, ")
-    wider = {key: torch.cat([value, value]) if value.ndim else value for key, value in weights.items()}
-    save_file(wider, tmp_path / "model.safetensors")
-    not_had(tmp_path, "pretrained")
-    content = (saved / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
-    not_had(tmp_path, "It was not read")
     with torch.random.fork_rng(devices=[]):
         config = ResNetConfig(num_channels=2, embedding_size=8, hidden_sizes=[8], depths=[1])
-        ResNetModel(config).save_pretrained(tmp_path / "two")
-    not_had(tmp_path / "two", "read images of as many channels")
+        ResNetModel(config).save_pretrained(folder)
 
 
-def test_pickled_weights_are_not_read(saved, tmp_path):
-    (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
-    torch.save(load_file(saved / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="Argument `pretrained` must be a ResNet that can be read here"):
-        model_of("resnet18", pretrained=str(tmp_path))
+@pytest.mark.parametrize(
+    "write", [lambda *given: None, other_names, wider, cut_off, pickled, of_two_channels, "no/such-resnet"]
+)
+def test_weights_that_cannot_be_had(saved, tmp_path, monkeypatch, write):
+    """transformers itself leaves what is missing as it is drawn, and calls the net pretrained."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    place = write if isinstance(write, str) else tmp_path
+    if place is tmp_path:
+        write(tmp_path, saved)
+    sizes = {"channels": 1, "image_size": (9, 9), "n_classes": 2}
+    with refused("pretrained"):
+        family("resnet18", sizes=sizes, pretrained=str(place))
 
 
 # --- quanvolutions -----------------------------------------------------------------------------------------
@@ -313,27 +281,11 @@ def test_quanv_reads_angles_between_0_and_pi():
     close(maps[0, :, 0, 0], torch.cos(torch.tensor([0, 0.2 * torch.pi, torch.pi])))
 
 
-def test_no_patch_sees_another():
-    """TorchQuantum's example carries its state from one patch to the next; here, order changes nothing."""
-    model = model_of("quanv", circuit="strongly_entangling", stride=2)
-    maps = model.features(IMAGES)
-    changed = IMAGES.clone()
-    changed[2, 1, 4:6, 6:8] = 255 - changed[2, 1, 4:6, 6:8]  # one patch of one channel of one image
-    moved = (model.features(changed) != maps).nonzero()
-    assert {tuple(place) for place in moved[:, [0, 2, 3]].tolist()} == {(2, 2, 3)}
-    assert set(moved[:, 1].tolist()) <= {4, 5, 6, 7}  # the four wires of the second channel
-    order = torch.tensor([3, 0, 4, 2, 1])
-    close(model.features(IMAGES[order]), maps[order])
-    close(model.features(IMAGES), maps)  # nor is anything left of the call before
-
-
 @pytest.mark.parametrize("name", [*SLIDING, "cnn"])
 @pytest.mark.parametrize("image_size", [(1, 9), (9, 1)])
 def test_images_smaller_than_a_patch(name, image_size):
-    with pytest.raises(ValueError) as caught:
+    with refused("image_size"):
         family(name, sizes={"channels": 1, "image_size": image_size, "n_classes": 2})
-    text = str(caught.value)
-    assert re.fullmatch(r"Argument `image_size` must .+, but is \(\d, \d\)\. [A-Z].+\.", text), text
 
 
 @pytest.mark.gpu

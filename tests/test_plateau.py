@@ -90,13 +90,15 @@ def test_the_published_decay():
 
 
 def test_gradients_are_those_of_default_qubit():
-    program = plateau._program("data_reuploading", 3, 2, plateau.OBSERVABLES, "angle", 0, False)
+    observables = qp.Z(1), qp.Projector([0] * 3, wires=range(3))
+    measure = lambda: [qp.expval(observable) for observable in observables]  # noqa: E731
+    program = plateau.program("data_reuploading", measure, n_qubits=3, n_layers=2)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.rand(2, 3, generator=generator, dtype=torch.float64)
     weights = plateau.draw("uniform", (2, 3, 3), 2, generator)
     found = plateau._gradients(program, inputs, weights)
     gates, _ = circuits.compose("data_reuploading", n_qubits=3, n_layers=2)
-    for observable, gradients in zip((qp.Z(1), qp.Projector([0] * 3, wires=range(3))), found, strict=True):
+    for observable, gradients in zip(observables, found, strict=True):
 
         @qp.qnode(circuits.make_device("default.qubit", range(3)))
         def circuit(inputs, weights, observable=observable):
@@ -120,16 +122,13 @@ def test_chunks_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
 def test_every_initialisation(initialisation):
-    found = plateau.scan(
-        "data_reuploading", qubits=(3,), depths=(4,), n=20, initialisations=(initialisation,), seed=2
-    )
+    given = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
+    found, again = (plateau.scan("data_reuploading", **given) for _ in range(2))
     assert [row.observable for row in found] == ["local", "global"]
     for row in found:
         assert 0 < row.low < row.variance < row.high and row.initialisation == initialisation
         assert row.n_weights == 36 and row.n == 20 and row.n_layers == 4
-    again = plateau.scan(
-        "data_reuploading", qubits=(3,), depths=(4,), n=20, initialisations=(initialisation,), seed=2
-    )
+        assert "resampled" not in json.loads(json.dumps(row.as_dict()))
     assert [row.variance for row in again] == [row.variance for row in found]
 
 
@@ -139,27 +138,19 @@ def test_identity_blocks_on_the_zero_state_are_dead_throughout():
     assert plateau.fit(found) == []
 
 
-def test_rows_as_plain_numbers():
-    [row, _] = plateau.scan(qubits=(2,), depths=("1n",), n=3)
-    told = json.loads(json.dumps(row.as_dict()))
-    assert told["depth"] == "1n" and told["n_layers"] == 2 and "resampled" not in told
+PAIRED = {"initialisations": ("identity_block",)}
 
 
 @pytest.mark.parametrize(
     ("argument", "given"),
     [
-        ("circuit", {"circuit": "angle"}),
-        ("observables", {"observables": ("locale",)}),
-        ("initialisations", {"initialisations": ("unform",)}),
-        ("depths", {"depths": ("deep",)}),
-        ("depths", {"depths": (0,)}),
-        ("n", {"n": 1}),
-        ("depths", {"depths": (3,), "initialisations": ("identity_block",)}),
-        ("depths", {"qubits": (2, 3), "depths": ("1n",), "initialisations": ("identity_block",)}),
-        ("qubits", {"qubits": ("2",)}),
-        ("qubits", {"qubits": (26,)}),
+        ("circuit", {"circuit": "angle"}), ("observables", {"observables": ("locale",)}),
+        ("initialisations", {"initialisations": ("unform",)}), ("n", {"n": 1}),
+        ("depths", {"depths": ("deep",)}), ("depths", {"depths": (0,)}),
+        ("depths", {"depths": (3,), **PAIRED}), ("depths", {"qubits": (2, 3), "depths": ("1n",), **PAIRED}),
+        ("qubits", {"qubits": ("2",)}), ("qubits", {"qubits": (26,)}),
     ],
-)
+)  # fmt: skip
 def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch, argument, given):
     monkeypatch.setattr(plateau, "_of_size", lambda *sizes: pytest.fail("it began"))
     with refused(argument):

@@ -8,12 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import QuantumLayer, Quanv2d, circuits, gradients, layers, plots
-from tests.toys import refused
-
-
-def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
-    return 3 * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+from qnnkit import QuantumLayer, Quanv2d, circuits, gradients, plots
+from tests.toys import refused, uniform
 
 
 def layer_of(function, shapes, n_wires: int, n_features: int) -> QuantumLayer:
@@ -63,14 +59,12 @@ def test_every_weight_turns_its_own_gate(ansatz):
     layer = named(ansatz, n_qubits=3)
     layer(uniform(1, 3))
     gates = gradients.gates(layer)
+    assert {gate.name for gate in gates} <= {"RX", "RY", "RZ", "CNOT"}
+    with refused("layer"):
+        gradients.gates(named(ansatz, n_qubits=3))
     turned = [i for gate in gates for i in gate.weights]
     assert sorted(turned) == list(range(len(gradients.weight_names(layer))))
     assert sum(gate.on_inputs for gate in gates) >= 3 and all(gate.reaches for gate in gates)
-
-
-def test_names_are_the_places_in_the_tensors():
-    layer = layer_of(lambda inputs, b, a: [qp.expval(qp.Z(0))], {"b": (2, 2), "a": ()}, 1, 1)
-    assert gradients.weight_names(layer) == ["b[0, 0]", "b[0, 1]", "b[1, 0]", "b[1, 1]", "a"]
 
 
 def test_a_light_cone_by_hand():
@@ -90,6 +84,26 @@ def test_a_light_cone_by_hand():
     assert all(f"{each.weight} ({each.gates[0]})" in told for each in found) and found[0].why in told
 
 
+def test_names_are_the_places_in_the_tensors():
+    layer = layer_of(lambda inputs, b, a: [qp.expval(qp.Z(0))], {"b": (2, 2), "a": ()}, 1, 1)
+    assert gradients.weight_names(layer) == ["b[0, 0]", "b[0, 1]", "b[1, 0]", "b[1, 1]", "a"]
+
+
+@pytest.mark.parametrize(("factor", "found"), [(0, [("0", "weights[0]", ())]), (1e-5, [])])
+def test_an_angle_times_zero_learns_nothing_and_a_tiny_gradient_is_one(factor, found):
+    """Tiny: far below what float32 can tell from nothing."""
+
+    def circuit(inputs, weights):
+        qp.RY(inputs[..., 0], wires=0)
+        qp.RX(factor * weights[0], wires=0)
+        qp.RX(weights[1], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    dead = gradients.dead(nn.Sequential(layer_of(circuit, {"weights": (2,)}, 1, 1)), uniform(3, 1))
+    assert [(each.layer, each.weight, each.gates) for each in dead] == found
+    assert all(each.why == "no angle depends on it" for each in dead)
+
+
 def test_amplitudes_that_pennylane_checks():
     def circuit(inputs, weights):
         qp.AmplitudeEmbedding(inputs, wires=(0, 1))
@@ -102,18 +116,6 @@ def test_amplitudes_that_pennylane_checks():
     layer(rows)
     assert [str(gate) for gate in gradients.gates(layer)][-1] == "RY on wire 0"
     assert gradients.dead(layer, rows) == []
-
-
-def test_angles_multiplied_by_zero():
-    def circuit(inputs, weights):
-        qp.RY(inputs[..., 0], wires=0)
-        qp.RX(0 * weights[0], wires=0)
-        qp.RX(weights[1], wires=0)
-        return [qp.expval(qp.Z(0))]
-
-    [found] = gradients.dead(nn.Sequential(layer_of(circuit, {"weights": (2,)}, 1, 1)), uniform(3, 1))
-    assert (found.layer, found.weight, found.gates) == ("0", "weights[0]", ())
-    assert found.why == "no angle depends on it"
 
 
 def test_a_gate_that_commutes_with_what_is_measured_is_told_apart_from_an_unlucky_start():
@@ -158,24 +160,6 @@ def test_what_is_measured_on_the_way_leads_on():
     assert influence(layer, uniform(4, 1))[0] > 0.1
 
 
-def test_a_tiny_gradient_is_a_gradient():
-    """Far below what the first look in float32 can tell from nothing."""
-
-    def circuit(inputs, weights):
-        qp.RY(inputs[..., 0], wires=0)
-        qp.RX(1e-5 * weights[0], wires=0)
-        qp.RX(weights[1], wires=0)
-        return [qp.expval(qp.Z(0))]
-
-    assert gradients.dead(layer_of(circuit, {"weights": (2,)}, 1, 1), uniform(4, 1)) == []
-
-
-def test_inverse_gates_are_told_as_gates():
-    layer = named("strongly_entangling", n_qubits=2, n_layers=2, mirrored=True)
-    layer(uniform(1, 2))
-    assert {gate.name for gate in gradients.gates(layer)} == {"RY", "RZ", "CNOT"}
-
-
 def test_a_model_is_left_as_it_was_and_frozen_layers_are_no_news():
     model = nn.Sequential(Quanv2d(1, "strongly_entangling"), nn.BatchNorm2d(4)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -203,22 +187,6 @@ def test_of_a_circuit_that_is_partly_frozen_only_the_rest_is_told():
     assert [(each.weight, each.index) for each in gradients.dead(layer, uniform(3, 1))] == [("others[0]", 1)]
 
 
-def test_a_layer_that_has_not_run_says_so():
-    layer = named("random")
-    with refused("layer"):
-        gradients.gates(layer)
-
-
-def test_the_rows_that_circuits_meet():
-    model = Quanv2d(1, "data_reuploading", filters=2)
-    images = uniform(3, 1, 4, 4)
-    found = layers.circuit_inputs(model, images)
-    assert list(found) == list(model.filters)
-    patches = images.unfold(2, 2, 2).unfold(3, 2, 2).reshape(-1, 4)
-    assert all(torch.equal(rows, patches) for rows in found.values())
-    assert layers.circuit_inputs(nn.ReLU(), uniform(1, 2)) == {}
-
-
 @pytest.mark.parametrize("values", [[1e-3, 2.0, 0.5, 1, 1, 1], [0.0] * 6, [float("nan")] * 6])
 def test_the_coloured_circuit_shows_every_gate(values):
     layer = layer_of(staircase, {"weights": (2, 3)}, 3, 3)
@@ -232,8 +200,10 @@ def test_the_coloured_circuit_shows_every_gate(values):
     figure.png()
 
 
-def test_a_long_circuit_goes_on_below():
-    layer = named("strongly_entangling", n_layers=4)
+def test_a_long_circuit_goes_on_below_and_inverse_gates_are_gates():
+    layer = named("strongly_entangling", n_layers=4, mirrored=True)
     layer(uniform(1, 4))
-    figure = plots.coloured_circuit(gradients.gates(layer), 4, np.ones(48), "size")
+    gates = gradients.gates(layer)
+    assert {gate.name for gate in gates} == {"RY", "RZ", "CNOT"}
+    figure = plots.coloured_circuit(gates, 4, np.ones(48), "size")
     assert len(figure.axes) > 2 and figure.get_figwidth() < 12

@@ -112,7 +112,7 @@ def load(
     try:
         saved: Any = PeftConfig.from_pretrained(str(place))
     except Exception as error:  # it raises whatever it meets
-        step = f"Copy the folder again. (It says: {files.first_line(error)}.)"
+        step = f"Copy the folder again. It says: {files.first_line(error)}."
         raise ValueError(checks.message("folder", f"hold a readable {CONFIG}", str(place), step)) from None
     base: Any = model.get_base_model() if there else model
     made_for = saved.base_model_name_or_path or ""

@@ -52,15 +52,12 @@ def require_base(settings: Any) -> None:
         raise ValueError(checks.message("pretrained", rule, None, step))
 
 
-def adapted(base: nn.Module, settings: Any, net: str, seed: int) -> nn.Module:
-    """A language model with the adapter that settings ask for, or one of its controls, of as many weights.
+def build(settings: Any, splits: Any, seed: int, net: str = "") -> nn.Module:
+    """The frozen model with its adapter, or with the control `net` in its place, of as many weights.
 
-    Args:
-        base: Frozen from here on, and changed in place.
-        settings: Derived from `AdapterSettings`.
-        net: A control, or any other word for the adapter itself.
-        seed: Fixes the adapter's first weights; nets of one seed that have the same angles start alike.
+    Nets of one seed that have the same angles start alike.
     """
+    base = language_model(settings, splits, seed)
     with checks.renamed({"target_modules": "targets"}):
         own: dict[str, Any] = {"n_weights": settings.adapter_weights, "targets": settings.targets}
         given = {"r": settings.rank, "lora_alpha": settings.alpha}
@@ -69,11 +66,6 @@ def adapted(base: nn.Module, settings: Any, net: str, seed: int) -> nn.Module:
             return adapt(base, settings.adapter, seed=seed, **own, **_CHANGED.get(net, {}))
         n_weights = settings.adapter_weights or size(base, settings.adapter, **own)
         return adapt(base, net, seed=seed, n_weights=n_weights, targets=settings.targets)
-
-
-def build(settings: Any, splits: Any, seed: int, net: str = "") -> nn.Module:
-    """The frozen model with its adapter, or with the control `net` in its place."""
-    return adapted(language_model(settings, splits, seed), settings, net, seed)
 
 
 def controls(settings: Any, splits: Any, seed: int) -> dict[str, Callable[[], nn.Module]]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks, circuits
-from qnnkit.gradients.plateau import INTERVAL, draw
-from qnnkit.simulator import OverWeights
+from qnnkit.gradients.plateau import INTERVAL, draw, program
 
 BINS, PAIRS = 75, 5000
 """Of the fidelity histogram, as published."""
@@ -50,35 +49,20 @@ def states(
         initialisation: Name in `circuits.INITIALISATIONS`, where it has weights.
         seed: Fixes inputs, weights and the structure of `random`.
     """
-    entry = circuits.CIRCUITS[checks.choice("circuit", circuit, circuits.CIRCUITS)]
+    checks.choice("circuit", circuit, circuits.CIRCUITS)
     checks.choice("initialisation", initialisation, circuits.INITIALISATIONS)
     for name, value in (("n", n), ("n_qubits", n_qubits), ("n_layers", n_layers)):
         checks.positive(name, value)
-    wires, generator = tuple(range(n_qubits)), torch.Generator().manual_seed(seed)
-    n_features = 0 if entry.n_features is None else entry.n_features(n_qubits)
-    shapes: dict[str, tuple[int, ...]] = {}
-    if entry.kind == "embedding":
-        gates: Callable[..., None] = lambda inputs, weights: entry.function(inputs, wires)  # noqa: E731
-    else:
-        mirrored = initialisation in circuits.MIRRORED
-        gates, shapes = circuits.compose(
-            circuit, n_qubits=n_qubits, n_layers=n_layers, embedding=None, seed=seed, mirrored=mirrored
-        )
-
-    @qp.qnode(circuits.make_device("default.qubit", wires))
-    def function(inputs=None, weights=None):
-        gates(inputs, weights)
-        return qp.state()
-
-    program = OverWeights(function, shapes, n_features)
+    mirrored, generator = initialisation in circuits.MIRRORED, torch.Generator().manual_seed(seed)
+    own = program(circuit, qp.state, n_qubits=n_qubits, n_layers=n_layers, seed=seed, mirrored=mirrored)
     if circuit == "amplitude":
-        inputs = torch.randn(n, n_features, generator=generator, dtype=torch.float64)
+        inputs = torch.randn(n, own.n_features, generator=generator, dtype=torch.float64)
     else:
-        inputs = 2 * math.pi * torch.rand(n, n_features, generator=generator, dtype=torch.float64)
-    weights = {name: draw(initialisation, shape, n, generator) for name, shape in shapes.items()}
+        inputs = 2 * math.pi * torch.rand(n, own.n_features, generator=generator, dtype=torch.float64)
+    weights = {name: draw(initialisation, shape, n, generator) for name, shape in own.weight_shapes.items()}
     with torch.no_grad():
         parts = [
-            program(inputs[rows], {name: weight[rows] for name, weight in weights.items()})
+            own(inputs[rows], {name: weight[rows] for name, weight in weights.items()})
             for rows in torch.arange(n).split(max(1, STATES >> n_qubits))
         ]
     return torch.cat(parts)

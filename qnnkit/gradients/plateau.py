@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -229,19 +229,26 @@ def _of_size(
     seed: int,
 ) -> Iterator[Row]:
     layers, programs = n_layers(depth, n_qubits), {}
+    measured = {
+        "local": lambda: qp.expval(qp.Z(n_qubits // 2)),
+        "global": lambda: qp.expval(qp.Projector([0] * n_qubits, wires=range(n_qubits))),
+    }
+    given = {"n_qubits": n_qubits, "n_layers": layers, "embedding": embedding, "seed": seed}
     for initialisation in initialisations:
         mirrored = initialisation in circuits.MIRRORED
         if mirrored not in programs:
-            programs[mirrored] = _program(circuit, n_qubits, layers, observables, embedding, seed, mirrored)
-        program: OverWeights = programs[mirrored]
+            programs[mirrored] = program(
+                circuit, lambda: [measured[each]() for each in observables], mirrored=mirrored, **given
+            )
+        own: OverWeights = programs[mirrored]
         start = time.perf_counter()
         generator = torch.Generator().manual_seed(seed)
-        weights = draw(initialisation, program.weight_shapes["weights"], n, generator)
-        inputs = math.pi * torch.rand(n, program.n_features, generator=generator, dtype=torch.float64)
+        weights = draw(initialisation, own.weight_shapes["weights"], n, generator)
+        inputs = math.pi * torch.rand(n, own.n_features, generator=generator, dtype=torch.float64)
         before = torch.get_num_threads()
         torch.set_num_threads(1 if n_qubits < WIDE else before)  # small states gain nothing from more
         try:
-            gradients = _gradients(program, inputs, weights)
+            gradients = _gradients(own, inputs, weights)
         finally:
             torch.set_num_threads(before)
         seconds = time.perf_counter() - start
@@ -257,33 +264,40 @@ def draw(initialisation: str, shape: Sequence[int], n: int, generator: torch.Gen
     return torch.stack([start(torch.zeros(*shape, dtype=torch.float64), generator) for _ in range(n)])
 
 
-def _program(
+def program(
     circuit: str,
+    measure: Callable[[], Any],
+    *,
     n_qubits: int,
-    layers: int,
-    observables: Sequence[str],
-    embedding: str | None,
-    seed: int,
-    mirrored: bool,
+    n_layers: int,
+    embedding: str | None = None,
+    seed: int = 0,
+    mirrored: bool = False,
 ) -> OverWeights:
-    wires = range(n_qubits)
-    gates, shapes = circuits.compose(
-        circuit, n_qubits=n_qubits, n_layers=layers, embedding=embedding, seed=seed, mirrored=mirrored
-    )
-    embeds = circuits.CIRCUITS[circuit].kind == "both" or embedding is not None
-    count = circuits.embedding_of(circuit, embedding or "angle").n_features
-    assert count is not None  # every embedding has it
-    measured = {
-        "local": lambda: qp.expval(qp.Z(n_qubits // 2)),
-        "global": lambda: qp.expval(qp.Projector([0] * n_qubits, wires=wires)),
-    }
+    """A circuit of `CIRCUITS` of which each row has weights of its own, and inputs where it embeds any.
+
+    Args:
+        circuit: Name of an embedding or an ansatz.
+        measure: Gives what is measured.
+        n_qubits: Number of wires.
+        n_layers: Depth, where it has one.
+        embedding: Of an ansatz that embeds nothing itself; None starts from |0...0>.
+        seed: Fixes the structure of `random`.
+        mirrored: Whether each layer of an ansatz is followed by its inverse.
+    """
+    entry, wires, shapes = circuits.CIRCUITS[circuit], tuple(range(n_qubits)), {}
+    gates: Callable[..., None] = lambda inputs, weights: entry.function(inputs, wires)  # noqa: E731
+    if entry.kind != "embedding":
+        sizes = {"n_qubits": n_qubits, "n_layers": n_layers}
+        gates, shapes = circuits.compose(circuit, embedding=embedding, seed=seed, mirrored=mirrored, **sizes)
+    embeds = entry if entry.n_features or embedding is None else circuits.CIRCUITS[embedding]
 
     @qp.qnode(circuits.make_device("default.qubit", wires))
-    def function(weights, inputs=None):
+    def function(inputs=None, weights=None):
         gates(inputs, weights)
-        return [measured[observable]() for observable in observables]
+        return measure()
 
-    return OverWeights(function, shapes, count(n_qubits) if embeds else 0)
+    return OverWeights(function, shapes, embeds.n_features(n_qubits) if embeds.n_features else 0)
 
 
 def _gradients(program: OverWeights, inputs: Tensor, weights: Tensor) -> Tensor:

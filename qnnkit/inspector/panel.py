@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from qnnkit.inspector import views
 from qnnkit.inspector.source import Source
 from qnnkit.inspector.views import Choice
 from qnnkit.runs import Run
-
-if TYPE_CHECKING:
-    from qnnkit.plots import Picture
 
 LAYER = {"net", "seed", "layer", "weight", "epoch"}
 DEPENDS = {
@@ -61,11 +58,6 @@ class Inspector:
         self.run, self.source = run, Source(run)
         self.choice = views.first_choice(self.source, net, seed, layer)
         self.lock = threading.Lock()
-
-    def figures(self) -> dict[str, Picture]:
-        """Of what is chosen, as far as it has them: "gradients", "circuit", "image", "what_if"."""
-        with self._alone():
-            return views.figures(self.source, self.choice)
 
     def sentences(self) -> list[str]:
         """Whose weights are shown, what is missing, what training warned of, which weights cannot learn."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from qnnkit import gradients, runs
 from qnnkit.gradients import History, Training
 from qnnkit.layers import QuantumLayer
+from qnnkit.train import Group
 
 MOST_CHOICES = 12
 """Test images that can be chosen."""
@@ -36,7 +37,7 @@ class Net:
     def layers(self) -> dict[str, nn.Module]:
         """Name -> module, of those that own weights that are trained; circuits always, and first."""
         found = {
-            name or "model": module
+            name or ("layer" if isinstance(module, QuantumLayer) else "model"): module
             for name, module in self.model.named_modules()
             if isinstance(module, QuantumLayer) or _trained_weights(module)
         }
@@ -118,22 +119,17 @@ class Source:
         return self._on_batch[net, seed]
 
     def _row_of_a_batch(self, net: Net) -> dict[str, Any]:
-        """A row of one update in the form that training writes, of the net as it is, without dropout."""
-        train, rows = self.run.splits.train, []
-        batch = train.images[:ON_BATCH], train.labels[:ON_BATCH]
-        found = gradients.of_batch(net.model, self.run.task, batch)
-        by_weight = {id(w): found[name] for name, w in net.model.named_parameters() if name in found}
-        for name, module in net.layers.items():
-            if not (weights := _trained_weights(module)):
-                continue
-            vector = torch.cat([by_weight[id(weight)].flatten() for weight in weights])
-            row = {"layer": name, "group": "", "n_weights": len(vector), "share": [None], "ratio": [None]}
-            row |= {"norm": [float(vector.norm())], "mean": [float(vector.abs().mean())]}
-            if (circuit := net.circuit(name)) is not None:
-                trains = torch.cat([torch.full((w.numel(),), w.requires_grad) for w in circuit.parameters()])
-                row |= {"gradient": [vector.tolist()], "places": trains.nonzero().flatten().tolist()}
-            rows.append(row)
-        return {"epoch": 0, "updates": 1, "steps": [0], "layers": rows, "groups": [], "warnings": []}
+        """The row that training would write of one batch, of the net as it is, without dropout."""
+        train, model = self.run.splits.train, net.model
+        found = gradients.of_batch(model, self.run.task, (train.images[:ON_BATCH], train.labels[:ON_BATCH]))
+        watch = gradients.Watch(model, [Group("", list(model.parameters()), 0.0)])
+        for name, gradient in found.items():
+            weight = model.get_parameter(name)
+            weight.grad = gradient.to(weight)
+        watch.before()
+        watch.after(0)
+        model.zero_grad()
+        return watch.end(0, 1) | {"warnings": []}
 
     @cached_property
     def choosable(self) -> tuple[Tensor, Tensor]:

@@ -155,15 +155,3 @@ def what_if(source: Source, choice: Choice) -> tuple[WhatIf, WhatIfFigure] | Non
         moves.n_images,
     )
     return moves, figure
-
-
-def figures(source: Source, choice: Choice) -> dict[str, Picture]:
-    """Every figure that this choice has, by name: gradients, circuit, image, what_if."""
-    moved = what_if(source, choice)
-    found = {
-        "gradients": of_layer(source, choice),
-        "circuit": of_circuit(source, choice),
-        "image": of_image(source, choice),
-        "what_if": moved and moved[1].figure,
-    }
-    return {name: figure for name, figure in found.items() if figure is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter
 from dataclasses import dataclass
@@ -105,14 +106,12 @@ def done_before(model: nn.Module, layer: nn.Module, images: Tensor) -> dict[nn.M
         if not reached:
             outputs[module] = output
 
-    handles = [layer.register_forward_pre_hook(lambda *given: reached.append(True))]
-    handles += [module.register_forward_hook(keep) for module in model.modules() if module is not layer]
-    try:
-        with torch.no_grad():
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        hooks.enter_context(layer.register_forward_pre_hook(lambda *given: reached.append(True)))
+        for module in model.modules():
+            if module is not layer:
+                hooks.enter_context(module.register_forward_hook(keep))
+        model(images)
     once = {module: output for module, output in outputs.items() if calls[module] == 1}
     inner = {child for module in once for child in module.modules() if child is not module}
     return {module: output for module, output in once.items() if module not in inner}

@@ -85,14 +85,19 @@ class Clip(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
+        from transformers import CLIPModel
+
         if image_size[0] != image_size[1]:
             step = "Load the images with an image_size."
             raise ValueError(checks.message("image_size", "be square", tuple(image_size), step))
         with seeded(seed):
             if config.pretrained is None:
-                self.net = _from_scratch(tokenizer, channels, image_size[0], config.size, config.patch_size)
+                sides: dict[str, Any] = {"image_size": image_size[0], "patch_size": config.patch_size}
+                sizes = configuration(config.size, channels=channels, tokenizer=tokenizer, **sides)
+                net: Any = CLIPModel(sizes)
             else:
-                self.net = _published(config.pretrained, tokenizer, channels, image_size[0])
+                net = _published(config.pretrained, tokenizer, channels, image_size[0])
+            self.net: Any = net
             self.in_channels = int(self.net.config.vision_config.num_channels)
             towers = {"visual_projection": self.net.vision_model, "text_projection": self.net.text_model}
             for index, (name, tower) in enumerate(towers.items() if config.head != "full" else ()):
@@ -100,8 +105,8 @@ class Clip(nn.Module):
                 if config.head == "quantum":
                     circuit = layer(config, seed=seed * 1000 + index, backend=backend)
                     width = n_features(config)
-                sizes = tower.config.hidden_size, width, config.n_qubits, self.net.config.projection_dim
-                setattr(self.net, name, Projection(*sizes, circuit))
+                widths = tower.config.hidden_size, width, config.n_qubits, self.net.config.projection_dim
+                setattr(self.net, name, Projection(*widths, circuit))
 
     def forward(
         self, pixel_values: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
@@ -185,7 +190,6 @@ def configuration(
     channels: int = 3,
     image_size: int | None = None,
     patch_size: int | None = None,
-    length: int = 77,
     tokenizer: CaptionTokenizer | None = None,
 ) -> Any:
     """transformers' configuration of a CLIP of a size named in CLIP.
@@ -195,11 +199,11 @@ def configuration(
         channels: Channels of the images.
         image_size: Side of the images, in pixels; the size's own by default.
         patch_size: Side of a patch, in pixels; the size's own by default.
-        length: Most tokens of a text.
-        tokenizer: Tells the vocabulary and its special tokens; without one, the size does.
+        tokenizer: Tells the length of texts, the vocabulary and its special tokens; without one, the size
+            does.
 
     Raises:
-        ValueError: The size is unknown, or patches do not fill the images.
+        ValueError: The size is unknown, patches do not fill the images, or the tokenizer's end is number 2.
     """
     from transformers import CLIPConfig
 
@@ -209,9 +213,12 @@ def configuration(
         fitting = [str(each) for each in range(2, side + 1) if side % each == 0]
         step = f"For images of {side} pixels, use one of {', '.join(fitting)}."
         raise ValueError(checks.message("patch_size", "divide the side of the images", patch, step))
-    special = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1}
+    length, special = 77, {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1}
     if tokenizer is not None:
-        vocabulary = len(tokenizer)
+        if tokenizer.eos_id == 2:  # a mistake of the past to transformers: texts are read at their largest
+            rule, step = "have another number than 2 for its end", "Leave it out to train one."
+            raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_id, step))
+        length, vocabulary = tokenizer.sequence_length, len(tokenizer)
         special = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
         special["bos_token_id"] = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
     tower = {
@@ -224,21 +231,6 @@ def configuration(
     text = {**tower, "vocab_size": vocabulary, "max_position_embeddings": length, **special}
     vision = {**tower, "image_size": side, "patch_size": patch, "num_channels": channels}
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
-
-
-def _from_scratch(
-    tokenizer: CaptionTokenizer, channels: int, side: int, size: str, patch_size: int | None
-) -> Any:
-    from transformers import CLIPModel
-
-    if (
-        tokenizer.eos_id == 2
-    ):  # to transformers a mistake of the past: it would read texts at their largest number
-        rule, step = "have another number than 2 for its end", "Leave it out to train one."
-        raise ValueError(checks.message("tokenizer", rule, tokenizer.eos_id, step))
-    length = tokenizer.sequence_length
-    shape: dict[str, Any] = {"channels": channels, "image_size": side, "patch_size": patch_size}
-    return CLIPModel(configuration(size, length=length, tokenizer=tokenizer, **shape))
 
 
 def _published(name: str, tokenizer: CaptionTokenizer, channels: int, side: int) -> Any:

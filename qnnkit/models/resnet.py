@@ -18,47 +18,58 @@ from qnnkit.settings import Base, Place
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+class ResNetSettings(Base):
+    """Of the backbone."""
+
+    pretrained: Place | None = None
+    """Folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""
+    stem_stride: Literal[1, 2, 4] = 2
+    """How much the stem of a ResNet from scratch shrinks images: 4 for photographs, 1 or 2 for small ones."""
+    frozen_backbone: bool = False
+    """Whether a ResNet's own weights stay as they are; what it makes of the images is then kept."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the backbone's values that is dropped, in training only."""
+
+
 class Backbone(nn.Module):
     """ResNet18 (He et al. 2015, arXiv:1512.03385) without its last layer, as transformers builds it.
 
     Args:
+        config: Weights, of which only safetensors are read; whether they, and the statistics of the
+            normalisation, stay as they are; and, from scratch, how much the stem shrinks the sides: 4 as
+            published for photographs (7x7, pooled), 2 or 1 for small images (3x3).
         channels: Channels of the images.
-        pretrained: Local folder, or name on the Hugging Face Hub, of a ResNet's weights; only safetensors are
-            read. None starts from scratch.
-        stem_stride: How much the stem shrinks the sides, where it starts from scratch: 4 as published for
-            photographs (7x7, pooled), 2 or 1 for small images (3x3).
-        frozen: Whether its weights, and the statistics of its normalisation, stay as they are.
 
     Raises:
-        ValueError: `pretrained` cannot be reached, is no ResNet, or `stem_stride` is not 1, 2 or 4.
+        ValueError: `pretrained` cannot be reached, or is no ResNet for as many channels.
     """
 
-    def __init__(
-        self, channels: int, *, pretrained: str | None = None, stem_stride: int = 4, frozen: bool = False
-    ):
+    def __init__(self, config: ResNetSettings, channels: int):
         super().__init__()
         from transformers import ResNetConfig, ResNetModel
 
-        self.frozen, self.pretrained = frozen, pretrained
-        if pretrained is None:
+        self.frozen, self.pretrained = config.frozen_backbone, config.pretrained
+        if self.pretrained is None:
             shape: dict[str, Any] = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
-            config = ResNetConfig(num_channels=channels, embedding_size=64, layer_type="basic", **shape)
-            self.net: Any = ResNetModel(config)
-            if stem_stride not in (1, 2, 4):
-                step = "Use 1 for 32x32 on a GPU, 2 on a CPU, 4 for photographs."
-                raise ValueError(checks.message("stem_stride", "be 1, 2 or 4", stem_stride, step))
-            if stem_stride < 4:
+            sizes = ResNetConfig(num_channels=channels, embedding_size=64, layer_type="basic", **shape)
+            self.net: Any = ResNetModel(sizes)
+            if config.stem_stride < 4:
                 embedder: Any = self.net.embedder
-                embedder.embedder.convolution = nn.Conv2d(channels, 64, 3, stem_stride, 1, bias=False)
+                embedder.embedder.convolution = nn.Conv2d(channels, 64, 3, config.stem_stride, 1, bias=False)
                 embedder.pooler = nn.Identity()
         else:
-            self.net = _pretrained(ResNetModel, pretrained, channels)
+            self.net = published(ResNetModel, self.pretrained, what="ResNet", model_type="resnet")
+            if self.net.config.num_channels not in (3, channels):
+                step = "Give a local folder with config.json and model.safetensors, or None to start from "
+                step = f"The images have {channels}. {step}scratch."
+                rule, told = "read images of as many channels", f"one for {self.net.config.num_channels}"
+                raise ValueError(checks.message("pretrained", rule, told, step))
         for stage in self.net.encoder.stages:
             for block in stage.layers:  # a whole stage would hold too much when it is computed again
                 block.recomputed = True
         self.n_features = int(self.net.config.hidden_sizes[-1])
         self.in_channels = int(self.net.config.num_channels)
-        if frozen:
+        if self.frozen:
             self.requires_grad_(False)
         self.train(self.training)
 
@@ -104,19 +115,6 @@ class _OnBackbone(nn.Module):
         return self.backbone
 
 
-class ResNetSettings(Base):
-    """Of the backbone."""
-
-    pretrained: Place | None = None
-    """Folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""
-    stem_stride: Literal[1, 2, 4] = 2
-    """How much the stem of a ResNet from scratch shrinks images: 4 for photographs, 1 or 2 for small ones."""
-    frozen_backbone: bool = False
-    """Whether a ResNet's own weights stay as they are; what it makes of the images is then kept."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the backbone's values that is dropped, in training only."""
-
-
 class ResNetCircuitSettings(ResNetSettings, CircuitSettings):
     """Of the backbone, the circuit, and the layers behind it."""
 
@@ -156,7 +154,7 @@ class ResNetCircuit(_OnBackbone):
         super().__init__()
         n_angles = n_features(config)
         with seeded(seed):
-            self.backbone = _backbone(config, channels)
+            self.backbone = Backbone(config, channels)
             self.reduce = nn.Sequential(
                 nn.Dropout(config.dropout),
                 nn.Linear(self.backbone.n_features, n_angles),
@@ -197,7 +195,7 @@ class ResNet18(_OnBackbone):
     ):
         super().__init__()
         with seeded(seed):
-            self.backbone = _backbone(config, channels)
+            self.backbone = Backbone(config, channels)
             self.head = nn.Sequential(
                 nn.Dropout(config.dropout), nn.Linear(self.backbone.n_features, n_classes)
             )
@@ -205,22 +203,3 @@ class ResNet18(_OnBackbone):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, n_classes) for uint8 images, or features as `features` gives them."""
         return self.head(self.features(images))
-
-
-def _backbone(config: ResNetSettings, channels: int) -> Backbone:
-    return Backbone(
-        channels,
-        pretrained=config.pretrained,
-        stem_stride=config.stem_stride,
-        frozen=config.frozen_backbone,
-    )
-
-
-def _pretrained(kind: Any, name: str, channels: int) -> Any:
-    """A ResNet's weights, for images of as many channels."""
-    net = published(kind, name, what="ResNet", model_type="resnet")
-    if net.config.num_channels not in (3, channels):
-        step = "Give a local folder with config.json and model.safetensors, or None to start from scratch."
-        rule, told = "read images of as many channels", f"one for {net.config.num_channels}"
-        raise ValueError(checks.message("pretrained", rule, told, f"The images have {channels}. {step}"))
-    return net

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,10 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
         if isinstance(values, Tensor):
             shapes[layer] = " x ".join(map(str, values.shape[1:]))
 
-    handles = [layer.register_forward_hook(note) for _, layer in layers]
-    try:
-        with evaluating(model):
-            called(model, image)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, evaluating(model):
+        for _, layer in layers:
+            hooks.enter_context(layer.register_forward_hook(note))
+        called(model, image)
     rows = [
         {
             "layer": name,
