@@ -365,21 +365,19 @@ def verdict(
     none = f"No difference is shown between {name} and {other}:"
     if not math.isfinite(low):
         return f"{none} they score the same on each of {n} seeds, {unknown}."
-    interval, judged = "95 % interval", f"over {n} seeds."
+    interval, judged = "95 % interval", f"over {n} seeds"
     if corrected is not None:
-        interval, judged = (
-            f"uncorrected {interval}",
-            f"over {n} seeds; {format_p(corrected)} after Holm's correction.",
-        )
+        interval = f"uncorrected {interval}"
+        judged += f"; {format_p(corrected)} after Holm's correction"
     if not (found.p if corrected is None else corrected) < ALPHA:
         ends = f"{low:+.{digits}f} to {high:+.{digits}f}"
-        return f"{none} {gap:+.{digits}f}{unit}, {interval} {ends} {judged}"
+        return f"{none} {gap:+.{digits}f}{unit}, {interval} {ends} {judged}."
     if (gap > 0) is not score.larger:
         return verdict(other, others, name, values, corrected, score)
     low, high = sorted((abs(low), abs(high)))
     unit += "" if score.larger else " less"
     ends = f"{low:.{digits}f} to {high:.{digits}f}"
-    return f"{name} did better than {other}: {abs(gap):.{digits}f}{unit}, {interval} {ends} {judged}"
+    return f"{name} did better than {other}: {abs(gap):.{digits}f}{unit}, {interval} {ends} {judged}."
 
 
 def verdicts(
