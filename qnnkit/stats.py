@@ -109,10 +109,6 @@ class Comparison:
     n: int
     """Seeds."""
 
-    def shown(self, p: float | None = None) -> bool:
-        """Whether the data show a difference: p, or the corrected one that is given, is below 0.05."""
-        return (self.p if p is None else p) < ALPHA
-
 
 ALPHA = 0.05
 """A difference is shown where its p, corrected for how many are compared, is below this."""
@@ -360,38 +356,28 @@ def verdict(
     """
     found, n, digits = score.compare(values, others), len(values), score.digits
     gap, low, high = (score.factor * each for each in (found.difference, found.low, found.high))
-    unit = f" {score.unit}" if score.unit else ""
+    unit, unknown = f" {score.unit}" if score.unit else "", "which says nothing of how seeds differ"
+    differ = f"{name} and {other} differ by {gap:+.{digits}f}{unit} on"
     if n == 1:
-        return (
-            f"{name} and {other} differ by {gap:+.{digits}f}{unit} on one seed, which shows nothing "
-            "about which is better; train more seeds."
-        )
-    if n > 1 and found.p == 1 and not math.isfinite(found.low):
-        return (
-            f"No difference is shown between {name} and {other}: they score the same on each of {n} seeds, "
-            "which says nothing of how seeds differ."
-        )
+        return f"{differ} one seed, which shows nothing about which is better; train more seeds."
     if math.isnan(found.p):
-        return (
-            f"{name} and {other} differ by {gap:+.{digits}f}{unit} on each of {n} seeds, which says "
-            "nothing of how seeds differ; train more seeds."
-        )
-    interval, judged = "95 % interval", ""
+        return f"{differ} each of {n} seeds, {unknown}; train more seeds."
+    none = f"No difference is shown between {name} and {other}:"
+    if not math.isfinite(low):
+        return f"{none} they score the same on each of {n} seeds, {unknown}."
+    interval, judged = "95 % interval", f"over {n} seeds"
     if corrected is not None:
-        interval, judged = "uncorrected 95 % interval", f"; {format_p(corrected)} after Holm's correction"
-    if not found.shown(corrected):
-        return (
-            f"No difference is shown between {name} and {other}: {gap:+.{digits}f}{unit}, {interval} "
-            f"{low:+.{digits}f} to {high:+.{digits}f} over {n} seeds{judged}."
-        )
+        interval = f"uncorrected {interval}"
+        judged += f"; {format_p(corrected)} after Holm's correction"
+    if not (found.p if corrected is None else corrected) < ALPHA:
+        ends = f"{low:+.{digits}f} to {high:+.{digits}f}"
+        return f"{none} {gap:+.{digits}f}{unit}, {interval} {ends} {judged}."
     if (gap > 0) is not score.larger:
         return verdict(other, others, name, values, corrected, score)
     low, high = sorted((abs(low), abs(high)))
     unit += "" if score.larger else " less"
-    return (
-        f"{name} did better than {other}: {abs(gap):.{digits}f}{unit}, "
-        f"{interval} {low:.{digits}f} to {high:.{digits}f} over {n} seeds{judged}."
-    )
+    ends = f"{low:.{digits}f} to {high:.{digits}f}"
+    return f"{name} did better than {other}: {abs(gap):.{digits}f}{unit}, {interval} {ends} {judged}."
 
 
 def verdicts(

@@ -8,7 +8,6 @@ import pytest
 from qnnkit import cli, recipes, report, runs
 from qnnkit.report.verify import verify
 
-GB = 1e9
 ROW = {"event": "test", "epochs": 12, "test_loss": 0.1, "best_epoch": 3, "quantum": 24, "classical": 1,
        "frozen": 0, "circuits_per_image": 49}  # fmt: skip
 
@@ -97,20 +96,8 @@ def test_a_bound_on_a_score_that_the_nets_do_not_have_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "bound", "values", "measured", "told"),
     [
-        (
-            "max_memory_gb",
-            4,
-            [1 * GB, 3.5 * GB],
-            3.5,
-            "pass: 3.50 GB of memory at the peak stay within 4 GB.",
-        ),
-        (
-            "max_memory_gb",
-            3,
-            [1 * GB, 3.5 * GB],
-            3.5,
-            "fail: 3.50 GB of memory at the peak are more than 3 GB.",
-        ),
+        ("max_memory_gb", 4, [1e9, 3.5e9], 3.5, "pass: 3.50 GB of memory at the peak stay within 4 GB."),
+        ("max_memory_gb", 3, [1e9, 3.5e9], 3.5, "fail: 3.50 GB of memory at the peak are more than 3 GB."),
         ("max_epoch_seconds", 90, [60, 100], 80, "pass: 80 s for an epoch stay within 90 s."),
         ("max_epoch_seconds", 0.5, [0.6, 1.0], 0.8, "fail: 0.8 s for an epoch are more than 0.5 s."),
     ],
@@ -127,18 +114,11 @@ def test_what_cannot_be_judged_says_so(tmp_path):
     run = run_with(tmp_path / "run", [{"test_accuracy": 0.95}], max_memory_gb=4, max_epoch_seconds=1)
     row = only(run, "max_memory_gb")
     assert row["met"] is None and row["measured"] is None
-    assert row["sentence"] == (
-        "not judged: max_memory_gb = 4, but this run was trained by a version that did not record its peak "
-        "memory."
-    )
+    assert "by a version that did not record its peak memory" in row["sentence"]
     untrained = runs.open_run(tmp_path / "other", "digits_quanv")
     assert [row["met"] for row in report.judge(untrained)] == [None, None]
     assert report.judge(untrained)[0]["sentence"].endswith("but the net is not trained yet.")
-
-
-def test_a_run_without_criteria_is_not_judged(tmp_path):
-    run = runs.open_run(tmp_path / "run", "folder_quanv", dataset="digits")
-    assert report.judge(run) == []
+    assert report.judge(runs.open_run(tmp_path / "third", "folder_quanv", dataset="digits")) == []
 
 
 def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_path, monkeypatch, capsys):
@@ -171,16 +151,11 @@ def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_pat
 
 
 @pytest.mark.parametrize("value", [1.2, -0.1, "high"])
-def test_a_bound_that_cannot_be_is_refused(tmp_path, value):
+def test_a_bound_that_cannot_be_is_refused_and_spoils_no_run_that_has_begun(tmp_path, value):
     with pytest.raises(ValueError, match=r"Argument `min_accuracy` must be .* Success: the least test"):
-        runs.open_run(tmp_path / "run", "digits_quanv", min_accuracy=value)
-
-
-@pytest.mark.parametrize("value", [1.2, "high"])
-def test_a_bound_that_cannot_be_spoils_no_run_that_has_begun(tmp_path, value):
+        runs.open_run(tmp_path / "new", "digits_quanv", min_accuracy=value)
     run = runs.open_run(tmp_path / "run", "digits_quanv", min_accuracy=0.5)
     kept = (run.folder / "config.json").read_bytes()
     with pytest.raises(ValueError, match=r"Argument `min_accuracy` must be"):
         runs.open_run(run.folder, min_accuracy=value)
     assert (run.folder / "config.json").read_bytes() == kept
-    assert runs.open_run(run.folder).config.min_accuracy == 0.5

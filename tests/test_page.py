@@ -31,15 +31,9 @@ def shows(**data):
 def notebook(tmp_path):
     def write(*cells):
         path = tmp_path / "04_analyze.running.ipynb"
-        front = [
-            new_markdown_cell("# Title"),
-            code("first = 1", tags=["setup"]),
-            new_markdown_cell("## Parameters"),
-        ]
-        front += [
-            code("run_dir: str = 'a'", tags=["parameters"]),
-            code("run_dir = 'b'", tags=["injected-parameters"]),
-        ]
+        front = [new_markdown_cell("# Title"), code("first = 1", tags=["setup"])]
+        front += [new_markdown_cell("## Parameters"), code("run_dir: str = 'a'", tags=["parameters"])]
+        front += [code("run_dir = 'b'", tags=["injected-parameters"])]
         nbformat.write(new_notebook(cells=[*front, *cells]), path)
         return path
 

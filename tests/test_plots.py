@@ -12,10 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from qnnkit import plots
+from qnnkit.plots.machines import PANELS
 
 CLASSES = {
     "one": ["one"],
-    "digits": [str(digit) for digit in range(10)],
     "arabic": list("ابتثجحخدذرزسشصضطظعغفقكلمنهوي"),
     "long": ["alternaria_leaf_spot_on_apple", "healthy", "grey leaf spot, early stage", r"$\no maths$"],
     "longer": ["x" * 200, "W" * 40, "a", "$"],
@@ -176,61 +176,41 @@ def test_nothing_overlaps_or_sticks_out(name):
 
 
 AXES = {
-    "machines": [
-        ("time of an epoch (s)", ""),
-        ("peak memory (MB)", ""),
-        ("cost of an epoch", ""),
-        ("slowest update / median", ""),
-    ],
-    "class_balance-digits": [("class", "images")],
-    "confusion-digits": [("predicted class", "true class"), ("", "images")],
+    "machines": [(name, "") for name, _ in PANELS],
+    "class_balance-arabic": [("class", "images")],
+    "confusion-arabic": [("predicted class", "true class"), ("", "test samples")],
     "similarities-digits": [("caption", "image"), ("", "cosine similarity")],
+    "labelled_images": [("", "")] * 12,
 }
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_axes_are_named(name):
-    figure = FIGURES[name]()
-    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == AXES[name]
-
-
-@pytest.mark.parametrize("name", [*AXES, "class_samples-one", "labelled_images"])
-def test_png_and_what_it_leaves_behind(name):
+def test_axes_are_named_and_a_png_leaves_nothing_behind(name):
     from matplotlib import pyplot
 
-    backend = mpl.get_backend()
-    figure = FIGURES[name]()
+    backend, figure = mpl.get_backend(), FIGURES[name]()
+    assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == AXES[name]
     assert isinstance(figure, plots.Picture)
-    png = figure.png(Title="Größe", Description="What it shows.")
-    with Image.open(io.BytesIO(png)) as image:
+    with Image.open(io.BytesIO(figure.png(Title="Größe", Description="What it shows."))) as image:
         assert image.format == "PNG" and min(image.size) >= 60
         assert image.text["Title"] == "Größe" and image.text["Description"] == "What it shows."
-        assert image.text["Software"] == "qnnkit"
-        assert len(image.convert("L").getcolors()) > 1
+        assert image.text["Software"] == "qnnkit" and len(image.convert("L").getcolors()) > 1
     assert figure._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
     assert pyplot.get_fignums() == []
     assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS and mpl.get_backend() == backend
 
 
-def test_live_redraws_at_the_end(monkeypatch):
-    shown = []
+@pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")  # by seaborn.objects, of pandas 3
+def test_what_ends_where_a_score_does_stays_clear_of_the_frame():
+    import seaborn.objects as so
 
-    class Handle:
-        def update(self, figure):
-            shown.append(figure)
-
-    monkeypatch.setattr(
-        "IPython.display.display", lambda figure, display_id: shown.append(figure) or Handle()
-    )
-    live = plots.Live(lambda: plots.picture.picture(2, 1))
-    live.update()
-    live.update()  # too soon
-    assert len(shown) == 1
-    live.update(final=True)
-    assert len(shown) == 2 and shown[0] is not shown[1]
+    rows = {"net": ["a", "b"], "low": [0.0, 50.0], "high": [100.0, 100.0]}
+    plot = so.Plot(rows, y="net").add(so.Range(), orient="y", xmin="low", xmax="high")
+    low, high = plots.stamped(plot, "stamp", 4, 2).axes[0].get_xlim()
+    assert (low, high) == pytest.approx((-8, 108))
 
 
-def test_live_as_a_context_is_drawn_first_soon_after_and_when_it_was_stopped(monkeypatch):
+def test_live_is_drawn_first_soon_after_and_when_it_was_stopped(monkeypatch):
     """What the first time takes, as modules are imported, does not put off the second."""
     shown, clock = [], iter(range(0, 100, 2))
     monkeypatch.setattr("qnnkit.plots.picture.time.perf_counter", lambda: next(clock))
@@ -240,7 +220,7 @@ def test_live_as_a_context_is_drawn_first_soon_after_and_when_it_was_stopped(mon
         live.update()  # too soon after one that took 2 s
         assert len(shown) == 1
         raise KeyboardInterrupt
-    assert len(shown) == 2
+    assert len(shown) == 2 and shown[0] is not shown[1]
 
 
 # --- what the figures show ------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ FIGURES = {
     "wide": lambda: piano_roll({"a": roll(40, 0, 127), "b": roll(40, 0, 127)}, n_steps=32),
     "long": lambda: piano_roll({"a": roll(6000)}),
     "none": lambda: piano_roll({"nothing": {"given": []}}),
-    "one note": lambda: piano_roll({"$ one": {"given": [(3, 60, 1)]}}, steps_per_bar=12),
+    "one note": lambda: piano_roll({"$ one": {"given": [(3, 60, 1)]}}),
 }
 
 

@@ -21,90 +21,100 @@ from PIL import Image
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-import qnnkit
 from benchmarks import settings as step_sizes
-from qnnkit import cli, data, models, plots, recipes, report, runs, stats, workspace
-from tests.showing import Batch, Page, log_epochs, log_test
-from tests.toys import Digits, refused
+from qnnkit import cli, plots, recipes, report, runs, stats, workspace
+from tests.showing import Batch, Page
+from tests.toys import refused
 
 ROOT = Path(__file__).parent.parent
-SEEDS = 3
 # seaborn.objects calls pandas with an argument that pandas 3 no longer needs
 pytestmark = pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")
+TABLES = {"conclusions.txt", "runs.csv", "means.csv", "means.tex", "comparisons.csv", "comparisons.tex"}
+DRAWN = {"scores", "curves", "fractions", "costs"}
+LOW, HIGH = 0.5, 1.0
+HYBRID = {LOW: [0.80, 0.81, 0.83], HIGH: [0.90, 0.92, 0.91]}
+CLASSICAL = {LOW: [0.70, 0.712, 0.731], HIGH: [0.91, 0.90, 0.93]}
+REFERENCE = {LOW: [0.75, 0.79, 0.78], HIGH: [0.95, 0.969, 0.961]}
+TWO = {"hybrid": [0.9, 0.8], "classical": [0.8, 0.75]}
 
 
-def execute(folder, changed=()):
+def execute(folder):
     """Executes the cells of 06_study on a batch that has been run, in this process; returns their names."""
-    displayed = []
-    names = {"run_dir": str(folder), "train": False, "recipe": "digits_quanv", "display": displayed.append}
+    names = {"run_dir": str(folder), "train": False, "recipe": "digits_quanv", "display": [].append}
     names |= {"epochs": 1, "n_seeds": 1, "fractions": [1.0], "data_dir": None, "pretrained": None}
     names |= {"workers": None}
     for cell in nbformat.read(ROOT / "notebooks" / "06_study.ipynb", as_version=4).cells:
         if cell.cell_type == "code" and not cell.metadata.get("tags"):
-            source = cell.source
-            for old, new in changed:
-                source = source.replace(old, new)
-            exec(compile(source, f"cell {cell.id}", "exec"), names)
+            exec(compile(cell.source, f"cell {cell.id}", "exec"), names)
     return names
 
 
-TABLES = {"conclusions.txt", "runs.csv", "means.csv", "means.tex", "comparisons.csv", "comparisons.tex"}
-DRAWN = {"scores", "curves", "fractions", "costs"}
-
-
-class Frozen(Digits):
-    """A hybrid net."""
-
-    class Settings(data.Images, models.QuanvSettings, qnnkit.Settings):
-        epochs: int = 12
-        threads: int = 1
-
-    @staticmethod
-    def build(settings, splits, seed):
-        return models.QuanvNet(settings, **splits.sizes, seed=seed)
-
-
-class Reference(Digits):
-    """A net without a circuit."""
-
-    @staticmethod
-    def build(splits, seed):
-        config = models.CNNSettings(width=2, hidden=4)
-        return models.SmallCNN(config, **splits.sizes, seed=seed)
-
-
-Frozen.__name__, Reference.__name__ = "frozen", "cnn"
-TOYS = {"frozen": Frozen, "cnn": Reference}
-
-
 class Workspace(Batch):
-    """Real run folders, begun, trained in words, finished by the real report."""
+    """Folders of runs as finished runs leave them."""
 
-    def begin(
-        self, id_, recipe, fraction, scores, n_seeds=None, seed=0, name=None, controls=("classical",), **more
-    ):
-        """A run with an accuracy per net and seed: `scores` is net -> accuracies."""
-        settings = {"recipe": name or recipe, "train_fraction": fraction}
-        folder = self.plan(id_, settings)
-        extra = {} if recipe == "cnn" else {"controls": list(controls)}
-        extra |= more | ({"trainable": False} if "classical_trained" in controls else {})
-        n_seeds = n_seeds or len(next(iter(scores.values())))
-        run = runs.open_run(
-            folder, TOYS[recipe], train_fraction=fraction, n_seeds=n_seeds, seed=seed, **extra
-        )
-        for net, accuracies in scores.items():
-            for index, accuracy in enumerate(accuracies):
-                log_epochs(run, net, seed + index, [accuracy - 0.1, accuracy - 0.05])
-                row = {"validation_accuracy": accuracy - 0.05, "test_macro_f1": accuracy - 0.01}
-                row |= {"test_loss": 0.5, "test_ece": 0.02, "classical": 1000, "frozen": 3}
-                log_test(run, net, seed + index, accuracy, seconds_per_epoch=0.25, **row)
-        return run
+    score = None
 
-    def finish(self, *words, data="one", notes=(), **options):
-        run = self.begin(*words, **options)
-        run.note_provenance(data=data, notes=list(notes))
-        report.finish(run)
-        return run
+    def write(
+        self, id_, scores, fraction=HIGH, recipe="digits_quanv", *, name=None, seed=0, data="one", notes=(),
+        score=stats.ACCURACY, **varied,
+    ):  # fmt: skip
+        """A run's folder with a score per net and seed: `scores` is net -> values."""
+        nets, epochs = list(scores), varied.get("epochs", 2)
+        own = {"epochs": epochs, "train_fraction": fraction, "seed": seed, "controls": nets[1:]} | varied
+        own["n_seeds"] = len(scores[nets[0]])
+        folder = self.plan(id_, {"recipe": name or recipe, "train_fraction": fraction} | varied)
+        workspace.make_folder(folder)
+        watched = f"validation_{score.on_validation}"
+        for net, values in scores.items():
+            for number, value in enumerate(values, start=seed):
+                row = {"net": net, "seed": number, "epochs": epochs}
+                for epoch in (1, 2):
+                    learned = {"event": "epoch", "epoch": epoch, watched: value - 0.05 * (3 - epoch)}
+                    workspace.append_line(folder / "metrics.jsonl", row | learned)
+                beside = {"macro_f1": value - 0.01, "ece": 0.02, "perplexity": math.exp(value), "loss": 0.5}
+                beside = {f"test_{each}": found for each, found in (beside | {score.name: value}).items()}
+                costs = {"quantum": 24, "classical": 1000, "frozen": 3, "seconds_per_epoch": 0.25}
+                test = {"event": "test", "best_epoch": 2, watched: value - 0.05}
+                workspace.append_line(folder / "metrics.jsonl", row | test | beside | costs)
+        config = {"recipe_digest": recipes.find(recipe).digest, **recipes.settings(recipe, **own).flat()}
+        provenance = {"data": data, "notes": notes, "nets": nets, "score": dataclasses.asdict(score)}
+        for file, content in (("config", config), ("result", {"nets": []}), ("provenance", provenance)):
+            workspace.write_json(folder / f"{file}.json", content)
+        batch = json.loads((self.folder / "batch.json").read_text())
+        self.score = self.score or dataclasses.asdict(score)
+        batch["score"] = self.score  # the first one
+        (self.folder / "batch.json").write_text(json.dumps(batch))
+        return folder
+
+    def read(self):
+        return report.read_study(self.folder)
+
+    def compared(self):
+        return report.comparisons(self.read().frame)
+
+    def models(self):
+        return self.read().frame["model"].unique().tolist()
+
+
+@pytest.fixture
+def space(tmp_path):
+    return Workspace(tmp_path)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures of a study are empty, and quick: what is tested stands in its tables."""
+    monkeypatch.setattr(plots, "stamped", lambda *given: Figure(figsize=(1, 1)))
+
+
+@pytest.fixture
+def study(space):
+    """Two models at two fractions, three seeds each."""
+    for fraction in (HIGH, LOW):  # in no order
+        nets = {"hybrid": HYBRID[fraction], "classical": CLASSICAL[fraction]}
+        space.write(f"frozen-{fraction}", nets, fraction, name="frozen")
+        space.write(f"cnn-{fraction}", {"reference": REFERENCE[fraction]}, fraction, "cnn")
+    return space
 
 
 WINE = """
@@ -132,7 +142,7 @@ def build(settings, splits, seed):
         return [qml.expval(qml.PauliZ(wire)) for wire in range(3)]
 
     qnode = qml.QNode(circuit, qml.device("default.qubit", wires=3))
-    return qnnkit.QuantumLayer(qnode, {"weights": (1, 3)})
+    return nn.Sequential(qnnkit.QuantumLayer(qnode, {"weights": (1, 3)}), nn.Linear(3, 3))
 
 
 def task(settings):
@@ -140,100 +150,29 @@ def task(settings):
 """
 
 
-def test_pages_and_paper_of_a_recipe_of_arrays_speak_of_what_it_has(tmp_path):
-    """No images, no quanvolution, and so few updates that noise is not measured."""
-    (tmp_path / "wine.py").write_text(WINE)
-    space = Batch(tmp_path, "wine.py")
-    folder = space.plan("one", {"epochs": 1})
-    run = runs.open_run(
-        folder, tmp_path / "wine.py", n_seeds=2, controls=["no_entanglement", "frozen_random"]
-    )
+@pytest.fixture(scope="module")
+def wine(tmp_path_factory):
+    """A finished run of a recipe that loads its own arrays, analysed by its notebook."""
+    place = tmp_path_factory.mktemp("wine")
+    recipe, controls = place / "wine.py", ["no_entanglement", "frozen_random"]
+    recipe.write_text(WINE)
+    run = runs.open_run(place / "runs" / "wine", recipe, n_seeds=2, controls=controls)
     list(runs.train_all(run))
-    runs.launch(
-        runs.find_notebook("04_analyze"),
-        run.notebook("04_analyze"),
-        {"run_dir": str(folder), "recipe": str(tmp_path / "wine.py")},
-    )
-    page, copy = Page(run.report.read_text()), nbformat.read(run.notebook("04_analyze"), as_version=4)
-    sections = [
-        line[3:] for cell in copy.cells for line in cell.source.splitlines() if line.startswith("## ")
-    ]
-    without = {
-        "Find qnnkit",
-        "Parameters",
-        "Groups of the test split",
-        "What the circuit sees",
-        "Look inside",
-    }
-    shown = [name for name in sections if name not in without | {"Write the report"}]
-    assert len(shown) == 7 and all(f"\n{name}\n" in page.text for name in shown)
-    assert not [name for name in without if name in page.text]
-    told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
-    for word in ("image", "caption", "chord", "nan"):
-        assert word not in told.lower(), word
-    for sentence in (
-        "24 test samples",
-        "no_entanglement, the same circuit without entanglement; frozen_random, "
-        "the same circuit left at random angles.",
-        "Label smoothing of 0.1",
-        "not corrected",
-    ):
-        assert sentence in told, sentence
-    with Image.open(run.folder / "figures" / "10_gradients.png") as figure:
-        assert figure.width < 700, "a panel of its own for noise that was not measured"
-    execute(space.folder)
-    report.write_batch_page(space.folder)
-    report.write_paper(space.folder, tmp_path / "paper")
-    methods = (tmp_path / "paper" / "methods.tex").read_text()
-    assert "loaded by the recipe itself ('wine', inputs of shape 3, 3 classes)" in methods
-    assert "train / validate / test: 24 / 12 / 24" in methods and run.splits.fingerprint()[:12] in methods
-
-
-@pytest.fixture
-def space(tmp_path, monkeypatch):
-    """A workspace with two recipes: a hybrid net, and a reference without a circuit."""
-    digits = runs.Run.splits.func(runs.Run(tmp_path, recipes.settings("digits_quanv")))
-    monkeypatch.setattr(runs.Run, "splits", digits)  # fingerprints are the tests' own
-    return Workspace(tmp_path, ["frozen", "cnn"])
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures of a study are empty, and quick: what is tested stands in its tables."""
-    monkeypatch.setattr(plots, "stamped", lambda *given: Figure(figsize=(1, 1)))
-
-
-LOW, HIGH = 0.5, 1.0
-HYBRID = {LOW: [0.80, 0.81, 0.83], HIGH: [0.90, 0.92, 0.91]}
-CLASSICAL = {LOW: [0.70, 0.712, 0.731], HIGH: [0.91, 0.90, 0.93]}
-REFERENCE = {LOW: [0.75, 0.79, 0.78], HIGH: [0.95, 0.969, 0.961]}
-
-
-@pytest.fixture
-def study(space):
-    """Two models at two fractions, three seeds each."""
-    for fraction in (HIGH, LOW):  # in no order
-        scores = {"hybrid": HYBRID[fraction], "classical": CLASSICAL[fraction]}
-        space.finish(f"frozen-{fraction}", "frozen", fraction, scores)
-        space.finish(f"cnn-{fraction}", "cnn", fraction, {"reference": REFERENCE[fraction]})
-    return space
+    given = {"run_dir": str(run.folder), "recipe": str(recipe)}
+    runs.launch(runs.find_notebook("04_analyze"), run.notebook("04_analyze"), given)
+    return run
 
 
 # --- reading -----------------------------------------------------------------------------------------------
 
 
 def test_one_row_per_model_net_fraction_and_seed(study):
-    found = report.read_study(study.folder)
+    found = study.read()
     assert (found.planned, found.finished, found.left_out) == (4, 4, {})
     frame = found.frame
-    assert len(frame) == 3 * 2 * SEEDS
     order = frame[["model", "net", "train_fraction", "seed"]].to_numpy().tolist()
-    assert order[:4] == [
-        ["frozen", "hybrid", LOW, 0],
-        ["frozen", "hybrid", LOW, 1],
-        ["frozen", "hybrid", LOW, 2],
-        ["frozen", "hybrid", HIGH, 0],
-    ]
+    assert len(frame) == 18 and order[:4] == [["frozen", "hybrid", *each] for each in
+                                              ((LOW, 0), (LOW, 1), (LOW, 2), (HIGH, 0))]  # fmt: skip
     assert frame["model"].unique().tolist() == ["frozen", "cnn"]
     row = frame.query("net == 'classical' and train_fraction == 0.5 and seed == 1").iloc[0]
     assert row[["accuracy", "macro_f1", "loss", "ece"]].tolist() == pytest.approx([0.712, 0.702, 0.5, 0.02])
@@ -247,71 +186,53 @@ def test_one_row_per_model_net_fraction_and_seed(study):
 
 def test_runs_that_are_not_whole_are_left_out_and_counted(study):
     study.plan("waiting", {"recipe": "frozen", "train_fraction": 0.1})
-    study.begin("begun", "frozen", 0.1, {"hybrid": [0.5], "classical": [0.5]})
-    for name, file, content in (
-        ("broken", "result.json", b"half"),
-        ("edited", "metrics.jsonl", None),
-        ("foreign", "config.json", b"[]"),
-        ("shapeless", "result.json", b"[1]"),
+    nets = {"hybrid": [0.5, 0.6], "classical": [0.4, 0.5]}
+    told = {"waiting": "it has not finished.", "begun": "it has not finished."}
+    (study.write("begun", nets, 0.1) / "result.json").unlink()
+    for name, file, content, why in (
+        ("broken", "result.json", b"half", "its result.json is damaged."),
+        ("shapeless", "result.json", b"[1]", "its result.json is damaged."),
+        ("foreign", "config.json", b"[]", "its config.json is damaged."),
+        ("edited", "metrics.jsonl", None, "its metrics.jsonl has changed since it finished."),
+        ("lost", "metrics.jsonl", None, "its metrics.jsonl tells no test accuracy of classical, seed 1."),
     ):
-        run = study.finish(name, "frozen", 0.1, {"hybrid": [0.5, 0.6], "classical": [0.4, 0.5]})
-        path = run.folder / file
-        path.write_bytes(content or path.read_bytes().replace(b"0.6", b"0.9"))
-    lost = study.finish("lost", "frozen", 0.1, {"hybrid": [0.5, 0.6], "classical": [0.4, 0.5]})
-    (lost.folder / "SHA256SUMS").unlink(missing_ok=True)
-    rows = (lost.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (lost.folder / "metrics.jsonl").write_text("".join(rows[:-1]))
-    found = report.read_study(study.folder)
+        folder, told[name] = study.write(name, nets, 0.1), why
+        rows = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        if name == "edited":
+            runs.sums.write(folder, {"metrics.jsonl": runs.sums.of(folder / "metrics.jsonl")})
+        (folder / file).write_bytes(content or b"".join(rows[:-1]))
+    found = study.read()
     assert (found.planned, found.finished, len(found.frame)) == (11, 4, 18)
-    told = found.left_out
-    assert told["waiting"] == told["begun"] == "it has not finished."
-    assert told["broken"].endswith("its result.json is damaged.")
-    assert told["shapeless"].endswith("its result.json is damaged.")
-    assert told["edited"].endswith("its metrics.jsonl has changed since it finished.")
-    assert told["foreign"].endswith("its config.json is damaged.")
-    assert told["lost"].endswith("its metrics.jsonl tells no test accuracy of classical, seed 1.")
+    assert found.left_out.keys() == told.keys()
+    assert all(found.left_out[name].endswith(why) for name, why in told.items())
 
 
-def test_seeds_in_runs_of_their_own_are_one_model(space):
+def test_seeds_in_runs_of_their_own_are_one_model_and_count_once(space):
     for seed in range(3):
-        scores = {"hybrid": [0.9 + 0.01 * seed], "classical": [0.8]}
-        space.finish(f"run-{seed}", "frozen", HIGH, scores, seed=seed)
+        space.write(f"run-{seed}", {"hybrid": [0.9 + 0.01 * seed], "classical": [0.8]}, seed=seed)
         space.runs[-1]["settings"]["seed"] = seed
-    space.finish("again", "frozen", HIGH, {"hybrid": [0.1], "classical": [0.1]}, seed=2)
-    frame = report.read_study(space.folder).frame
-    assert frame.query("net == 'hybrid'")["accuracy"].tolist() == pytest.approx([0.9, 0.91, 0.92])
-
-
-def test_a_model_is_called_by_what_varies(space):
-    for id_, settings in (("a", {"circuit": "random", "n_layers": 2}), ("b", {"train_fraction": 1.0})):
-        space.finish(id_, "frozen", HIGH, {"hybrid": [0.9], "classical": [0.8]})
-        space.runs[-1]["settings"] = settings
-    space.plan("last", {})
-    assert report.read_study(space.folder).frame["model"].unique().tolist() == [
-        "random, n_layers 2",
-        "frozen",
-    ]
+    space.write("again", {"hybrid": [0.1], "classical": [0.1]}, seed=2)
+    assert space.read().frame.query("net == 'hybrid'")["accuracy"].tolist() == pytest.approx(
+        [0.9, 0.91, 0.92]
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "models"),
     [
-        (
-            [{"head": "full", "controls": []}, {"head": "linear", "controls": ["classical"]}],
-            ["full", "linear"],
-        ),
+        ([{"circuit": "random", "n_layers": 2}, {"epochs": 2}], ["random, n_layers 2", "epochs 2"]),
+        ([{"circuit": "random"}, {"train_fraction": 1.0}], ["random", "digits_quanv"]),
+        # of the nets only where nothing else tells models apart
+        ([{"head": "a", "controls": []}, {"head": "b", "controls": ["classical"]}], ["a", "b"]),
         ([{"controls": []}, {"controls": ["classical"]}], ["controls ", "controls classical"]),
     ],
-)
-def test_controls_are_in_the_name_only_where_nothing_else_tells_models_apart(space, settings, models):
+)  # fmt: skip
+def test_a_model_is_called_by_what_varies(space, settings, models):
     for id_, each in zip("ab", settings, strict=True):
-        space.finish(id_, "frozen", HIGH, {"hybrid": [0.9], "classical": [0.8]})
+        space.write(id_, {"hybrid": [0.9], "classical": [0.8]})
         space.runs[-1]["settings"] = each
     space.plan("last", {})
-    assert report.read_study(space.folder).frame["model"].unique().tolist() == models
-
-
-# --- what it shows -----------------------------------------------------------------------------------------
+    assert space.models() == models
 
 
 @pytest.mark.parametrize(
@@ -323,41 +244,34 @@ def test_controls_are_in_the_name_only_where_nothing_else_tells_models_apart(spa
     ],
 )
 def test_epochs_that_go_with_the_fraction_are_no_other_model(space, epochs, models):
-    for index, (share, each) in enumerate((share, n) for share, all_of in epochs.items() for n in all_of):
-        scores = {"hybrid": [0.5, 0.6], "classical": [0.4, 0.5]}
-        space.finish(f"r{index}", "frozen", share, scores, epochs=each)
-        space.runs[-1]["settings"]["epochs"] = each
+    for share, each in [(share, each) for share, all_of in epochs.items() for each in all_of]:
+        space.write(f"{share}-{each}", TWO, share, name="frozen", epochs=each)
     space.plan("last", {})
-    frame = report.read_study(space.folder).frame
-    assert frame["model"].unique().tolist() == models
-    assert len(frame) == 4 * sum(map(len, epochs.values()))
+    assert space.models() == models and len(space.read().frame) == 4 * sum(map(len, epochs.values()))
+
+
+# --- what it shows -----------------------------------------------------------------------------------------
 
 
 def test_means_by_hand(study):
-    table = report.means(report.read_study(study.folder).frame)
-    assert len(table) == 6
+    table = report.means(study.read().frame)
     row = table.query("net == 'hybrid' and train_fraction == 0.5").iloc[0]
     low, high = scipy_stats.t.interval(0.95, 2, np.mean(HYBRID[LOW]), scipy_stats.sem(HYBRID[LOW]))
-    assert row["seeds"] == 3 and row["accuracy"] == pytest.approx(np.mean(HYBRID[LOW]))
+    assert len(table) == 6 and row["seeds"] == 3 and row["accuracy"] == pytest.approx(np.mean(HYBRID[LOW]))
     assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((low, high))
-    assert row["macro_f1"] == pytest.approx(row["accuracy"] - 0.01) and math.isnan(row["ece_low"]), (
-        "the same on all seeds"
-    )
+    assert row["macro_f1"] == pytest.approx(row["accuracy"] - 0.01)
+    assert math.isnan(row["ece_low"]), "the same on all seeds"
 
 
 def test_comparisons_are_paired_and_corrected_over_the_table(study):
-    table, notes = report.comparisons(report.read_study(study.folder).frame)
+    table, notes = study.compared()
     assert notes == []
     pairs = table[["model", "net", "other_model", "other_net", "train_fraction"]].to_numpy().tolist()
-    assert pairs == [
-        ["frozen", "hybrid", "frozen", "classical", LOW],
-        ["frozen", "hybrid", "frozen", "classical", HIGH],
-        ["frozen", "hybrid", "cnn", "reference", LOW],
-        ["frozen", "hybrid", "cnn", "reference", HIGH],
-    ]
-    others = [CLASSICAL[LOW], CLASSICAL[HIGH], REFERENCE[LOW], REFERENCE[HIGH]]
+    others = [("frozen", "classical"), ("cnn", "reference")]
+    assert pairs == [["frozen", "hybrid", *other, share] for other in others for share in (LOW, HIGH)]
+    theirs = [CLASSICAL[LOW], CLASSICAL[HIGH], REFERENCE[LOW], REFERENCE[HIGH]]
     ours = [HYBRID[LOW], HYBRID[HIGH]] * 2
-    tested = [scipy_stats.ttest_rel(a, b) for a, b in zip(ours, others, strict=True)]
+    tested = [scipy_stats.ttest_rel(a, b) for a, b in zip(ours, theirs, strict=True)]
     assert table["p"].tolist() == pytest.approx([each.pvalue for each in tested])
     first = tested[0].confidence_interval(0.95)
     assert table.loc[0, ["low", "high"]].tolist() == pytest.approx([first.low, first.high])
@@ -367,79 +281,79 @@ def test_comparisons_are_paired_and_corrected_over_the_table(study):
     assert table["result"].tolist() == ["better", "no difference shown", "no difference shown", "worse"]
     told = report.verdict(table)
     assert told.startswith("Of 4 comparisons over the same seeds and splits, 2 show a difference")
-    assert "Against the classical control of equal size, the circuit did better in 1 of 2 cases" in told
+    assert told.splitlines()[0].endswith("for all of them); that holds for these data, settings and seeds.")
+    rival = (
+        "Against a classical layer of as many weights as the circuit, the circuit did better in 1 of 2 cases"
+    )
+    assert rival in told
 
 
 def test_hybrid_nets_of_different_models_are_compared(space):
-    other = {LOW: [0.70, 0.712, 0.731], HIGH: [0.91, 0.90, 0.93]}
     for fraction in (LOW, HIGH):
-        for name, scores in (("frozen", HYBRID), ("trainable", other)):
+        for name, scores in (("frozen", HYBRID), ("trainable", CLASSICAL)):
             nets = {"hybrid": scores[fraction], "classical": CLASSICAL[fraction]}
-            space.finish(f"{name}-{fraction}", "frozen", fraction, nets, name=name)
-    table, notes = report.comparisons(report.read_study(space.folder).frame)
+            space.write(f"{name}-{fraction}", nets, fraction, name=name)
+    table, notes = space.compared()
     pairs = table[["model", "net", "other_model", "other_net", "train_fraction"]].to_numpy().tolist()
     assert notes == [] and len(pairs) == 6
     assert pairs[4:] == [["frozen", "hybrid", "trainable", "hybrid", share] for share in (LOW, HIGH)]
-    tested = scipy_stats.ttest_rel(HYBRID[LOW], other[LOW])
-    assert table["p"][4] == pytest.approx(tested.pvalue)
+    tested = scipy_stats.ttest_rel(HYBRID[LOW], CLASSICAL[LOW])
+    assert table["p"][4] == pytest.approx(tested.pvalue) and table["result"][4] == "better"
     assert table["p_holm"][4] >= 4 * tested.pvalue, "corrected in the one family"
-    assert table["result"][4] == "better"
-    space.finish("off", "frozen", LOW, {"hybrid": [0.9, 0.8], "classical": [0.8, 0.7]}, name="x", data="two")
-    _, notes = report.comparisons(report.read_study(space.folder).frame)
-    assert "trainable hybrid and x hybrid, 50 %: not compared, for they saw different data." in notes
 
 
 def test_a_frozen_circuit_stands_beside_both_classical_controls(space):
-    scores = {
-        "hybrid": [0.80, 0.81, 0.83],
-        "classical": [0.70, 0.712, 0.731],
-        "classical_trained": [0.90, 0.912, 0.931],
-    }
-    nets = ("classical", "classical_trained")
-    space.finish("a", "frozen", HIGH, scores, controls=nets)
-    trained = {"hybrid": [0.5, 0.7, 0.6], "classical": [0.6, 0.5, 0.7]}
-    space.finish("b", "frozen", HIGH, trained, name="trainable")
-    told = report.verdict(report.comparisons(report.read_study(space.folder).frame)[0])
-    assert told.splitlines()[0].endswith("for all of them); that holds for these data, settings and seeds.")
-    assert (
-        "Against the classical control that is as frozen as the circuit, the circuit did better in 1 of 1 "
-        "case and worse in 0." in told.splitlines()
-    )
-    assert (
-        "Against the classical control that is trained, though the circuit is frozen, the circuit did better "
-        "in 0 of 1 case and worse in 1; where the data decide, the classical control wins." in told
-    )
-    assert "Against the classical control of equal size, the circuit did better in 0 of 1 case" in told
+    nets = {"hybrid": HYBRID[LOW], "classical": CLASSICAL[LOW], "classical_trained": [0.90, 0.912, 0.931]}
+    space.write("a", nets, name="frozen")
+    space.write("b", {"hybrid": [0.5, 0.7, 0.6], "classical": [0.6, 0.5, 0.7]}, name="trainable")
+    told = report.verdict(space.compared()[0]).splitlines()
+    for rival, won, lost in (
+        ("the classical control that is as frozen as the circuit", 1, 0),
+        ("a classical layer that is trained, though the circuit is not", 0, 1),
+        ("a classical layer of as many weights as the circuit", 0, 0),
+    ):
+        begin = f"Against {rival}, the circuit did better in {won} of 1 case and worse in {lost}"
+        assert any(line.startswith(begin) for line in told), begin
 
 
-def test_notes_on_the_data_are_told_and_counted(space, undrawn):
+@pytest.mark.parametrize(
+    ("given", "paired", "note"),
+    [
+        ({"seed": 0}, ([0.9, 0.8], [0.82, 0.71]), "compared over the 2 seeds that both have."),
+        ({"seed": 1, "data": "other"}, None, "not compared, for they saw different data."),
+        ({"seed": 1, "data": None}, None, "not compared, for a run keeps no fingerprint of its data."),
+        ({"seed": 7}, None, "not compared, for no finished run of the second has the same seeds."),
+    ],
+)
+def test_what_is_paired_by_seed_and_what_is_not_compared(space, given, paired, note):
+    space.write("a", {"hybrid": [0.9, 0.8, 0.85], "classical": [0.8, 0.7, 0.9]}, seed=1)
+    space.write("b", {"reference": [0.5, 0.82, 0.71]}, recipe="cnn", **given)
+    table, notes = space.compared()
+    assert notes == [f"digits_quanv hybrid and cnn reference, 100 %: {note}"]
+    rows = table.query("other_net == 'reference'")
+    if paired is None:
+        assert not len(rows) and table["other_net"].tolist() == ["classical"]
+    else:
+        assert rows["seeds"].tolist() == [2] and math.isnan(rows["effect_size"].iloc[0])
+        assert rows["p"].tolist() == pytest.approx([scipy_stats.ttest_rel(*paired).pvalue])
+
+
+def test_notes_on_data_and_pairs_are_told_and_counted(space, undrawn):
     damaged, twice = "Left out 2 files that cannot be read.", "3 images stand in two splits."
-    scores = {"hybrid": [0.9, 0.8, 0.7], "classical": [0.8, 0.75, 0.6]}
-    space.finish("a", "frozen", HIGH, scores, notes=[damaged, twice])
-    space.finish("b", "frozen", LOW, scores, notes=[twice])
-    space.finish("c", "cnn", LOW, {"reference": [0.5, 0.6, 0.7]})
-    (space.root / "runs" / "c" / "provenance.json").write_text('{"data": "one", "notes": 5}')
+    space.write("a", TWO, notes=[damaged, twice])
+    space.write("b", TWO, LOW, notes=[twice])
+    space.write("c", {"reference": [0.5, 0.6]}, LOW, "cnn", data="other", notes=5)
     expected = [f"Data of 1 of 3 runs: {damaged}", f"Data of 2 of 3 runs: {twice}"]
     execute(space.folder)
-    assert list(report.read_study(space.folder).notes) == expected
+    assert list(space.read().notes) == expected
     told, page = ((space.folder / name).read_text() for name in ("study/conclusions.txt", "report.html"))
     assert all(each in told and f"<li>{each}</li>" in page for each in expected)
+    assert "they saw different data" in told
 
 
-def test_unequal_seeds_are_paired_by_seed(space):
-    space.finish("a", "frozen", HIGH, {"hybrid": [0.9, 0.8, 0.85], "classical": [0.8, 0.7, 0.9]}, seed=1)
-    space.finish("b", "cnn", HIGH, {"reference": [0.5, 0.82, 0.71]}, seed=0)
-    table, notes = report.comparisons(report.read_study(space.folder).frame)
-    row = table.query("other_net == 'reference'").iloc[0]
-    tested = scipy_stats.ttest_rel([0.9, 0.8], [0.82, 0.71])  # seeds 1 and 2
-    assert row["seeds"] == 2 and row["p"] == pytest.approx(tested.pvalue)
-    assert notes == ["frozen hybrid and cnn reference, 100 %: compared over the 2 seeds that both have."]
-    assert math.isnan(row["effect_size"])
-
-
-def test_one_seed_shows_nothing(space):
-    space.finish("a", "frozen", HIGH, {"hybrid": [0.99], "classical": [0.10]})
-    table, _ = report.comparisons(report.read_study(space.folder).frame)
+def test_one_seed_shows_nothing_and_is_drawn(space):
+    space.write("a", {"hybrid": [0.99], "classical": [0.10]})
+    table, _ = space.compared()
     assert table[["low", "high", "effect_size", "p", "p_holm"]].isna().all().all()
     told = report.verdict(table)
     assert "0 show a difference" in told and "1 cannot be tested" in told and "did better than" not in told
@@ -447,56 +361,15 @@ def test_one_seed_shows_nothing(space):
     assert (space.folder / "study" / "costs.png").exists()
 
 
-@pytest.mark.parametrize(("data", "why"), [("other", "saw different data"), (None, "keeps no fingerprint")])
-def test_other_data_are_not_compared(space, data, why, undrawn):
-    space.finish("a", "frozen", HIGH, {"hybrid": [0.9, 0.8], "classical": [0.8, 0.75]})
-    space.finish("b", "cnn", HIGH, {"reference": [0.5, 0.6]}, data=data)
-    table, notes = report.comparisons(report.read_study(space.folder).frame)
-    assert table["other_net"].tolist() == ["classical"]
-    assert len(notes) == 1 and "frozen hybrid and cnn reference, 100 %: not compared" in notes[0]
-    assert why in notes[0]
-    execute(space.folder)
-    assert why in (space.folder / "study" / "conclusions.txt").read_text()
-
-
-def of_texts(space, id_, recipe, data="one", **losses):
-    """A finished run as its folder tells it, with a loss per net and seed."""
-    nets = list(losses)
-    settings = {"n_seeds": 3, "epochs": 1, "controls": nets[1:]}
-    folder = space.plan(id_, {"recipe": recipe})
-    folder.mkdir(parents=True)
-    digest = recipes.find(recipe).digest
-    config = {"recipe_digest": digest, **recipes.settings(recipe, **settings).flat()}
-    score = dataclasses.asdict(stats.SCORES["loss" if recipe.startswith("text") else "recall_1"])
-    name = score["name"]
-    watched = "validation_loss" if name == "loss" else "validation_accuracy"
-    for net, values in losses.items():
-        for seed, value in enumerate(values):
-            row = {"net": net, "seed": seed, "best_epoch": 1, watched: value, "quantum": 3, "classical": 5}
-            epoch = {"net": net, "seed": seed, "event": "epoch", "epoch": 1, watched: value}
-            test = {"event": "test", f"test_{name}": value, "test_loss": value, "seconds_per_epoch": 0.5}
-            for each in (epoch, row | test | {"test_perplexity": math.exp(value)}):
-                workspace.append_line(folder / "metrics.jsonl", each)
-    for file, content in (
-        ("config", config),
-        ("result", {"nets": []}),
-        ("provenance", {"data": data, "nets": nets}),
-    ):
-        (folder / f"{file}.json").write_text(json.dumps(content))
-    path = space.folder / "batch.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe": [recipe], "score": score}))
-
-
-ADAPTER, LORA = [2.500, 2.510, 2.490], [2.600, 2.613, 2.588]
-
-
-def test_of_a_loss_the_least_is_better(space):
-    of_texts(space, "text", "text_adapter", hybrid=ADAPTER, lora=LORA)
-    names = execute(space.folder)
-    study, place = names["study"], space.folder / "study"
-    assert study.score.name == "loss"
+def test_of_a_loss_the_least_is_better_and_no_interval_is_below_what_it_can_be(space, undrawn):
+    losses = {"hybrid": [2.500, 2.510, 2.490], "lora": [2.600, 2.613, 2.588], "vera": [0.2, 5.0, 9.0]}
+    space.write("text", losses, recipe="text_adapter", score=stats.LOSS)
+    names, place = execute(space.folder), space.folder / "study"
+    assert names["study"].score.name == "loss"
     [row] = names["means"].query("net == 'hybrid'").to_dict("records")
     assert row["loss"] == pytest.approx(2.5) and row["perplexity"] == pytest.approx(math.exp(2.5), rel=1e-4)
+    [wild] = names["means"].query("net == 'vera'").to_dict("records")
+    assert (wild["loss_low"], wild["perplexity_low"]) == (0, 1)
     told = report.verdict(names["compared"])
     assert "Against LoRA, which has no circuit, the circuit did better in 1 of 1 case and" in told
     head = (place / "means.tex").read_text()
@@ -507,23 +380,20 @@ def test_of_a_loss_the_least_is_better(space):
         assert image.text["Title"].startswith("Test loss")
 
 
+def test_a_difference_of_shares_is_at_most_100_points(space, undrawn):
+    space.write("a", {"hybrid": [0.9, 0.2], "classical": [0.1, 0.6]})
+    table = execute(space.folder)["compared"]
+    assert table[["low", "high"]].to_numpy().tolist() == [[-1, 1]]
+    assert "-100.0 & +100.0" in (space.folder / "study" / "comparisons.tex").read_text()
+
+
 def test_a_run_of_another_score_is_left_out(space, undrawn):
-    scores = {"hybrid": [0.5, 0.6, 0.7], "classical": [0.4, 0.41, 0.45]}
-    of_texts(space, "clip", "digits_clip", **scores)
-    space.plan("image", {}).mkdir(parents=True)
-    for name in ("config.json", "metrics.jsonl", "result.json", "provenance.json"):
-        content = (space.root / "runs" / "clip" / name).read_text()
-        (space.root / "runs" / "image" / name).write_text(content)
-    place = space.root / "runs" / "image" / "provenance.json"
-    own = {"score": dataclasses.asdict(stats.ACCURACY)}
-    place.write_text(json.dumps(json.loads(place.read_text()) | own))
-    path, score = space.folder / "batch.json", dataclasses.asdict(stats.SCORES["recall_1"])
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"score": score}))
-    study = report.read_study(space.folder)
-    assert study.score.name == "recall_1" and study.frame["recall_1"].tolist() == [
-        *scores["hybrid"],
-        *scores["classical"],
-    ]
+    recall = {"hybrid": [0.5, 0.6, 0.7], "classical": [0.4, 0.41, 0.45]}
+    space.write("clip", recall, recipe="digits_clip", score=stats.RECALL)
+    space.write("image", TWO)
+    study = space.read()
+    assert study.score.name == "recall_1"
+    assert study.frame["recall_1"].tolist() == [*recall["hybrid"], *recall["classical"]]
     assert study.left_out == {"image": "its nets are compared by accuracy, those of the batch by recall@1."}
     execute(space.folder)
     assert "test recall@1 (\\%)" in (space.folder / "study" / "means.tex").read_text()
@@ -532,11 +402,20 @@ def test_a_run_of_another_score_is_left_out(space, undrawn):
 # --- what is written ---------------------------------------------------------------------------------------
 
 
-def test_every_file_names_the_runs_behind_it(study):
-    found, place = execute(study.folder)["study"], study.folder / "study"
+def test_the_command_writes_page_study_and_paper_of_the_runs_they_name(study, wine, tmp_path):
+    """06_study is executed by `qnnkit report`; names of models are as people choose them."""
+    study.write("odd", {"hybrid": [0.8, 0.7, 0.6]}, name="a_b & 100 % ~^#{")
+    shutil.copytree(wine.folder, study.plan("wine", {"recipe": "wine"}))
+    told = CliRunner().invoke(cli.app, ["report", str(study.folder)])
+    assert told.exit_code == 0, told.output
+    assert "Study of 6 of 6 runs:" in told.output and "show a difference" in told.output
+    place, path = study.folder / "study", study.folder / "report.html"
+    assert f"Study: {place}" in told.output and f"Report: {path}" in told.output
+    found, page, written = study.read(), path.read_text(), path.stat().st_mtime_ns
     assert re.fullmatch("[0-9a-f]{12}", found.stamp)
-    drawn = {f"{name}.{kind}" for name in DRAWN for kind in ("png", "pdf")}
-    assert {path.name for path in place.iterdir()} == TABLES | drawn
+    assert {each.name for each in place.iterdir()} == TABLES | {
+        f"{name}.{kind}" for name in DRAWN for kind in ("png", "pdf")
+    }
     for name in TABLES:
         content = (place / name).read_text()
         if name.endswith(".csv"):
@@ -544,52 +423,75 @@ def test_every_file_names_the_runs_behind_it(study):
         elif name.endswith(".tex"):
             assert content.splitlines()[0].startswith(f"% qnnkit study grid {found.stamp}; needs ")
         else:
-            assert found.stamp in content and report.verdict(report.comparisons(found.frame)[0]) in content
+            assert found.stamp in content and report.verdict(study.compared()[0]) in content
     for name in DRAWN:
         with Image.open(place / f"{name}.png") as image:
             assert found.stamp in image.text["Stamp"] and image.text["Title"]
         assert found.stamp.encode() in (place / f"{name}.pdf").read_bytes()
-    frame = pd.read_csv(place / "runs.csv")
-    assert len(frame) == 18 and frame["accuracy"].sum() == pytest.approx(found.frame["accuracy"].sum())
-    page = (study.folder / "report.html").read_text()
-    assert 'href="study/means.tex"' in page and page.count("data:image/png;base64,") == len(DRAWN)
-    (place / "old.pdf").write_bytes(b"qnnkit study grid 0123456789ab")
-    assert "old.pdf" not in report.write_batch_page(study.folder).read_text(), "of other runs"
+    assert page.count("data:image/png;base64,") == len(DRAWN), "the figures of the notebook"
+    assert "Paired comparisons</h2>" in page and 'href="06_study.ipynb"' in page
+    assert 'href="study/means.tex"' in page and "report.read_study" not in page, "code"
+    report.analyze_batch(study.folder, again=False)
+    assert path.stat().st_mtime_ns == written
+
+    (place / "old.pdf").write_bytes(b"qnnkit study grid 0123456789ab")  # of other runs
+    paper = tmp_path / "paper"
+    paper.mkdir()
+    (paper / "mine.tex").write_text("mine")
+    assert report.write_paper(study.folder, paper) == paper / "paper.tex"
+    made = {"methods.tex", "settings.tex", "paper.tex", "means.tex", "comparisons.tex", "mine.tex"}
+    assert {each.name for each in paper.iterdir()} == made | {f"{name}.pdf" for name in DRAWN}
+    methods = (paper / "methods.tex").read_text()
+    own = "loaded by the recipe itself ('wine', inputs of shape 3, 3 classes)"
+    counts = "(samples to train / validate / test: 36 / 12 / 12)"
+    for words in ("4 models", r"a\_b \& 100 \%", own, counts, "50 and 100", "from 2 to 3 seeds", found.stamp):
+        assert words in methods, words
+    for name in ("methods", "settings", "paper"):
+        assert found.stamp in (paper / f"{name}.tex").read_text().splitlines()[0]
+
+    study.plan("waiting", {"recipe": "frozen"})
+    page = report.write_batch_page(study.folder).read_text()
+    assert page.count("data:image/png;base64,") == len(DRAWN), "of the last executed copy"
+    assert "old.pdf" not in page
+    refusal = CliRunner().invoke(cli.app, ["report", "--verify", str(study.folder)])
+    assert isinstance(refusal.exception, ValueError) and "is a batch" in str(refusal.exception)
+    if shutil.which("pdflatex") is None:
+        pytest.skip("pdflatex is not at hand: what was written was not compiled")
+    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "paper.tex"]
+    done = subprocess.run(command, cwd=paper, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_the_stamp_changes_with_a_result_and_with_nothing_else(study):
-    before = report.read_study(study.folder).stamp
-    run = runs.open_run(study.root / "runs" / "cnn-0.5")
-    report.finish(run)  # writes report and result anew, at another time
+def test_the_stamp_changes_with_results_and_settings_and_with_nothing_else(study):
+    before = study.read().stamp
     study.plan("waiting", {"recipe": "frozen"})
     study.runs.reverse()
     study.plan("also", {"recipe": "frozen"})
-    assert report.read_study(study.folder).stamp == before
-    run.log("metrics", run.rows("metrics")[-1] | {"test_accuracy": 0.5})
-    (run.folder / "result.json").unlink()
-    report.finish(run)
-    assert report.read_study(study.folder).stamp != before
+    assert study.read().stamp == before
+    place = study.root / "runs" / "cnn-0.5"
+    for file, old, new in (("config.json", b'"batch_size": 128', b'"batch_size": 64'),
+                           ("metrics.jsonl", b"0.75", b"0.76"), ("result.json", b"[]", b"[1]")):  # fmt: skip
+        content = (place / file).read_bytes()
+        assert old in content
+        (place / file).write_bytes(content.replace(old, new))
+        assert study.read().stamp != before, file
+        (place / file).write_bytes(content)
+    assert study.read().stamp == before
 
 
-def test_the_stamp_knows_the_settings(space):
-    stamps = []
-    for id_, fraction in (("a", LOW), ("b", HIGH)):
-        space.finish(id_, "frozen", fraction, {"hybrid": [0.9], "classical": [0.8]})
-        stamps.append(report.read_study(space.folder).stamp)
-        space.runs.clear()
-    assert stamps[0] != stamps[1]
-
-
-def test_latex_takes_every_name(space, undrawn):
-    hostile = r"a_b & 50 % {c} $d$ #1 ^~\input{x}"
-    scores = {"hybrid": [0.9, 0.8], "classical": [0.8, 0.75]}
-    space.finish("a", "frozen", HIGH, scores, name=hostile)
-    execute(space.folder)
+def test_names_are_neither_latex_nor_html_nor_mathematics(space):
+    """Nor does a figure change with the day that it is drawn on."""
+    hostile = r"$a_b$ & 5 %{c}#^~\input{x}<b>"
+    space.write("a", TWO, name=hostile)
+    drawn = space.folder / "study" / "scores.pdf"
+    (names, first), (_, again) = [(execute(space.folder), drawn.read_bytes()) for _ in range(2)]
+    assert first == again and first[:5] == b"%PDF-" and b"/Type3" not in first
+    style = names["style"].to_html()
+    assert "<b>" not in style and "&lt;b&gt;" in style
     for name in ("means.tex", "comparisons.tex"):
-        text = (space.folder / "study" / name).read_text()
-        body = text.split("\n", 1)[1]
-        assert r"a\_b \& 50 \% \{c\} \$d\$ \#1 \textasciicircum{}\textasciitilde{}" in body
-        assert r"\textbackslash{}input\{x\}" in body and r"\input{x}" not in body
+        body = (space.folder / "study" / name).read_text().split("\n", 1)[1]
+        assert r"\$a\_b\$ \& 5 \%\{c\}\#\textasciicircum{}\textasciitilde{}\textbackslash{}input\{x\}" in body
+        assert r"\input{x}" not in body
         assert r"\toprule" in body and r"\bottomrule" in body
         bare = re.sub(r"\\[&%$#_{}]", "", body)
         assert not re.search(r"[%#^~]", bare), "a special character without its backslash"
@@ -597,68 +499,41 @@ def test_latex_takes_every_name(space, undrawn):
         table_rows = [line for line in bare.splitlines() if line.rstrip().endswith(r"\\")]
         assert len({line.count("&") for line in table_rows}) == 1, "a name makes columns of its own"
     assert pd.read_csv(space.folder / "study" / "runs.csv")["model"].unique().tolist() == [hostile]
-
-
-def test_latex_of_words(space):
-    space.finish("a", "frozen", HIGH, {"hybrid": [0.9], "classical": [0.8]})
     table = pd.DataFrame({"net": ["a"], "difference": ["−1.5 ± 0.2"], "p": ["< 0.001"], "seeds": [3]})
-    report.read_study(space.folder).save(table.style.hide(axis="index"), "table", "50 % of it")
+    space.read().save(table.style.hide(axis="index"), "table", "50 % of it")
     text = (space.folder / "study" / "table.tex").read_text()
     assert "$-$1.5 $\\pm$ 0.2 & $<$ 0.001 & 3" in text and r"50 \% of it" in text and "{lllr}" in text
 
 
-def test_nothing_to_study(space):
+def test_nothing_to_study(space, tmp_path):
     with pytest.raises(FileNotFoundError, match="must hold a batch"):
-        report.read_study(space.folder)
-    space.begin("begun", "frozen", HIGH, {"hybrid": [0.5], "classical": [0.5]})
-    assert report.read_study(space.folder).frame.empty
+        space.read()
+    space.plan("waiting", {})
+    assert space.read().frame.empty
     with pytest.raises(RuntimeError, match="No run has finished"):
         execute(space.folder)
-    assert not (space.folder / "study").exists()
+    told = CliRunner().invoke(cli.app, ["report", str(space.folder), "--paper", str(tmp_path / "paper")])
+    assert "must hold a finished run" in str(told.exception)
+    assert not (space.folder / "study").exists() and not (tmp_path / "paper").exists()
+    told = CliRunner().invoke(cli.app, ["report", str(space.folder)])
+    assert told.exit_code == 0 and "Study" not in told.output
+    assert "No run has finished yet." in (space.folder / "report.html").read_text()
+    folder = space.write("a", TWO)
+    (tmp_path / "file").write_text("")
+    with refused("--paper"):
+        report.write_paper(space.folder, tmp_path / "file")
+    told = CliRunner().invoke(cli.app, ["report", str(folder), "--paper", str(tmp_path / "paper")])
+    assert "Option --paper must be given a batch" in str(told.exception)
 
 
 def test_many_models_have_tables_and_eight_have_figures(space, undrawn):
     for index in range(9):
-        scores = {"hybrid": [0.9, 0.8 - index / 100], "classical": [0.8, 0.75]}
-        space.finish(f"run-{index}", "frozen", HIGH, scores, name=f"model {index}")
+        nets = {"hybrid": [0.9, 0.8 - index / 100], "classical": [0.8, 0.75]}
+        space.write(f"run-{index}", nets, name=f"model {index}")
     names = execute(space.folder)
     assert set(names["rows"]["model"]) == {f"model {index}" for index in range(8)}
-    assert len(names["means"]) == 18
-    assert set(names["compared"]["other_net"]) == {"classical"}
+    assert len(names["means"]) == 18 and set(names["compared"]["other_net"]) == {"classical"}
     assert names["notes"][0].startswith("Hybrid nets are not compared with one another: of 9 models")
-
-
-def test_a_name_is_no_mathematics_and_a_pdf_is_the_same_each_time(space):
-    scores = {"hybrid": [0.9, 0.8], "classical": [0.8, 0.75]}
-    space.finish("a", "frozen", HIGH, scores, name=r"$x_1$ \& <script>alert(1)</script>")
-    first = [(execute(space.folder), (space.folder / "study" / "scores.pdf").read_bytes()) for _ in range(2)]
-    assert first[0][1] == first[1][1] and first[0][1][:5] == b"%PDF-" and b"/Type3" not in first[0][1]
-    style = first[0][0]["style"].to_html()
-    assert "<script>" not in style and "&lt;script&gt;" in style
-
-
-# --- the command and the page ------------------------------------------------------------------------------
-
-
-def test_report_of_a_batch(study):
-    """06_study beside the workspace is executed; a finished batch is only printed by `qnnkit batch`."""
-    told = CliRunner().invoke(cli.app, ["report", str(study.folder)])
-    assert told.exit_code == 0, told.output
-    assert "Study of 4 of 4 runs:" in told.output and "2 show a difference" in told.output
-    assert f"Study: {study.folder / 'study'}" in told.output
-    assert f"Report: {study.folder / 'report.html'}" in told.output
-    path = study.folder / "report.html"
-    page, written = path.read_text(), path.stat().st_mtime_ns
-    assert page.count("data:image/png;base64,") == len(DRAWN), "the figures of the notebook"
-    assert "Paired comparisons</h2>" in page and 'href="06_study.ipynb"' in page
-    assert "report.read_study" not in page, "code"
-    report.analyze_batch(study.folder, again=False)
-    assert path.stat().st_mtime_ns == written
-    study.plan("waiting", {"recipe": "frozen"})
-    report.write_batch_page(study.folder)
-    assert path.read_text().count("data:image/png;base64,") == len(DRAWN), "of the last executed copy"
-    refused = CliRunner().invoke(cli.app, ["report", "--verify", str(study.folder)])
-    assert isinstance(refused.exception, ValueError) and "is a batch" in str(refused.exception)
 
 
 def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, capsys):
@@ -671,21 +546,40 @@ def test_a_notebook_that_stops_costs_the_batch_a_sentence(study, monkeypatch, ca
     (study.root / "notebooks").mkdir()
     nbformat.write(mine, study.root / "notebooks" / "06_study.ipynb")
     show_batch(study.folder, again=False)
-    assert "The page of the batch could not be made: Notebook 06_study.ipynb stopped: mine" in (
-        capsys.readouterr().out
-    )
+    told = "The page of the batch could not be made: Notebook 06_study.ipynb stopped: mine"
+    assert told in capsys.readouterr().out
     page = (study.folder / "report.html").read_text()
     assert "2 show a difference" in page and "frozen-1.0" in page
     with pytest.raises(runs.NotebookError, match="mine"):
         show_batch(study.folder)
 
 
+def test_the_page_of_a_recipe_of_arrays_speaks_of_what_it_has(wine):
+    """No images, no quanvolution, and so few updates that noise is not measured."""
+    page, copy = Page(wine.report.read_text()), nbformat.read(wine.notebook("04_analyze"), as_version=4)
+    sections = re.findall("^## (.*)", "\n".join(cell.source for cell in copy.cells), re.MULTILINE)
+    without = {"Find qnnkit", "Parameters", "Groups of the test split", "What the circuit sees"}
+    without |= {"Look inside", "Write the report"}
+    shown = [name for name in sections if name not in without]
+    assert len(shown) == 7 and all(page.text.count(name) > 1 for name in shown)
+    assert not [name for name in without if name in page.text]
+    told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
+    assert not [word for word in ("image", "caption", "chord", "nan") if word in told.lower()]
+    angles = "frozen_random, the same circuit left at random angles."
+    for sentence in (
+        *("12 test samples", "Label smoothing of 0.1", "of that comparison alone, not corrected"),
+        f"no_entanglement, the same circuit without entanglement; {angles}",
+    ):
+        assert sentence in told, sentence
+    with Image.open(wine.folder / "figures" / "10_gradients.png") as figure:
+        assert figure.width < 700, "a panel of its own for noise that was not measured"
+
+
 def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(space.root))
     for rate, hybrid, classical in ((0.1, 0.7, 0.9), (0.2, 0.8, 0.6)):
-        scores = {"hybrid": [hybrid, hybrid - 0.1], "classical": [classical, classical - 0.1]}
-        rates = {"learning_rate": rate, "quantum_learning_rate": 5 * rate}
-        space.finish(f"a{rate}", "frozen", HIGH, scores, name=f"rate {rate}", **rates)
+        nets = {"hybrid": [hybrid, hybrid - 0.1], "classical": [classical, classical - 0.1]}
+        space.write(f"a{rate}", nets, learning_rate=rate, quantum_learning_rate=5 * rate)
     found = step_sizes.tried(str(space.folder)).set_index(["net", "learning_rate"])
     assert found["count"].tolist() == [2] * 4
     assert found.loc[found["chosen"]].index.tolist() == [("classical", 0.1), ("hybrid", 0.2)]
@@ -695,67 +589,15 @@ def test_the_settings_that_did_best_on_validation_are_named_for_every_net(space,
         step_sizes.tried(str(space.folder))
 
 
-def test_a_folder_for_a_paper_compiles(study, tmp_path):
-    """Names of models as people choose them; nothing of other runs, and nothing of the user's is touched."""
-    study.finish("odd", "frozen", HIGH, {"hybrid": [0.8, 0.7, 0.6]}, name="a_b & 100 % ~^#{", controls=())
-    (study.folder / "study").mkdir()
-    (study.folder / "study" / "old.pdf").write_bytes(b"qnnkit study grid 0123456789ab")
-    place = tmp_path / "paper"
-    place.mkdir()
-    (place / "mine.tex").write_text("mine")
-    execute(study.folder)  # as the command does it, in this process
-    report.write_batch_page(study.folder)
-    assert report.write_paper(study.folder, place) == place / "paper.tex"
-    found = report.read_study(study.folder)
-    made = {"methods.tex", "settings.tex", "paper.tex", "means.tex", "comparisons.tex", "mine.tex"}
-    assert {path.name for path in place.iterdir()} == made | {f"{name}.pdf" for name in DRAWN}
-    methods = (place / "methods.tex").read_text()
-    for told in (
-        "3 models",
-        r"a\_b \& 100 \%",
-        "50 and 100",
-        "from 3 seeds",
-        found.stamp,
-    ):
-        assert told in methods, told
-    for name in ("methods", "settings", "paper"):
-        assert found.stamp in (place / f"{name}.tex").read_text().splitlines()[0]
-    if shutil.which("pdflatex") is None:
-        pytest.skip("pdflatex is not at hand: what was written was not compiled")
-    command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "paper.tex"]
-    told = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=120)
-    assert told.returncode == 0, told.stdout[-2000:]
-
-
-def test_a_paper_is_of_a_batch_with_a_finished_run(space, tmp_path):
-    space.plan("waiting", {})
-    told = CliRunner().invoke(cli.app, ["report", str(space.folder), "--paper", str(tmp_path / "paper")])
-    assert "must hold a finished run" in str(told.exception) and not (tmp_path / "paper").exists()
-    run = space.finish("a", "frozen", HIGH, {"hybrid": [0.8], "classical": [0.7]})
-    told = CliRunner().invoke(cli.app, ["report", str(run.folder), "--paper", str(tmp_path / "paper")])
-    assert "Option --paper must be given a batch" in str(told.exception)
-    (tmp_path / "file").write_text("")
-    with refused("--paper"):
-        report.write_paper(space.folder, tmp_path / "file")
-
-
-def test_report_of_a_batch_without_results(space):
-    space.plan("waiting", {})
-    told = CliRunner().invoke(cli.app, ["report", str(space.folder)])
-    assert told.exit_code == 0 and "Study" not in told.output
-    assert "No run has finished yet." in (space.folder / "report.html").read_text()
-
-
 def test_the_study_file_trains_as_many_as_it_says():
     """docs/study.yaml: recipes, nets, fractions and seeds."""
-    path = Path(__file__).parent.parent / "docs" / "study.yaml"
-    told, content = path.read_text(), yaml.safe_load(path.read_text())
+    told = (ROOT / "docs" / "study.yaml").read_text()
+    content = yaml.safe_load(told)
     shares, seeds = content["grid"]["train_fraction"], content["settings"]["n_seeds"]
     nets = [len(recipes.settings(name).controls) + 1 for name in content["recipe"]]
     assert f"{len(shares) * len(nets)} runs train {len(shares)} fractions x {seeds} seeds" in told
     assert f"these {sum(nets)} nets" in told and f"{len(shares) * seeds} trainings of a net" in told
-    for name in content["recipe"]:
-        assert all(control in told for control in recipes.settings(name).controls)
+    assert all(control in told for name in content["recipe"] for control in recipes.settings(name).controls)
     assert content["settings"]["epochs"] == 10
 
 
@@ -768,40 +610,34 @@ def table_of(*rows):
     return made.assign(other_model=made["model"])
 
 
-def test_the_verdict_says_plainly_when_the_classical_control_wins():
-    told = report.verdict(table_of(("a", "classical", "worse"), ("c", "classical", "no difference shown")))
-    assert told.endswith("in 0 of 2 cases and worse in 1; where the data decide, the classical control wins.")
-
-
 @pytest.mark.parametrize(
     ("net", "against"),
     [
-        ("no_quantum", "the net without a circuit"),
-        ("no_entanglement", "the same without entanglement"),
-        ("frozen_random", "circuits that stay at random angles"),
+        ("no_quantum", "the net without its circuit"),
+        ("no_entanglement", "the same circuit without entanglement"),
+        ("frozen_random", "the same circuit left at random angles"),
         ("reference", "the classical reference"),
         ("vera", "VeRA, which has no circuit"),
         ("mine", "the control `mine`"),
     ],
 )
-def test_the_verdict_passes_no_rival_over(net, against):
+def test_the_verdict_passes_no_rival_over_and_says_when_it_wins(net, against):
     told = report.verdict(table_of(("a", "classical", "better"), ("a", net, "worse"), ("b", net, "worse")))
-    assert f"Against {against}, the circuit did better in 0 of 2 cases and worse in 2; where the" in told
+    assert f"Against {against}, the circuit did better in 0 of 2 cases and worse in 2; where the data" in told
+    told = report.verdict(table_of(("a", "classical", "worse"), ("c", "classical", "no difference shown")))
+    assert told.endswith("in 0 of 2 cases and worse in 1; where the data decide, the classical control wins.")
 
 
 @pytest.mark.parametrize("p", [0.05, 0.3, 1.0, math.nan])
 @pytest.mark.parametrize("gap", [-0.4, 0.0, 0.4])
 def test_the_verdict_claims_nothing_that_the_corrected_test_does_not_show(space, monkeypatch, gap, p):
     """Also where p of the comparison alone, half of it here, would."""
-    space.finish("a", "frozen", HIGH, {"hybrid": [0.5, 0.6 + gap], "classical": [0.5, 0.6]})
+    space.write("a", {"hybrid": [0.5, 0.6 + gap], "classical": [0.5, 0.6]})
     monkeypatch.setattr(stats, "holm", lambda found: [p] * len(found))
-    table, _ = report.comparisons(report.read_study(space.folder).frame)
-    told = report.verdict(table)
+    told = report.verdict(space.compared()[0])
     assert "better in 0 of 1" in told and "worse in 0" in told and "wins" not in told
     assert "no advantage of a circuit is shown" in told and ("1 cannot be tested" in told) == math.isnan(p)
 
 
 def test_the_verdict_on_nothing():
-    assert report.verdict(pd.DataFrame()) == (
-        "No two nets could be compared, so nothing can be said of any difference."
-    )
+    assert "nothing can be said of any difference" in report.verdict(pd.DataFrame())

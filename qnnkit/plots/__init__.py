@@ -9,24 +9,7 @@ from qnnkit.plots.music import piano_roll
 from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
 
 __all__ = [
-    "class_samples",
-    "class_balance",
-    "labelled_images",
-    "confusion",
-    "coloured_circuit",
-    "layer_gradients",
-    "image_seen",
-    "WhatIfFigure",
-    "stacked",
-    "Picture",
-    "Live",
-    "COLOURS",
-    "as_pdf",
-    "as_png",
-    "stamped",
-    "images_found",
-    "captions_found",
-    "similarities",
-    "piano_roll",
-    "machines",
-]
+    "COLOURS", "Live", "Picture", "WhatIfFigure", "as_pdf", "as_png", "captions_found", "class_balance",
+    "class_samples", "coloured_circuit", "confusion", "image_seen", "images_found", "labelled_images",
+    "layer_gradients", "machines", "piano_roll", "similarities", "stacked", "stamped",
+]  # fmt: skip

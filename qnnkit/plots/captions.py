@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.textpath import TextPath
 
-from qnnkit.plots.picture import COLOURS, Picture, bare, inches, name_ticks, picture, show
+from qnnkit.plots.picture import COLOURS, Picture, bare, inches, name_ticks, picture, show, width
 
 RIGHT, WRONG = COLOURS[2], "#999999"
 LETTERS, LINES, LONGEST = 30, 4, 64
@@ -78,7 +77,7 @@ def captions_found(
 
 
 def similarities(
-    cosines: np.ndarray, images: Sequence[str], captions: Sequence[str], right: np.ndarray | None = None
+    cosines: np.ndarray, images: Sequence[str], captions: Sequence[str], right: np.ndarray
 ) -> Picture:
     """Cosine of every image with every caption; right pairs are marked.
 
@@ -89,17 +88,15 @@ def similarities(
         right: Which belong together, bool, (n_images, n_captions).
     """
     shape = [min(9.0, max(1.4, 0.26 * n)) for n in cosines.shape]
-    names, words = ([f"{name}" for name in each] for each in (images, captions))
-    figure = picture(shape[1] + 1.6 + inches(names), shape[0] + 0.8 + inches(words))
+    figure = picture(shape[1] + 1.6 + inches(images), shape[0] + 0.8 + inches(captions))
     axis = figure.subplots()
     most = float(np.abs(cosines).max(initial=1e-6))
     image = axis.imshow(cosines, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
-    if right is not None:
-        rows, columns = np.nonzero(right)
-        axis.plot(columns, rows, "o", color="black", ms=3)
+    rows, columns = np.nonzero(right)
+    axis.plot(columns, rows, "o", color="black", ms=3)
     size = min(10.0, 72 * 0.8 * min(shape[0] / cosines.shape[0], shape[1] / cosines.shape[1]))
-    name_ticks(axis.xaxis, words, rotation=90)
-    name_ticks(axis.yaxis, names)
+    name_ticks(axis.xaxis, captions, rotation=90)
+    name_ticks(axis.yaxis, images)
     axis.tick_params(labelsize=max(4.0, size))
     axis.set(xlabel="caption", ylabel="image")
     figure.colorbar(image, ax=axis, label="cosine similarity")
@@ -119,5 +116,4 @@ def _wrapped(caption: str) -> str:
 
 def _room(texts: Sequence[str]) -> float:
     """Width of the longest line, in inches, at a font of 8 points."""
-    lines = [line.replace("$", "S") for text in texts for line in text.split("\n") if line]
-    return max((TextPath((0, 0), line, size=8).get_extents().width for line in lines), default=0) / 72 + 0.2
+    return width([line for text in texts for line in text.split("\n")], size=8) + 0.2

@@ -10,8 +10,8 @@ import numpy as np
 
 from qnnkit.plots.picture import COLOURS, Picture, inches, legend_beside, name_ticks, picture, row_name, show
 
-LETTERS = 20
-"""In a line above an image."""
+LETTERS, ACROSS = 20, 6
+"""In a line above an image; and images in a row."""
 
 
 def class_samples(
@@ -58,19 +58,18 @@ def class_balance(counts: Mapping[str, Sequence[int]], classes: Sequence[str]) -
     return figure
 
 
-def labelled_images(images: np.ndarray, titles: Sequence[str], columns: int = 6) -> Picture:
+def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
     """Images in a grid, each under its title.
 
     Args:
         images: uint8, of shape (n, channels, height, width).
         titles: One per image; may have several lines, and a long line is wrapped.
-        columns: Images in a row.
     """
-    rows = max(1, -(-len(images) // columns))
+    rows = max(1, -(-len(images) // ACROSS))
     wrapped = ["\n".join(map(_wrapped, title.splitlines())) for title in titles]
     lines = max((title.count("\n") + 1 for title in wrapped), default=1)
-    figure = picture(1.5 * columns, (1.6 + 0.16 * lines) * rows)
-    for axis in figure.subplots(rows, columns, squeeze=False).flat:
+    figure = picture(1.5 * ACROSS, (1.6 + 0.16 * lines) * rows)
+    for axis in figure.subplots(rows, ACROSS, squeeze=False).flat:
         axis.set_axis_off()
     for axis, image, title in zip(figure.axes, images, wrapped, strict=False):
         show(axis, image)

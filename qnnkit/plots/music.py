@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 from qnnkit.plots.picture import COLOURS, Picture, legend_beside, picture
 
 NAMES = ("C", "C♯", "D", "D♯", "E", "F", "F♯", "G", "G♯", "A", "A♯", "B")
-STEPS_PER_BAR = 16
+STEPS_PER_BAR = 16  # of four quarters
 
 
 def pitch_name(pitch: int) -> str:
@@ -26,7 +26,6 @@ def piano_roll(
     rolls: Mapping[str, Mapping[str, Sequence[tuple[int, int, int]]]],
     *,
     n_steps: int | None = None,
-    steps_per_bar: int = STEPS_PER_BAR,
 ) -> Picture:
     """Music as bars over time, a panel for each piece, all over the same bars and pitches.
 
@@ -34,12 +33,11 @@ def piano_roll(
         rolls: Piece -> part ("given", "generated", a voice) -> notes as (start, pitch, duration) in 16ths and
             MIDI pitches. A part has one colour in all panels.
         n_steps: 16ths that are shown; all by default.
-        steps_per_bar: 16 for four quarters.
     """
     parts = list(dict.fromkeys(part for roll in rolls.values() for part in roll))
     notes = [note for roll in rolls.values() for part in roll.values() for note in part]
     if n_steps is None:
-        n_steps = max((start + duration for start, _, duration in notes), default=steps_per_bar)
+        n_steps = max((start + duration for start, _, duration in notes), default=STEPS_PER_BAR)
     pitches = [pitch for start, pitch, _ in notes if start < n_steps]
     low, high = (min(pitches) - 2, max(pitches) + 2) if pitches else (58, 74)
     height = max(1.1, 0.045 * (high - low))
@@ -57,12 +55,12 @@ def piano_roll(
     if len(named) < 3 and high - low <= 30:
         named = [pitch for pitch in range(low, high + 1) if pitch % 12 in (0, 7)]
     axes[0].set_yticks(named, [pitch_name(pitch) for pitch in named])
-    n_bars = -(-n_steps // steps_per_bar)
+    n_bars = -(-n_steps // STEPS_PER_BAR)
     every = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, n_bars) if n_bars <= 16 * n)
     starts = range(0, n_bars, every)
-    axes[0].set_xticks([bar * steps_per_bar for bar in starts], [str(bar + 1) for bar in starts])
+    axes[0].set_xticks([bar * STEPS_PER_BAR for bar in starts], [str(bar + 1) for bar in starts])
     axes[0].set(xlim=(0, n_steps), ylim=(low, high))
-    axes[-1].set_xlabel(f"bar of {steps_per_bar} sixteenths")
+    axes[-1].set_xlabel(f"bar of {STEPS_PER_BAR} sixteenths")
     figure.supylabel("pitch", fontsize=10)
     for i, part in enumerate(parts):
         axes[0].plot([], [], "s", color=COLOURS[i % len(COLOURS)], label=part)

@@ -48,10 +48,7 @@ def as_pdf(figure: Figure, **metadata: str) -> bytes:
     """A figure as a PDF for a paper: its text stays text. Title, Subject and Keywords may be given."""
     from matplotlib import rc_context
 
-    buffer, always = (
-        io.BytesIO(),
-        {"Creator": "qnnkit", "CreationDate": None},
-    )  # no date: always the same file
+    buffer, always = io.BytesIO(), {"Creator": "qnnkit", "CreationDate": None}  # no date: always the same
     with rc_context({"pdf.fonttype": 42}):  # TrueType: what most publishers ask for
         figure.savefig(buffer, format="pdf", metadata=always | metadata)
     return buffer.getvalue()
@@ -116,10 +113,15 @@ def short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
+def width(lines: Sequence[str], size: float | None = None) -> float:
+    """Of the longest line, in inches, at a font of so many points, or of the usual size."""
+    paths = (TextPath((0, 0), line.replace("$", "S"), size=size) for line in lines if line)
+    return max((path.get_extents().width for path in paths), default=0) / 72
+
+
 def inches(names: Sequence[str]) -> float:
     """Room for the longest name, at the font's usual size."""
-    points = max(TextPath((0, 0), short(name).replace("$", "S")).get_extents().width for name in names)
-    return points / 72 + 0.1
+    return width(list(map(short, names))) + 0.1
 
 
 def row_name(axis: Any, name: str) -> None:

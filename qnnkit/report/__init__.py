@@ -10,23 +10,7 @@ from qnnkit.report.study import Study, metrics, read_study
 from qnnkit.report.verify import verify as verify_run
 
 __all__ = [
-    "Study",
-    "analyze_batch",
-    "by_group",
-    "comparisons",
-    "finish",
-    "judge",
-    "means",
-    "metrics",
-    "mistakes",
-    "preview",
-    "read_study",
-    "scores",
-    "summary",
-    "table",
-    "verdict",
-    "verdicts",
-    "verify_run",
-    "write_batch_page",
-    "write_paper",
-]
+    "Study", "analyze_batch", "by_group", "comparisons", "finish", "judge", "means", "metrics",
+    "mistakes", "preview", "read_study", "scores", "summary", "table", "verdict", "verdicts",
+    "verify_run", "write_batch_page", "write_paper",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables and templates as LaTeX, with every name escaped."""
+"""Tables as LaTeX, with every name escaped."""
 
 from __future__ import annotations
 
@@ -33,19 +33,3 @@ def table(styler: Any, title: str, stamp: str) -> str:
         position_float="centering",
         column_format="".join("l" if name in words else "r" for name in data),
     )
-
-
-def render(template: str, **values: Any) -> str:
-    """A template of this folder, filled in; `<< name | tex >>` is escaped, `<< name >>` is LaTeX itself."""
-    from jinja2 import Environment, PackageLoader
-
-    loader = PackageLoader("qnnkit.report", ".")
-    marks: dict[str, Any] = {
-        "block_start_string": "<%",
-        "block_end_string": "%>",
-        "comment_start_string": "<#",
-    }
-    marks |= {"variable_start_string": "<<", "variable_end_string": ">>", "comment_end_string": "#>"}
-    environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **marks)
-    environment.filters["tex"] = escaped
-    return environment.get_template(template).render(**values)

@@ -10,9 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qnnkit.report.latex import escaped
 from qnnkit.runs.launch import ANNOUNCED
 
 SETUP = ("parameters", "injected-parameters")
+TEX_MARKS: dict[str, Any] = {
+    "block_start_string": "<%", "block_end_string": "%>", "trim_blocks": True, "lstrip_blocks": True,
+    "variable_start_string": "<<", "variable_end_string": ">>",
+    "comment_start_string": "<#", "comment_end_string": "#>",
+}  # fmt: skip
 _HEADING = re.compile(r'<h2 id="([^"]*)">(.*?)</h2>', re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
 
@@ -26,11 +32,15 @@ class Body(NamedTuple):
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this folder, filled in; text is escaped."""
+    """A template of this folder, filled in.
+
+    Text is escaped in HTML. In LaTeX `<< name | tex >>` is escaped, and `<< name >>` is LaTeX itself.
+    """
     from jinja2 import Environment, PackageLoader
 
-    environment = Environment(loader=PackageLoader("qnnkit.report", "."), autoescape=True)
-    environment.filters["unbroken"] = unbroken
+    marks: dict[str, Any] = TEX_MARKS if template.endswith(".tex") else {"autoescape": True}
+    environment = Environment(loader=PackageLoader("qnnkit.report", "."), **marks)
+    environment.filters |= {"unbroken": unbroken, "tex": escaped}
     return environment.get_template(template).render(**values)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks, stats, workspace
-from qnnkit.report import latex
+from qnnkit.report import latex, page
 from qnnkit.report.batch import analyze_batch, files_of
 from qnnkit.report.compared import comparisons, verdict
 from qnnkit.report.study import Study, read_batch, read_study, show
@@ -64,9 +64,9 @@ def write_paper(folder: str | Path, place: str | Path) -> Path:
         hrules=True, caption="Settings of each model.", position_float="centering"
     )
     for name, text in {
-        "methods": latex.render("methods.tex", stamp=stamp, **_methods(study, configs, len(compared))),
+        "methods": page.render("methods.tex", stamp=stamp, **_methods(study, configs, len(compared))),
         "settings": f"% {stamp}\n{settings}",
-        "paper": latex.render("paper.tex", stamp=stamp, **words),
+        "paper": page.render("paper.tex", stamp=stamp, **words),
     }.items():
         workspace.write_bytes(place / f"{name}.tex", text.encode())
     return place / "paper.tex"
