@@ -327,7 +327,8 @@ def test_what_is_wrong_with_the_files_is_said_before_the_notebooks(qnnkit, pictu
     Image.new("RGB", (9, 9)).save(pictures / "b" / "odd.png")
     mine = json.loads(runs.find_notebook("00_setup").read_text())  # one beside the workspace comes first
     [given] = [cell for cell in mine["cells"] if "parameters" in cell["metadata"].get("tags", ())]
-    mine["cells"] = [given, given | {"metadata": {}, "source": "raise ImportError('pandas is broken here.')"}]
+    stops = {"id": "stops", "metadata": {}, "source": "raise ImportError('pandas is broken here.')"}
+    mine["cells"] = [given, given | stops]
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "00_setup.ipynb").write_text(json.dumps(mine))
     status, out, err = qnnkit(

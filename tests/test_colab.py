@@ -416,57 +416,39 @@ def test_stop_leaves_no_command_behind(machine: Machine) -> None:
 # --- fetching and updating ---
 
 
-def test_edits_stay(machine: Machine) -> None:
-    assert machine.run_cells(until="Its last commit:").returncode == 0
-    edited = machine.checkout / "qnnkit" / "__init__.py"
-    edited.write_text("edition = 'mine'\n")
-    before = machine.head()
-    machine.publish({"qnnkit/extra.py": "more = True\n"})
-    done = machine.run_cells(until="Its last commit:")
-    assert done.returncode == 0
-    assert "stays as it is, because it holds edits of yours" in done.stdout
-    assert edited.read_text() == "edition = 'mine'\n"
-    assert machine.head() == before
+LACKS = "it holds commits or files that 'main' lacks"
 
 
-@pytest.mark.parametrize("committed", [True, False])
-def test_own_commits_and_files_stay(machine: Machine, committed: bool) -> None:
-    assert machine.run_cells(until="Its last commit:").returncode == 0
-    write(machine.checkout / "idea.py", "mine = True\n")
-    if committed:
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("edit", "it holds edits of yours"), ("commit", LACKS), ("file", LACKS), ("no network", "file://")],
+)
+def test_what_is_yours_stays(machine: Machine, kind: str, why: str) -> None:
+    until, other = "Its last commit:", {}
+    assert machine.run_cells(until=until).returncode == 0
+    mine = machine.checkout / ("qnnkit/__init__.py" if kind == "edit" else "idea.py")
+    if kind == "no network":
+        other = {"repository": (machine.folder / "nowhere").as_uri()}
+    else:
+        mine.write_text("edition = 'mine'\n")
+    if kind == "commit":
         machine.git(machine.checkout, "add", "idea.py")
         machine.git(machine.checkout, "commit", "--quiet", "--message", "My idea")
     before = machine.head()
-    machine.publish({"idea.py": "mine = False\n"})
-    done = machine.run_cells(until="Its last commit:")
-    assert done.returncode == 0
-    assert "stays as it is, because it holds commits or files that 'main' lacks" in done.stdout
-    assert (machine.checkout / "idea.py").read_text() == "mine = True\n"
-    assert machine.head() == before
+    machine.publish({"idea.py": "edition = 'theirs'\n"})
+    done = machine.run_cells(until=until, **other)
+    assert done.returncode == 0 and f"stays as it is, because {why}" in done.stdout
+    assert machine.head() == before and (kind == "no network" or mine.read_text() == "edition = 'mine'\n")
 
 
-def test_without_network_the_old_checkout_serves(machine: Machine) -> None:
-    assert machine.run_cells(until="Its last commit:").returncode == 0
-    before = machine.head()
-    done = machine.run_cells(until="Its last commit:", repository=(machine.folder / "nowhere").as_uri())
-    assert done.returncode == 0
-    assert "stays as it is, because file://" in done.stdout
-    assert machine.head() == before
-
-
-@pytest.mark.parametrize("change", [{"branch": "mian"}, {"repository": "file:///nowhere"}])
-def test_a_wrong_repository_or_branch_is_one_sentence(machine: Machine, change: dict[str, str]) -> None:
+@pytest.mark.parametrize("change", [{"branch": "mian"}, {"repository": "file:///nowhere"}, {}])
+def test_what_cannot_be_cloned_is_one_sentence(machine: Machine, change: dict[str, str]) -> None:
+    if not change:  # a folder that is no checkout stays
+        write(machine.checkout / "thesis.txt", "three years of work\n")
     done = machine.run_cells(until="Its last commit:", **change)
-    assert "could not be cloned into" in done.stderr
-    assert "run this notebook again." in sentence(done)
-    assert not machine.checkout.exists()
-
-
-def test_a_folder_that_is_no_checkout_stays(machine: Machine) -> None:
-    write(machine.checkout / "thesis.txt", "three years of work\n")
-    done = machine.run_cells(until="Its last commit:")
-    assert "could not be cloned" in done.stderr
-    assert [path.name for path in machine.checkout.iterdir()] == ["thesis.txt"]
+    assert "could not be cloned into" in done.stderr and "run this notebook again." in sentence(done)
+    assert [path.name for path in machine.checkout.glob("*")] == ([] if change else ["thesis.txt"])
+    assert machine.checkout.exists() == (not change)
 
 
 # --- where the code comes from ---
@@ -670,21 +652,17 @@ def test_a_lost_place_is_named_and_nothing_is_written(tree: Path) -> None:
 # --- torch and numpy ---
 
 
-def test_pip_stops_rather_than_move_numpy(machine: Machine) -> None:
-    machine.publish({"requirements-colab.txt": "numpy==1.0\n"})
+@pytest.mark.parametrize("moved", [False, True])
+def test_numpy_is_not_moved(machine: Machine, moved: bool) -> None:
+    if moved:
+        write(machine.folder / "colab" / "pip" / "__init__.py", "")
+        write(machine.folder / "colab" / "pip" / "__main__.py", MOVING_PIP)
+    else:
+        machine.publish({"requirements-colab.txt": "numpy==1.0\n"})
     done = machine.run_cells()
-    assert "Cannot install numpy==1.0" in done.stdout
-    assert sentence(done).startswith("RuntimeError: pip could not install the packages;")
-    assert machine.asked() == []
-
-
-def test_a_moved_numpy_is_noticed(machine: Machine) -> None:
-    write(machine.folder / "colab" / "pip" / "__init__.py", "")
-    write(machine.folder / "colab" / "pip" / "__main__.py", MOVING_PIP)
-    done = machine.run_cells()
-    assert sentence(done).startswith("RuntimeError: pip replaced {'torch':")
-    assert "'numpy': '0.0.1'" in sentence(done)
-    assert machine.asked() == []
+    told = "RuntimeError: pip replaced {'torch':" if moved else "RuntimeError: pip could not install the"
+    assert sentence(done).startswith(told) and machine.asked() == []
+    assert "'numpy': '0.0.1'" in sentence(done) if moved else "Cannot install numpy==1.0" in done.stdout
 
 
 # --- the kit itself, not a stand-in ---
@@ -692,24 +670,13 @@ def test_a_moved_numpy_is_noticed(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_the_real_kit_is_set_up(machine: Machine, tmp_path: Path) -> None:
-    if not (ROOT / "qnnkit" / "cli.py").exists():
-        pytest.skip("qnnkit has no command line yet")
     # The kit is built by setuptools, which pip fetches for it.
-    probe = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--dest",
-            tmp_path / "probe",
-            "setuptools",
-        ],
-        capture_output=True,
-        check=False,
-    )
+    words = [
+        sys.executable,
+        *["-m", "pip", "download", "--quiet", "--no-deps", "setuptools", "--dest"],
+        tmp_path / "probe",
+    ]
+    probe = subprocess.run([*words, tmp_path / "probe"], capture_output=True, check=False)
     if probe.returncode != 0:
         pytest.skip("no package registry answered")
     author = machine.folder / "author"
@@ -752,16 +719,9 @@ def setup_cell(path: Path) -> str:
 @pytest.fixture(scope="module")
 def bootstrap() -> str:
     """The set-up cell, which all numbered notebooks share word for word."""
-    if not NUMBERED:
-        pytest.skip("there are no numbered notebooks yet")
     found = {setup_cell(path) for path in NUMBERED}
-    assert len(found) == 1
+    assert {code_cells(path)[0].source for path in NUMBERED} == found and len(found) == 1
     return found.pop()
-
-
-def test_setup_cell_comes_first() -> None:
-    for path in NUMBERED:
-        assert code_cells(path)[0].source == setup_cell(path), path.name
 
 
 def test_setup_cell_does_nothing_where_qnnkit_is(machine: Machine, bootstrap: str) -> None:
@@ -783,21 +743,20 @@ def test_setup_cell_finds_its_own_checkout(machine: Machine, bootstrap: str) -> 
     assert done.stdout.strip() == str(machine.folder / "author" / "qnnkit" / "__init__.py"), done.stderr
 
 
-def test_setup_cell_says_what_to_do_elsewhere(machine: Machine, bootstrap: str) -> None:
-    machine.colab = False
-    done = machine.run_ipython(bootstrap)
-    assert done.returncode != 0
-    assert "ModuleNotFoundError: qnnkit is not installed here: type make run;" in done.stdout + done.stderr
-
-
-def test_setup_cell_fetches_nothing_without_an_address(machine: Machine, bootstrap: str) -> None:
+@pytest.mark.parametrize(
+    ("colab", "told"),
+    [(False, "qnnkit is not installed here: type make run;"), (True, "on Colab, fill in `address`.")],
+)
+def test_setup_cell_says_what_to_do_and_fetches_nothing(
+    machine: Machine, bootstrap: str, colab: bool, told: str
+) -> None:
+    machine.colab = colab
     code = without_address(bootstrap).replace("/content/", f"{machine.content}/")
     done = machine.run_ipython(code, GIT_TRACE=str(machine.folder / "git.txt"))
     assert done.returncode != 0
-    assert "on Colab, fill in `address`." in (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert told in (done.stdout + done.stderr).strip().splitlines()[-1]
     assert not (machine.folder / "git.txt").exists(), "git was called"
-    assert list(machine.content.iterdir()) == []
-    assert machine.mounts() == []
+    assert list(machine.content.iterdir()) == [] and machine.mounts() == []
 
 
 @NEEDS_MAKE

@@ -41,6 +41,8 @@ DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 CHAIN = """
 import sys, psutil
 from qnnkit import warm
+warm.MODULES = ("torch", "threadpoolctl", "pandas", "ipykernel.kernelapp")
+warm.MODULES += ("matplotlib.figure", "matplotlib.backends.backend_agg")
 if sys.argv[1] == "warm":
     warm.begin()
 from qnnkit import runs
@@ -110,7 +112,7 @@ def test_without_the_process_that_is_forked_a_notebook_runs_by_itself(chain):
         assert json.loads(told.text) is False
 
 
-FEW = "warm.MODULES = ('torch', 'threadpoolctl')"  # what else it imports is in the chain above
+FEW = "warm.MODULES = ('torch', 'threadpoolctl')"  # all that it imports is in tests/forked.py
 
 
 def python(code, tmp_path, begins=True):

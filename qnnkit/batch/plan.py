@@ -100,8 +100,7 @@ class BatchConfig(Base):
     runs: list[dict[str, Value]] = Field(default_factory=list)
     """The settings of each run by itself; with a grid, every one of them in every combination."""
     seeds: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=list)
-    """First seed of each run: every combination is a run of its own with each. The setting n_seeds is how
-    many seeds, from that one on, each of these runs trains."""
+    """First seeds: every combination is a run of its own with each. How many a run trains is n_seeds."""
     optuna: OptunaConfig | None = None
     """Runs that a sampler proposes from the results so far."""
     notebooks: list[str] = Field(default_factory=lambda: ["03_train", "04_analyze"])

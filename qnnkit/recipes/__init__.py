@@ -293,15 +293,6 @@ def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
 
 
 __all__ = [
-    "RECIPES",
-    "Recipe",
-    "RecipeError",
-    "difference",
-    "find",
-    "known",
-    "made",
-    "new",
-    "of",
-    "parameter_groups",
-    "settings",
-]
+    "RECIPES", "Recipe", "RecipeError", "difference", "find", "known", "made", "new", "of",
+    "parameter_groups", "settings",
+]  # fmt: skip
