@@ -61,7 +61,7 @@ MUTANTS = (
     ("train/loop.py", "if self._any_stop():\n                    self.stop.now()", "pass", "train"),
     ("train/progress.py", "self.count += own * step.count", "self.count += own", "train"),
     ("tasks/classification.py", "loss.detach() * len(labels)", "loss.detach()", "train tasks"),
-    ("tasks/contrastive.py", "logits.argmax(0)]", "logits.argmax(1)]", "contrastive"),
+    ("tasks/contrastive.py", '"text_to_image": 0}', '"text_to_image": 1}', "contrastive"),
     ("tasks/contrastive.py", "(found <= k)", "(found < k)", "contrastive"),
     (
         "layers/quanvolution.py",
