@@ -113,8 +113,7 @@ def until(condition, seconds=60.0):
 
 def calls(folder):
     """What the stand-in noted each time it was started in a run folder."""
-    path = folder / "calls.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return workspace.read_lines(folder / "calls.jsonl")
 
 
 def quietly(content, **options):
@@ -329,27 +328,22 @@ def test_a_file_that_is_missing_or_no_text(home, tmp_path):
         batch.run_batch(tmp_path / "b.yaml")
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "!!python/object/apply:os.system ['touch {mark}']",
-        "!!python/object/new:os.system ['touch {mark}']",
-        "!!python/name:os.system",
-        "!!python/module:antigravity",
-        "!!python/object/apply:subprocess.check_call [[touch, '{mark}']]",
-        '!!python/object/apply:builtins.eval [\'__import__("os").system("touch {mark}")\']',
-        "!!python/tuple [1, 2]",
-        "!include /etc/passwd",
-    ],
-)
+ATTACKS = (
+    "!!python/object/apply:os.system ['touch {mark}']", "!!python/object/new:os.system ['touch {mark}']",
+    "!!python/name:os.system", "!!python/module:antigravity", "!!python/tuple [1, 2]", "!include /etc/passwd",
+    "!!python/object/apply:subprocess.check_call [[touch, '{mark}']]",
+    '!!python/object/apply:builtins.eval [\'__import__("os").system("touch {mark}")\']',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("line", ["name: {}", "settings: {{epochs: {}}}", "grid: {{epochs: [{}]}}", "{}"])
 def test_code_in_a_batch_file_is_never_executed(home, tmp_path, attack, line):
-    mark = tmp_path / "executed"
-    text = yaml.safe_dump(BASE) if line != "{}" else ""
-    text = "".join(each + "\n" for each in text.splitlines() if each.split(":")[0] != line.split(":")[0])
-    (tmp_path / "b.yaml").write_text(text + line.format(attack.format(mark=mark)) + "\n")
+    mark, path = tmp_path / "executed", tmp_path / "b.yaml"
+    others = {key: value for key, value in BASE.items() if line != "{}" and key != line.split(":")[0]}
+    path.write_text(yaml.safe_dump(others) * bool(others) + line.format(attack.format(mark=mark)) + "\n")
     with pytest.raises(ValueError, match="must be plain YAML"):
-        batch.run_batch(tmp_path / "b.yaml")
+        batch.run_batch(path)
     assert not mark.exists() and list(home.iterdir()) == []
 
 
@@ -529,13 +523,17 @@ def undisturbed(outcomes):
     """What the stand-in would have written, had nobody killed it."""
     for each in outcomes:
         assert each.state == "finished", each
-        lines = [json.loads(line) for line in (each.folder / "metrics.jsonl").read_text().splitlines()]
-        assert [row.get("epoch") for row in lines] == [1, 2, 3, 4, None]
+        assert [row.get("epoch") for row in workspace.read_lines(each.folder / "metrics.jsonl")] == [
+            1,
+            2,
+            3,
+            4,
+            None,
+        ]
 
 
 def epochs_of(outcome):
-    path = outcome.folder / "metrics.jsonl"
-    return path.read_text().count('"epoch":') if path.exists() else 0
+    return sum(row["event"] == "epoch" for row in workspace.read_lines(outcome.folder / "metrics.jsonl"))
 
 
 @contextlib.contextmanager
@@ -575,25 +573,21 @@ def test_a_killed_run_is_a_failure_and_goes_on_when_tried_again(stand_in, home):
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_killed_batch_goes_on(stand_in, home):
-    with held(home, stand_in(**SLOW)) as (process, release):
-        process.kill()
-        process.wait()
-        until(lambda: processes(home) == [])
-    release()
-    states = lambda: {each.state for each in written(home)}  # noqa: E731
-    until(lambda: states() == {"waiting"})  # one that ends drops its lock last
-    outcomes, _ = quietly(stand_in(**SLOW))
-    undisturbed(outcomes)
-    assert sorted(len(calls(each.folder)) for each in outcomes) == [1, 2, 2]
-
-
-def test_a_killed_batch_is_taken_over_at_once(stand_in, home):
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_killed_batch_goes_on(stand_in, home, when):
     """The next command does not wait for what the killed one has left behind: it ends that itself."""
     with held(home, stand_in(**SLOW)) as (process, release):
         process.kill()
+        if when == "later":
+            until(lambda: processes(home) == [])
     release()
-    undisturbed(quietly(stand_in(**SLOW))[0])
+    if when == "later":
+        until(
+            lambda: {each.state for each in written(home)} == {"waiting"}
+        )  # one that ends drops its lock last
+    outcomes, _ = quietly(stand_in(**SLOW))
+    undisturbed(outcomes)
+    assert when == "at once" or sorted(len(calls(each.folder)) for each in outcomes) == [1, 2, 2]
 
 
 @pytest.mark.usefixtures("forked")
@@ -772,22 +766,23 @@ def test_time_left_is_told_when_something_tells():
 
 
 def test_the_table_says_which_notebook_runs_and_how_far_the_training_is(tmp_path):
-    (tmp_path / "notebooks").mkdir()
-    running = tmp_path / "notebooks" / "02_gradient_check.running.ipynb"
-    running.touch()
-    assert table.now_at(tmp_path, None) == "02_gradient_check" and table.trained(None, "running") == 0
-    running.rename(tmp_path / "notebooks" / "03_train.running.ipynb")
-    assert table.now_at(tmp_path, training()) == "hybrid seed 0 epoch 3/5"
     begins = training(number=2, epoch=None, epochs=None, step=None, steps=None)
-    assert table.now_at(tmp_path, begins) == "03_train" and table.trained(begins, "running") == 0.5
-    assert table.trained(training(), "running") == pytest.approx((2 + 2 / 4) / 5 / 2)
-    (tmp_path / "notebooks" / "03_train.running.ipynb").rename(tmp_path / "notebooks" / "03_train.ipynb")
-    (tmp_path / "notebooks" / "04_analyze.running.ipynb").touch()
     ended = training(number=2, epoch=5, step=4)
-    assert table.now_at(tmp_path, ended) == "04_analyze" and table.trained(ended, "running") == 1
-    (tmp_path / "notebooks" / "04_analyze.running.ipynb").unlink()
-    assert table.now_at(tmp_path, ended) == ""
-    assert table.now_at(tmp_path / "new", None) == "starting"
+    for file, status, now, trained in (
+        (None, None, "starting", 0),
+        ("02_gradient_check.running", None, "02_gradient_check", 0),
+        ("03_train.running", training(), "hybrid seed 0 epoch 3/5", (2 + 2 / 4) / 5 / 2),
+        ("03_train.running", begins, "03_train", 0.5),
+        ("04_analyze.running", ended, "04_analyze", 1),
+        ("04_analyze", ended, "", 1),
+    ):
+        shutil.rmtree(tmp_path / "notebooks", ignore_errors=True)
+        if file:
+            (tmp_path / "notebooks").mkdir()
+            (tmp_path / "notebooks" / "01_data.ipynb").touch()
+            (tmp_path / "notebooks" / f"{file}.ipynb").touch()
+        assert table.now_at(tmp_path, status) == now
+        assert table.trained(status, "running") == pytest.approx(trained)
 
 
 def test_the_picture_shows_what_matters_where_not_all_fits(tmp_path):
@@ -846,17 +841,16 @@ def test_a_terminal_shows_a_live_table(stand_in, home):
 @pytest.mark.parametrize(
     ("log", "status", "told"),
     [
-        ("[1/5] ...\nqnnkit: It broke.\n", 2, "It broke."),
+        ("[1/5] ...\nqnnkit: It broke.\n", 2, "It broke."), ("", 3, "it said nothing"),
         ("Trace\nRuntimeError: odd\n", 1, "exit status 1: RuntimeError: odd Its log is"),
         ("", -9, "ended from outside (SIGKILL). Memory may have run out"),
         ("", -15, "ended from outside (SIGTERM). Its log"),
-        ("", 3, "it said nothing"),
     ],
-)
+)  # fmt: skip
 def test_why_a_run_ended(tmp_path, log, status, told):
-    (tmp_path / "log.txt").write_text("qnnkit: of an earlier attempt\n" + log)
-    begin = len("qnnkit: of an earlier attempt\n")
-    assert told in task.sentence(tmp_path / "log.txt", begin, status)
+    begin = "qnnkit: of an earlier attempt\n"
+    (tmp_path / "log.txt").write_text(begin + log)
+    assert told in task.sentence(tmp_path / "log.txt", len(begin), status)
 
 
 # --- a sampler ---------------------------------------------------------------------------------------------

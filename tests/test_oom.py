@@ -245,6 +245,19 @@ def test_other_errors_pass():
     assert not isinstance(caught.value, MemoryError)
 
 
+@pytest.mark.parametrize(
+    ("micro_batch", "processes", "told"),
+    [
+        (None, 2, "with --set micro_batch=4 or --set"), (3, 2, "with --set micro_batch=1 or --set"),
+        (3, 1, "with --on-oom shrink or"), (1, 2, "A single sample does not fit."), (1, 1, "A single sample"),
+    ],
+)  # fmt: skip
+def test_what_was_tried_already_is_not_proposed(micro_batch, processes, told):
+    given = Settings(micro_batch=micro_batch), torch.device("cpu"), processes
+    assert told in (sentence := memory.stopped("the end", 8, *given)), sentence
+    assert micro_batch != 1 or ("micro_batch=" not in sentence and "shrink" not in sentence)
+
+
 SAID = (
     "MPS backend out of memory (MPS allocated: 1 GB, max allowed: 2 GB).",
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to",

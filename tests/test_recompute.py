@@ -133,8 +133,9 @@ def test_gradients_buffers_and_random_numbers_are_the_same_bits_and_the_model_st
     for path, module in model.named_modules():
         assert before[path].keys() == vars(module).keys()
         assert all(value is vars(module)[key] for key, value in before[path].items())
+    buffers = dict(model.named_buffers())
     again = step(model, loss, again=True)
-    assert same(again, plain)
+    assert same(again, plain) and all(buffer is buffers[name] for name, buffer in model.named_buffers())
     assert any(gradient is not None and gradient.abs().max() > 0 for gradient in plain[1].values())
 
 

@@ -266,14 +266,12 @@ def test_the_schedule_by_hand(schedule, warmup_epochs, factors):
     assert model.weight.item() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("micro_batch", [None, 4])
-def test_the_schedule_within_an_epoch(micro_batch):
+def test_the_schedule_within_an_epoch():
     """Six batches an epoch: the step size falls between updates, and is near zero at the last."""
-    given = {"epochs": 2, "learning_rate": 1e-3, "schedule": "linear", "warmup_epochs": 0.5}
-    rows = fit(net(), micro_batch=micro_batch, **given).rows
+    given = {"epochs": 2, "learning_rate": 1e-3, "schedule": "linear", "warmup_epochs": 0.5, "micro_batch": 4}
     done = [(epoch * 6 - 1) / 6 for epoch in (1, 2)]  # before the last update of each
     expected = [1e-3 * (1 - (epoch - 0.5) / 1.5) for epoch in done]
-    assert [row["learning_rate"] for row in rows] == pytest.approx(expected, rel=1e-9)
+    assert [row["learning_rate"] for row in fit(net(), **given).rows] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("every", [1, 4, 6])
@@ -322,6 +320,18 @@ def test_a_piece_that_counts_nothing():
     (whole, loss), (pieces, other) = trained(None), trained(4)  # the first four pieces count nothing
     assert other == pytest.approx(loss, abs=SAME_SUM) and loss > 0
     close(pieces, whole)
+
+
+def test_a_stepper_moves_by_the_whole_batch_too():
+    moved = []
+    for micro_batch in (None, 4):
+        model = net(dtype=torch.float64)
+        train.Stepper(model, TASK, Settings(**ONE_STEP, micro_batch=micro_batch))(
+            clouds(32, 0, torch.float64)
+        )
+        moved.append(weights(model))
+    close(*moved)
+    assert not same(moved[0], weights(net(dtype=torch.float64)))
 
 
 def test_a_task_that_looks_at_the_whole_batch_cuts_it_itself():
@@ -548,8 +558,8 @@ class Noisy(torch.utils.data.Dataset):
 @pytest.mark.parametrize("own", [True, False], ids=["own generator", "global generator"])
 @pytest.mark.parametrize("ends", ["in training", "in validation", "out of memory"])
 def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
-    """Its order and its samples; also where a stop came in a validation within the epoch."""
-    short = ends == "out of memory"
+    """Its order and its samples; a validation within the epoch that a stop cut short is made anew."""
+    short, between = ends == "out of memory", []
 
     def trained(folder, at=-1):
         model = net(dropout=0.0 if short else 0.3)
@@ -561,13 +571,15 @@ def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
         do = raises(torch.OutOfMemoryError("CUDA out of memory.")) if short else terminate
         task = At(at, do, training=ends != "in validation")
         with contextlib.suppress(SystemExit):
-            return fit(model, task, data, folder=folder, **settings).rows, weights(model)
+            progress = fit(model, task, data, folder=folder, on_validation=between.append, **settings)
+            return progress.rows, weights(model)
 
-    straight = trained(tmp_path / "straight")
-    first = trained(tmp_path / "stopped", {"in training": 8, "in validation": 6, "out of memory": 15}[ends])
+    straight, expected = trained(tmp_path / "straight"), list(between)
+    between.clear()
+    first = trained(tmp_path / "stopped", {"in training": 8, "in validation": 3, "out of memory": 15}[ends])
     rows, ended = first or trained(tmp_path / "stopped")
     if not short:
-        assert first is None and same(ended, straight[1])
+        assert first is None and same(ended, straight[1]) and between == expected and len(expected) == 4
         return
     for row, other in zip(rows, straight[0], strict=True):  # pieces of one add up in another order
         assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
@@ -918,7 +930,7 @@ def test_a_validation_that_is_not_finite_stops_before_its_row(tmp_path):
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
 
 
-def test_a_loss_that_is_not_finite_by_itself():
+def test_a_fault_of_the_task_or_in_the_gradients_of_a_group_is_told_as_such():
     class Breaks(Classification):
         def __call__(self, model, batch):
             step = super().__call__(model, batch)
@@ -927,9 +939,6 @@ def test_a_loss_that_is_not_finite_by_itself():
     told = "training loss is not finite at epoch 1, batch 0: every layer's output is, so the fault is in the"
     with pytest.raises(FloatingPointError, match=told):
         fit(net(), Breaks())
-
-
-def test_the_group_that_breaks_is_the_one_that_is_named():
     model = net()
     model[3].weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(FloatingPointError, match="gradient of the second weights"):

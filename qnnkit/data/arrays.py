@@ -13,7 +13,7 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data import fetch
-from qnnkit.data.images import split_arrays
+from qnnkit.data.images import Parts, split_arrays
 from qnnkit.data.places import MAX_BYTES, first, refusal
 from qnnkit.data.splits import SPLITS, ImageSplits, Part, Splits, split_rows
 
@@ -134,9 +134,7 @@ def _labels(name: str, labels: np.ndarray) -> np.ndarray:
     return labels
 
 
-def _classes(
-    named: np.ndarray | None, parts: dict[str, tuple[np.ndarray, np.ndarray]]
-) -> tuple[tuple[str, ...], dict[str, tuple[np.ndarray, np.ndarray]]]:
+def _classes(named: np.ndarray | None, parts: Parts) -> tuple[tuple[str, ...], Parts]:
     """The names of the classes, and the parts with labels that index them."""
     known = np.unique(next(iter(parts.values()))[1])
     if named is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from qnnkit.data import places
 from qnnkit.data.folders import SIDES, left_out
 from qnnkit.data.places import Member, Place, first, parsed, records, refusal
 
@@ -64,11 +65,8 @@ def listing(place: Place) -> Listing:
         for name, caption in _rows(place.text(file.name), file):
             clean = name.strip().replace("\\", "/").removeprefix("./")
             alike = by_base.get(clean.rpartition("/")[2], [])
-            member = (
-                by_name.get(folder + clean)
-                or by_name.get(f"{folder}images/{clean}")
-                or (alike[0] if len(alike) == 1 else None)
-            )
+            member = by_name.get(folder + clean) or by_name.get(f"{folder}images/{clean}")
+            member = alike[0] if member is None and len(alike) == 1 else member
             if member is None:
                 missing.append(name)
                 continue
@@ -92,12 +90,8 @@ def listing(place: Place) -> Listing:
             step = f"Write a caption for each image{', such as ' * bool(bare)}{first(bare, 1)}."
         raise refusal("hold images that have a caption", value, step)
     unread = [each.name for inside in found.values() for each in inside if each not in read.values()]
-    why = {
-        f"images of {files} that are not there": missing,
-        "files of captions beside these": unread,
-        "captions that were empty or no text": empty,
-    }
-    notes = [f"Left out {len(names):,} {each}: {first(names)}." for each, names in why.items() if names]
+    why = {f"images of {files} that are not there": missing, "files of captions beside these": unread}
+    notes = places.left_out(why | {"captions that were empty or no text": empty})
     notes += left_out(place, {"without a caption": bare}, NAMES)
     top = "" if len(read) > 1 else next(iter(read))
     inner = {member: SIDES.get(member.name[len(top) :].partition("/")[0].lower(), "any") for member in whole}

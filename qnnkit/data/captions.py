@@ -58,11 +58,8 @@ class CaptionSet(Part):
             (('a cat', 'a pet', 'a dog'), [[0, 0], [0, 1], [1, 2], [1, 1]])
         """
         numbers: dict[str, int] = {}
-        pairs = [
-            (row, numbers.setdefault(text, len(numbers)))
-            for row, texts in enumerate(self.captions)
-            for text in texts
-        ]
+        every = [(row, text) for row, texts in enumerate(self.captions) for text in texts]
+        pairs = [(row, numbers.setdefault(text, len(numbers))) for row, text in every]
         return tuple(numbers), torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
 
 
@@ -198,12 +195,10 @@ def digit_captions(
     if sequence_length is None and tokenizer is None:
         texts = [text for each in prompts for text in each]
         sequence_length = int(CaptionTokenizer.train(texts).encode(texts)[1].sum(1).max())
-    sets = [
-        CaptionSet(
-            part.images, tuple(prompts[label] for label in part.labels.tolist()), part.sources, part.labels
-        )
-        for part in map(splits.split, SPLITS)
-    ]
+    sets = []
+    for part in map(splits.split, SPLITS):
+        said = tuple(prompts[label] for label in part.labels.tolist())
+        sets.append(CaptionSet(part.images, said, part.sources, part.labels))
     made = _with_tokens(f"{splits.name}_captions", sets, tokenizer, sequence_length, splits.notes)
     return replace(made, classes=splits.classes, prompts=prompts)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data import fetch
+from qnnkit.data import fetch, places
 from qnnkit.data.cache import stacked
 from qnnkit.data.images import split_stack, stack_files
-from qnnkit.data.places import Level, Member, Place, first, natural, open_place, refusal
+from qnnkit.data.places import LINKS, Level, Member, Place, first, natural, open_place, refusal
 from qnnkit.data.splits import ImageSplits
 
 SIDES = {
@@ -50,12 +49,11 @@ class Layout:
     def files(self) -> list[tuple[str, int, Member]]:
         """Side, label and file of each image."""
         number = {name: label for label, name in enumerate(self.classes)}
-        return [
-            (side, number[name], member)
-            for side, classes in self.sides.items()
-            for name in sorted(classes, key=natural)
-            for member in classes[name]
-        ]
+        found = []
+        for side, classes in self.sides.items():
+            for name in sorted(classes, key=natural):
+                found += [(side, number[name], member) for member in classes[name]]
+        return found
 
 
 def by_folder(place: Place) -> Layout:
@@ -92,7 +90,10 @@ def by_name(place: Place, label_pattern: str | None) -> Layout:
     Raises:
         ValueError: The pattern is wrong or fits no name, or a class is missing on a side.
     """
-    pattern = _compiled(label_pattern or LAST_TWO_DIGITS)
+    pattern = places.pattern("label_pattern", label_pattern or LAST_TWO_DIGITS)
+    if not pattern.groups:
+        step = r"Put the label in parentheses, as in label_(\d+)."
+        raise ValueError(checks.message("label_pattern", "have a group", label_pattern, step))
 
     def label(rest: str) -> str | None:
         base = rest.rpartition("/")[2]
@@ -138,8 +139,7 @@ def left_out(
     """Sentences on images that are not used, and on files that are neither images nor `read`."""
     others = [each.name for each in place.members if not each.is_image and each.base.lower() not in read]
     groups = {f"of {sum(each.is_image for each in place.members):,} images {x}": why[x] for x in why}
-    groups |= {"files that are no images": others, "links or devices": place.left_out}
-    return tuple(f"Left out {len(x):,} {each}: {first(x)}." for each, x in groups.items() if x)
+    return tuple(places.left_out(groups | {"files that are no images": others, LINKS: place.left_out}))
 
 
 def _labelled(
@@ -187,18 +187,6 @@ def _bases(place: Place, top: str, holds: Callable[[Level], object]) -> dict[str
         return {top: "any"}
     ordered = sorted(bases, key=lambda base: list(SIDES.values()).index(bases[base]))
     return {base: bases[base] if len({*bases.values()}) > 1 else "any" for base in ordered}
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        step = f"Python says: {error}."
-        raise ValueError(checks.message("label_pattern", "be a regular expression", pattern, step)) from None
-    if not compiled.groups:
-        step = r"Put the label in parentheses, as in label_(\d+)."
-        raise ValueError(checks.message("label_pattern", "have a group", pattern, step))
-    return compiled
 
 
 def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
@@ -267,10 +255,7 @@ def _load(
             step = f"All are of class {''.join(layout.classes)!r}: check label_pattern."
             raise refusal("hold two or more classes", str(place.path), step)
         files = [(side, label, member.name) for side, label, member in layout.files]
-        stack = stacked(
-            [member for _, _, member in layout.files],
-            {"dataset": name, **form, **wanted},
-            lambda: stack_files(place.read, files, layout.classes, **form),
-        )
+        make = partial(stack_files, place.read, files, layout.classes, **form)
+        stack = stacked([each for _, _, each in layout.files], {"dataset": name, **form, **wanted}, make)
     stack = replace(stack, notes=(*layout.notes, *stack.notes))
     return split_stack(name, stack, top=layout.top, **options)

@@ -13,7 +13,7 @@ from typing import Any
 from qnnkit import checks
 from qnnkit.data.folders import SIDES
 from qnnkit.data.images import split_stack, stack_files
-from qnnkit.data.places import first, refusal
+from qnnkit.data.places import first, left_out, refusal
 from qnnkit.data.splits import ImageSplits
 
 SECONDS = 10
@@ -150,9 +150,9 @@ def hub_images(
     parts = {side: part.cast_column(image, datasets.Image(decode=False)) for side, part in parts.items()}
     files, unlabelled = [], []
     for side, part in parts.items():
+        of = SIDES[side] if len(parts) > 1 else "any"
         for row, number in enumerate(part[label]):
             known = number is not None and number >= 0
-            of = SIDES.get(side, "any") if len(parts) > 1 else "any"
             (files if known else unlabelled).append((of, number, f"{side}/{row}"))
 
     def content(source: str) -> bytes:
@@ -160,9 +160,9 @@ def hub_images(
         each = parts[side][int(row)][image]
         return each["bytes"] or Path(each["path"]).read_bytes()
 
-    left_out = {"Splits left out": [side for side in found if side not in parts]}
-    left_out["Images left out, without a label"] = [source for _, _, source in unlabelled]
-    notes = [f"{why}: {len(names):,} ({first(names)})." for why, names in left_out.items() if names]
+    others = [side for side in found if side not in parts]
+    without = [source for _, _, source in unlabelled]
+    notes = left_out({"splits": others, "images without a label": without})
     classes = tuple(features[label].names)
     stack = stack_files(content, files, classes, image_size=image_size, grey=grey, notes=notes)
     return split_stack(f"hub:{name}", stack, **options)

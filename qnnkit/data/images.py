@@ -144,16 +144,11 @@ def stack_files(
         side, label = min(lacking)
         found = f"none in {classes[label] if classes else 'all'!r} ({side})"
         raise refusal("hold a readable image of every class", found, notes[-1])
-    return stack_pictures(pictures, classes, notes, image_size=image_size, grey=grey)
+    return stack_pictures(pictures, classes, notes, image_size, grey)
 
 
 def stack_pictures(
-    pictures: Sequence[Picture],
-    classes: tuple[str, ...],
-    notes: Sequence[str],
-    *,
-    image_size: int | None,
-    grey: bool | None,
+    pictures: Sequence[Picture], classes: tuple[str, ...], notes: Sequence[str], image_size: Any, grey: Any
 ) -> Stack:
     """Pictures of any size and mode, brought to one, with a note on how many that changed."""
     messages, total = list(notes), len(pictures)
@@ -178,8 +173,12 @@ def stack_pictures(
     )
 
 
+Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,)."""
+
+
 def stack_arrays(
-    parts: dict[str, tuple[np.ndarray, np.ndarray]],
+    parts: Parts,
     classes: tuple[str, ...],
     *,
     image_size: int | None = None,
@@ -190,7 +189,7 @@ def stack_arrays(
     """Images that are of one size already, as arrays.
 
     Args:
-        parts: Side -> images, uint8 (n, height, width) or (n, height, width, 3), and labels, int (n,).
+        parts: The arrays.
         classes: The name of each label.
         image_size: As in `class_folder`.
         grey: As in `class_folder`.
@@ -212,22 +211,12 @@ def stack_arrays(
         mode, size = "L" if images.ndim == 3 else "RGB", (images.shape[1], images.shape[2])
         for row, (pixels, label) in enumerate(zip(images, labels.tolist(), strict=True)):
             pictures.append(Picture(pixels, label, f"{before}{row}", size, mode, side=side))
-    return stack_pictures(pictures, classes, notes, image_size=image_size, grey=grey)
+    return stack_pictures(pictures, classes, notes, image_size, grey)
 
 
-def split_arrays(
-    name: str,
-    parts: dict[str, tuple[np.ndarray, np.ndarray]],
-    classes: tuple[str, ...],
-    *,
-    image_size: int | None = None,
-    grey: bool | None = None,
-    notes: Sequence[str] = (),
-    prefix: str = "",
-    **options: Any,
-) -> ImageSplits:
-    """The dataset called `name`, of arrays: `stack_arrays`, then `split_stack` with its options."""
-    form: dict[str, Any] = {"image_size": image_size, "grey": grey, "notes": notes, "prefix": prefix}
+def split_arrays(name: str, parts: Parts, classes: tuple[str, ...], **options: Any) -> ImageSplits:
+    """The dataset called `name`, of arrays: `stack_arrays`, then `split_stack`, each with its options."""
+    form = {key: options.pop(key) for key in ("image_size", "grey", "notes", "prefix") if key in options}
     return split_stack(name, stack_arrays(parts, classes, **form), **options)
 
 
@@ -247,15 +236,11 @@ def split_stack(
     """
 
     def gather(rows: np.ndarray) -> ImageSet:
-        return ImageSet(
-            stack.tensor(rows),
-            torch.from_numpy(stack.labels[rows]),
-            tuple(stack.sources[row] for row in rows),
-        )
+        sources = tuple(stack.sources[row] for row in rows)
+        return ImageSet(stack.tensor(rows), torch.from_numpy(stack.labels[rows]), sources)
 
     shares = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    parts, notes = split(stack, gather, top, split_seed=split_seed, **shares)
-    train, validation, test = parts
+    (train, validation, test), notes = split(stack, gather, top, split_seed=split_seed, **shares)
     return ImageSplits(name, train, validation, test, stack.classes, notes=(*stack.notes, *notes))
 
 

@@ -48,11 +48,8 @@ class Transposition:
         drawn = torch.rand(len(ids), generator=seeded("transposition", self.seed, epoch), dtype=torch.float64)
         shift = (drawn * (down + up + 1)).long() - down  # (n,)
         labels_too = is_pitch & (blocks.labels != IGNORED)
-        return replace(
-            blocks,
-            input_ids=ids + is_pitch * shift[:, None],
-            labels=blocks.labels + labels_too * shift[:, None],
-        )
+        labels = blocks.labels + labels_too * shift[:, None]
+        return replace(blocks, input_ids=ids + is_pitch * shift[:, None], labels=labels)
 
 
 def music(

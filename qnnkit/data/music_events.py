@@ -170,14 +170,8 @@ class MusicTokenizer:
     @property
     def names(self) -> tuple[str, ...]:
         """What each token says."""
-        return (
-            "pad",
-            "start",
-            "end",
-            *(f"time {n}" for n in range(1, LONGEST + 1)),
-            *(f"duration {n}" for n in range(1, LONGEST + 1)),
-            *(f"pitch {n}" for n in range(N_PITCHES)),
-        )
+        lengths = [f"{what} {n}" for what in ("time", "duration") for n in range(1, LONGEST + 1)]
+        return ("pad", "start", "end", *lengths, *(f"pitch {n}" for n in range(N_PITCHES)))
 
     def encode(self, piece: Piece, *, marks: bool = True) -> list[int]:
         """The tokens of a piece.

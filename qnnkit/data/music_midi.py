@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections import defaultdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from qnnkit import checks, workspace
@@ -57,7 +57,7 @@ def parse_midi(data: bytes, name: str, composer: str = "") -> tuple[Piece, int]:
         Unreadable: It is damaged, or has no notes.
         ValueError: mido is not installed.
     """
-    mido = _mido()
+    mido = needed("mido", "read and write MIDI")
     try:
         file = mido.MidiFile(file=io.BytesIO(data))
         found, n_drums, end = _notes(file)
@@ -94,7 +94,7 @@ def write_midi(piece: Piece, path: str | Path, *, bpm: float = 100.0) -> Path:
     """
     if not 4 <= bpm <= 1000:
         raise ValueError(checks.message("bpm", "lie in 4..1000", bpm, "Use 100 quarters a minute."))
-    mido = _mido()
+    mido = needed("mido", "read and write MIDI")
     ticks = TICKS // STEPS_PER_QUARTER
     events = []  # (tick, whether it begins, pitch): what ends comes before what begins
     for note in piece.notes():
@@ -141,10 +141,10 @@ def _notes(file: Any) -> tuple[list[tuple[int, int, int]], int, int]:
     return found, n_drums, end
 
 
-def _mido() -> ModuleType:
+def needed(module: str, why: str) -> Any:
+    """A module of the extra `music`, which is installed for what `why` says."""
     try:
-        import mido
+        return importlib.import_module(module)
     except ImportError:
-        rule, step = "be installed to read and write MIDI", "Run: pip install 'qnnkit[music]'."
-        raise ValueError(checks.message("mido", rule, "missing", step)) from None
-    return mido
+        step = "Run: pip install 'qnnkit[music]'."
+        raise ValueError(checks.message(module, f"be installed to {why}", "missing", step)) from None

@@ -13,7 +13,7 @@ from qnnkit import checks
 from qnnkit.data import fetch, places
 from qnnkit.data.folders import SIDES
 from qnnkit.data.music_events import STEPS_PER_QUARTER, Note, Piece
-from qnnkit.data.music_midi import Unreadable, parse_midi
+from qnnkit.data.music_midi import Unreadable, needed, parse_midi
 from qnnkit.data.places import refusal
 from qnnkit.data.splits import SPLITS
 
@@ -214,11 +214,7 @@ def _pitch(number: Any) -> Any:
 
 def _read_corpus(name: str, collection: Collection) -> None:
     """Adds what music21's corpus has of a composer; grace notes and chord symbols are left out."""
-    try:
-        from music21 import corpus  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        rule, step = "be installed to read its corpus", "Run: pip install 'qnnkit[music]'."
-        raise ValueError(checks.message("music21", rule, "missing", step)) from None
+    corpus = needed("music21", "read its corpus").corpus
     paths = corpus.getComposer(name)
     if not paths:
         step = "`music21.corpus.getCorePaths()` lists what there is; a name is such as bach."

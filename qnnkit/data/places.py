@@ -78,10 +78,9 @@ class Place:
     """
 
     def __init__(self, path: Path, single: tuple[str, ...] = ()) -> None:
-        opener, self.left_out = _opener(path, single), []
-        self.path = path.parent if opener is _file else path
+        self.left_out: list[str] = []
         with contextlib.ExitStack() as stack:
-            names, self._read = opener(path, stack, self.left_out)
+            self.path, (names, self._read) = _opened(path, single, stack, self.left_out)
             self._close = stack.pop_all().close
         self.members = sorted((each for each in names.values() if each), key=lambda each: natural(each.name))
         self._folders = {name for name, member in names.items() if member is None}
@@ -125,9 +124,7 @@ class Place:
     def notes(self, suffixes: tuple[str, ...], what: str) -> list[str]:
         """Sentences on what lies here and is not read, where only files of these suffixes are."""
         others = [each.name for each in self.members if not each.base.lower().endswith(suffixes)]
-        groups = {f"Files left out, no {what} ({', '.join(suffixes)})": others}
-        groups["Left out, no files but links or devices"] = self.left_out
-        return [f"{why}: {len(names):,} ({first(names)})." for why, names in groups.items() if names]
+        return left_out({f"files that are no {what} ({', '.join(suffixes)})": others, LINKS: self.left_out})
 
     def __enter__(self) -> Place:
         return self
@@ -157,13 +154,15 @@ Opened = tuple[Names, Callable[[str], bytes]]
 """What there is, and how a file of it is read."""
 
 
-def _opener(path: Path, single: tuple[str, ...]) -> Callable[[Path, contextlib.ExitStack, list[str]], Opened]:
+def _opened(
+    path: Path, single: tuple[str, ...], stack: contextlib.ExitStack, left_out: list[str]
+) -> tuple[Path, Opened]:
     if path.is_dir():
-        return _folder
+        return path, (dict(_walked(path, "", (), left_out)), lambda name: _content(path / name))
     if path.is_file() and path.name.lower().endswith(ARCHIVES):
-        return _archive
-    if path.is_file() and single and path.name.lower().endswith(single):
-        return _file
+        return path, _archive(path, stack, left_out)
+    if path.is_file() and path.name.lower().endswith(single):
+        return path.parent, ({path.name: _member(path.name, path)}, lambda name: _content(path))
     if not path.exists():
         step = "Check the path; on Colab, mount Drive first."
         raise FileNotFoundError(checks.message("root", "be an existing folder or file", str(path), step))
@@ -171,25 +170,20 @@ def _opener(path: Path, single: tuple[str, ...]) -> Callable[[Path, contextlib.E
     raise (ValueError if single else NotADirectoryError)(checks.message("root", rule, str(path), step))
 
 
-def _file(path: Path, stack: contextlib.ExitStack, left_out: list[str]) -> Opened:
-    return {path.name: _member(path.name, path)}, lambda name: _content(path)
-
-
-def _folder(path: Path, stack: contextlib.ExitStack, left_out: list[str]) -> Opened:
-    def walk(folder: Path, above: str, trail: tuple[Path, ...]) -> Iterator[tuple[str, Member | None]]:
-        trail = (*trail, folder.resolve())
-        for each in folder.iterdir():
-            if not _is_visible(each.name):
-                continue
-            if not each.is_dir():
-                yield above + each.name, _member(above + each.name, each)
-            elif each.is_symlink() and each.resolve() in trail:
-                left_out.append(above + each.name)
-            else:
-                yield above + each.name, None
-                yield from walk(each, f"{above}{each.name}/", trail)
-
-    return dict(walk(path, "", ())), lambda name: _content(path / name)
+def _walked(
+    folder: Path, above: str, trail: tuple[Path, ...], left_out: list[str]
+) -> Iterator[tuple[str, Member | None]]:
+    trail = (*trail, folder.resolve())
+    for each in folder.iterdir():
+        if not _is_visible(each.name):
+            continue
+        if not each.is_dir():
+            yield above + each.name, _member(above + each.name, each)
+        elif each.is_symlink() and each.resolve() in trail:
+            left_out.append(above + each.name)
+        else:
+            yield above + each.name, None
+            yield from _walked(each, f"{above}{each.name}/", trail, left_out)
 
 
 def _archive(path: Path, stack: contextlib.ExitStack, left_out: list[str]) -> Opened:
@@ -303,6 +297,27 @@ def natural(name: str) -> tuple[list[str | int], str]:
 def first(names: list[str], most: int = 5) -> str:
     """The first few of a list, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def pattern(argument: str, written: str) -> re.Pattern[str]:
+    """A regular expression.
+
+    Raises:
+        ValueError: It is none; the message names the argument.
+    """
+    try:
+        return re.compile(written)
+    except re.error as error:
+        step = f"Python says: {error}."
+        raise ValueError(checks.message(argument, "be a regular expression", written, step)) from None
+
+
+LINKS = "links or devices"
+
+
+def left_out(names: dict[str, list[str]]) -> list[str]:
+    """Sentences on what is not read, by what it is."""
+    return [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]
 
 
 def _member(name: str, path: Path) -> Member:

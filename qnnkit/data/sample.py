@@ -38,14 +38,9 @@ def write_sample(splits: ImageSplits, folder: str | Path, *, per_class: int, see
         rows = torch.nonzero(splits.train.labels == label).flatten()
         order = torch.randperm(len(rows), generator=seeded(seed, label))
         chosen[name] = rows[order[:per_class]].sort().values.tolist()
-    record = {
-        "dataset": splits.name,
-        "fingerprint": splits.fingerprint(),
-        "split": "train",
-        "per_class": per_class,
-        "seed": seed,
-        "sources": {name: [splits.train.sources[row] for row in rows] for name, rows in chosen.items()},
-    }
+    sources = {name: [splits.train.sources[row] for row in rows] for name, rows in chosen.items()}
+    record = {"dataset": splits.name, "fingerprint": splits.fingerprint(), "split": "train"}
+    record |= {"per_class": per_class, "seed": seed, "sources": sources}
     with _whole(folder, record) as part:
         for name, rows in chosen.items():
             (part / name).mkdir(parents=True)
@@ -102,17 +97,10 @@ def sample_files(
             raise ValueError(checks.message("per_class", rule, per_class, f"Use {numbers[0]}."))
         chosen, notes = _chosen(layout, numbers, fraction, seed)
         files = [name for classes in chosen.values() for names in classes.values() for name in names]
-        record = {
-            "source": str(source),
-            "per_class": numbers if len(numbers) == 2 else numbers[0] or None,
-            "fraction": fraction,
-            "seed": seed,
-            "pattern": pattern,
-            "linked": link,
-            "counts": {side: {k: len(names) for k, names in of.items()} for side, of in chosen.items()},
-            "notes": [*layout.notes, *notes],
-            "files": files,
-        }
+        counts = {side: {k: len(names) for k, names in of.items()} for side, of in chosen.items()}
+        asked = {"per_class": numbers if len(numbers) == 2 else numbers[0] or None, "fraction": fraction}
+        record = {"source": str(source), **asked, "seed": seed, "pattern": pattern, "linked": link}
+        record |= {"counts": counts, "notes": [*layout.notes, *notes], "files": files}
         with _whole(folder, record) as part:
             for name in files:
                 (part / name).parent.mkdir(parents=True, exist_ok=True)

@@ -102,15 +102,12 @@ class Part:
     def at(self, rows: Sequence[int] | torch.Tensor) -> Self:
         """Some of the samples, in this order."""
         index = torch.as_tensor(rows, dtype=torch.int64)
-        chosen = index.tolist()
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(
-            self,
-            **{
-                name: value[index] if isinstance(value, torch.Tensor) else tuple(value[i] for i in chosen)
-                for name, value in given.items()
-            },
-        )
+        chosen, changed = index.tolist(), {}
+        for name, value in vars(self).items():
+            if value is not None:
+                is_tensor = isinstance(value, torch.Tensor)
+                changed[name] = value[index] if is_tensor else tuple(value[i] for i in chosen)
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,12 +111,9 @@ class _Packed(NamedTuple):
     """The blocks of a split, and how much is left out."""
 
     blocks: TokenSet
-    n_lost: int
-    """Tokens at the end that fill no block."""
-    n_silent: int
-    """Blocks in which nothing is to be predicted."""
-    n_unanswered: int
-    """Chats without an answer."""
+    n_lost: int  # tokens at the end that fill no block
+    n_silent: int  # blocks in which nothing is to be predicted
+    n_unanswered: int  # chats without an answer
 
 
 def _packed(documents: Sequence[Document], tokenizer: Any, length: int) -> _Packed:

@@ -195,9 +195,5 @@ def _chosen_by(part: str | None) -> Callable[[str], bool]:
     if part is None:
         return lambda heading: True
     others = part.startswith("!")
-    try:
-        pattern = re.compile(part.removeprefix("!"))
-    except re.error as error:
-        step = f"Python says: {error}."
-        raise ValueError(checks.message("part", "be a regular expression", part, step)) from None
+    pattern = places.pattern("part", part.removeprefix("!"))
     return lambda heading: (pattern.search(heading) is None) == others

@@ -15,19 +15,17 @@ from torch.utils.checkpoint import checkpoint
 from qnnkit import checks
 from qnnkit.checkpoint import own_generators, random_state, set_random_state
 from qnnkit.data.captions import CaptionSplits
-from qnnkit.data.splits import SPLITS
+from qnnkit.data.places import SUFFIXES
 from qnnkit.layers import evaluating
 from qnnkit.stats import RECALL, Score
 from qnnkit.tasks import pictures
-from qnnkit.tasks.step import Shown, Step
+from qnnkit.tasks.step import Shown, Step, counts
 
 IMAGES, QUERIES, FOUND, PAIRS = 12, 4, 5, 12
 """Images of a preview; of a gallery queries and what is found for each; the side of a matrix of cosines."""
 RANKS = (1, 5, 10)
 ROWS = 512
 """Queries that are compared with everything at once."""
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-"""Of the inputs that are files of images; other words are texts."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,8 @@ class Contrastive:
             losses = [logits.logsumexp(side) - right.logsumexp(side) for side in (0, 1)]
             loss = (losses[0] + losses[1]).mean() / 2
         with torch.no_grad():
-            hits = {
-                "image_to_text": (ids[logits.argmax(1)] == ids).all(1).sum(),
-                "text_to_image": (ids[logits.argmax(0)] == ids).all(1).sum(),
-            }
+            ways = {"image_to_text": 1, "text_to_image": 0}
+            hits = {name: (ids[logits.argmax(axis)] == ids).all(1).sum() for name, axis in ways.items()}
             total = n * loss.detach()
         accuracy = (hits["image_to_text"] + hits["text_to_image"]) / 2
         return Step(loss, {"loss": total, "minus_loss": -total, "accuracy": accuracy, **hits}, n)
@@ -97,22 +93,14 @@ class Contrastive:
 
     def preview(self, splits: CaptionSplits) -> list[Shown]:
         """Some training images with their first captions, and how many of both there are."""
-        import pandas as pd
-
         from qnnkit import plots
 
-        train, parts = splits.train, {name: splits.split(name) for name in SPLITS}
+        train, columns = splits.train, {"images": len, "captions": lambda part: sum(map(len, part.captions))}
         titles = [captions[0] for captions in train.captions[:IMAGES]]
         figure = plots.labelled_images(train.images[:IMAGES].numpy(), titles)
-        counts = [
-            {"split": name, "images": len(part), "captions": sum(map(len, part.captions))}
-            for name, part in parts.items()
-        ]
         told = "The first of what is said of each, from the training split."
-        return [
-            Shown(figure, "01_captions", "Images and captions", told),
-            Shown(pd.DataFrame(counts).set_index("split"), "01_counts", "Images and captions of each split"),
-        ]
+        first = Shown(figure, "01_captions", "Images and captions", told)
+        return [first, counts(splits, "Images and captions of each split", **columns)]
 
     def mistakes(self, net: Any, splits: CaptionSplits) -> list[Shown]:
         """What is found for some captions and images of the test split, and the cosines of some pairs."""
@@ -146,13 +134,9 @@ class Contrastive:
             [texts[column] for column in columns],
             right[order][:, columns].numpy(),
         )
+        framed = "Test images; right ones framed."
         figures = (
-            (
-                of_captions,
-                "05_images_found",
-                "What is found for a caption",
-                "Test images; right ones framed.",
-            ),
+            (of_captions, "05_images_found", "What is found for a caption", framed),
             (of_images, "05_captions_found", "What is found for an image", "Test captions; right ones bold."),
             (similar, "06_similarities", "Similarities", "Cosines of images and captions; pairs are marked."),
         )
@@ -216,23 +200,16 @@ def embed(model: Any, splits: CaptionSplits, split: str = "test", *, batch_size:
             return torch.cat([model.embed_texts(ids.to(device), m.to(device)).cpu() for ids, m in encoded])
 
         classes = [of_texts(prompts).mean(0) for prompts in splits.prompts]
-        return Embeddings(
-            torch.cat(images),
-            of_texts(texts),
-            pairs,
-            texts,
-            part.labels,
-            nn.functional.normalize(torch.stack(classes), dim=-1) if classes else None,
-        )
+        directions = nn.functional.normalize(torch.stack(classes), dim=-1) if classes else None
+        return Embeddings(torch.cat(images), of_texts(texts), pairs, texts, part.labels, directions)
 
 
 def scores(found: Embeddings) -> dict[str, float]:
     """Recall both ways, and where there are classes the share of images whose nearest class is their own."""
     told = recall(found.images, found.texts, found.pairs)
     if found.classes is not None and found.labels is not None:
-        told["zero_shot"] = float(
-            ((found.images @ found.classes.T).argmax(1) == found.labels).double().mean()
-        )
+        nearest = (found.images @ found.classes.T).argmax(1)
+        told["zero_shot"] = float((nearest == found.labels).double().mean())
     return told
 
 

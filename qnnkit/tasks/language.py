@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED, TokenSplits
 from qnnkit.layers import evaluating
 from qnnkit.stats import LOSS, Score
 from qnnkit.tasks.own import OfData
 from qnnkit.tasks.sampling import generate, speed
 from qnnkit.tasks.saving import adapted, merge
-from qnnkit.tasks.step import Shown, Step
+from qnnkit.tasks.step import Shown, Step, counts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,12 +67,11 @@ class Language:
 
         train, decode = splits.train, splits.tokenizer.decode
         predicted = (shifted(train.labels) != IGNORED).sum(1).tolist()
-        rows = [
-            (train.sources[i], predicted[i], decode(train.input_ids[i].tolist())[:CHARACTERS])
-            for i in _spread(len(train), SHOWN)
-        ]
-        table = pd.DataFrame(rows, columns=["from", "tokens", "begins"])
-        return [Shown(table, "01_beginnings", "Beginnings of some blocks"), counts(splits)]
+        some = _spread(len(train), SHOWN)
+        begins = [decode(train.input_ids[i].tolist())[:CHARACTERS] for i in some]
+        told = {"from": [train.sources[i] for i in some], "tokens": [predicted[i] for i in some]}
+        table = pd.DataFrame({**told, "begins": begins})
+        return [Shown(table, "01_beginnings", "Beginnings of some blocks"), token_counts(splits)]
 
     def mistakes(self, net: Any, splits: TokenSplits, n: int = 3, seed: int = 0) -> list[Shown]:
         """What the net writes behind beginnings of test blocks, and the documents of the largest loss."""
@@ -156,16 +154,10 @@ class OwnLoss(OfData):
         return {} if self.together else {"perplexity": perplexity(means["loss"])}
 
 
-def counts(splits: TokenSplits) -> Shown:
+def token_counts(splits: TokenSplits) -> Shown:
     """A table of the blocks and tokens of each split."""
-    import pandas as pd
-
-    parts = {name: splits.split(name) for name in SPLITS}
-    rows = [
-        {"split": name, "blocks": len(part), "tokens": part.input_ids.numel(), "predicted": part.n_predicted}
-        for name, part in parts.items()
-    ]
-    return Shown(pd.DataFrame(rows).set_index("split"), "01_counts", "Blocks and tokens of each split")
+    tokens = {"tokens": lambda part: part.input_ids.numel(), "predicted": lambda part: part.n_predicted}
+    return counts(splits, "Blocks and tokens of each split", blocks=len, **tokens)
 
 
 def evaluate(

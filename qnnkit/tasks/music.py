@@ -26,12 +26,12 @@ from qnnkit.data.music_events import (
     TIME,
     MusicTokenizer,
     Piece,
-)  # fmt: skip
+)
 from qnnkit.data.music_midi import read_midi, write_midi
 from qnnkit.data.music_sources import composers_in
 from qnnkit.data.tokens import TokenSplits
 from qnnkit.layers import evaluating
-from qnnkit.tasks.language import Language, counts, evaluate, fewer, perplexity
+from qnnkit.tasks.language import Language, evaluate, fewer, perplexity, token_counts
 from qnnkit.tasks.sampling import sample
 from qnnkit.tasks.saving import adapted
 from qnnkit.tasks.step import Shown
@@ -104,13 +104,11 @@ class Music(Language):
         """Piano rolls of some training pieces, and how many blocks and tokens there are."""
         from qnnkit import plots
 
-        rolls = {
-            f"{piece.composer} {piece.name}": {"piece": piece.notes()}
-            for piece in first_pieces(splits, "train", PIECES)
-        }
+        pieces = first_pieces(splits, "train", PIECES)
+        rolls = {f"{piece.composer} {piece.name}": {"piece": piece.notes()} for piece in pieces}
         told = f"The first {BARS} bars, a row for each piece."
         figure = plots.piano_roll(rolls, n_steps=BAR * BARS)
-        return [Shown(figure, "01_rolls", "Beginnings of pieces", told), counts(splits)]
+        return [Shown(figure, "01_rolls", "Beginnings of pieces", told), token_counts(splits)]
 
     def mistakes(
         self, net: Any, splits: TokenSplits, n: int = PIECES, seed: int = 0, folder: Path | None = None
@@ -121,10 +119,8 @@ class Music(Language):
         rolls, sounds = {}, []
         for number, piece in enumerate(first_pieces(splits, "test", min(n, PIECES)), start=1):
             given = piece.part(0, BAR * BARS)
-            written, name = (
-                continue_piece(net, given, BAR * BARS, seed=seed),
-                f"{piece.composer} {piece.name}",
-            )
+            written = continue_piece(net, given, BAR * BARS, seed=seed)
+            name = f"{piece.composer} {piece.name}"
             new = [note for note in written.notes() if note.start >= len(given)]
             old = [note for note in written.notes() if note.start < len(given)]
             rolls[name] = {"given": old, "generated": new}

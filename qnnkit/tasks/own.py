@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.data.music_events import MusicTokenizer
-from qnnkit.data.splits import SPLITS
 from qnnkit.layers import evaluating
 from qnnkit.stats import SCORES, Score
-from qnnkit.tasks.step import Shown, Step, asked
+from qnnkit.tasks.step import Shown, Step, asked, counts
 
 ROWS, VALUES, JUDGED = 6, 6, 1000
 """Samples and numbers of each that a table shows; test samples that are judged one by one."""
@@ -139,15 +138,10 @@ def first_samples(splits: Any) -> list[Shown]:
     import pandas as pd
 
     rows, inputs = splits.train, splits.example(ROWS)
-    table = [
-        {"sample": rows.sources[i], "inputs": _told(inputs[i]), "target": _told(rows.targets[i])}
-        for i in range(len(inputs))
-    ]
-    counts = [{"split": name, "samples": len(splits.split(name))} for name in SPLITS]
-    return [
-        Shown(pd.DataFrame(table).set_index("sample"), "01_samples", "The first training samples"),
-        Shown(pd.DataFrame(counts).set_index("split"), "01_counts", "Samples of each split"),
-    ]
+    each = zip(rows.sources, inputs, rows.targets, strict=False)
+    table = [{"sample": source, "inputs": _told(x), "target": _told(y)} for source, x, y in each]
+    first = Shown(pd.DataFrame(table).set_index("sample"), "01_samples", "The first training samples")
+    return [first, counts(splits, "Samples of each split", samples=len)]
 
 
 def largest_losses(task: Any, net: nn.Module, splits: Any, n: int) -> list[Shown]:

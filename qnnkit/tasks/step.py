@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from qnnkit.data.splits import SPLITS
 from qnnkit.stats import Score
 
 
@@ -35,6 +36,16 @@ class Shown:
     title: str
     description: str = ""
     """How to read it."""
+
+
+def counts(splits: Any, title: str, **columns: Callable[[Any], int]) -> Shown:
+    """A table of the splits, with what each column counts of one."""
+    import pandas as pd
+
+    parts = {name: splits.split(name) for name in SPLITS}
+    rows = {name: {column: of(part) for column, of in columns.items()} for name, part in parts.items()}
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("split")
+    return Shown(table, "01_counts", title)
 
 
 class Task(Protocol):

@@ -76,14 +76,13 @@ def stopped(where: str, n: int | None, config: Settings, device: torch.device, p
     """
     told = f"Memory ran out at {where}{f', {n} samples' if n else ''}: {in_use(device) / 1e9:.2f} GB are in "
     told += f"use by this process on {device}. "
-    remedies = []
+    remedies, at_once = [], n and min(n, config.micro_batch or n)
     if n is None:
         told += "This batch cannot be split, which takes tensors of one length and nothing else. "
-    elif n == 1:
+    elif at_once == 1:
         told += "A single sample does not fit. "
-    elif n and config.on_oom != "shrink":
-        half = f"--set micro_batch={(config.micro_batch or n) // 2 or 1}"
-        remedies.append("--on-oom shrink" if processes == 1 else half)
+    elif at_once and config.on_oom != "shrink":
+        remedies.append("--on-oom shrink" if processes == 1 else f"--set micro_batch={at_once // 2}")
     if n != 0 and not config.gradient_checkpointing:
         remedies.append("--set gradient_checkpointing=true")
     how = f"with {' or '.join(remedies)}" if remedies else "where more is free"
