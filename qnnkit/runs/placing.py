@@ -159,10 +159,13 @@ def _soon_over(run: Run, model: Any, samples: Any) -> Placement | None:
         return None
     net, batch = copy.deepcopy(model), samples()
     with own_generators(), measure.threads(1):
-        step = train.Stepper(net, run.task, config, recipes.parameter_groups(net, config))
-        step(batch)  # a first step also prepares
-        start = time.perf_counter()
-        step(batch)
+        try:
+            step = train.Stepper(net, run.task, config, recipes.parameter_groups(net, config))
+            step(batch)  # a first step also prepares
+            start = time.perf_counter()
+            step(batch)
+        except Exception:  # told when its turn comes in the race
+            return None
         took = time.perf_counter() - start
     updates = math.ceil(len(run.splits.train) / config.batch_size) * config.epochs
     whole = took * updates * len(run.nets) * len(run.seeds)
