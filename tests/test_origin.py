@@ -53,17 +53,13 @@ def test_a_changed_checkout_is_said_to_be(checkout):
     assert origin.origin()["commit_changed"] is True
 
 
-def test_an_installed_package_inside_another_projects_checkout(checkout, monkeypatch):
+@pytest.mark.parametrize("where", ["in another project's checkout", "without git"])
+def test_what_git_does_not_know_has_no_commit(checkout, monkeypatch, tmp_path, where):
     inside = checkout.parent / ".venv" / "package"
     inside.mkdir(parents=True)
     (inside / "__init__.py").write_text("")
     monkeypatch.setattr(origin, "_package", lambda: inside)
-    found = origin.origin()
-    assert (found["commit"], found["commit_changed"]) == (None, None)
-
-
-def test_without_git(monkeypatch, tmp_path):
-    monkeypatch.setattr(origin, "_package", lambda: tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    if where == "without git":
+        monkeypatch.setenv("PATH", str(tmp_path))
     found = origin.origin()
     assert (found["commit"], found["commit_changed"]) == (None, None)

@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 from contextlib import ExitStack
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 
 import nbformat
@@ -21,7 +21,7 @@ from PIL import Image
 from qnnkit import gradients, runs, warm, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.mirror import Mirror
-from qnnkit.runs import chain, placing
+from qnnkit.runs import chain
 from qnnkit.runs.lock import alone
 from tests import forked
 from tests.toys import AsFloat, Digits, each_epoch, refused, room_for
@@ -67,28 +67,13 @@ def test_a_new_run_writes_its_settings_and_where_it_began(tmp_path):
     assert json.loads((run.folder / "config.json").read_text()) == told
     assert set(files(run.folder)) == {"config.json", "provenance.json", "recipe.py"}
     provenance = json.loads((run.folder / "provenance.json").read_text())
-    assert provenance["packages"]["torch"] == metadata.version("torch")
-    assert provenance["packages"]["pennylane"] == metadata.version("pennylane")
-    assert provenance["python"] == ".".join(map(str, sys.version_info[:3]))
     began = time.strptime(provenance["begun"], "%Y-%m-%dT%H:%M:%SZ")
     assert abs(time.mktime(began) - time.mktime(time.gmtime())) < 120
+    assert provenance["python"] == ".".join(map(str, sys.version_info[:3]))
     checkout = Path(__file__).parent.parent
     if (checkout / ".git").exists():
         git = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True)
         assert provenance["commit"] == git.stdout.strip() != ""
-
-
-def test_provenance_adds_up(tiny):
-    run = tiny()
-    run.note_provenance(device="cpu", data="abc")
-    run.note_provenance(device="cuda")
-    told = json.loads((run.folder / "provenance.json").read_text())
-    assert (told["device"], told["data"]) == ("cuda", "abc") and "begun" in told
-
-
-def test_a_relative_folder_is_meant_from_the_workspace(tmp_path, monkeypatch):
-    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
-    assert runs.open_run("runs/a", "digits_quanv").folder == tmp_path / "drive" / "runs" / "a"
 
 
 @pytest.mark.parametrize("recipe", ["folder_quanv", None])
@@ -153,6 +138,10 @@ def test_another_recipe_is_refused(tiny):
 
 def test_placement_may_differ_and_is_not_written(tiny):
     run = tiny()
+    for place in ("cpu", "cuda"):
+        run.note_provenance(device=place, data=run.provenance["data"])
+    told = json.loads((run.folder / "provenance.json").read_text())
+    assert told["device"] == "cuda" and "begun" in told, "facts add up"
     content = files(run.folder)
     again = runs.open_run(run.folder, backend="lightning.qubit", device="cpu")
     assert (again.config.backend, again.config.device) == ("lightning.qubit", "cpu")
@@ -543,18 +532,6 @@ def test_a_kernel_computes_where_its_chain_was_told_to(tiny, monkeypatch):
     assert tiny("another").config.save_every_steps is None
 
 
-SOON_OVER = placing._soon_over  # which conftest takes away: it measures
-
-
-@pytest.mark.parametrize(("settings", "told"), [({}, "nothing was raced"), ({"epochs": 10**8}, "measured")])
-def test_what_is_soon_over_needs_no_race(tiny, monkeypatch, settings, told):
-    monkeypatch.setattr(placing, "_soon_over", SOON_OVER)
-    run = tiny(threads="auto", **settings)
-    found = runs.placed(run)
-    assert (found.device, found.threads) == ("cpu", 1) and told in found.sentence
-    assert runs.placed(runs.open_run(run.folder)) == found
-
-
 def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
     opening = import_module("qnnkit.runs.opening")
     usable, first = opening.require_usable, []
@@ -884,6 +861,7 @@ def test_a_full_disk_inside_a_notebook(notebook, tmp_path, monkeypatch):
 
 def test_a_copy_beside_the_workspace_comes_before_the_kits_own(tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    assert runs.open_run("runs/a", "digits_quanv").folder == tmp_path / "runs" / "a"
     mine, kits = tmp_path / "notebooks", Path(runs.__file__).parents[2] / "notebooks"
     mine.mkdir()
     (mine / "03_train.ipynb").write_text("{}")
