@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from qnnkit import report, runs, stats, tasks
+from qnnkit import recipes, report, runs, stats, tasks
 from qnnkit.tasks import Predictions
 from tests.showing import Page, log_epochs, log_test
 
@@ -26,7 +26,8 @@ def begin(tmp_path):
     def begin_(accuracies, n_seeds=None, **settings):
         n_seeds = n_seeds or max(map(len, accuracies.values()))
         settings = {"controls": ["classical"], "n_seeds": n_seeds} | settings
-        run = runs.open_run(tmp_path / "run", "digits_quanv", **settings)
+        run = runs.Run(tmp_path, recipes.settings("digits_quanv", **settings))
+        run.note_provenance(nets=["hybrid", *settings["controls"]])
         for net, values in accuracies.items():
             for seed, accuracy in enumerate(values):
                 log_final(run, net, seed, accuracy)
@@ -142,7 +143,7 @@ def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
     for sentence in (
         "quantum weightsclassical weightsfrozen weightss / epochtest macro-F1 (%)test NLL (nats)test ECE (%)",
         "90.51.0003.0",
-        "classical, a classical layer of as many weights as the circuit.",
+        "classical (a classical layer of as many weights as the circuit).",
         "Label smoothing of 0.1 in training makes a net less sure",
     ):
         assert sentence in told, sentence
