@@ -1,19 +1,22 @@
 """What the kit's loop takes beside forward, backward and optimizer: python -m benchmarks.overhead.
 
-An epoch of `train.fit` beside one of a plain loop with the same net, batches, seed and optimizer, which is
-also clocked inside: both take turns on one thread; medians over rounds, in docs/results/overhead.csv.
-
-outside, outside_plain  share of the epoch that is neither forward (with the loss), backward nor optimizer
-times_plain             seconds of `train.fit` over those of the plain loop
+An epoch of `train.fit` beside one of a plain loop with the same net, batches, seed and optimizer: both take
+turns on one thread, and both are clocked inside; means of an epoch, medians over rounds, in
+docs/results/overhead.csv. `outside` is the share of an epoch of the kit's that is neither forward (with the
+loss), backward nor optimizer; `times_plain` is its seconds over those of the plain loop.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+from unittest import mock
+
+import torch
 
 from benchmarks import record
 from benchmarks.watching import Case
@@ -26,43 +29,63 @@ CASES = {"digits_quanv": (8, 1078, 10), "letters": (32, 3072, 28)}
 ROUNDS, EPOCHS = 9, 3
 
 
-def plain(case: Case) -> tuple[float, float]:
-    """Seconds of an epoch of the least loop, and of its three parts: medians over all but the first."""
-    model, found = case.model().train(), []
-    optimizer = optimizer_of(parameter_groups(model, case.training), case.training)
-    batches = case.batches()
-    for epoch in range(EPOCHS):
-        batches.set_epoch(epoch)
-        parts, begin = 0.0, time.perf_counter()
-        for batch in batches:
+@contextlib.contextmanager
+def clocked(case: Case) -> Iterator[list[float]]:
+    """Seconds in forward and backward passes and steps of the optimizer, whosever loop it is."""
+    spent = [0.0]
+
+    def timed(owner: Any, name: str) -> Any:
+        own = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
             start = time.perf_counter()
-            case.task(model, batch).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            parts += time.perf_counter() - start
-        found.append((time.perf_counter() - begin, parts))
-    return statistics.median(whole for whole, _ in found[1:]), statistics.median(own for _, own in found[1:])
+            found = own(*given, **named)
+            spent[0] += (time.perf_counter() - start) * torch.is_grad_enabled()  # not in validation
+            return found
+
+        return mock.patch.object(owner, name, call)
+
+    optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[case.training.optimizer]
+    with timed(type(case.task), "__call__"), timed(torch.Tensor, "backward"), timed(optimizer, "step"):
+        yield spent
 
 
-def fitted(case: Case) -> float:
-    """Seconds of an epoch of `train.fit`, likewise."""
-    return statistics.median(case.fit(case.model())[1:])
+def fitted(case: Case) -> tuple[float, float]:
+    """Seconds of an epoch of `train.fit`, and of its three parts."""
+    with clocked(case) as spent:
+        return sum(case.fit(case.model())) / EPOCHS, spent[0] / EPOCHS
 
 
-def rows(quick: bool = False) -> Iterator[dict[str, Any]]:
-    for name, (side, n, classes) in CASES.items():
-        case = Case(recipes.settings(name), side, n // 16 if quick else n, classes, EPOCHS)
+def plain(case: Case) -> tuple[float, float]:
+    """Seconds of an epoch of the least loop, and of its three parts."""
+    model, batches = case.model().train(), case.batches()
+    with clocked(case) as spent:
+        optimizer = optimizer_of(parameter_groups(model, case.training), case.training)
+        begin = time.perf_counter()
+        for epoch in range(EPOCHS):
+            batches.set_epoch(epoch)
+            for batch in batches:
+                case.task(model, batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return (time.perf_counter() - begin) / EPOCHS, spent[0] / EPOCHS
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    for name, sizes in CASES.items():
+        case = Case(recipes.settings(name), *sizes, EPOCHS)
+        weights = sum(layers.count_parameters(case.model()).values())
         with measure.threads(1):
-            ways = {"fit": functools.partial(fitted, case), "plain": functools.partial(plain, case)}
-            found = record.in_turns(ways, 1 if quick else ROUNDS)
-        fit_s, (plain_s, parts_s) = found["fit"], zip(*found["plain"], strict=True)
-        row = {"recipe": name, "weights": sum(layers.count_parameters(case.model()).values())}
-        row |= {"updates": -(-len(case.images) // case.training.batch_size)}
-        times = {"fit_s": fit_s, "plain_s": plain_s, "parts_s": parts_s}
-        row |= {what: statistics.median(each) for what, each in times.items()}
-        row |= record.spread("outside", [1 - own / fit for own, fit in zip(parts_s, fit_s, strict=True)])
-        row |= {"outside_plain": 1 - row["parts_s"] / row["plain_s"]}
-        yield row | record.spread("times_plain", [a / b for a, b in zip(fit_s, plain_s, strict=True)])
+            case.fit(case.model())  # warm-up
+            found = record.in_turns({"fit": partial(fitted, case), "plain": partial(plain, case)}, ROUNDS)
+        row: dict[str, Any] = {"recipe": name, "weights": weights, "images": len(case.images)}
+        for way, times in found.items():
+            whole, parts = (statistics.median(each) for each in zip(*times, strict=True))
+            row |= {f"{way}_s": whole, f"{way}_parts_s": parts}
+        shares = {way: [1 - parts / whole for whole, parts in times] for way, times in found.items()}
+        row |= record.spread("outside", shares["fit"]) | record.spread("outside_plain", shares["plain"])
+        ratios = [fit / own for (fit, _), (own, _) in zip(*found.values(), strict=True)]
+        yield row | record.spread("times_plain", ratios)
 
 
 if __name__ == "__main__":
