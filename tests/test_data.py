@@ -172,7 +172,8 @@ def test_a_share_has_the_total_that_is_asked_for(sizes: list[int]) -> None:
 
 def test_each_seed_takes_other_samples_of_each_class_and_gives_others_one_more() -> None:
     splits = in_classes([432] * 28)  # the training part of AHCD: nine tenths of 480 each
-    kept = [splits.keep(0.25505, seed).train for seed in range(4)]
+    given = recipes.settings(Path(__file__).parent.parent / "benchmarks/recipes/ahcd_ten_epochs.py")
+    kept = [splits.keep(given.train_fraction, seed).train for seed in range(4)]
     counts = [part.labels.bincount().tolist() for part in kept]
     assert all(sum(each) == 3085 and set(each) == {110, 111} for each in counts)
     assert counts != [counts[0]] * 4  # not always the first classes have one more

@@ -65,6 +65,9 @@ def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, dataset, size
     least = sample_files(source, tmp_path / "least", fraction=0.001)
     assert len(names(least)) == 3 * len(sides)
     assert names(sample_files(source, tmp_path / "whole", fraction=1)) == set(files)
+    for sizes in ({}, {"per_class": 1, "fraction": 0.5}):
+        with refused("per_class"):
+            sample_files(source, tmp_path / "new", **sizes)
 
 
 def test_links_and_archives(tmp_path, monkeypatch):

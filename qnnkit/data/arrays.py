@@ -248,7 +248,8 @@ def arrays(
     """Splits of your own samples, by `split_seed` and the fractions of the settings.
 
     Whole numbers as targets, one a sample, are classes: they are split class by class. With bytes (uint8) of
-    shape (n, height, width), or (n, 1 or 3, height, width), as inputs they make labelled images.
+    shape (n, height, width), or (n, 1 or 3, height, width), as inputs they make labelled images. What is
+    fitted on data, such as a scaler, is fitted on the training samples and applied by `TensorSplits.map`.
 
     Args:
         settings: Of a recipe.

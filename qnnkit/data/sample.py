@@ -131,8 +131,10 @@ def _numbers(per_class: int | Sequence[int] | None, fraction: float | None) -> l
     if fraction is not None and not 0 < fraction <= 1:
         step = "Use 0.1 for a tenth."
         raise ValueError(checks.message("fraction", "lie above 0 and up to 1", fraction, step))
-    numbers = [per_class or 0] if per_class is None or isinstance(per_class, int) else list(per_class)
-    if per_class is not None and (not 1 <= len(numbers) <= 2 or min(numbers) < 1):
+    if per_class is None:
+        return [0]
+    numbers = [per_class] if isinstance(per_class, int) else list(per_class)
+    if not 1 <= len(numbers) <= 2 or min(numbers) < 1:
         step = "Use 20, or 20 and 5 for train/ and test/."
         raise ValueError(checks.message("per_class", "be one or two numbers above 0", per_class, step))
     return numbers
