@@ -200,6 +200,7 @@ def test_axes_are_named_and_a_png_leaves_nothing_behind(name):
     assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS and mpl.get_backend() == backend
 
 
+@pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")  # by seaborn.objects, of pandas 3
 def test_what_ends_where_a_score_does_stays_clear_of_the_frame():
     import seaborn.objects as so
 

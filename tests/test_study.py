@@ -52,6 +52,8 @@ def execute(folder):
 class Workspace(Batch):
     """Folders of runs as finished runs leave them."""
 
+    score = None
+
     def write(
         self, id_, scores, fraction=HIGH, recipe="digits_quanv", *, name=None, seed=0, data="one", notes=(),
         score=stats.ACCURACY, **varied,
@@ -79,7 +81,8 @@ class Workspace(Batch):
         for file, content in (("config", config), ("result", {"nets": []}), ("provenance", provenance)):
             workspace.write_json(folder / f"{file}.json", content)
         batch = json.loads((self.folder / "batch.json").read_text())
-        batch["score"] = batch.get("score", dataclasses.asdict(score))
+        self.score = self.score or dataclasses.asdict(score)
+        batch["score"] = self.score  # the first one
         (self.folder / "batch.json").write_text(json.dumps(batch))
         return folder
 
@@ -395,7 +398,7 @@ def test_the_command_writes_page_study_and_paper_of_the_runs_they_name(study, tm
     for words in (
         "3 models",
         r"a\_b \& 100 \%",
-        "Data: digits, mnist",
+        "Data: digits;",
         "50 and 100",
         "from 3 seeds",
         found.stamp,
@@ -436,17 +439,17 @@ def test_the_stamp_changes_with_results_and_settings_and_with_nothing_else(study
 
 def test_names_are_neither_latex_nor_html_nor_mathematics(space):
     """Nor does a figure change with the day that it is drawn on."""
-    hostile = r"a_b & 50 % {c} $d$ #1 ^~\input{x} <script>alert(1)</script>"
+    hostile = r"$a_b$ & 5 %{c}#^~\input{x}<b>"
     space.write("a", TWO, name=hostile)
     drawn = space.folder / "study" / "scores.pdf"
     (names, first), (_, again) = [(execute(space.folder), drawn.read_bytes()) for _ in range(2)]
     assert first == again and first[:5] == b"%PDF-" and b"/Type3" not in first
     style = names["style"].to_html()
-    assert "<script>" not in style and "&lt;script&gt;" in style
+    assert "<b>" not in style and "&lt;b&gt;" in style
     for name in ("means.tex", "comparisons.tex"):
         body = (space.folder / "study" / name).read_text().split("\n", 1)[1]
-        assert r"a\_b \& 50 \% \{c\} \$d\$ \#1 \textasciicircum{}\textasciitilde{}" in body
-        assert r"\textbackslash{}input\{x\}" in body and r"\input{x}" not in body
+        assert r"\$a\_b\$ \& 5 \%\{c\}\#\textasciicircum{}\textasciitilde{}\textbackslash{}input\{x\}" in body
+        assert r"\input{x}" not in body
         assert r"\toprule" in body and r"\bottomrule" in body
         bare = re.sub(r"\\[&%$#_{}]", "", body)
         assert not re.search(r"[%#^~]", bare), "a special character without its backslash"
@@ -568,7 +571,7 @@ def test_pages_and_paper_of_a_recipe_of_arrays_speak_of_what_it_has(tmp_path):
         "Look inside",
     }
     shown = [name for name in sections if name not in without | {"Write the report"}]
-    assert len(shown) == 7 and all(f"\n{name}\n" in page.text for name in shown)
+    assert len(shown) == 7 and all(page.text.count(name) > 1 for name in shown)
     assert not [name for name in without if name in page.text]
     told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
     for word in ("image", "caption", "chord", "nan"):
