@@ -142,7 +142,7 @@ def test_what_else_the_page_says_of_nets_and_their_numbers(begin):
     for sentence in (
         "quantum weightsclassical weightsfrozen weightss / epochtest macro-F1 (%)test NLL (nats)test ECE (%)",
         "90.51.0003.0",
-        "classical, a classical layer of as many weights as the circuit.",
+        "classical (a classical layer of as many weights as the circuit).",
         "Label smoothing of 0.1 in training makes a net less sure",
     ):
         assert sentence in told, sentence

@@ -158,7 +158,7 @@ def wine(tmp_path_factory):
     recipe.write_text(WINE)
     run = runs.open_run(place / "runs" / "wine", recipe, n_seeds=2, controls=controls)
     list(runs.train_all(run))
-    given = {"run_dir": str(run.folder), "recipe": str(recipe)}
+    given = {"run_dir": str(run.folder), "recipe": str(recipe), "hardware_images": 8}
     runs.launch(runs.find_notebook("04_analyze"), run.notebook("04_analyze"), given)
     return run
 
@@ -565,10 +565,10 @@ def test_the_page_of_a_recipe_of_arrays_speaks_of_what_it_has(wine):
     assert not [name for name in without if name in page.text]
     told = re.sub(r"\s+", " ", page.text).split("How it was made")[0]
     assert not [word for word in ("image", "caption", "chord", "nan") if word in told.lower()]
-    angles = "frozen_random, the same circuit left at random angles."
+    angles = "frozen_random (the same circuit left at random angles)."
     for sentence in (
         *("12 test samples", "Label smoothing of 0.1", "of that comparison alone, not corrected"),
-        f"no_entanglement, the same circuit without entanglement; {angles}",
+        f"no_entanglement (the same circuit without entanglement), {angles}",
     ):
         assert sentence in told, sentence
     with Image.open(wine.folder / "figures" / "10_gradients.png") as figure:
