@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from qnnkit import cli, recipes, report, runs
+from qnnkit import cli, recipes, report, runs, workspace
 from qnnkit.report.verify import verify
 
 ROW = {"event": "test", "epochs": 12, "test_loss": 0.1, "best_epoch": 3, "quantum": 24, "classical": 1,
@@ -14,8 +14,8 @@ ROW = {"event": "test", "epochs": 12, "test_loss": 0.1, "best_epoch": 3, "quantu
 
 def run_with(folder, rows, **settings):
     """A run of three seeds whose nets have ended in these rows."""
-    given = {"controls": ["no_quantum"], "min_accuracy": None, "max_memory_gb": None} | settings
-    run = runs.open_run(folder, "digits_quanv", **{k: v for k, v in given.items() if v is not None})
+    run = runs.Run(folder, recipes.settings("digits_quanv", controls=["no_quantum"], **settings))
+    run.note_provenance(nets=["hybrid", "no_quantum"])
     for seed, row in enumerate(rows):
         run.log("metrics", ROW | {"net": "hybrid", "seed": seed} | row)
         run.log(
@@ -43,7 +43,7 @@ def only(run, name):
     ],
 )  # fmt: skip
 def test_accuracy(tmp_path, accuracies, bound, met, told):
-    run = run_with(tmp_path / "run", [{"test_accuracy": each} for each in accuracies], min_accuracy=bound)
+    run = run_with(tmp_path, [{"test_accuracy": each} for each in accuracies], min_accuracy=bound)
     row = only(run, "min_accuracy")
     assert (row["bound"], row["met"], row["sentence"]) == (bound, met, told)
     assert row["measured"] == pytest.approx(sum(accuracies) / len(accuracies))
@@ -105,20 +105,21 @@ def test_a_bound_on_a_score_that_the_nets_do_not_have_is_refused(tmp_path):
 def test_bounds_from_above(tmp_path, name, bound, values, measured, told):
     column = {"max_memory_gb": "peak_memory", "max_epoch_seconds": "seconds_per_epoch"}[name]
     rows = [{"test_accuracy": 0.9, column: value} for value in values]
-    row = only(run_with(tmp_path / "run", rows, **{name: bound}), name)
+    row = only(run_with(tmp_path, rows, **{name: bound}), name)
     assert row["sentence"] == told and row["met"] == told.startswith("pass")
     assert row["measured"] == pytest.approx(measured)
 
 
 def test_what_cannot_be_judged_says_so(tmp_path):
-    run = run_with(tmp_path / "run", [{"test_accuracy": 0.95}], max_memory_gb=4, max_epoch_seconds=1)
+    run = run_with(tmp_path, [{"test_accuracy": 0.95}], max_memory_gb=4, max_epoch_seconds=1)
     row = only(run, "max_memory_gb")
     assert row["met"] is None and row["measured"] is None
     assert "by a version that did not record its peak memory" in row["sentence"]
-    untrained = runs.open_run(tmp_path / "other", "digits_quanv")
+    untrained = runs.Run(workspace.make_folder(tmp_path / "other"), recipes.settings("digits_quanv"))
+    untrained.note_provenance(nets=["hybrid"])
     assert [row["met"] for row in report.judge(untrained)] == [None, None]
     assert report.judge(untrained)[0]["sentence"].endswith("but the net is not trained yet.")
-    assert report.judge(runs.open_run(tmp_path / "third", "folder_quanv", dataset="digits")) == []
+    assert report.judge(runs.Run(tmp_path, recipes.settings("folder_quanv", dataset="digits"))) == []
 
 
 def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_path, monkeypatch, capsys):
