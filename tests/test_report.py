@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from qnnkit import report, runs, stats, tasks
+from qnnkit import recipes, report, runs, stats, tasks
 from qnnkit.tasks import Predictions
 from tests.showing import Page, log_epochs, log_test
 
@@ -26,7 +26,8 @@ def begin(tmp_path):
     def begin_(accuracies, n_seeds=None, **settings):
         n_seeds = n_seeds or max(map(len, accuracies.values()))
         settings = {"controls": ["classical"], "n_seeds": n_seeds} | settings
-        run = runs.open_run(tmp_path / "run", "digits_quanv", **settings)
+        run = runs.Run(tmp_path, recipes.settings("digits_quanv", **settings))
+        run.note_provenance(nets=["hybrid", *settings["controls"]])
         for net, values in accuracies.items():
             for seed, accuracy in enumerate(values):
                 log_final(run, net, seed, accuracy)
