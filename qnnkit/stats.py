@@ -193,8 +193,10 @@ class Score:
             >>> ACCURACY.bounds, LOSS.bounds
             ((0.0, 1.0), (0.0, inf))
         """
-        least = 0.0 if self.per.startswith("nats") else _LEAST.get(self.name.split("_")[-1], -math.inf)
-        return (0.0, 1.0) if self.per == "%" else (least, math.inf)
+        if self.per == "%":
+            return 0.0, 1.0
+        kind = "nats" if self.per.startswith("nats") else self.name.split("_")[-1]
+        return _BOUNDS.get(kind, (-math.inf, math.inf))
 
     @property
     def told(self) -> str:
@@ -295,8 +297,13 @@ class Score:
         return value >= bound if self.larger else value <= bound
 
 
-_LEAST = {"perplexity": 1.0, "mse": 0.0, "mae": 0.0, "rmse": 0.0}
-"""Last word of a score's name -> the least that it can be, whatever its unit."""
+_BOUNDS = {
+    "perplexity": (1.0, math.inf),
+    "r2": (-math.inf, 1.0),
+    **dict.fromkeys(("nats", "mse", "mae", "rmse"), (0.0, math.inf)),
+    **dict.fromkeys(("accuracy", "precision", "recall", "f1", "auc"), (0.0, 1.0)),
+}
+"""A score's unit, or the last word of its name -> between which it always lies."""
 ACCURACY = Score("accuracy", "accuracy")
 RECALL = Score("recall_1", "recall@1", watched="accuracy", criterion="min_recall")
 LOSS = Score(

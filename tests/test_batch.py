@@ -990,7 +990,9 @@ def test_of_a_loss_the_least_is_best(stand_in, home):
     assert {each.id: each.validation for each in outcomes} == pytest.approx(by_run), "of the last epoch"
     assert any(f"validation loss {by_run[outcomes[0].id]:.3f} nats / token" in line for line in told)
     assert json.loads((home / "batches" / "b" / "batch.json").read_text())["score"]["name"] == "loss"
-    assert batch.frame(outcomes)["best validation loss of a seed"].tolist() == [each.validation for each in outcomes]
+    assert batch.frame(outcomes)["best validation loss of a seed"].tolist() == [
+        each.validation for each in outcomes
+    ]
 
 
 def test_a_killed_study_goes_on_as_undisturbed(stand_in, home):

@@ -232,7 +232,14 @@ def test_verdicts_over_several_controls_are_corrected():
         (Score("perplexity", "perplexity", ""), [1.1, 3.0], 1, math.inf),
         (Score("mse", "mse", ""), [0.1, 0.9], 0, math.inf),
         (ACCURACY, [0.2, 0.9], 0, 1),
-        (Score("r2", "r2", ""), [0.1, 0.9], -math.inf, math.inf),
+        (Score("r2", "r2", ""), [0.1, 0.9], -math.inf, 1),
+        (Score("test_f1", "F1", ""), [0.1, 0.9], 0, 1),
+        (
+            Score("auc", "AUC", "", unit="", factor=1),
+            [-0.5, 1.5],
+            -math.inf,
+            math.inf,
+        ),  # named so, but is not
         (Score("energy_loss", "energy", ""), [-1.5, -0.5], -math.inf, math.inf),
     ],
 )
