@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from qnnkit import data, recipes, workspace
-from qnnkit.data import cache, load, places
+from qnnkit.data import load, places
 from qnnkit.recipes import RecipeError
 from qnnkit.runs.folder import Run
 from tests.toys import fill, no_workspace, noise, pack, put, real, refused
@@ -248,7 +248,6 @@ def test_images_are_read_once_and_kept_as_one_file(tmp_path, monkeypatch):
 def test_flat_folders_are_kept_by_their_pattern(tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
     root = fill(tmp_path / "flat", [*FLAT, "x.png"])
-    assert cache.FORMAT == 2
     for _ in range(2):
         assert load("flat_folder", root=root).n_classes == 3
         assert load("flat_folder", root=root, label_pattern=r"(\d)\.png").classes == ("0", "1", "2")

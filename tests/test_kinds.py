@@ -12,7 +12,6 @@ import torch
 from qnnkit import cli, layers, measure, recipes, report, runs, tasks
 from qnnkit.adapters import circuit
 from qnnkit.runs import placing, status
-from qnnkit.workspace import read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -379,8 +378,3 @@ def test_what_does_not_fit_is_told_in_a_sentence(home, given, tmp_path, recipe, 
         runs.open_run(tmp_path / "run", recipe, **asked)
     assert told in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_nothing_is_lost_of_what_is_logged(adapted):
-    rows = read_lines(adapted.folder / "metrics.jsonl")
-    assert {row["net"] for row in rows if row["event"] == "epoch"} == set(adapted.nets)

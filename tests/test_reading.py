@@ -157,7 +157,7 @@ def test_links_are_followed_but_not_in_circles(cache):
     (cache / "elsewhere" / "on").symlink_to(folder / "one")
     found, notes = documents(folder)
     assert sorted(each.name for each in found if each) == ["one/a.txt", "two/b.txt", "two/on/a.txt"]
-    assert notes == ["Left out, no files but links or devices: 2 (one/back, two/on/back)."]
+    assert notes == ["Left out 2 links or devices: one/back, two/on/back."]
 
 
 def test_what_is_left_out_is_told_by_number_and_reason(cache):
@@ -168,9 +168,11 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
             info = tarfile.TarInfo(f"odd{kind.decode()}.txt")
             info.type, info.linkname = kind, "a.txt"
             archive.addfile(info)
-    suffixes = "Files left out, no text (.txt, .md, .jsonl, .ndjson): 3 (c, cover.pdf, deep/notes.docx)."
+    suffixes = (
+        "Left out 3 files that are no text (.txt, .md, .jsonl, .ndjson): c, cover.pdf, deep/notes.docx."
+    )
     assert documents(folder)[1] == [suffixes]
-    odd = "Left out, no files but links or devices: 3 (odd2.txt, odd3.txt, odd6.txt)."
+    odd = "Left out 3 links or devices: odd2.txt, odd3.txt, odd6.txt."
     assert documents(cache / "books.tar")[1] == [suffixes, odd]
     for i in range(3):
         (cache / "music" / "ann").mkdir(parents=True, exist_ok=True)
@@ -178,10 +180,8 @@ def test_what_is_left_out_is_told_by_number_and_reason(cache):
     (cache / "music" / "LICENSE.md").write_text("free")
     (cache / "music" / "ann" / "score.xml").write_text("<score/>")
     (told,) = collect(cache / "music")[0].notes
-    assert (
-        told
-        == "Files left out, no music (.mid, .midi, .json, .json.gz, .zip): 2 (LICENSE.md, ann/score.xml)."
-    )
+    suffixes = ".mid, .midi, .json, .json.gz, .zip"
+    assert told == f"Left out 2 files that are no music ({suffixes}): LICENSE.md, ann/score.xml."
 
 
 # --- what was replaced at its address
