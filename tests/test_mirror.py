@@ -22,6 +22,7 @@ from qnnkit.checkpoint.remote import NOTE, STATE, read_state, settle, visible
 from qnnkit.checkpoint.restore import evict, restore
 from tests import forked
 from tests.same import room_for
+from tests.toys import refused
 
 NOBODY = 65534
 KILLS = int(os.environ.get("QNNKIT_TEST_KILLS", "4"))
@@ -146,30 +147,29 @@ def test_what_is_mirrored_comes_back_and_lies_there_under_its_own_names(local, r
     assert names(remote) == sorted([*contents(local), STATE]) and told == []
 
 
-def test_without_changes_nothing_is_written(local, remote):
-    made = Mirror(local, remote)
+def test_without_changes_nothing_is_read_nor_written(local, remote, monkeypatch):
+    train(local, 0)
+    for path in local.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    made, read = Mirror(local, remote), []
     assert made.sync()
-    before = {name: (remote / name).stat() for name in names(remote)}
-    assert not made.sync()
+    before = {name: (remote / name).stat() for name in names(remote) if name != STATE}
+    with monkeypatch.context() as patched:
+        patched.setattr(there, "stretch", lambda *given: read.append(given) or iter(()))
+        assert not made.sync() and read == []
     assert Mirror(local, remote).sync()  # the next process cannot know that all has got its name
-    assert {name: (remote / name).stat() for name in names(remote) if name != STATE} == {
-        name: status for name, status in before.items() if name != STATE
-    }
+    assert {name: (remote / name).stat() for name in names(remote) if name != STATE} == before
 
 
 def test_hidden_running_and_linked_files_stay_here(local, remote, tmp_path):
     (tmp_path / "elsewhere.txt").write_text("mine")
     (local / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
-    (local / ".hidden").write_text("")
-    for name in (
-        "notebooks/03_train.running.ipynb",
-        "notebooks/03.failed.ipynb",
-        ".ipynb_checkpoints/a.ipynb",
-    ):
+    seen = ["notebooks/03.failed.ipynb"]
+    for name in (*seen, ".hidden", "notebooks/03_train.running.ipynb", ".ipynb_checkpoints/a.ipynb"):
         workspace.make_folder((local / name).parent)
         (local / name).write_text("{}")
     Mirror(local, remote).sync()
-    assert set(read_state(remote).files) == {"config.json", "provenance.json", "notebooks/03.failed.ipynb"}
+    assert set(read_state(remote).files) == {"config.json", "provenance.json", *seen}
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
@@ -207,18 +207,6 @@ def test_a_change_that_shows_in_no_time_or_size(local, remote, tmp_path, monkeyp
                 patched.setattr(os, "fstat", coarse)
                 made.sync()
         assert_comes_back(remote, tmp_path, local)
-
-
-def test_unchanged_files_are_not_read(local, remote, monkeypatch):
-    train(local, 0)
-    for path in local.rglob("*"):
-        os.utime(path, (1e9, 1e9))
-    made = Mirror(local, remote)
-    made.sync()
-    read = []
-    monkeypatch.setattr(there, "stretch", lambda *given: read.append(given) or iter(()))
-    assert not made.sync()
-    assert read == []
 
 
 @pytest.mark.parametrize("lines", [b"", b"x\n", b"other\nlines\n", b"0\n1\n2\n3\nnew\n"])
@@ -721,10 +709,8 @@ def test_links_lead_nowhere(remote, forged, tmp_path, deep):
 @pytest.mark.parametrize("wrong", [[-1, "0"], [2.0, "0"], ["2", "0"], [True, "0"], [2, None], [2], {}, None])
 def test_values_of_other_kinds_are_refused(remote, forged, wrong):
     forge(remote, {"config.json": wrong})
-    state = read_state(remote)
-    assert state is None or there.damaged(remote, state.files) == {
-        "config.json": "it has 2 bytes instead of -1"
-    }
+    state, told = read_state(remote), {"config.json": "it has 2 bytes instead of -1"}
+    assert state is None or there.damaged(remote, state.files) == told
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b"{}", b"null", b"NaN", b"\0", b"\xff\xfe"])
@@ -966,11 +952,13 @@ def test_the_oldest_finished_runs_go_first(workspaces):
 
 
 def test_the_limit_is_told_by_the_environment(workspaces, monkeypatch):
+    monkeypatch.delenv("QNNKIT_LOCAL_GB", raising=False)
+    assert workspace.local_limit() == 20 * 10**9
     monkeypatch.setenv("QNNKIT_LOCAL_GB", "0.000025")
     assert evict() == workspaces[:1]
     for value in ("much", "-1", "nan", "inf"):
         monkeypatch.setenv("QNNKIT_LOCAL_GB", value)
-        with pytest.raises(ValueError, match="`QNNKIT_LOCAL_GB` must be a number of gigabytes"):
+        with refused("QNNKIT_LOCAL_GB"):
             evict()
 
 
