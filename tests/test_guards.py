@@ -520,6 +520,23 @@ LIGHTNING = {"device": on(3, "lightning.qubit"), "tolerance": FLOAT32}
 SHIFTED = {"options": {"diff_method": "parameter-shift"}, "rows": (None,)}
 TABLE = """
 == batched watch
+attribute_of_a_function: read.scale * x | read.scale = VALUE
+    def read(): pass
+    read.scale = 1.0
+static_and_class_methods: (Helper.one() + Helper.other()) * x | scale = VALUE | Helper.factor = 0.5
+    class Helper:
+        factor = 1.0
+        @staticmethod
+        def one(): return scale
+        @classmethod
+        def other(cls): return cls.factor
+named_tuple_handed_on: (lambda each: each.scale * each.factor())(pair) * x | pair = Pair(0.5) | scale = VALUE
+    class Pair(NamedTuple):
+        scale: float
+        def factor(self): return scale
+    pair = Pair(1.0)
+method_of_a_dict: get("scale", 1.0) * x | state["scale"] = VALUE
+    get = state.get
 transform_that_reads_a_global: x | scale = VALUE
     transform = functools.partial(kicked, angles=lambda: [0.7 * scale])
 transform_with_an_argument: x | kicks.append(0.4) | kicks.pop()
@@ -727,6 +744,25 @@ list_or_not(rows=(5, 3)): x; w; expvals() if listed else qp.probs(wires=0) \
 | listed = False | listed = True | listed = False
     listed = True
 == device refusals
+module_that_makes_up_attributes: config.scale * x | state["scale"] = VALUE
+    config = types.ModuleType("config")
+    config.__getattr__ = lambda name: state[name]
+local_variables_as_a_dictionary: read() * x | scale = VALUE
+    def read():
+        factor = scale
+        return vars()["factor"]
+closure_that_counts: count() * x
+    def make():
+        n = 0
+        def before(call):
+            nonlocal n
+            n = call
+        def count():
+            nonlocal n
+            n += 1
+            return 1 / n
+        return before, count
+    before, count = make()
 switch_that_two_runs_leave_as_it_was: read() * x
     # Each layer has a world of its own, in which its next call meets what its last one left.
     switch, worlds, turns = {"on": False}, collections.deque([False, False]), itertools.count()
@@ -914,6 +950,13 @@ minus_the_first: x - x[:1]
 large_batches_differ: x if len(x) > 3 else 0.5 * x
 slice_that_may_be_empty(rows=(3, 5, 9, 8)): x + x[7:].sum(0)
 == device
+features_changed_in_place: x.clone().mul_(2)
+features_drawn_in_place(before=torch.manual_seed): x + 0.1 * x.clone().uniform_()
+measured_value_in_the_middle(device=on(None)): x; w; qp.expval(qp.measure(0))
+state_whose_norm_is_checked(n_features=8): x
+    def circuit(inputs, weights):
+        qp.StatePrep(inputs / inputs.norm(dim=-1, keepdim=True), wires=range(3), validate_norm=True)
+        return body(weights, weights)
 gate_of_a_third_of_its_angle: x; w; last(Share(inputs[..., 0], wires=0, parts=3), expvals())
 single_tapes_added: x; w; [qp.expval(qp.Z(0)), qp.expval(qp.X(0) @ qp.Y(1)), qp.expval(qp.Y(0) + qp.Z(1))]
     transform = qp.transforms.split_non_commuting

@@ -18,7 +18,6 @@ from __future__ import annotations
 import abc
 import collections
 import copy
-import enum
 import functools
 import itertools
 import operator
@@ -222,8 +221,6 @@ class Walk:
             groups = [self.entry(holder, group) for group in ("_parameters", "_buffers", "_modules")]
             parts = [self.entry(group, name) for group in groups if group is not ABSENT]
             return next((part for part in parts if part is not ABSENT), ABSENT)
-        if owner is kind and isinstance(kind, enum.EnumMeta) and name in kind._member_map_:
-            return kind._member_map_[name]
         if base is None and (owner is not kind or not hasattr(type(kind), name)):
             return ABSENT
         inner, first = definition, ABSENT if owner is kind else owner
