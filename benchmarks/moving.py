@@ -1,7 +1,7 @@
 """How long the inspector takes to answer, kernel side, on one thread: python -m benchmarks.moving.
 
 From a widget's value to the finished pictures, as the panel that a notebook shows takes it: the chosen weight
-moved, another weight chosen, another image chosen. Nets at the weights they start from, on scikit-learn's digits.
+moved, another weight chosen, another image chosen. Nets as they start, on scikit-learn's digits.
 """
 
 from __future__ import annotations

@@ -59,7 +59,6 @@ def test_every_weight_turns_its_own_gate(ansatz):
     layer = named(ansatz, n_qubits=3)
     layer(uniform(1, 3))
     gates = gradients.gates(layer)
-    assert {gate.name for gate in gates} <= {"RX", "RY", "RZ", "CNOT"}
     with refused("layer"):
         gradients.gates(named(ansatz, n_qubits=3))
     turned = [i for gate in gates for i in gate.weights]

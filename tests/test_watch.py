@@ -215,10 +215,10 @@ def test_places_of_a_circuit_with_more_weights_than_are_kept():
 
 
 def test_parameters_without_entries_are_left_out_and_a_batch_in_pieces_is_one_step():
-    model, empty = net(), nn.Parameter(torch.zeros(0, 3))
+    model, empty = net(), [nn.Parameter(torch.zeros(0, 3)) for _ in range(3)]
     made = groups(model)
-    parameters = list(made[1].parameters)
-    made[1] = train.Group("classical", [empty, *parameters[:2], empty, *parameters[2:], empty], 0.01)
+    four = list(made[1].parameters)
+    made[1] = train.Group("classical", [empty[0], *four[:2], empty[1], *four[2:], empty[2]], 0.01)
     watch = Watch(model, made, per_epoch=4)
     config = Settings(epochs=1, optimizer="sgd", schedule="constant")
     train.fit(model, TASK, data(), config, groups=made, watch=watch)
