@@ -38,7 +38,7 @@ def table(means: pd.DataFrame) -> str:
         known = [
             score for score in scores if means[score.name].notna().any() and score.larger == first.larger
         ]
-        columns = {score.told: (score, means["train_fraction"] > 0) for score in known}
+        columns = {score.column: (score, means["train_fraction"] > 0) for score in known}
     found = means[["model", "net"]].drop_duplicates().set_index(["model", "net"])
     for column, (score, chosen) in columns.items():
         rows = means[chosen].set_index(["model", "net"])

@@ -136,7 +136,7 @@ def train(
         for final in runs.train_all(begun, on_row=show, on_warning=tell):
             if is_main():
                 score = begun.score
-                reached = f"{score.told}: {score.tell(final[f'test_{score.name}'])}"
+                reached = f"{score.column}: {score.tell(final[f'test_{score.name}'])}"
                 tell(f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}")
 
 
@@ -302,7 +302,7 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Measure what this machine reaches and what a net takes on it, or compare such files of machines."""
-    from qnnkit.measure import reading
+    from qnnkit.measure import comparing
     from qnnkit.runs.surveying import measure_machine
 
     names = {"compare": "--compare", "n_samples": "--samples", "seconds": "--seconds", "dummy": "--dummy"}
@@ -311,8 +311,8 @@ def measure(
             others = {"--recipe": recipe, "--run-dir": run_dir, "--set": settings, "--dummy": dummy}
             others |= {"--samples": samples, "--seconds": seconds, "--quick": quick}
             refuse_with("--compare", others | {"--profile": profile, "--json": as_json})
-            paths = reading.files(files or [])
-            found = reading.compare(paths)
+            paths = comparing.files(files or [])
+            found = comparing.compare(paths)
             place = paths[0].parent / "comparison.png" if out is None else workspace.place(out)
             workspace.make_folder(place.parent)
             workspace.write_bytes(place, found.picture().png(Title="Machines beside each other"))
@@ -332,7 +332,7 @@ def measure(
             seconds=seconds,
             quick=quick,
         )
-        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{reading.table(found)}\n\nFile: {place}")
+        typer.echo(json.dumps(found, indent=2) if as_json else f"\n{comparing.table(found)}\n\nFile: {place}")
 
 
 @app.command()

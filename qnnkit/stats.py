@@ -199,7 +199,7 @@ class Score:
         return _BOUNDS.get(kind, (-math.inf, math.inf))
 
     @property
-    def told(self) -> str:
+    def column(self) -> str:
         """With its unit, as it heads a column."""
         return f"test {self.word} ({self.per})" if self.per else f"test {self.word}"
 

@@ -29,7 +29,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-def seeded(make: Callable[[], Any], seed: int = 0) -> Any:
+def from_seed(make: Callable[[], Any], seed: int = 0) -> Any:
     """What `make()` gives, with weights that follow from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

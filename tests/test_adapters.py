@@ -90,7 +90,7 @@ def test_every_trained_weight_gets_a_gradient_and_nothing_else_does(name):
 
 def test_the_update_is_the_matrix_between_the_circuits(name):
     """Layer by layer, against the definition in plain loops."""
-    from qnnkit.adapters import circuit
+    from qnnkit.adapters import orthogonal
 
     model = stirred(adapted(name)).double()
     layer = model.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
@@ -100,7 +100,7 @@ def test_the_update_is_the_matrix_between_the_circuits(name):
     if name == "quantum_peft":
         expected = torch.zeros(48, 32, dtype=torch.float64)
         for term, strengths in enumerate(u.strengths.view(3, 2)):
-            columns = [circuit.columns(each.angles()[term : term + 1], 2)[0] for each in (u, v)]
+            columns = [orthogonal.columns(each.angles()[term : term + 1], 2)[0] for each in (u, v)]
             expected += 8 * columns[0][:48] @ torch.diag(strengths) @ columns[1][:32].T
     else:
         numbers = u.circuits.sources[0].generate()
@@ -359,10 +359,12 @@ def test_weights_that_moved_by_any_means_count_at_once(name):
 
 
 def test_circuits_are_evaluated_once_a_step(monkeypatch):
-    from qnnkit.adapters import circuit
+    from qnnkit.adapters import orthogonal
 
-    calls, plain = [], circuit.columns
-    monkeypatch.setattr(circuit, "columns", lambda *given, **named: calls.append(1) or plain(*given, **named))
+    calls, plain = [], orthogonal.columns
+    monkeypatch.setattr(
+        orthogonal, "columns", lambda *given, **named: calls.append(1) or plain(*given, **named)
+    )
     model = adapted("quantum_peft")
     calls.clear()
     loss_of(model).backward()

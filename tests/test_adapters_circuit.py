@@ -7,7 +7,7 @@ import pennylane as qp
 import pytest
 import torch
 
-from qnnkit.adapters import circuit
+from qnnkit.adapters import orthogonal
 from qnnkit.circuits import make_device
 from qnnkit.models.blocks import seeded
 
@@ -43,7 +43,7 @@ def by_pennylane(angles, entangled):
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
 def test_matrices_are_pennylanes(n, entangled):
     angles = angles_of(2, 4, n)
-    found = circuit.columns(angles, 2**n, entangled=entangled)
+    found = orthogonal.columns(angles, 2**n, entangled=entangled)
     for one, given in zip(found, angles, strict=True):
         expected = by_pennylane(given, entangled)
         assert expected.imag.abs().max() < EXACT
@@ -58,20 +58,20 @@ def test_the_first_state_is_default_qubits():
         gates(weights, range(5))
         return qp.probs(wires=range(5))
 
-    found = circuit.columns(angles, 1)[0, :, 0] ** 2
+    found = orthogonal.columns(angles, 1)[0, :, 0] ** 2
     assert (found - torch.as_tensor(probabilities(angles[0].numpy()))).abs().max() < EXACT
 
 
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_columns_are_orthonormal_before_cropping(n):
-    columns = circuit.columns(angles_of(3, 6, n), min(4, 2**n))
+    columns = orthogonal.columns(angles_of(3, 6, n), min(4, 2**n))
     eye = torch.eye(columns.shape[-1], dtype=torch.float64)
     assert (columns.mT @ columns - eye).abs().max() < EXACT
 
 
 def test_fewer_columns_are_the_first_of_more():
     angles = angles_of(2, 4, 6)
-    assert torch.equal(circuit.columns(angles, 64)[..., :3], circuit.columns(angles, 3))
+    assert torch.equal(orthogonal.columns(angles, 64)[..., :3], orthogonal.columns(angles, 3))
 
 
 @pytest.mark.parametrize("entangled", [True, False])
@@ -80,7 +80,7 @@ def test_gradients_are_exact(n, entangled):
     angles = angles_of(2, 3, n).requires_grad_()
 
     def columns(given):
-        return circuit.columns(given, 2, entangled=entangled)
+        return orthogonal.columns(given, 2, entangled=entangled)
 
     assert torch.autograd.gradcheck(columns, angles)
     with seeded(0):
@@ -92,17 +92,17 @@ def test_gradients_are_exact(n, entangled):
 
 def test_entanglers_make_a_difference_and_no_two_circuits_share_angles():
     angles = angles_of(2, 3, 4)
-    bound, free = circuit.columns(angles, 4), circuit.columns(angles, 4, entangled=False)
+    bound, free = orthogonal.columns(angles, 4), orthogonal.columns(angles, 4, entangled=False)
     assert (bound - free).abs().max() > 0.1
-    assert torch.equal(bound[1:], circuit.columns(angles[1:], 4))
+    assert torch.equal(bound[1:], orthogonal.columns(angles[1:], 4))
 
 
 def test_constants_made_in_inference_mode_serve_training():
-    circuit._constants.cache_clear()
+    orthogonal._constants.cache_clear()
     angles = angles_of(1, 2, 3)
     with torch.inference_mode():
-        expected = circuit.columns(angles, 2)
+        expected = orthogonal.columns(angles, 2)
     given = angles.clone().requires_grad_()
-    found = circuit.columns(given, 2)
+    found = orthogonal.columns(given, 2)
     found.sum().backward()
     assert torch.equal(found.detach(), expected) and given.grad is not None

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from qnnkit import batch, recipes, report, warm, workspace
-from qnnkit.batch import cluster, engine, plan, search, state, table, task
+from qnnkit.batch import batch_file, cluster, engine, search, state, table, task
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import Status, chain, reading
 from tests.forked import start
@@ -149,11 +149,11 @@ def finish(home, content, *words):
 
 
 def varied(**keys):
-    return list(plan.combinations(batch.read_config({**BASE, **keys})))
+    return list(batch_file.combinations(batch.read_config({**BASE, **keys})))
 
 
 def planned(**keys):
-    return plan.plan(batch.read_config({**BASE, **keys}))
+    return batch_file.plan(batch.read_config({**BASE, **keys}))
 
 
 def test_runs_of_a_batch_keep_their_names_where_the_workspace_moves(tmp_path, monkeypatch):
@@ -193,8 +193,8 @@ def test_a_list_of_recipes_is_run_with_all_the_rest(home):
     path.write_text(path.read_text().replace("stride: int = 1", "stride: int = 2"))
     both = ["digits_quanv", "digits_again.py"]
     config = batch.read_config({"name": "b", "recipe": both, "grid": {"hidden": [3, 4]}, "seeds": [0, 7]})
-    assert plan.count(config) == 8
-    found = plan.plan(config)
+    assert batch_file.count(config) == 8
+    found = batch_file.plan(config)
     assert [run.varied for run in found[:2]] == [
         {"recipe": "digits_quanv", "hidden": 3, "seed": 0},
         {"recipe": "digits_quanv", "hidden": 3, "seed": 7},
@@ -204,8 +204,11 @@ def test_a_list_of_recipes_is_run_with_all_the_rest(home):
     assert found[-1].folder == home / "runs" / f"digits_again-{found[-1].id}"
     assert found[0].words == ("hidden=3", "seed=0"), "the recipe has an option of its own"
     assert len({run.id for run in found}) == 8
-    (alone,) = plan.plan(batch.read_config({**BASE, "recipe": ["digits_quanv"]}))
-    assert alone.varied == {"recipe": "digits_quanv"} and alone.id == plan.plan(batch.read_config(BASE))[0].id
+    (alone,) = batch_file.plan(batch.read_config({**BASE, "recipe": ["digits_quanv"]}))
+    assert (
+        alone.varied == {"recipe": "digits_quanv"}
+        and alone.id == batch_file.plan(batch.read_config(BASE))[0].id
+    )
 
 
 def test_the_study_of_the_docs_is_twelve_runs(home, monkeypatch):
@@ -214,7 +217,7 @@ def test_the_study_of_the_docs_is_twelve_runs(home, monkeypatch):
     config = batch.read_config(ROOT / "docs" / "study.yaml")
     place = home / config.settings["data_dir"]
     place.mkdir(parents=True)
-    found = plan.plan(config)
+    found = batch_file.plan(config)
     assert len(found) == 12 and {run.config.n_seeds for run in found} == {10}
     assert {run.config.train_fraction for run in found} == {0.1, 0.25, 0.5, 1.0}
     assert {recipes.of(run.config).name for run in found} == {"ahcd_frozen", "ahcd_trained", "ahcd_cnn"}
@@ -224,7 +227,7 @@ def test_the_study_of_the_docs_is_twelve_runs(home, monkeypatch):
 def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
     path = tmp_path / "b.yaml"
     path.write_text("name: b\nrecipe: digits_quanv\ngrid: {learning_rate: [1e-3, 0.001, 2e-3]}\n")
-    runs = plan.plan(batch.read_config(path))
+    runs = batch_file.plan(batch.read_config(path))
     assert [run.varied for run in runs] == [{"learning_rate": 0.001}, {"learning_rate": 0.002}]
     assert runs[0].words == ("learning_rate=0.001",)
 
@@ -447,7 +450,7 @@ def test_a_batch_runs_and_is_kept(stand_in, home):
 def test_a_finished_run_that_drive_lacks_is_mirrored(stand_in, home, tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "machine"))
     content = stand_in()
-    (run,) = plan.plan(batch.read_config(content))
+    (run,) = batch_file.plan(batch.read_config(content))
     local = workspace.run_folder(run.folder)
     workspace.write_json(workspace.make_folder(local) / "config.json", {})
     workspace.write_json(local / "result.json", {"score": 1.0})

@@ -9,7 +9,7 @@ import pytest
 from qnnkit import report, runs
 from qnnkit.batch import state
 from qnnkit.report import write_batch_page
-from qnnkit.report.batch import runs_table
+from qnnkit.report.batch_page import runs_table
 from tests.showing import Batch, Page, log_epochs, log_test, needs_chromium
 
 

@@ -19,14 +19,14 @@ from torch import nn
 
 from qnnkit import checkpoint, workspace
 from qnnkit.checkpoint import Store, file, weights
-from tests.same import room_for, same, seeded
+from tests.same import from_seed, room_for, same
 from tests.toys import disk_order
 
 IDENTITY = {"net": "hybrid", "seed": 0}
 
 
 def net(seed=0, n_classes=2):
-    return seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, n_classes)), seed)
+    return from_seed(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, n_classes)), seed)
 
 
 def state_of(number):
@@ -201,7 +201,7 @@ def test_of_an_adapted_model_only_the_adapter_is_written(tmp_path):
     with torch.no_grad():
         for weight in model.parameters():
             weight += weight.requires_grad
-    state = weights.kept(model)
+    state = weights.saved_state(model)
     small = {name for name in model.state_dict() if "lora" in name or "bias" in name}
     assert set(state) == {weights.FROZEN, *small}
     read = file.read(file.write(tmp_path, 1, {"model": state}))["model"]
@@ -218,8 +218,8 @@ def test_of_an_adapted_model_only_the_adapter_is_written(tmp_path):
 def test_frozen_weights_of_another_machine_are_the_same_to_rounding(tmp_path):
     with checkpoint.own_generators():
         model = nn.Sequential(nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 2))
-    state = weights.kept(model, weights.Built(weights.digest(model), lambda: model))
-    assert "0.weight" not in state and weights.kept(model).keys() == model.state_dict().keys()
+    state = weights.saved_state(model, weights.Built(weights.digest(model), lambda: model))
+    assert "0.weight" not in state and weights.saved_state(model).keys() == model.state_dict().keys()
     with torch.no_grad():
         model[0].weight *= 1 + 2**-22  # as another processor's sine or logarithm
         weights.load(model, state)

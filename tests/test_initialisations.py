@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qnnkit import Quanv2d, circuits
-from qnnkit.models.circuit import CircuitSettings
+from qnnkit.models.circuit_part import CircuitSettings
 from tests.nets import family
 from tests.toys import refused
 

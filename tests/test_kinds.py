@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qnnkit import cli, layers, measure, recipes, report, runs, tasks
-from qnnkit.adapters import circuit
+from qnnkit.adapters import orthogonal
 from qnnkit.runs import placing, status
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -248,12 +248,12 @@ def test_a_finished_folder_loads_with_plain_transformers_and_peft(adapted, base)
 
 
 def test_it_is_planned(adapted):
-    circuit._constants.cache_clear()  # what a plan makes first must serve training as well
-    circuit._turns.cache_clear()
+    orthogonal._constants.cache_clear()  # what a plan makes first must serve training as well
+    orthogonal._turns.cache_clear()
     found = measure.plan(**runs.to_plan(adapted), seconds=0.1, largest=False)
     assert found.prediction.n_trained < 0.05 * found.prediction.n_weights
     assert found.prediction.memory["checkpoint"] < 0.2 * found.prediction.memory["weights"]
-    assert found.here.basis == "measured here" and found.nets == 5
+    assert found.on_this_machine.basis == "measured here" and found.nets == 5
 
 
 def test_four_bits_where_there_is_no_cuda_are_told_and_done_without(given, tmp_path):
@@ -335,7 +335,10 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
     fresh = runs.Run(tmp_path, adapted.config.override(device="auto", threads="auto", batch_size=1))
     found = measure.plan(**runs.to_plan(fresh), largest=False)
     assert "a trial would hold" in fresh.placement["sentence"]
-    assert found.here.basis == "estimated" and found.here.total.low < found.here.total.high
+    assert (
+        found.on_this_machine.basis == "estimated"
+        and found.on_this_machine.total.low < found.on_this_machine.total.high
+    )
     assert any("A step was too large to be timed here" in note for note in found.notes)
 
 

@@ -17,7 +17,6 @@ from qnnkit.measure.elsewhere import (
     Spot,
     calibration,
     estimate,
-    here,
     published,
     roofline,
     row_of,
@@ -166,20 +165,20 @@ def test_a_bad_table_is_refused_in_one_sentence(table, text, told):
 
 
 def test_what_a_training_may_use_here_is_what_is_free(own):
-    found = here(torch.device("cpu"), own)
+    found = this_machine(torch.device("cpu"), own)
     total, available = device.machine.memory()
     assert available * 0.5 < found.usable <= total
     assert (found.name, found.kind, found.price_per_hour) == (HERE, "cpu", 0.0)
-    assert here(torch.device("cpu"), own, 0.7).price_per_hour == 0.7
+    assert this_machine(torch.device("cpu"), own, 0.7).price_per_hour == 0.7
 
 
 def test_a_mac_s_gpu_may_use_two_thirds_of_its_memory(own, monkeypatch):
     """What macOS lets it hold, however much is free."""
     monkeypatch.setattr(device.machine, "memory", lambda: (16 * GB, 15 * GB))
-    assert here(torch.device("mps"), own).usable == int(2 / 3 * 16 * GB)
-    assert here(torch.device("cpu"), own).usable >= 15 * GB
+    assert this_machine(torch.device("mps"), own).usable == int(2 / 3 * 16 * GB)
+    assert this_machine(torch.device("cpu"), own).usable >= 15 * GB
     monkeypatch.setattr(device.machine, "memory", lambda: (16 * GB, 4 * GB))
-    assert here(torch.device("mps"), own).usable < 10 * GB
+    assert this_machine(torch.device("mps"), own).usable < 10 * GB
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,7 @@ def test_on_another_machine_it_measures_anew(tiny, monkeypatch):
     first = runs.placed(run)
     raced = counted(monkeypatch)
     assert runs.placed(tiny()) == first and raced == []
-    monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
+    monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
     runs.placed(tiny())
     assert len(raced) == 1 and note(run)["machine"] == {"processor": "another"}
     runs.placed(tiny())
@@ -394,7 +394,7 @@ def test_what_is_finished_is_left_as_it_is(tiny, monkeypatch):
     run = tiny()
     list(runs.train_all(run))
     before = note(run)
-    monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
+    monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
     list(runs.train_all(run))
     assert note(run) == before
     run.note_provenance(placement=None)
@@ -420,7 +420,7 @@ def test_a_size_of_batch_is_found_when_the_run_begins_and_kept_everywhere(tiny, 
         tiny(batch_size=4)
 
     moved = tiny("moved", batch_size="auto")
-    monkeypatch.setattr(placement, "here", lambda: {"processor": "another"})
+    monkeypatch.setattr(placement, "machine_facts", lambda: {"processor": "another"})
     found = runs.placed(runs.open_run(moved.folder))
     assert found.batch_size == moved.config.batch_size == 2
     assert found.sentence.endswith(" Its size of batch was found when the run began.")

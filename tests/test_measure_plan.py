@@ -87,7 +87,7 @@ def test_float16_is_planned_where_it_cannot_be_trained(digits):
     workload = digits["workload"].change(precision="float16")
     found = measure.plan(**digits | {"workload": workload}, largest=False)
     assert found.prediction.seconds is None and any("float16" in note for note in found.notes)
-    assert found.prediction.peak > 0 and found.here.basis == "not timed"
+    assert found.prediction.peak > 0 and found.on_this_machine.basis == "not timed"
 
 
 def test_what_would_not_fit_is_timed_at_a_smaller_batch(digits, monkeypatch):
@@ -115,7 +115,7 @@ def test_four_bits_are_for_frozen_weights_alone():
 
 def test_this_machine_stands_first_and_then_every_row_of_the_table(planned):
     assert [each.name for each in planned.places] == [HERE, *elsewhere.load().shown]
-    assert planned.here.basis == "measured here"
+    assert planned.on_this_machine.basis == "measured here"
     assert {each.basis for each in planned.places[1:]} == {"published"}
     assert planned.wish == (8 * 3600, 10, "USD")
     assert {each.largest for each in planned.places} == {1024}  # of 1,079 images
@@ -126,8 +126,8 @@ def test_this_machine_stands_first_and_then_every_row_of_the_table(planned):
 def test_all_nets_and_seeds_count(planned):
     assert (planned.nets, planned.seeds) == (5, 3)
     epoch = planned.prediction.seconds_per_epoch
-    assert planned.here.epoch.likely == pytest.approx(epoch)
-    assert planned.here.total.likely == pytest.approx(50 * 15 * epoch)
+    assert planned.on_this_machine.epoch.likely == pytest.approx(epoch)
+    assert planned.on_this_machine.total.likely == pytest.approx(50 * 15 * epoch)
 
 
 def test_text_and_json_say_the_same(planned):
@@ -142,7 +142,10 @@ def test_text_and_json_say_the_same(planned):
     found = json.loads(json.dumps(planned.as_dict(), allow_nan=False))
     assert [each["name"] for each in found["places"]] == [each.name for each in planned.places]
     assert found["prediction"]["memory"] == planned.prediction.memory
-    assert found["answer"] == planned.answer and found["places"][0]["total"][1] == planned.here.total.likely
+    assert (
+        found["answer"] == planned.answer
+        and found["places"][0]["total"][1] == planned.on_this_machine.total.likely
+    )
 
 
 def test_a_larger_batch_never_needs_less(digits):
@@ -156,8 +159,12 @@ def test_a_plan_for_more_memory_than_exists_runs_nothing_large():
     about = {"batch_size": 8192, "precision": "bfloat16", "gradient_checkpointing": True}
     workload = measure.of_transformer("llama", "tiny", n_samples=8192, **about)
     found = measure.plan(workload, measure=False, largest=False)
-    assert found.here.needs > found.here.usable > 0
-    assert (found.here.verdict, found.here.why, found.here.total) == ("not here", ("memory",), None)
+    assert found.on_this_machine.needs > found.on_this_machine.usable > 0
+    assert (found.on_this_machine.verdict, found.on_this_machine.why, found.on_this_machine.total) == (
+        "not here",
+        ("memory",),
+        None,
+    )
     assert found.remedies[0].name == "micro-batches" and found.remedies[0].fits
     assert "No machine of the table does it" in found.answer
     assert "it fits here with --set micro_batch=" in found.answer and "micro_batch=" in str(found)
@@ -169,7 +176,7 @@ def test_what_could_not_be_measured_is_not_divided_by(digits, planned, monkeypat
     monkeypatch.setattr(planning, "predict", lambda *given, **named: planned.prediction)
     monkeypatch.setattr(planning, "figures", lambda *given: known | {"seconds_per_operation": 1e-6})
     found = measure.plan(**digits, largest=False)
-    assert found.here.total and any("bandwidth" in note for note in found.notes)
+    assert found.on_this_machine.total and any("bandwidth" in note for note in found.notes)
     t4 = next(each for each in found.places if each.name == "T4")
     assert t4.total.high == pytest.approx(9 * t4.total.low), "not calibrated"
 
@@ -186,7 +193,11 @@ def test_amounts_have_no_exponents():
 
 def test_without_times_the_ranges_are_wider(digits, planned):
     found = measure.plan(**digits, measure=False, largest=False)
-    assert (found.here.epoch, found.prediction.seconds, found.here.largest) == (None, None, None)
+    assert (found.on_this_machine.epoch, found.prediction.seconds, found.on_this_machine.largest) == (
+        None,
+        None,
+        None,
+    )
     wide, narrow = (next(each for each in one.places if each.name == "T4").total for one in (found, planned))
     assert wide.high / wide.low > narrow.high / narrow.low
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qnnkit import data, measure, recipes, report, runs
-from qnnkit.measure import clock, device_figures, placement, reading, simulators, survey, survey_net
+from qnnkit.measure import backends, clock, comparing, device_figures, placement, survey, survey_net
 from qnnkit.measure.workload import Sample, of_recipe
 from qnnkit.models import QuanvNet, features
 from qnnkit.runs import surveying
@@ -104,12 +104,12 @@ def test_on_the_cpu_the_net_has_the_threads_that_training_would_take(toy, monkey
     monkeypatch.setattr(placement, "timed", lambda *given: (laps, None, None))
     question = {"recipe": config.recipe, "config": config.model_dump(mode="json"), "sample": sample}
     question |= {"device": "cpu", "precision": "bfloat16", "seconds": 0.0, "quick": False}
-    found = survey_net.here(pickle.loads(pickle.dumps(question)))
+    found = survey_net.measure(pickle.loads(pickle.dumps(question)))
     [update] = [row for row in found if row["what"] == "net update"]
     assert (update["threads"], update["precision"]) == (2, "bfloat16")
     raced = {row["threads"]: row["value"] for row in found if row["what"] == "net update on threads"}
     assert raced == pytest.approx({1: 16 * 0.3, 2: 16 * 0.15})
-    assert survey_net.here({**question, "precision": "float31"}).startswith("AttributeError")
+    assert survey_net.measure({**question, "precision": "float31"}).startswith("AttributeError")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,13 @@ def test_a_frozen_part_is_computed_before_as_in_training(toy):
     config, sample = toy
     batch, frozen = measure.take(sample.batch, 3), config.override(trainable=False)
     net = QuanvNet(frozen, backend="batched", seed=0, **sample.sizes)
-    assert features.given(net, batch, frozen, 100)[0].is_floating_point() and net.training
+    assert features.training_batch(net, batch, frozen, 100)[0].is_floating_point() and net.training
     trained = QuanvNet(config, backend="batched", seed=0, **sample.sizes)
     augmented = frozen.override(augmentation="affine")
     for given in ((net, batch, frozen, 10**12), (net, batch, augmented, 100), (trained, batch, config, 100)):
-        assert features.given(*given)[0] is batch[0], "too many to keep, others in every epoch, not frozen"
+        assert features.training_batch(*given)[0] is batch[0], (
+            "too many to keep, others in every epoch, not frozen"
+        )
 
 
 TEXT = {"sequence_length": 16, "vocabulary": 260, "batch_size": 4}
@@ -163,7 +165,7 @@ def test_captions_and_tokens_are_measured_as_images_are(tmp_path, recipe, settin
     assert (sample.n_samples, sample.noun) == (len(splits.train), noun)
     question = {"recipe": config.recipe, "config": config.model_dump(mode="json"), "sample": sample}
     question |= {"device": "cpu", "precision": "float32", "seconds": 0.0, "quick": True}
-    found = {row["what"]: row for row in survey_net.here(question)}
+    found = {row["what"]: row for row in survey_net.measure(question)}
     rate = found["net samples"]["value"]
     assert rate == pytest.approx(4 / found["net update"]["value"])
     assert found["net epoch"]["value"] == pytest.approx(len(splits.train) / rate)
@@ -229,38 +231,38 @@ def cells(**seconds):
 )
 def test_from_how_many_qubits_lightning_gpu_wins(gpu, told):
     found = {"rows": cells(batched={4: 5, 16: 5, 20: 5}, lightning_gpu=gpu)}
-    said = [each for each in reading._of_simulators(found) if "lightning.gpu:" in each]
+    said = [each for each in comparing._of_simulators(found) if "lightning.gpu:" in each]
     assert said == ([f"64 circuits on cuda:0, lightning.gpu: {told}"] if told else [])
 
 
 def test_the_fastest_simulator_in_a_sentence():
     found = {"rows": cells(batched={4: 0.001, 8: 2}, default_qubit={4: 0.0025})}
     told = "1 ms on batched on cuda:0; default.qubit on cuda:0 2.5 times as long."
-    assert list(reading._of_simulators(found)) == [f"64 circuits of 4 qubits: {told}"]
+    assert list(comparing._of_simulators(found)) == [f"64 circuits of 4 qubits: {told}"]
 
 
 def test_what_would_take_too_long_or_too_much_memory_is_left_out(monkeypatch):
     [smaller] = cells(batched={4: 0.5})
     cell = {**smaller, "qubits": 8, "value": None}
-    monkeypatch.setattr(simulators.held, "free", lambda device: 4e9)
-    assert simulators._obstacle(cell, [smaller], 1000) is None
-    told = simulators._obstacle(cell, [smaller], 60)
+    monkeypatch.setattr(backends.held, "free", lambda device: 4e9)
+    assert backends._obstacle(cell, [smaller], 1000) is None
+    told = backends._obstacle(cell, [smaller], 60)
     assert told and told.startswith("It would take about 40.0 s, too much of the 60.0 s")
-    assert simulators._obstacle(cell, [smaller], -1) == "The time was up."
-    told = simulators._obstacle({**cell, "qubits": 20, "backend": "default.qubit"}, [], 60)
+    assert backends._obstacle(cell, [smaller], -1) == "The time was up."
+    told = backends._obstacle({**cell, "qubits": 20, "backend": "default.qubit"}, [], 60)
     assert told == "It may need 53.7 GB, and a quarter of the free memory is 1.0 GB."
 
 
 def test_circuits_that_run_one_by_one_are_scaled_up():
-    [many] = simulators._cell([("lightning.qubit", CPU)], 2, 1000, [], 1000, share=0.0)
-    [few] = simulators._cell([("lightning.qubit", CPU)], 2, 1, [], 1000, share=0.0)
+    [many] = backends._cell([("lightning.qubit", CPU)], 2, 1000, [], 1000, share=0.0)
+    [few] = backends._cell([("lightning.qubit", CPU)], 2, 1, [], 1000, share=0.0)
     assert many["timed"] == 1 and many["value"] > 100 * few["value"], "one after the other"
-    [batched] = simulators._cell([("batched", CPU)], 2, 3, [], 1000, share=0.0)
+    [batched] = backends._cell([("batched", CPU)], 2, 3, [], 1000, share=0.0)
     assert batched["timed"] == 3
 
 
 def test_a_slow_simulator_comes_out_slower_and_one_that_fails_says_why(monkeypatch):
-    right = simulators._run
+    right = backends._run
 
     def run(backend, *given):
         if backend == "lightning.qubit":
@@ -268,9 +270,9 @@ def test_a_slow_simulator_comes_out_slower_and_one_that_fails_says_why(monkeypat
         call = right(backend, *given)
         return (lambda: (time.sleep(0.3), call())) if backend == "default.qubit" else call
 
-    monkeypatch.setattr(simulators, "_run", run)
+    monkeypatch.setattr(backends, "_run", run)
     three = [(name, CPU) for name in ("batched", "default.qubit", "lightning.qubit")]
-    fast, slow, absent = simulators._cell(three, 4, 1, [], 1000, 0.1)
+    fast, slow, absent = backends._cell(three, 4, 1, [], 1000, 0.1)
     assert slow["value"] > fast["value"] > 0 and slow["value"] >= 0.3
     assert (absent["value"], absent["why"]) == (None, "RuntimeError: no such thing")
 
@@ -335,9 +337,9 @@ def test_the_table_has_all_figures_and_all_sentences(surveyed):
     found["busy"]["sentence"] = "The machine is busy."
     for number, row in enumerate(found["rows"]):
         row["spread"] = 2.5 if number < 4 else 1.0
-    text = reading.table(found)
+    text = comparing.table(found)
     flat = " ".join(text.split())
-    assert all(" ".join(sentence.split()) in flat for sentence in reading.sentences(found))
+    assert all(" ".join(sentence.split()) in flat for sentence in comparing.sentences(found))
     assert found["machine"]["name"] in text and "0.5 an hour" in text and "The machine is busy." in text
     assert "4 (bandwidth cpu, product cpu float32 size " in flat and "and others" in flat
     for row in found["rows"]:
@@ -352,7 +354,7 @@ def test_from_which_size_an_accelerator_wins():
         for device, times in both.items()
         for size, value in times.items()
     ]
-    [sentence] = reading._of_devices({"rows": rows})
+    [sentence] = comparing._of_devices({"rows": rows})
     assert sentence.endswith("on cuda:0, one after the other: faster than the CPU from 64x64 matrices on.")
 
 
@@ -389,12 +391,12 @@ def test_a_busy_machine_is_said_first_and_kept(toy, monkeypatch):
     loads, told = iter([1.5, 0.0, 0.2, 0.1]), []
     monkeypatch.setattr(clock, "load", lambda: next(loads))
     monkeypatch.setattr(survey, "rows_of", lambda *given, **options: [])
-    monkeypatch.setattr(simulators, "circuit_rows", lambda *given, **options: ([], []))
+    monkeypatch.setattr(backends, "circuit_rows", lambda *given, **options: ([], []))
     monkeypatch.setattr(survey_net, "net_rows", lambda *given, **options: [])
     found = survey.take(*toy, echo=told.append)
     assert told[0] == found["busy"]["sentence"] == measure.note(1.5) and "1.5 of its" in told[0]
     assert found["busy"]["most"] == 1.5
-    assert "The machine is busy" in reading.table({**found, "rows": cells(batched={4: 1.0})})
+    assert "The machine is busy" in comparing.table({**found, "rows": cells(batched={4: 1.0})})
 
 
 @pytest.mark.slow
@@ -437,7 +439,7 @@ def test_machines_side_by_side(machines):
         machines("a Mac", slower=0.5, price=0.36),
         machines("third", slower=0.51),
     ]
-    found = reading.compare(paths)
+    found = comparing.compare(paths)
     here = found.frame[found.frame["device"] == "cpu"]
     assert list(here["machine"]) == ["a machine", "a Mac", "third"]
     assert list(here["s/epoch"]) == pytest.approx([0.1, 0.05, 0.051])
@@ -458,11 +460,11 @@ def test_what_a_file_lacks_and_nets_that_differ_are_not_compared(machines):
     def less(found):
         found["rows"] = [row for row in found["rows"] if row.get("size") != 64 and row["what"] != "net epoch"]
 
-    found = reading.compare([machines("a", change=less), machines("b")])
+    found = comparing.compare([machines("a", change=less), machines("b")])
     assert found.frame["64x64 us"].isna().tolist() == [True, False]
     assert found.sentences == ["a has no net measured."] and "NaN" not in str(found)
     found.picture().png()
-    found = reading.compare([machines("a"), machines("b", digest="other", recipe="cnn")])
+    found = comparing.compare([machines("a"), machines("b", digest="other", recipe="cnn")])
     [sentence] = found.sentences
     assert sentence.startswith("The nets differ in settings, batch or data (a: digits_quanv; b: cnn)")
     assert found.net == "" and found.frame["s/epoch"].isna().all()
@@ -473,7 +475,7 @@ def test_doubts_are_said(machines):
         found["busy"] = {"most": 1.5, "sentence": "The machine is busy."}
         found["machine"]["versions"]["torch"] = "1.0.0+cu128"
 
-    [*_, busy, version] = reading.compare([machines("a", change=change), machines("b")]).sentences
+    [*_, busy, version] = comparing.compare([machines("a", change=change), machines("b")]).sentences
     assert busy.startswith("a was busy while it was measured: others used up to 1.5 of its ")
     assert version == "a was measured with torch 1.0.0, not with what is installed here."
 
@@ -484,27 +486,27 @@ def test_machines_of_one_kind_are_told_apart_by_their_files(machines, tmp_path):
     for path in paths:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    found = reading.compare(paths).frame
+    found = comparing.compare(paths).frame
     names = [f"same ({place}/machine)" for place in ("a", "b", "c/deep", "d/deep")]
     assert list(found[found["device"] == "cpu"]["machine"]) == names
     with pytest.raises(ValueError, match="must name two or more"):
-        reading.compare([paths[0], tmp_path / "b" / ".." / "a" / "machine.json"])  # one file, named twice
+        comparing.compare([paths[0], tmp_path / "b" / ".." / "a" / "machine.json"])  # one file, named twice
 
 
 def test_a_relative_name_is_looked_for_here_and_then_in_the_workspace(machines, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     a = machines("a")
-    assert reading.files("a.json") == reading.files(["a.json"]) == [a]
+    assert comparing.files("a.json") == comparing.files(["a.json"]) == [a]
     here = tmp_path / "elsewhere" / "a.json"
     here.write_bytes(a.read_bytes())
-    assert reading.files("a.json") == reading.files(["a.json"]) == [here]
-    assert reading.files([".", tmp_path]) == [here, a], "a folder is all that it holds"
+    assert comparing.files("a.json") == comparing.files(["a.json"]) == [here]
+    assert comparing.files([".", tmp_path]) == [here, a], "a folder is all that it holds"
     b = machines("b")
-    assert reading.files(f"{a}, {b}") == reading.files([a, b]) == [a, b]
+    assert comparing.files(f"{a}, {b}") == comparing.files([a, b]) == [a, b]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must hold machines' files"):
-        reading.files(str(tmp_path / "empty"))
+        comparing.files(str(tmp_path / "empty"))
 
 
 # --- the command -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import nn
 
 from qnnkit import recipes
 from qnnkit.adapters import adapt
-from qnnkit.data.music import music
+from qnnkit.data.music_blocks import music
 from qnnkit.data.music_events import DURATION, END, PAD, PITCH, SIZE, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.tokens import IGNORED
 from qnnkit.models.blocks import seeded

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qnnkit.data.music import Transposition, first_pieces, music
+from qnnkit.data.music_blocks import Transposition, first_pieces, music
 from qnnkit.data.music_events import DURATION, END, PITCH, START, TIME, MusicTokenizer, Note, Piece
 from qnnkit.data.music_midi import write_midi
 from qnnkit.data.music_sources import collect

@@ -15,10 +15,10 @@ from qnnkit.data.batches import Batches
 from qnnkit.recipes import Recipe
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
-from qnnkit.train import memory, step
-from qnnkit.train.memory import OutOfMemory
+from qnnkit.train import micro_batch, out_of_memory
+from qnnkit.train.out_of_memory import OutOfMemory
 from tests import forked
-from tests.same import At, raises, same, seeded, weights
+from tests.same import At, from_seed, raises, same, weights
 
 SAME = 1e-6  # float32: a mean of means over parts, over a few dozen updates
 TASK = Classification()
@@ -30,7 +30,7 @@ class Narrow(nn.Module):
     def __init__(self, most, *, normalised=False, where="forward"):
         super().__init__()
         norm = nn.BatchNorm1d(8) if normalised else nn.Tanh()
-        self.inner = seeded(lambda: nn.Sequential(nn.Linear(2, 8), norm, nn.Linear(8, 2)))
+        self.inner = from_seed(lambda: nn.Sequential(nn.Linear(2, 8), norm, nn.Linear(8, 2)))
         self.most, self.where, self.sizes = most, where, []
 
     def forward(self, points):
@@ -225,7 +225,7 @@ def test_memory_that_runs_out_in_the_optimizer_stops(monkeypatch):  # smaller pi
     def step(self, closure=None):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    monkeypatch.setattr(torch.optim.SGD, "step", micro_batch)
     with pytest.raises(OutOfMemory, match=r"Memory ran out at epoch 1, batch 0: .* a smaller net"):
         fitted(Narrow(99), on_oom="shrink", optimizer="sgd")
 
@@ -254,7 +254,7 @@ def test_other_errors_pass():
 )  # fmt: skip
 def test_what_was_tried_already_is_not_proposed(micro_batch, processes, told):
     given = Settings(micro_batch=micro_batch), torch.device("cpu"), processes
-    assert told in (sentence := memory.stopped("the end", 8, *given)), sentence
+    assert told in (sentence := out_of_memory.stopped("the end", 8, *given)), sentence
     assert micro_batch != 1 or ("micro_batch=" not in sentence and "shrink" not in sentence)
 
 
@@ -270,8 +270,8 @@ SAID = (
 
 def test_what_it_sounds_like():
     errors = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), *map(RuntimeError, SAID)]
-    assert [error for error in errors if not memory.ran_out(error)] == []
-    assert not memory.ran_out(RuntimeError("shape")) and not memory.ran_out(OSError())
+    assert [error for error in errors if not out_of_memory.ran_out(error)] == []
+    assert not out_of_memory.ran_out(RuntimeError("shape")) and not out_of_memory.ran_out(OSError())
 
 
 # --- batches in pieces --------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ Pair = namedtuple("Pair", "images labels")
 def test_pieces_are_few_nearly_equal_and_together_everything(n, micro_batch):
     values = torch.arange(n)
     batch = {"pair": Pair(values[:, None].expand(n, 3), [values]), "nothing": None}
-    found = step.pieces(batch, micro_batch)
+    found = micro_batch.pieces(batch, micro_batch)
     lengths = [len(piece["pair"].labels[0]) for piece in found]
     assert len(found) == -(-n // micro_batch)
     assert max(lengths) <= micro_batch and max(lengths) - min(lengths) <= 1
@@ -297,7 +297,7 @@ def test_a_tokenizer_s_batch_is_split():
     from transformers import BatchEncoding
 
     batch = BatchEncoding({"input_ids": torch.arange(12).reshape(6, 2), "attention_mask": torch.ones(6, 2)})
-    found = step.pieces(batch, 3)
+    found = micro_batch.pieces(batch, 3)
     assert [type(piece) for piece in found] == [BatchEncoding] * 2
     assert torch.equal(found[1]["input_ids"], torch.arange(6, 12).reshape(3, 2))
 
@@ -307,14 +307,14 @@ def test_a_tokenizer_s_batch_is_split():
     [[torch.ones(3), torch.ones(2)], [torch.ones(3), "abc"], torch.tensor(3.0), [torch.ones(3), 3], [], None],
 )
 def test_what_cannot_be_split_stays_whole_or_is_refused(batch):
-    assert step.pieces(batch, None)[0] is batch and step.smaller(batch, None) is None
+    assert micro_batch.pieces(batch, None)[0] is batch and micro_batch.smaller(batch, None) is None
     with pytest.raises(ValueError, match="`micro_batch` must be None for a batch that cannot be split"):
-        step.pieces(batch, 1)
+        micro_batch.pieces(batch, 1)
 
 
 def test_halving_ends_at_one():
     batch, micro_batch, found = torch.ones(11), None, []
-    while (micro_batch := step.smaller(batch, micro_batch)) is not None:
+    while (micro_batch := micro_batch.smaller(batch, micro_batch)) is not None:
         found.append(micro_batch)
     assert found == [6, 3, 2, 1]  # 11 samples in pieces of 11, 6, 3 (four pieces), 2, 1
 
@@ -324,7 +324,7 @@ def test_steps_are_joined_by_what_they_count():
         Step(torch.tensor(2.0, requires_grad=True), {"loss": torch.tensor(2.0)}, 1),
         Step(torch.tensor(4.0), {"loss": torch.tensor(12.0)}, 3),
     ]
-    joined = step.joined(steps)
+    joined = micro_batch.joined(steps)
     assert joined.loss == 3.5 and joined.sums == {"loss": 14.0} and joined.count == 4
     assert not joined.loss.requires_grad
 

@@ -15,7 +15,7 @@ from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
 from qnnkit.train.recompute import recomputing
 from tests.nets import family
-from tests.same import same, seeded
+from tests.same import from_seed, same
 
 SIZES = {"channels": 3, "image_size": (16, 16), "n_classes": 4}
 IMAGES = torch.randint(256, (16, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -30,7 +30,7 @@ def llama(**settings):
 
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
     settings |= {"use_cache": False}  # with a cache, keys are joined to nothing first: other sums
-    model = seeded(lambda: LlamaForCausalLM(LlamaConfig(vocab_size=40, **shape, **settings)))
+    model = from_seed(lambda: LlamaForCausalLM(LlamaConfig(vocab_size=40, **shape, **settings)))
     tokens = torch.arange(4 * 12).reshape(4, 12) % 40
     return model, lambda: model(input_ids=tokens, labels=tokens).loss
 
@@ -42,7 +42,7 @@ def clip():
     text = shape | {"vocab_size": 40, "max_position_embeddings": 12, "eos_token_id": 2}
     vision = shape | {"image_size": 16, "patch_size": 8}
     config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
-    model = seeded(lambda: CLIPModel(config))
+    model = from_seed(lambda: CLIPModel(config))
     tokens = torch.arange(4 * 12).reshape(4, 12) % 40
     pixels = IMAGES[:4].float() / 255
     return model, lambda: model(input_ids=tokens, pixel_values=pixels, return_loss=True).loss
@@ -76,14 +76,16 @@ class Listed(nn.Module):
 
 
 def listed():
-    model, values = seeded(Listed), torch.rand(512, 8, generator=torch.Generator().manual_seed(1))
+    model, values = from_seed(Listed), torch.rand(512, 8, generator=torch.Generator().manual_seed(1))
     return model, lambda: model(values).square().sum()
 
 
 def with_spectral_norm():
     """Its buffers decide what comes out, and every pass moves them."""
     norm = nn.utils.parametrizations.spectral_norm
-    model = seeded(lambda: nn.ModuleList([nn.Sequential(norm(nn.Linear(8, 8)), nn.Tanh()), nn.Linear(8, 2)]))
+    model = from_seed(
+        lambda: nn.ModuleList([nn.Sequential(norm(nn.Linear(8, 8)), nn.Tanh()), nn.Linear(8, 2)])
+    )
     values = torch.rand(16, 8, generator=torch.Generator().manual_seed(1))
     return model, lambda: model[1](model[0](values)).square().sum()
 
@@ -205,7 +207,7 @@ def test_a_net_that_is_one_chain_trains_and_is_left_as_it_was():
     def chain():
         return nn.Sequential(nn.Flatten(), Scaled(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 4))
 
-    plain, model = trained(seeded(chain)), seeded(chain)
+    plain, model = trained(from_seed(chain)), from_seed(chain)
     assert same(plain[0], trained(model, gradient_checkpointing=True, precision="float32")[0])
     assert "forward" not in vars(model)
 
@@ -254,7 +256,9 @@ def test_what_is_done_once_inside_a_part_is_not_missed_the_second_time():
     values = torch.rand(8, 6, generator=torch.Generator().manual_seed(1))
     found = []
     for again in (True, False):
-        model = seeded(lambda: nn.Sequential(Mixed(), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Tanh()))
+        model = from_seed(
+            lambda: nn.Sequential(Mixed(), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Tanh())
+        )
         with torch.random.fork_rng(devices=[]), recomputing(model) if again else contextlib.nullcontext():
             model(values).square().sum().backward()
         assert model[0].circuit.explain().startswith("Runs as one fused program")
@@ -270,7 +274,7 @@ def sampled(inputs, weights):
 
 
 def test_a_circuit_with_shots_is_not_run_twice():
-    layer = seeded(lambda: layers.QuantumLayer(qp.set_shots(sampled, 50), {"weights": (1, 2)}))
+    layer = from_seed(lambda: layers.QuantumLayer(qp.set_shots(sampled, 50), {"weights": (1, 2)}))
     inputs = torch.rand(3, 2, generator=torch.Generator().manual_seed(0))
     counted = []
     layer.qnode.func = counting(layer.qnode.func, counted)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits
-from qnnkit.simulator import Fused, OverWeights, arrays, fuse, steps
+from qnnkit.simulator import Fused, OverWeights, array_api, fuse, steps
 from qnnkit.simulator.graph import Graph
 from qnnkit.simulator.trace import Trace
 from tests.test_random_circuits import GATES
@@ -219,7 +219,7 @@ def test_small_batches_run_on_numpy_and_agree(monkeypatch):
     for near, far in zip(*found, strict=True):
         assert (near - far).abs().max() < FLOAT32
     program = layer._programs.last
-    assert program.near is not None and arrays.in_numpy(program.steps[-1]).table.base is not None
+    assert program.near is not None and array_api.in_numpy(program.steps[-1]).table.base is not None
 
 
 def test_a_program_over_weights_is_exact_at_any_precision(restored):

@@ -17,7 +17,7 @@ from torch import nn
 
 from qnnkit import circuits
 from qnnkit.simulator.graph import NotFusable
-from qnnkit.simulator.watch import watch
+from qnnkit.simulator.guards import watch
 
 DEVICE = circuits.make_device("default.qubit", 2)
 STORE = {"alias": None}

@@ -28,7 +28,7 @@ from qnnkit.tasks import Classification, Step
 from qnnkit.tasks.own import complete
 from qnnkit.workspace import read_lines
 from tests import forked
-from tests.same import At, raises, same, seeded, weights
+from tests.same import At, from_seed, raises, same, weights
 from tests.toys import refused
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
@@ -38,7 +38,7 @@ FIT = set(inspect.signature(train.fit).parameters)
 
 
 def net(seed=0, dropout=0.0, dtype=torch.float32):
-    return seeded(
+    return from_seed(
         lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 2)).to(dtype),
         seed,
     )
@@ -250,7 +250,7 @@ def test_the_schedule_by_hand(schedule, warmup_epochs, factors):
             loss = model.weight.sum()
             return Step(loss, {"loss": loss.detach(), "gain": -loss.detach()}, 1)
 
-    model = seeded(lambda: nn.Linear(1, 1, bias=False))
+    model = from_seed(lambda: nn.Linear(1, 1, bias=False))
     expected, speed, rates = model.weight.item(), 0.0, [0.5 * factor for factor in factors]
     given = {
         "schedule": schedule,
@@ -669,7 +669,7 @@ def test_where_none_fits_nothing_is_begun_anew(tmp_path):
     """Nor where all are another net's."""
     fit(net(), epochs=1, folder=tmp_path)
     folder = planted(tmp_path, *MISFITS["no groups"], alone=True)
-    other = seeded(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
+    other = from_seed(lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
     for model, place, told in ((net(), folder, "does not fit this"), (other, tmp_path, "to another model")):
         before = {path: path.read_bytes() for path in place.glob("checkpoint-*")}
         with pytest.raises(ValueError, match=told):
@@ -795,7 +795,7 @@ def hybrid(seen):
         quantum = layers.QuantumLayer(circuit, {"weights": (1, 2)})
         return nn.Sequential(nn.Linear(2, 2), Probe(), quantum, Probe(), nn.Linear(2, 2))
 
-    return seeded(build)
+    return from_seed(build)
 
 
 @pytest.mark.parametrize(("precision", "around"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
@@ -869,7 +869,7 @@ def nested(call=0, value=math.nan):
         parts = {"first": nn.Linear(2, 8), "inner": inner, "last": nn.Linear(8, 2)}
         return nn.Sequential(OrderedDict(parts))
 
-    return seeded(build)
+    return from_seed(build)
 
 
 @pytest.mark.parametrize(
@@ -897,7 +897,7 @@ def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index,
 @pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_data_that_are_not_finite_are_named(tmp_path, split, value):
-    data, rows, model = loaders(), [], seeded(lambda: nn.Linear(2, 2))
+    data, rows, model = loaders(), [], from_seed(lambda: nn.Linear(2, 2))
     data[split].rows.tensors[0][21, 1] = value
     told = f"The {'training' if split == 'train' else split} loss"
     told += " is not finite at epoch 1, batch 1: the data of that batch are not finite. Mend these samples"
@@ -978,7 +978,7 @@ def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
 
 
 def test_tied_weights_are_trained_and_kept(tmp_path):
-    model = seeded(lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
+    model = from_seed(lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
     model[2].weight = model[0].weight
     before = model[0].weight.detach().clone()
     fit(model, epochs=1, folder=tmp_path)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from qnnkit import QuantumLayer, gradients, runs, train
-from qnnkit.gradients import Watch, words
+from qnnkit.gradients import Watch, advice
 from qnnkit.gradients.diagnosis import of_inputs, of_weights
 from qnnkit.settings import Settings
 from tests.nets import family
@@ -137,11 +137,11 @@ def test_steps_are_blamed_before_noise_is():
     [circuit] = [each for each in row["layers"] if "step" in each]
     assert 0.3 < np.median(circuit["step"]) < 0.6 and "above 0.3 where the gradient" in row["warnings"][0]
     circuit["step"] = [0.29] * 12
-    assert kinds(words.warnings(row)) == {"Noise"}
+    assert kinds(advice.warnings(row)) == {"Noise"}
     circuit["step"][5] = 3.2
-    assert "above 3.1, half a turn" in words.warnings(row)[0]
+    assert "above 3.1, half a turn" in advice.warnings(row)[0]
     circuit["step"], circuit["snr_low"], circuit["snr_high"] = [0.31] * 12, 1.0, 2.0
-    assert words.warnings(row) == []
+    assert advice.warnings(row) == []
 
 
 def saturated(rate: float, **settings) -> list[dict]:
@@ -157,27 +157,27 @@ def test_a_gradient_that_is_lost_on_the_way_is_not_blamed_on_the_circuit():
     row = saturated(0.01, epochs=1)[0]
     assert row["warnings"] == []
     [circuit] = [each for each in row["layers"] if "step" in each]
-    before = words.before([row], 2)
+    before = advice.before([row], 2)
     assert before.sizes == {"circuit": pytest.approx(np.median(circuit["norm"]) / math.sqrt(8))}
-    assert before.thrown is None and words.before([row], 1) == words.Before()
+    assert before.thrown is None and advice.before([row], 1) == advice.Before()
     norms = circuit["norm"]
     circuit["norm"] = [0.0] * 12
-    [alone], [after] = words.warnings(row), words.warnings(row, before)
+    [alone], [after] = advice.warnings(row), advice.warnings(row, before)
     assert "multiplied by zero" in alone and "the way from it to the loss is cut" not in alone
     assert kinds([after]) == {"No gradient"} and "multiplied by zero" not in after
     assert "for a weight in an earlier epoch" in after and "the way from it to the loss is cut" in after
     circuit["norm"] = [*norms[:3], *[1e-9] * 9]  # within the epoch
-    [sentence] = words.warnings(row)
+    [sentence] = advice.warnings(row)
     assert kinds([sentence]) == {"Vanishing"} and "in another step of this epoch" in sentence
     assert "initialisation=" not in sentence
     circuit["norm"] = [1e-9] * 12
-    assert "initialisation=" in words.warnings(row)[0]
-    told = words.warnings(row, words.Before(thrown=("last", 55.0)))
+    assert "initialisation=" in advice.warnings(row)[0]
+    told = advice.warnings(row, advice.Before(thrown=("last", 55.0)))
     assert "an update of `last` was 55 times as long as its weights" in told[0]
     circuit["norm"] = [*norms[:11], 1e4]
-    told = words.warnings(row, words.Before(thrown=("last", 55.0)))
+    told = advice.warnings(row, advice.Before(thrown=("last", 55.0)))
     assert kinds(told) == {"Exploding"} and "`last` was 55 times" in told[0] and "Pauli" not in told[0]
-    assert "A circuit of plain angles and Pauli observables cannot do that" in words.warnings(row)[0]
+    assert "A circuit of plain angles and Pauli observables cannot do that" in advice.warnings(row)[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -322,7 +322,7 @@ def test_a_gradient_that_bursts_once():
     row = trained(net(), epochs=1, rate=1e-6)[0]
     [circuit, *_] = row["layers"]
     circuit["norm"][3] *= 1000
-    assert kinds(words.warnings(row)) == {"Exploding"}
+    assert kinds(advice.warnings(row)) == {"Exploding"}
 
 
 class Beside(Turned):
@@ -348,14 +348,14 @@ def test_a_gradient_that_drowns_in_noise(shots):
     assert kinds([sentence]) == {"Noise"} and "larger batch" in sentence and "More shots" in sentence
     circuit, others = row["layers"][0], row["groups"][1]
     circuit["snr_low"] = 0.1  # told from zero: no word
-    assert words.warnings(row) == []
+    assert advice.warnings(row) == []
     circuit["snr_low"], others["snr_low"] = 0.0, circuit["snr_high"]  # no better than the circuit
-    assert words.warnings(row) == []
+    assert advice.warnings(row) == []
     circuit["snr_high"] = 0.24  # even 16 steps together
-    assert kinds(words.warnings(row)) == {"Noise"}
+    assert kinds(advice.warnings(row)) == {"Noise"}
     circuit["snr_high"] = 0.26
     others["snr_low"] = None
-    assert words.warnings(row) == []
+    assert advice.warnings(row) == []
 
 
 @pytest.mark.parametrize(("optimizer", "quantum_rate"), [("sgd", 10), ("adam", 5e-2), ("adam", 10)])

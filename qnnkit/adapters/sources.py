@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from qnnkit import checks
-from qnnkit.adapters import circuit
-from qnnkit.data.batches import seeded
+from qnnkit.adapters import orthogonal
+from qnnkit.data.batches import keyed_generator
 
 Sizes = Mapping[str, tuple[int, int]]
 """(in_features, out_features) of the adapted layers by name, in the order of the model."""
@@ -194,8 +194,8 @@ class QuantumPeft(Source):
         if config.r > least:
             rule = f"be at most {least}, the smaller side of {layer}"
             raise ValueError(checks.message("r", rule, config.r, "Raise n_terms instead."))
-        shape = config.n_terms, config.n_layers + 1, circuit.n_wires(self.dim)
-        generator = seeded(config.seed, layer, "in" if side == "lora_A" else "out")
+        shape = config.n_terms, config.n_layers + 1, orthogonal.n_wires(self.dim)
+        generator = keyed_generator(config.seed, layer, "in" if side == "lora_A" else "out")
         self.angles = Angles(shape, config.train_circuit, generator, like)
         if side == "lora_B":
             self.strengths = nn.Parameter(torch.zeros(config.rank).to(like))
@@ -213,7 +213,7 @@ class QuantumPeft(Source):
             angles = torch.cat(
                 [source.angles() for source in group]
             )  # (sources * n_terms, n_layers + 1, wires)
-            columns = circuit.columns(angles, config.r, entangled=config.entangled)
+            columns = orthogonal.columns(angles, config.r, entangled=config.entangled)
             columns = columns.unflatten(0, (len(group), -1)).transpose(1, 2).flatten(2)
             found |= {source.index: one for source, one in zip(group, columns, strict=True)}  # (2**n, rank)
         for source in sources:
@@ -246,7 +246,7 @@ class QuantumPeftConfig(CircuitConfig):
     @classmethod
     def candidates(cls, n_weights: int, sizes: Sizes, fixed: Mapping[str, int]) -> Iterator[Candidate]:
         """Deep circuits and a low rank a term: a rank costs time in every layer call, an angle does not."""
-        wires = sum(circuit.n_wires(dim) for pair in sizes.values() for dim in pair)
+        wires = sum(orthogonal.n_wires(dim) for pair in sizes.values() for dim in pair)
         least = min(dim for pair in sizes.values() for dim in pair)
         for n_layers in _either(fixed, "n_layers", range(1, 11)):
             for r in _either(fixed, "r", range(1, min(8, least) + 1)):
@@ -274,7 +274,7 @@ class QPA(Source):
             return
         self.numbers = [config.r * dim for pair in circuits.sizes.values() for dim in pair]
         self.n_chunks = math.ceil(sum(self.numbers) / config.chunk)
-        n, generator = circuit.n_wires(self.n_chunks), seeded(config.seed, "qpa")
+        n, generator = orthogonal.n_wires(self.n_chunks), keyed_generator(config.seed, "qpa")
         self.angles = Angles((1, config.n_layers + 1, n), config.train_circuit, generator, like)
 
         def drawn(*shape: int) -> nn.Parameter:
@@ -302,7 +302,7 @@ class QPA(Source):
         n, states = angles.shape[-1], torch.arange(self.n_chunks, device=angles.device)
         bits = (states.unsqueeze(1) >> torch.arange(n - 1, -1, -1, device=angles.device)) & 1
         entangled = self.circuits.config.entangled
-        amplitudes = circuit.columns(angles, 1, entangled=entangled)[0, : self.n_chunks]
+        amplitudes = orthogonal.columns(angles, 1, entangled=entangled)[0, : self.n_chunks]
         # Probabilities against those of the uniform distribution: of order 1, whatever the number of wires.
         features = torch.cat(
             [1.0 - 2 * bits, 2**n * amplitudes**2 - 1, torch.ones_like(amplitudes)], dim=1
@@ -343,7 +343,7 @@ class QPAConfig(CircuitConfig):
             _either(fixed, "chunk", [2**k for k in range(2, 11)]),
             _either(fixed, "n_layers", [4]),
         ):
-            n = circuit.n_wires(math.ceil(r * a_rank / chunk))
+            n = orthogonal.n_wires(math.ceil(r * a_rank / chunk))
             rest = (n_layers + 1) * n + r * len(sizes) + chunk
             for hidden in _either(fixed, "hidden", [max(1, round((n_weights - rest) / (n + 2 + chunk)))]):
                 chosen = {"r": r, "chunk": chunk, "hidden": hidden, "n_layers": n_layers}

@@ -1,7 +1,7 @@
 """Many runs from one file: planned as a whole, run side by side, taken up again after any kill."""
 
+from qnnkit.batch.batch_file import BatchConfig, read_config
 from qnnkit.batch.engine import batch_folder, run_batch
-from qnnkit.batch.plan import BatchConfig, read_config
 from qnnkit.batch.state import Outcome, frame, read
 
 __all__ = ["BatchConfig", "Outcome", "batch_folder", "frame", "read", "read_config", "run_batch"]

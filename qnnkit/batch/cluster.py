@@ -12,7 +12,7 @@ from typing import Any
 
 from qnnkit import checks
 from qnnkit.batch import task
-from qnnkit.batch.plan import BatchConfig, Planned, count
+from qnnkit.batch.batch_file import BatchConfig, Planned, count
 from qnnkit.device import machine
 
 RUN_BYTES = 1.2e9

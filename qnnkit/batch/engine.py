@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from qnnkit import workspace
-from qnnkit.batch import cluster, plan, search, state, task
-from qnnkit.batch.plan import BatchConfig, Planned
+from qnnkit.batch import batch_file, cluster, search, state, task
+from qnnkit.batch.batch_file import BatchConfig, Planned
 from qnnkit.batch.state import Outcome
 from qnnkit.batch.table import Shown, shown
 from qnnkit.runs import Run, finished, reading
@@ -51,8 +51,8 @@ def run_batch(
         ModuleNotFoundError: The extra `cluster`, or for a sampler `sweep`, is not installed.
         KeyboardInterrupt: Ctrl-C; runs have stopped and written their checkpoints.
     """
-    config = plan.read_config(source)
-    runs, batch = plan.plan(config), batch_folder(config, folder)
+    config = batch_file.read_config(source)
+    runs, batch = batch_file.plan(config), batch_folder(config, folder)
     if config.optuna:
         cluster.need("optuna", "sweep")
     with cluster.opened(config, runs, scheduler) as pool:
@@ -63,7 +63,7 @@ def run_batch(
         asked = config, batch, runs[0].score
         given = search.Study(*asked) if config.optuna else search.Listed(*asked, runs)
         with shown(batch, echo) as told:
-            told.line(_told(config, runs))
+            told.line(_summary(config, runs))
             if scheduler is not None:
                 told.line(f"Scheduler: {pool.where}")
             for run in runs:
@@ -88,8 +88,8 @@ def _mirror(run: Planned) -> None:
         finished(Run(folder, run.config))
 
 
-def _told(config: BatchConfig, runs: list[Planned]) -> str:
-    number = plan.count(config)
+def _summary(config: BatchConfig, runs: list[Planned]) -> str:
+    number = batch_file.count(config)
     if config.optuna is not None:
         return f"Batch {config.name}: up to {number} runs, proposed by {config.optuna.sampler}."
     same, done = number - len(runs), sum(state.finished(run.folder) for run in runs)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import workspace
-from qnnkit.batch import plan, state
-from qnnkit.batch.plan import BatchConfig, Planned, Range
+from qnnkit.batch import batch_file, state
+from qnnkit.batch.batch_file import BatchConfig, Planned, Range
 from qnnkit.runs import reading
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import Score
@@ -190,7 +190,7 @@ class Study(Listed):
     def _planned(self, drawn: dict[str, Any]) -> Planned:
         ranges = {name for name, space in self.options.space.items() if isinstance(space, Range)}
         varied = {name: value if name in ranges else json.loads(value) for name, value in drawn.items()}
-        return plan.planned(self.config, varied)
+        return batch_file.planned(self.config, varied)
 
     def _rows(self, run: Planned, event: str) -> list[dict[str, Any]]:
         """What the run's own net came to on validation."""

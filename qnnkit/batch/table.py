@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit.batch import state
-from qnnkit.batch.plan import Planned
+from qnnkit.batch.batch_file import Planned
 from qnnkit.batch.state import Outcome
 from qnnkit.runs import reading
 from qnnkit.runs.watching import live

@@ -270,7 +270,7 @@ class Mirror:
         if error is None:
             raise OSError(trouble)
         error.add_note(trouble)
-        self._told(trouble)
+        self._report(trouble)
 
     def _finish(self, thread: threading.Thread) -> str | None:
         """Waits for the last state to be stored and read back; what went wrong, in a sentence."""
@@ -298,7 +298,7 @@ class Mirror:
             self._trouble = self._last_state()
         except TakenOver as error:
             self._trouble = str(error)
-            self._told(self._trouble)
+            self._report(self._trouble)
             self._leaving.wait()  # holds the folder: nothing may be put in its place while it is worked on
         finally:
             lock.release()
@@ -321,14 +321,14 @@ class Mirror:
         except OSError as error:
             self._failures += 1
             if self._failures == 1:
-                self._told(
+                self._report(
                     f"Mirroring to `{self.remote}` waits: {error.strerror or error}. It is tried again; "
                     f"training goes on, and everything is in `{self.local}`."
                 )
             return error
         if self._failures:
             self._failures = 0
-            self._told(f"Mirroring to `{self.remote}` works again.")
+            self._report(f"Mirroring to `{self.remote}` works again.")
         return None
 
     def _patience(self) -> float:
@@ -344,7 +344,7 @@ class Mirror:
             "again before this machine goes."
         )
 
-    def _told(self, sentence: str) -> None:
+    def _report(self, sentence: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a closed standard error is no reason to stop
             self.tell(sentence)
 

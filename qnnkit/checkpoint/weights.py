@@ -29,7 +29,7 @@ class Built(NamedTuple):
     """Builds it once more, with the same frozen weights."""
 
 
-def kept(model: nn.Module, built: Built | None = None) -> dict[str, Tensor]:
+def saved_state(model: nn.Module, built: Built | None = None) -> dict[str, Tensor]:
     """The state of a model, as a checkpoint holds it: buffers whole, and all weights but the frozen ones that
     are built anew from where they came.
 

@@ -16,7 +16,7 @@ from qnnkit.data.folders import class_folder, flat_folder
 from qnnkit.data.hub import hub_images
 from qnnkit.data.images import split_stack
 from qnnkit.data.kinds import Captions, Images, Music, Text, of
-from qnnkit.data.music import music
+from qnnkit.data.music_blocks import music
 from qnnkit.data.public import ahcd, emnist, fashion_mnist, kmnist, mnist
 from qnnkit.data.sample import sample_files, write_sample
 from qnnkit.data.splits import ImageSet, ImageSplits, Splits

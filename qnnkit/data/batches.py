@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 
-def seeded(*key: object) -> torch.Generator:
+def keyed_generator(*key: object) -> torch.Generator:
     """A generator whose stream depends on `key` alone, and is unlike that of any neighbouring key."""
     digest = hashlib.sha256(repr(key).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -41,7 +41,9 @@ class DictBatches(DataLoader):
             self.rows,
             batch_size,
             collate_fn=_as_it_is,
-            generator=seeded(seed),  # each pass draws one number, which would otherwise move the global state
+            generator=keyed_generator(
+                seed
+            ),  # each pass draws one number, which would otherwise move the global state
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -73,7 +75,9 @@ class _Rows(Dataset):
         self.tensors = self.draw(epoch)
         n = len(self)
         shuffled = self.seed is not None
-        self.order = torch.randperm(n, generator=seeded(self.seed, epoch)) if shuffled else torch.arange(n)
+        self.order = (
+            torch.randperm(n, generator=keyed_generator(self.seed, epoch)) if shuffled else torch.arange(n)
+        )
 
     def __len__(self) -> int:
         named = isinstance(self.tensors, Mapping)

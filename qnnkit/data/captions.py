@@ -17,7 +17,7 @@ from torch import Tensor
 from qnnkit import checks
 from qnnkit.data import fetch
 from qnnkit.data.arrays import digits
-from qnnkit.data.batches import seeded
+from qnnkit.data.batches import keyed_generator
 from qnnkit.data.cache import stacked
 from qnnkit.data.captioned_files import listing
 from qnnkit.data.images import split, stack_files
@@ -104,7 +104,9 @@ class CaptionSplits(Pictured[CaptionSet]):
         def draw(epoch: int) -> dict[str, Tensor]:
             chosen = begins
             if draws:
-                shares = torch.rand(len(part), generator=seeded("captions", seed, epoch), dtype=torch.float64)
+                shares = torch.rand(
+                    len(part), generator=keyed_generator("captions", seed, epoch), dtype=torch.float64
+                )
                 chosen = begins + (shares * counts).long()
             rows = pairs[chosen, 1]
             return {"pixel_values": part.images, "input_ids": ids[rows], "attention_mask": mask[rows]}

@@ -14,7 +14,7 @@ from PIL import Image
 
 from qnnkit import checks, workspace
 from qnnkit.data import fetch, folders
-from qnnkit.data.batches import seeded
+from qnnkit.data.batches import keyed_generator
 from qnnkit.data.folders import Layout
 from qnnkit.data.places import first, open_place
 from qnnkit.data.splits import ImageSplits
@@ -36,7 +36,7 @@ def write_sample(splits: ImageSplits, folder: str | Path, *, per_class: int, see
                 checks.message("splits", "have classes that can be names of folders", name, step)
             )
         rows = torch.nonzero(splits.train.labels == label).flatten()
-        order = torch.randperm(len(rows), generator=seeded(seed, label))
+        order = torch.randperm(len(rows), generator=keyed_generator(seed, label))
         chosen[name] = rows[order[:per_class]].sort().values.tolist()
     sources = {name: [splits.train.sources[row] for row in rows] for name, rows in chosen.items()}
     record = {"dataset": splits.name, "fingerprint": splits.fingerprint(), "split": "train"}
@@ -153,7 +153,7 @@ def _chosen(
             if n > len(members):
                 under = "" if side == "any" else f" in {side}/"
                 fewer.append(f"{name}{under} ({len(members):,} of {n:,})")
-            order = torch.randperm(len(members), generator=seeded("files", seed, side, name))
+            order = torch.randperm(len(members), generator=keyed_generator("files", seed, side, name))
             chosen[side][name] = [members[row].name for row in order[:n].sort().values.tolist()]
     return chosen, [f"Classes with fewer files than were asked for: {first(fewer)}."] if fewer else []
 

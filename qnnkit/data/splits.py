@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from qnnkit import checks
-from qnnkit.data.batches import DictBatches, seeded
+from qnnkit.data.batches import DictBatches, keyed_generator
 from qnnkit.data.places import refusal
 
 SPLITS = ("train", "validation", "test")
@@ -201,12 +201,12 @@ def share_of(
     if train_fraction == 1:
         return None
     if labels is None:
-        order = torch.randperm(n, generator=seeded("train_fraction", seed))
+        order = torch.randperm(n, generator=keyed_generator("train_fraction", seed))
         return order[: max(1, round(train_fraction * n))].sort().values
     kept = []
     for label, count in enumerate(_shares(labels.bincount().tolist(), train_fraction, seed)):
         rows = torch.nonzero(labels == label).flatten()
-        order = torch.randperm(len(rows), generator=seeded("train_fraction", seed, label))
+        order = torch.randperm(len(rows), generator=keyed_generator("train_fraction", seed, label))
         kept.append(rows[order[:count]])
     return torch.cat(kept).sort().values
 
@@ -220,7 +220,9 @@ def _shares(sizes: Sequence[int], fraction: float, seed: int) -> list[int]:
     method) would now and then take an image back as the fraction grows. O(total log classes) time.
     """
     n, total = sum(sizes), round(fraction * sum(sizes))
-    ranks = torch.randperm(len(sizes), generator=seeded("train_fraction", seed)).tolist()  # between equals
+    ranks = torch.randperm(
+        len(sizes), generator=keyed_generator("train_fraction", seed)
+    ).tolist()  # between equals
     kept = [min(1, size) for size in sizes]
     waiting = [(1 / size, ranks[label], label) for label, size in enumerate(sizes) if size > 1]
     heapq.heapify(waiting)

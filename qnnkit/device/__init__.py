@@ -5,8 +5,8 @@ torch, PennyLane and psutil load when first used, so launch code may ask `launch
 """
 
 from qnnkit.device.accelerators import choose, usable_devices
+from qnnkit.device.doctor import Report, report, table
 from qnnkit.device.machine import launch_environment, on_colab
 from qnnkit.device.simulators import probe
-from qnnkit.device.summary import Report, report, table
 
 __all__ = ["Report", "report", "table", "choose", "usable_devices", "launch_environment", "on_colab", "probe"]

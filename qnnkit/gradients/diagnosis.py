@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import layers
-from qnnkit.gradients import words
-from qnnkit.gradients.batch import of_batch
+from qnnkit.gradients import advice
+from qnnkit.gradients.one_batch import of_batch
 from qnnkit.gradients.reach import as_real, dead, describe, exact_copy, few, weight_names
 from qnnkit.layers import QuantumLayer
 from qnnkit.tasks import Task
@@ -67,9 +67,9 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[str]:
         kinds = {"weights": next((weight.dtype for weight in layer.parameters()), None)}
         kinds["inputs"] = entered.get(layer)
         sentences += [
-            words.half(name, str(dtype).removeprefix("torch."), what)
+            advice.half(name, str(dtype).removeprefix("torch."), what)
             for what, dtype in kinds.items()
-            if dtype in words.HALVES
+            if dtype in advice.HALVES
         ]
         if layer not in entered:
             sentences.append(f"Nothing calls `{name}`: the net's output does not depend on it.")
@@ -182,12 +182,12 @@ def _small(
 ) -> list[str]:
     """Whether the gradient has all but vanished, and where."""
     size = _typical([gradients[id(weight)] for weight in layer.parameters() if weight.requires_grad])
-    if not 0 < size < min(words.VANISHED, words.VANISHED_BESIDE * beside):  # of zero the reason was said
+    if not 0 < size < min(advice.VANISHED, advice.VANISHED_BESIDE * beside):  # of zero the reason was said
         return []
     inside = of_weights(layer, rows)
     start = f"Small gradient in `{name}`: {size:.2g} for a weight on this batch"
-    if inside < words.VANISHED:
-        return [f"{start}, as its outputs change by {inside:.2g} per radian only. {words.SMALLER}"]
+    if inside < advice.VANISHED:
+        return [f"{start}, as its outputs change by {inside:.2g} per radian only. {advice.SMALLER}"]
     return [
         f"{start}, though its outputs change by {inside:.2g} per radian: what reads them weighs them little. "
         "Scale them up, or look at what follows the circuit; fewer qubits or layers do not help."

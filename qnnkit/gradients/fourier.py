@@ -15,8 +15,8 @@ from torch import Tensor
 
 from qnnkit import checks
 from qnnkit.simulator import OverWeights
+from qnnkit.simulator.fusion import items
 from qnnkit.simulator.gates import Turn
-from qnnkit.simulator.plan import items
 
 EXACT = 1e-9
 POWER = 1e-12

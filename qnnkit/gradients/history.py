@@ -149,7 +149,7 @@ def history(rows: Iterable[Mapping[str, Any]], damaged: int = 0) -> History:
     for row in rows:
         if not isinstance(row, Mapping) or row.get("event", "epoch") != "epoch":
             continue
-        if not whole(row):
+        if not is_complete(row):
             damaged += 1
             continue
         key = row.get("net", "net"), row.get("seed", 0)
@@ -187,7 +187,7 @@ def read(path: str | Path) -> History:
     return history(rows, damaged + half)
 
 
-def whole(row: Mapping[str, Any]) -> bool:
+def is_complete(row: Mapping[str, Any]) -> bool:
     """Whether an epoch's row holds what is read from it."""
     try:
         _tidy(row)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.gradients import words
-from qnnkit.gradients.history import whole
+from qnnkit.gradients import advice
+from qnnkit.gradients.history import is_complete
 from qnnkit.layers import QuantumLayer
 
 SKETCH = 128
@@ -61,7 +61,7 @@ class Watch:
         self.per_epoch, self.log = per_epoch, log or (lambda row: None)
         self.rows: list[dict[str, Any]] = []
         """The epochs that this object has seen."""
-        self.earlier = [row for row in earlier if whole(row)]
+        self.earlier = [row for row in earlier if is_complete(row)]
         self.groups = [
             (group.name, group.clip_norm, [w for w in group.parameters if w.requires_grad and w.numel()])
             for group in groups
@@ -96,7 +96,7 @@ class Watch:
             if any(name == layer and other != group for name, other in self.layers):
                 layer = f"{layer} ({group})"  # a layer whose weights are in two groups
             self.layers.setdefault((layer, group), []).append(index)
-            if weight.dtype in words.HALVES:
+            if weight.dtype in advice.HALVES:
                 self.halves[layer] = str(weight.dtype).removeprefix("torch.")
             most = QUANTUM_SKETCH if isinstance(module, QuantumLayer) else SKETCH
             self.strides.append(max(1, math.ceil(weight.numel() / most)))
@@ -159,8 +159,8 @@ class Watch:
         """The row of an epoch, counted from 1, of so many updates; the next one begins with nothing."""
         width = len(self.sizes) + 3 * int(self.kept.sum())
         values = torch.stack(self.values).cpu().double().numpy() if self.values else np.zeros((0, width))
-        row = {"epoch": epoch, "updates": updates, "steps": self.steps, **self._told(values)}
-        row["warnings"] = words.warnings(row, words.before([*self.earlier, *self.rows], epoch))
+        row = {"epoch": epoch, "updates": updates, "steps": self.steps, **self._row(values)}
+        row["warnings"] = advice.warnings(row, advice.before([*self.earlier, *self.rows], epoch))
         self.steps, self.values = [], []
         self.rows.append(row)
         self.log(row)
@@ -168,7 +168,7 @@ class Watch:
 
     # --- once an epoch -------------------------------------------------------------------------------------
 
-    def _told(self, values: np.ndarray) -> dict[str, Any]:
+    def _row(self, values: np.ndarray) -> dict[str, Any]:
         """Layers and groups, from observations of shape (steps, width)."""
         n, m = len(self.sizes), int(self.kept.sum())
         norms, gradient, start, end = np.split(values, [n, n + m, n + 2 * m], axis=1)
@@ -219,7 +219,7 @@ class Watch:
                 places = np.concatenate([self.places[i] for i in members])[thin].tolist()
                 if places != [*range(len(places))]:
                     told["places"] = places
-                if (dtype := self.quantum[name].input_dtype) in words.HALVES:
+                if (dtype := self.quantum[name].input_dtype) in advice.HALVES:
                     told["input_dtype"] = str(dtype).removeprefix("torch.")
             if name in self.halves:
                 told["dtype"] = self.halves[name]
@@ -287,7 +287,7 @@ def _plain(gradient: Tensor | None, weight: Tensor) -> Tensor:
     """A gradient in which squares neither overflow nor vanish; zeros where there is none."""
     if gradient is None:
         return torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-    return gradient.float() if gradient.dtype in words.HALVES else gradient
+    return gradient.float() if gradient.dtype in advice.HALVES else gradient
 
 
 def _short(values: np.ndarray) -> list[float | None]:

@@ -209,7 +209,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
             outputs = outputs.reshape((*inputs.shape[:-1], *outputs.shape[1:]))
         return outputs
 
-    def _found(self, inputs: Tensor, dtype: torch.dtype, compiles: bool) -> tuple[Tensor, Fused | None]:
+    def _output(self, inputs: Tensor, dtype: torch.dtype, compiles: bool) -> tuple[Tensor, Fused | None]:
         """The inputs as rows of the dtype to compute in, and their program."""
         if dtype == torch.float32 and (compiles or autograd_must()) and rounds(inputs.device.type):
             dtype = torch.float64  # torch itself goes back, and would round there

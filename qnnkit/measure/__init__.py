@@ -1,6 +1,6 @@
 """What a training takes, measured here and predicted. Nothing measured is remembered."""
 
-from qnnkit.measure import reading, survey
+from qnnkit.measure import comparing, survey
 from qnnkit.measure.clock import (
     Lap,
     Spread,
@@ -26,6 +26,6 @@ from qnnkit.measure.workload import Workload, of_recipe, of_transformer, sizes, 
 __all__ = [
     "Lap", "Placement", "Plan", "Prediction", "Spread", "Step", "Workload", "figures", "load", "note", "now",
     "of_recipe", "of_transformer", "operations", "peak", "peak_on", "place", "plan", "predict",
-    "race", "reading", "reset_peak", "resident", "sizes", "spread", "step_parts", "strategies",
+    "race", "comparing", "reset_peak", "resident", "sizes", "spread", "step_parts", "strategies",
     "survey", "synchronize", "take", "threads", "trace", "winner",
 ]  # fmt: skip

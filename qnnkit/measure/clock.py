@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from qnnkit.device import machine
-from qnnkit.train.memory import ran_out, release
+from qnnkit.train.out_of_memory import ran_out, release
 
 QUIET = 0.1
 """Share of the cores that other programs may use before it is said: a browser and a desktop at rest."""

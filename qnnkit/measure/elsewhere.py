@@ -197,7 +197,7 @@ class Spot:
     """Of each processor, as `measure.figures` gives them."""
 
 
-def here(device: torch.device, table: Table, price_per_hour: float | None = None) -> Spot:
+def this_machine(device: torch.device, table: Table, price_per_hour: float | None = None) -> Spot:
     """This machine: what is free, of a Mac's GPU at most two thirds of its memory.
 
     Args:

@@ -280,7 +280,7 @@ class _Bench:
     def steps(self, hybrid: bool) -> Iterator[tuple[str, str, str, Step | None]]:
         """Group, name, what is changed, and the step; None where it is timed otherwise, or not at all."""
         config, known = self.config, type(self.config).model_fields
-        yield "run", "as it is", self.told(), self.step()
+        yield "run", "as it is", self.description(), self.step()
         if hybrid:
             alone = "Each circuit by itself; the circuits alone, scaled up from a few."
             whole = "All circuits of a batch at once,"
@@ -308,7 +308,7 @@ class _Bench:
             change = f"Classical layers compute in {precision}{'; circuits stay in float32' * hybrid}."
             yield "precision", precision, change, self.step(precision=precision)
 
-    def told(self) -> str:
+    def description(self) -> str:
         """The step that training takes, in a sentence."""
         config, augmentation = self.config, getattr(self.config, "augmentation", "none")
         pieces = f" in pieces of {config.micro_batch}" if config.micro_batch else ""

@@ -20,7 +20,7 @@ from qnnkit.measure.clock import TIE, Lap, Step
 from qnnkit.measure.workload import Workload
 from qnnkit.settings import Settings
 from qnnkit.tasks import Task
-from qnnkit.train.memory import ran_out
+from qnnkit.train.out_of_memory import ran_out
 
 NEAR = 0.1
 """Part of the most samples a second that the smallest batch may lose."""
@@ -241,7 +241,7 @@ def sizes(n_samples: int | None) -> list[int]:
     return whole or [ones[0] for ones in near if ones] or found
 
 
-def here() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     """The machine, as far as a decision depends on it: on another one it is taken anew."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {

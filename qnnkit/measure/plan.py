@@ -88,7 +88,7 @@ class Plan:
     notes: tuple[str, ...]
 
     @property
-    def here(self) -> Place:
+    def on_this_machine(self) -> Place:
         return self.places[0]
 
     def brief(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Plan:
             "peak_bytes": found.peak,
             "memory": found.memory,
             "seconds_per_epoch": found.seconds_per_epoch,
-            "verdict": self.here.verdict,
+            "verdict": self.on_this_machine.verdict,
             "answer": self.answer,
         }
 
@@ -198,7 +198,7 @@ def plan(
     if known is not None and not elsewhere.enough(known):
         known = None
         told.append("This machine's bandwidth or products could not be measured: nothing is estimated here.")
-    this = elsewhere.here(place, table, price_per_hour)
+    this = elsewhere.this_machine(place, table, price_per_hour)
     if known is not None and prediction.seconds is None:  # too large to be tried
         this = replace(this, basis="estimated", figures=[known])
         told.append("A step was too large to be timed here: its time is estimated, as for other machines.")

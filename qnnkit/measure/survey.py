@@ -15,8 +15,8 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from qnnkit import __version__, checks, device, workspace
-from qnnkit.device import accelerators, machine, summary
-from qnnkit.measure import clock, simulators, survey_net
+from qnnkit.device import accelerators, doctor, machine
+from qnnkit.measure import backends, clock, survey_net
 from qnnkit.measure.device_figures import figures_of, kind, rows_of
 from qnnkit.measure.workload import Sample
 from qnnkit.settings import Settings
@@ -88,7 +88,7 @@ def take(
     share = 0.15 * left("Memory, matrix products, overheads, transfers") / len(usable)
     rows = [row for one in usable for row in rows_of(one, seconds=share, quick=quick)]
     share = max(0.1, 0.5 * left("Simulators over qubits and batch"))
-    found, notes = simulators.circuit_rows(share, quick=quick)
+    found, notes = backends.circuit_rows(share, quick=quick)
     rows += found
     rows += survey_net.net_rows(config, sample, left(f"The net of {config.title}"), quick=quick)
     loads.append(clock.load())
@@ -131,7 +131,7 @@ def facts() -> dict[str, Any]:
         "memory_bytes": machine.memory()[0],
         "accelerators": found,
         "colab": colab,
-        "versions": {"python": platform.python_version()} | summary.versions(),
+        "versions": {"python": platform.python_version()} | doctor.versions(),
     }
 
 

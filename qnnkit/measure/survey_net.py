@@ -123,11 +123,11 @@ def _ask(question: dict[str, Any], timeout: float) -> list[Row] | str:
 
 def answer() -> None:
     """What the fresh process does: reads the question, measures, writes the answer."""
-    found = here(pickle.load(sys.stdin.buffer))
+    found = measure(pickle.load(sys.stdin.buffer))
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 
-def here(question: dict[str, Any]) -> list[Row] | str:
+def measure(question: dict[str, Any]) -> list[Row] | str:
     """The rows of one device and precision, measured in this process."""
     device, seconds, precision = torch.device(question["device"]), question["seconds"], question["precision"]
     config = recipes.find(question["recipe"]).settings(**question["config"])

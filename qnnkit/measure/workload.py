@@ -204,7 +204,7 @@ def of_recipe(config: Settings, data: Any, *, cached: bool = True) -> Workload:
     net, some, data_bytes = build(config, True), sample.batch, sample.n_bytes
     bare = any(weight.is_meta for weight in net.parameters())
     if cached and not bare:
-        some = features.given(net, sample.batch, config, sample.n_all)
+        some = features.training_batch(net, sample.batch, config, sample.n_all)
         if some is not sample.batch and some[0] is not sample.batch[0]:
             data_bytes += sample.n_all * some[0][0].nbytes
             notes.append(EARLY)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from qnnkit.models.causal_lm import LanguageModelSettings, causal_lm, language_model
 from qnnkit.models.clip import Clip, ClipSettings
-from qnnkit.models.cnn import CNNSettings, SmallCNN
+from qnnkit.models.conv import CNNSettings, SmallCNN
 from qnnkit.models.quanv import QuanvNet, QuanvSettings
 from qnnkit.models.residual_quanv import ResidualQuanvNet, ResidualQuanvSettings
-from qnnkit.models.resnet import ResNet18, ResNetCircuit, ResNetCircuitSettings, ResNetSettings
+from qnnkit.models.resnet18 import ResNet18, ResNetCircuit, ResNetCircuitSettings, ResNetSettings
 from qnnkit.models.summary import table
 
 MODELS = {

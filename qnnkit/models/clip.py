@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qnnkit import checks
 from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models.blocks import pixels, precise, published, seeded
-from qnnkit.models.circuit import CircuitSettings, layer, n_features
+from qnnkit.models.circuit_part import CircuitSettings, layer, n_features
 from qnnkit.settings import Place
 
 # of both towers: hidden size, layers, heads; image side, patch, projection, vocabulary

@@ -62,7 +62,7 @@ def made(net: nn.Module, images: Tensor, n_images: int, device: torch.device | s
         return images if found is None else _compute(found[0], images, device)
 
 
-def given(model: nn.Module, batch: Any, config: Any, n: int, place: Any = "cpu") -> Any:
+def training_batch(model: nn.Module, batch: Any, config: Any, n: int, place: Any = "cpu") -> Any:
     """A batch as training hands it to a net: of images, maybe what its frozen part made of them before.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qnnkit import checks
 from qnnkit.layers import Quanv2d
 from qnnkit.models.blocks import seeded
-from qnnkit.models.circuit import CircuitSettings
+from qnnkit.models.circuit_part import CircuitSettings
 
 
 class QuanvSettings(CircuitSettings):

@@ -1,12 +1,12 @@
 """Plain arrays to figures. The only importer of matplotlib; every figure names its axes and units."""
 
-from qnnkit.plots.captions import captions_found, images_found, similarities
-from qnnkit.plots.circuits import coloured_circuit
-from qnnkit.plots.images import class_balance, class_samples, confusion, labelled_images
+from qnnkit.plots.galleries import captions_found, images_found, similarities
+from qnnkit.plots.gates_by_colour import coloured_circuit
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.machines import machines
-from qnnkit.plots.music import piano_roll
+from qnnkit.plots.piano_roll import piano_roll
 from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
+from qnnkit.plots.pixels import class_balance, class_samples, confusion, labelled_images
 
 __all__ = [
     "COLOURS", "Live", "Picture", "WhatIfFigure", "as_pdf", "as_png", "captions_found", "class_balance",

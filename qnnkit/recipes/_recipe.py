@@ -171,7 +171,7 @@ class Recipe:
             return made
         found = self._own_controls(settings, splits, seed)
         self.require_control(name, found)
-        with _seeded(seed), self.told():
+        with _seeded(seed), self.located_errors():
             made = found[name]
             return self._module(f"controls, {name!r}", made if _is_module(made) else made())
 
@@ -188,7 +188,7 @@ class Recipe:
         seen: list[nn.Module] = []
         hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
         try:
-            with _seeded(0), layers.evaluating(net), self.told():
+            with _seeded(0), layers.evaluating(net), self.located_errors():
                 layers.called(net, splits.example())
         finally:
             hook.remove()
@@ -229,7 +229,7 @@ class Recipe:
 
         with bare(asked=False):  # without weights nothing runs
             net = self.build(settings, splits, seed)
-        with torch.no_grad(), self.told():
+        with torch.no_grad(), self.located_errors():
             layers.called(net.eval(), splits.example())
         return net.train()
 
@@ -246,11 +246,11 @@ class Recipe:
                 step = f"It may ask for {', '.join(offered)}."
                 raise self.wrong(f"Function `{part}` must not ask for `{unknown[0]}`. {step}", part)
             offered = {name: offered[name] for name in taken if name in offered}
-        with self.told():
+        with self.located_errors():
             return function(**offered)
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def located_errors(self) -> Iterator[None]:
         """Tells what a user's recipe raises with its file and line; the kit's own say it themselves."""
         try:
             yield

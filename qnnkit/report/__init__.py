@@ -1,6 +1,6 @@
 """What a run found: the table of nets, sentences about it, and one HTML page that stands by itself."""
 
-from qnnkit.report.batch import analyze_batch, write_batch_page
+from qnnkit.report.batch_page import analyze_batch, write_batch_page
 from qnnkit.report.compared import by_group, comparisons, means, verdict
 from qnnkit.report.criteria import judge
 from qnnkit.report.paper import write_paper

@@ -8,7 +8,7 @@ from typing import Any
 
 from qnnkit import checks, stats, workspace
 from qnnkit.report import latex, page
-from qnnkit.report.batch import analyze_batch, files_of
+from qnnkit.report.batch_page import analyze_batch, files_of
 from qnnkit.report.compared import comparisons, verdict
 from qnnkit.report.study import Study, read_batch, read_study, show
 from qnnkit.settings import PLACEMENT

@@ -96,7 +96,7 @@ def table(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -
     """The rows of `summary` as people read them."""
     import pandas as pd
 
-    def told(row: dict[str, Any]) -> str:
+    def cell(row: dict[str, Any]) -> str:
         if row["low"] is None:
             why = "one seed" if len(row["scores"]) == 1 else "the same on all seeds"
             return f"{score.tell(row['score'])} ({why})"
@@ -105,7 +105,7 @@ def table(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) -
     return pd.DataFrame(
         {
             "net": [row["net"] for row in rows],
-            score.told: [told(row) for row in rows],
+            score.column: [cell(row) for row in rows],
             "quantum": [row["quantum"] for row in rows],
             "classical": [row["classical"] for row in rows],
             "frozen": [row["frozen"] for row in rows],
@@ -119,7 +119,7 @@ def scores(rows: Sequence[dict[str, Any]], score: stats.Score = stats.ACCURACY) 
     import pandas as pd
 
     columns = {
-        each.told: ["" if row.get(each.name) is None else each.tell(row[each.name]) for row in rows]
+        each.column: ["" if row.get(each.name) is None else each.tell(row[each.name]) for row in rows]
         for each in metrics(score)[1:]
         if any(row.get(each.name) is not None for row in rows)
     }

@@ -15,7 +15,7 @@ def of_run(run: Run, result: dict[str, Any]) -> list[str]:
         said.append(f"Single nets were trained with settings of their own: {', '.join(single)}.")
     modules = build(run, run.nets[0], run.config.seed, bare=True).modules()
     said += of_gradients(run)
-    said += [f"The net stands on: {module.told}." for module in modules if hasattr(module, "told")]
+    said += [f"The net stands on: {module.origin}." for module in modules if hasattr(module, "origin")]
     said += run.provenance.get("notes") or run.splits.notes
     if placed := run.provenance.get("trained", {}).get("sentence"):
         said.append(f"Trained on {placed}")
@@ -95,7 +95,7 @@ def surveyed(run: Run) -> list[str]:
     except (FileNotFoundError, ValueError):  # never measured, or by another version
         return []
     name = found["machine"]["name"]
-    return [f"Measured on {name}: {sentence}" for sentence in measure.reading.net_sentences(found)]
+    return [f"Measured on {name}: {sentence}" for sentence in measure.comparing.net_sentences(found)]
 
 
 def of_gradients(run: Run) -> list[str]:

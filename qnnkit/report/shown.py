@@ -10,7 +10,7 @@ from qnnkit.runs import Run, seen_by, trained
 
 def preview(run: Run) -> list[Any]:
     """What the task's `preview` shows of the data, figures kept; nothing where it has none."""
-    return _kept(run, "preview", "01_preview", "Some of the data", run.splits)
+    return _figures(run, "preview", "01_preview", "Some of the data", run.splits)
 
 
 def mistakes(run: Run, n: int) -> list[Any]:
@@ -22,15 +22,15 @@ def mistakes(run: Run, n: int) -> list[Any]:
     """
     net = trained(run)
     offered = {"n": n, "seed": run.config.seed, "folder": run.folder, "seen": seen_by(run, net)}
-    return _kept(run, "mistakes", "05_mistakes", "Where it errs", net, run.splits, **offered)
+    return _figures(run, "mistakes", "05_mistakes", "Where it errs", net, run.splits, **offered)
 
 
-def _kept(run: Run, part: str, name: str, title: str, *given: Any, **offered: Any) -> list[Any]:
+def _figures(run: Run, part: str, name: str, title: str, *given: Any, **offered: Any) -> list[Any]:
     """What a part of the task shows, as a list; its figures are kept under their own names or these."""
     function = getattr(run.task, part, None)
     if function is None:
         return []
-    with run.recipe.told():
+    with run.recipe.located_errors():
         found = tasks.asked(function, *given, **offered)
     kept = []
     for number, each in enumerate(found if isinstance(found, list | tuple) else [found]):

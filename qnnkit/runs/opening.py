@@ -83,7 +83,7 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         extend(Run(folder, begun), asked.epochs)
         begun = asked
     elif difference:
-        raise _other_experiment(folder, _told(difference))
+        raise _other_experiment(folder, _differences(difference))
     bounds = {name: value for name, value in given.items() if name in CRITERIA}
     config = begun.override(**(bounds | placement))
     if placement:  # without one, a run of another machine may still be looked at here
@@ -200,5 +200,5 @@ def extend(run: Run, epochs: int) -> None:
         write_config(Run(run.folder, run.config.override(epochs=epochs)))
 
 
-def _told(difference: dict[str, tuple[Any, Any]]) -> str:
+def _differences(difference: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{name}: {here!r} there, {there!r} now" for name, (here, there) in difference.items())

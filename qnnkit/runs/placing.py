@@ -121,7 +121,7 @@ def _decide(run: Run) -> Placement:
     def samples() -> Any:
         n = placement.LARGEST if unknown else config.batch_size
         batch = next(iter(splits.batches("train", n, shuffle=False)))
-        return features.given(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
+        return features.training_batch(model, batch, config, sum(len(splits.split(name)) for name in SPLITS))
 
     where = config.device
     if getattr(config, "four_bit", False):
@@ -179,7 +179,7 @@ def _asked(run: Run) -> dict[str, Any]:
     from qnnkit.measure import placement
 
     asked = {name: getattr(run.config, name) for name in ("device", "backend", "threads")}
-    return {"asked": asked, "machine": placement.here()}
+    return {"asked": asked, "machine": placement.machine_facts()}
 
 
 def _write(run: Run, note: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from qnnkit.runs.journal import Journal, speed
 from qnnkit.runs.lock import alone, mirrored
 from qnnkit.runs.nets import build, seen_by
 from qnnkit.runs.trackers import tracked
-from qnnkit.train import memory
+from qnnkit.train import out_of_memory
 from qnnkit.train.processes import is_main, n_processes, wait_for_all
 
 
@@ -161,11 +161,13 @@ def training(
                 raise
             raise Stopped(stopped_in(run, begun[0].net, begun[0].seed)) from None
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, memory.OutOfMemory) or not memory.ran_out(error) or not begun:
+            if isinstance(error, out_of_memory.OutOfMemory) or not out_of_memory.ran_out(error) or not begun:
                 raise
             one = begun[0]
             told = f"net {one.net}, seed {one.seed}, before or after its epochs"
-            raise memory.OutOfMemory(memory.stopped(told, 0, config, one.place, n_processes())) from None
+            raise out_of_memory.OutOfMemory(
+                out_of_memory.stopped(told, 0, config, one.place, n_processes())
+            ) from None
 
 
 def train_all(

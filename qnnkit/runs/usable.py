@@ -93,7 +93,7 @@ def _require_runs(run: Run, model: nn.Module) -> None:
     if any(weight.is_meta for weight in model.parameters()):
         return
     splits, n = run.splits, min(2, len(run.splits.train))
-    with _taken(run.recipe, splits), run.recipe.told():
+    with _taken(run.recipe, splits), run.recipe.located_errors():
         if isinstance(run.task, tasks.Own) or isinstance(splits, TensorSplits):
             batch = next(iter(splits.batches("train", n, shuffle=False)))
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pennylane as qp
 import torch
 
-from qnnkit.simulator.arrays import autocasts, rounds
+from qnnkit.simulator.array_api import autocasts, rounds
 from qnnkit.simulator.fused import Fused, autograd_must
 from qnnkit.simulator.graph import NotFusable
 from qnnkit.simulator.over_weights import OverWeights

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from qnnkit.device import machine
-from qnnkit.simulator import arrays, plan, steps
-from qnnkit.simulator.arrays import Array, autocasts, full_precision, in_numpy, rounds, without_periods, xp
+from qnnkit.simulator import array_api, fusion, steps
+from qnnkit.simulator.array_api import Array, autocasts, full_precision, in_numpy, rounds, without_periods, xp
 from qnnkit.simulator.gates import EXACT
 from qnnkit.simulator.graph import Angles, Graph, Node, NotFusable
 from qnnkit.simulator.matrices import Matrices, OverArrays
@@ -83,7 +83,7 @@ class Fused:
             raise NotFusable(f"a state of {self.n_wires} wires takes {gib:.3g} GiB for every sample")
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
         self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
-        items, on_weights, on_inputs = plan.items(trace)
+        items, on_weights, on_inputs = fusion.items(trace)
         shapes = [(1, *inputs_shape[1:]) if len(inputs_shape) == 2 else inputs_shape, *weight_shapes]
         self.weight_angles = Angles(trace.graph(on_weights), shapes, None)
         self.input_angles = Angles(trace.graph(on_inputs), shapes, 0)
@@ -98,8 +98,8 @@ class Fused:
             self.amplitudes = trace.graph([self.prepared.amplitudes])
         elif self.prepared is not None:
             self.fixed = self._put(self.prepared.amplitudes)
-        items, is_given = plan.seen(items) if self.weighs else items, self.prepared is not None
-        self.plan = plan.plan(items, self.n_wires, self.input_angles.size, given=is_given)
+        items, is_given = fusion.seen(items) if self.weighs else items, self.prepared is not None
+        self.plan = fusion.plan(items, self.n_wires, self.input_angles.size, given=is_given)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
         self._rates: list[np.ndarray] = []
@@ -115,7 +115,7 @@ class Fused:
         self.far, self.mixed, self.near = (self.matrices, self.steps), None, None
         """What runs a batch; on a CPU over torch's states alone, or, of small ones, over NumPy arrays."""
         if self.device.type == "cpu":
-            arrays.keep_freed_memory()
+            array_api.keep_freed_memory()
             largest = max((2 ** (len(block.wires) + 1) for block in self.plan.blocks), default=1)
             if largest**3 <= ONE_THREAD:
                 in_arrays = in_numpy(self.matrices)
@@ -149,7 +149,7 @@ class Fused:
         plan_, put, made = self.plan, self._put, []
         n_states, block = 2**self.n_wires, len(plan_.start)
         if self.prepared is not None:
-            index = plan.states_of(self.prepared.wires, self.n_wires)
+            index = fusion.states_of(self.prepared.wires, self.n_wires)
             self.n_amplitudes = len(index)
             index = np.concatenate([index, n_states + index]) if self.prepared.is_complex else index
             made.append(steps.Given(put(index), 2 * n_states))
@@ -160,11 +160,11 @@ class Fused:
             made.append((steps.StartOfOneCell if block == 1 else steps.Start)(waves, plan_.n_waves))
         renamed = np.arange(n_states)
         for step in plan_.steps:
-            if isinstance(step, plan.Block):
+            if isinstance(step, fusion.Block):
                 whole, before = len(step.wires) == self.n_wires, 2 ** step.wires[0]
                 made.append(steps.Block(block, before, 2 ** len(step.wires), whole=whole))
                 block += 1
-            elif isinstance(step, plan.Permutation):
+            elif isinstance(step, fusion.Permutation):
                 index, phases = step.arrays()
                 if self.weighs and step is plan_.steps[-1]:  # it only renames what is weighed
                     renamed = np.argsort(index)

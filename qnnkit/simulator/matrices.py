@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.arrays import Array, stacked, xp
+from qnnkit.simulator.array_api import Array, stacked, xp
+from qnnkit.simulator.fusion import Block
 from qnnkit.simulator.gates import EXACT, real_form
-from qnnkit.simulator.plan import Block
 
 Saved = list[tuple[Array, list[Array]]]
 """For each group of matrices: its factors, and the running products."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.graph import NotFusable
+from qnnkit.simulator.guards import Watch, watch
 from qnnkit.simulator.trace import Trace, apart, trace
-from qnnkit.simulator.watch import Watch, watch
 
 MOST_STATES = 8
 """So many states of what the Python reads are kept with their programs, the last ones."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.arrays import Array, add_product, empty, outer, picked, product, xp
+from qnnkit.simulator.array_api import Array, add_product, empty, outer, picked, product, xp
 
 
 class Affine(NamedTuple):

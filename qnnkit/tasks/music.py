@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks, workspace
 from qnnkit.adapters import once
-from qnnkit.data.music import first_pieces
+from qnnkit.data.music_blocks import first_pieces
 from qnnkit.data.music_events import (
     DURATION,
     LONGEST,

@@ -139,7 +139,7 @@ def first_samples(splits: Any) -> list[Shown]:
 
     rows, inputs = splits.train, splits.example(ROWS)
     each = zip(rows.sources, inputs, rows.targets, strict=False)
-    table = [{"sample": source, "inputs": _told(x), "target": _told(y)} for source, x, y in each]
+    table = [{"sample": source, "inputs": _shortened(x), "target": _shortened(y)} for source, x, y in each]
     first = Shown(pd.DataFrame(table).set_index("sample"), "01_samples", "The first training samples")
     return [first, counts(splits, "Samples of each split", samples=len)]
 
@@ -154,13 +154,13 @@ def largest_losses(task: Any, net: nn.Module, splits: Any, n: int) -> list[Shown
         for source, batch in zip(splits.test.sources[:JUDGED], batches, strict=False):
             row = {"sample": source, "loss": float(task(net, batch).loss)}
             if isinstance(batch, list | tuple):
-                row |= {"target": _told(batch[1][0]), "output": _told(net(batch[0])[0])}
+                row |= {"target": _shortened(batch[1][0]), "output": _shortened(net(batch[0])[0])}
             rows.append(row)
     worst = pd.DataFrame(rows).sort_values("loss", ascending=False, kind="stable")[:n].reset_index(drop=True)
     return [Shown(worst, "05_losses", "Test samples of the largest loss")]
 
 
-def _told(values: Any) -> str:
+def _shortened(values: Any) -> str:
     if not isinstance(values, Tensor):
         return str(values)[:80]
     flat = values.flatten()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.adapters import once
-from qnnkit.data.batches import seeded
+from qnnkit.data.batches import keyed_generator
 from qnnkit.layers import evaluating
 
 SHORTEST, LONGEST = 32, 2048
@@ -69,7 +69,7 @@ def sample(
     # PEFT puts a learnt prompt before the tokens of every call, so these are read anew each time.
     peft: Any = getattr(model, "active_peft_config", None)
     keeps = hasattr(model, "config") and not getattr(peft, "is_prompt_learning", False)
-    ids, begin, cache, generator = list(ids), 0, None, seeded("continue", seed)
+    ids, begin, cache, generator = list(ids), 0, None, keyed_generator("continue", seed)
     while True:
         if len(ids) - begin >= window:
             half = len(ids) - max(1, window // 2)

@@ -2,11 +2,11 @@
 
 from qnnkit.train.evaluation import evaluate
 from qnnkit.train.loop import fit
-from qnnkit.train.memory import OutOfMemory
+from qnnkit.train.micro_batch import PRECISIONS, Stepper, autocast
 from qnnkit.train.optimizer import Group, optimizer_of, trainable
+from qnnkit.train.out_of_memory import OutOfMemory
 from qnnkit.train.progress import Moment, Observer, Progress
 from qnnkit.train.recompute import recomputing
-from qnnkit.train.step import PRECISIONS, Stepper, autocast
 
 __all__ = [
     "PRECISIONS",

@@ -19,14 +19,14 @@ from qnnkit.checkpoint import Store, own_generators, random_state, seed_all, set
 from qnnkit.checkpoint.file import copied
 from qnnkit.settings import Settings
 from qnnkit.tasks import Step, Task
-from qnnkit.train import memory
+from qnnkit.train import out_of_memory
 from qnnkit.train.evaluation import totals_of
 from qnnkit.train.finite import not_finite
+from qnnkit.train.micro_batch import autocast, fewest, joined, passes, samples, smaller
 from qnnkit.train.optimizer import Group, optimizer_of, step_size, trainable
 from qnnkit.train.processes import Processes, Share
 from qnnkit.train.progress import Moment, Observer, Part, Progress, Totals
 from qnnkit.train.recompute import recomputing
-from qnnkit.train.step import autocast, fewest, joined, passes, samples, smaller
 from qnnkit.train.stop import Stop, deferred
 
 
@@ -81,7 +81,7 @@ def fit(
         on_update: Called after every update, with what it was.
         on_validation: Called with a row whenever an epoch is interrupted by a validation.
         tell: Called with a sentence on what whoever trains should know.
-        built: How whoever resumes has frozen weights anew, see `checkpoint.weights.kept`; None keeps them.
+        built: How whoever resumes has frozen weights anew, see `checkpoint.weights.saved_state`; or None.
 
     Raises:
         OutOfMemory: Memory ran out; the message says where, and the next remedy. The same call resumes.
@@ -102,14 +102,14 @@ def fit(
             try:
                 return loop.run(log or nothing, tell or nothing, micro_batch)
             except (RuntimeError, MemoryError) as error:
-                if not memory.ran_out(error):
+                if not out_of_memory.ran_out(error):
                     raise
             # Out here the error is gone, and with it the frames that hold what was being computed.
-            memory.release(device)
+            out_of_memory.release(device)
             micro_batch = loop.smaller()
             if micro_batch is None:
-                raise memory.OutOfMemory(loop.out_of_memory())
-            (tell or nothing)(memory.shrunk(loop.where, samples(loop.batch), micro_batch, model))
+                raise out_of_memory.OutOfMemory(loop.out_of_memory())
+            (tell or nothing)(out_of_memory.shrunk(loop.where, samples(loop.batch), micro_batch, model))
 
 
 class _Loop:
@@ -180,7 +180,7 @@ class _Loop:
 
     def out_of_memory(self) -> str:
         n = 0 if self.batch is None else samples(self.batch)
-        return memory.stopped(self.where, n, self.config, self.processes.device, self.processes.world)
+        return out_of_memory.stopped(self.where, n, self.config, self.processes.device, self.processes.world)
 
     def _epoch(self) -> dict[str, Any]:
         part, epoch = self.part, self.progress.epoch + 1
@@ -384,7 +384,7 @@ class _Loop:
 
     def _state(self, part: Any = None, random: Any = None) -> dict[str, Any]:
         return {
-            "model": weights.kept(self.bare, self.built),
+            "model": weights.saved_state(self.bare, self.built),
             "optimizer": self.optimizer.state_dict(),
             "optimizer_name": self.config.optimizer,
             "scaler": self.scaler.state_dict(),

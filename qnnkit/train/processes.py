@@ -151,7 +151,7 @@ class Share:
             for _ in range(first):
                 next(batches)
             begin()
-            yield from ((self._placed(batch), True) for batch in batches)
+            yield from ((self._moved(batch), True) for batch in batches)
             return
         sampler: Any = self.loader.batch_sampler
         own: list[bool] = []
@@ -165,9 +165,9 @@ class Share:
 
         options = {name: getattr(self.loader, name) for name in OPTIONS}
         for index, batch in enumerate(DataLoader(self.loader.dataset, batch_sampler=order(), **options)):
-            yield self._placed(batch), own[index]
+            yield self._moved(batch), own[index]
 
-    def _placed(self, batch: Any) -> Any:
+    def _moved(self, batch: Any) -> Any:
         from accelerate.utils import send_to_device
 
         return send_to_device(batch, self.processes.device, non_blocking=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.models.blocks import pixels, precise, published, seeded
-from qnnkit.models.circuit import CircuitSettings, layer, n_features
+from qnnkit.models.circuit_part import CircuitSettings, layer, n_features
 from qnnkit.settings import Base, Place
 
 # Of the photographs that published weights were trained on, by colour.
@@ -86,13 +86,13 @@ class Backbone(nn.Module):
         return self.net(images).pooler_output.flatten(1)
 
     @property
-    def told(self) -> str:
+    def origin(self) -> str:
         """What it starts from, in words, for tables."""
         start = "from scratch" if self.pretrained is None else f"from {self.pretrained}"
         return f"ResNet {start}, {'frozen' if self.frozen else 'trained'}"
 
     def extra_repr(self) -> str:
-        return self.told
+        return self.origin
 
 
 class _OnBackbone(nn.Module):

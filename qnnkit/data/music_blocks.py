@@ -11,7 +11,7 @@ import torch
 
 from qnnkit import checks
 from qnnkit.data import duplicates
-from qnnkit.data.batches import seeded
+from qnnkit.data.batches import keyed_generator
 from qnnkit.data.duplicates import Content
 from qnnkit.data.music_events import DURATION, FILE, N_PITCHES, PAD, PITCH, START, TIME, MusicTokenizer, Piece
 from qnnkit.data.music_sources import Collection, collect
@@ -45,7 +45,9 @@ class Transposition:
         lowest = torch.where(is_pitch, ids - PITCH, N_PITCHES - 1).amin(1)
         down = lowest.clamp(max=self.most)
         up = (N_PITCHES - 1 - highest).clamp(max=self.most)
-        drawn = torch.rand(len(ids), generator=seeded("transposition", self.seed, epoch), dtype=torch.float64)
+        drawn = torch.rand(
+            len(ids), generator=keyed_generator("transposition", self.seed, epoch), dtype=torch.float64
+        )
         shift = (drawn * (down + up + 1)).long() - down  # (n,)
         labels_too = is_pitch & (blocks.labels != IGNORED)
         labels = blocks.labels + labels_too * shift[:, None]

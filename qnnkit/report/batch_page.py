@@ -107,7 +107,7 @@ def runs_table(study: Study) -> pd.DataFrame:
             {"run": row["id"]}
             | {name: show(row["settings"][name]) if name in row["settings"] else "" for name in settings}
             | {"state": row["state"]}
-            | {f"{net}, {score.told}": row["nets"].get(net, "") for net in nets}
+            | {f"{net}, {score.column}": row["nets"].get(net, "") for net in nets}
             | {
                 f"{score.validation_word} ({score.per}), mean over seeds".replace(" ()", ""): row[
                     "validation"

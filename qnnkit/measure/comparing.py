@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, plots, words, workspace
+from qnnkit.measure.backends import CIRCUIT, GPU, LAYERS
 from qnnkit.measure.device_figures import Row
-from qnnkit.measure.simulators import CIRCUIT, GPU, LAYERS
 from qnnkit.measure.survey import facts, figures, load
 
 if TYPE_CHECKING:
