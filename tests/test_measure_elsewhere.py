@@ -20,6 +20,7 @@ from qnnkit.measure.elsewhere import (
     published,
     roofline,
     row_of,
+    this_machine,
 )
 from qnnkit.measure.memory import Work
 

@@ -15,7 +15,7 @@ from qnnkit.data.batches import Batches
 from qnnkit.recipes import Recipe
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
-from qnnkit.train import micro_batch, out_of_memory
+from qnnkit.train import in_pieces, out_of_memory
 from qnnkit.train.out_of_memory import OutOfMemory
 from tests import forked
 from tests.same import At, from_seed, raises, same, weights
@@ -284,7 +284,7 @@ Pair = namedtuple("Pair", "images labels")
 def test_pieces_are_few_nearly_equal_and_together_everything(n, micro_batch):
     values = torch.arange(n)
     batch = {"pair": Pair(values[:, None].expand(n, 3), [values]), "nothing": None}
-    found = micro_batch.pieces(batch, micro_batch)
+    found = in_pieces.pieces(batch, micro_batch)
     lengths = [len(piece["pair"].labels[0]) for piece in found]
     assert len(found) == -(-n // micro_batch)
     assert max(lengths) <= micro_batch and max(lengths) - min(lengths) <= 1
@@ -297,7 +297,7 @@ def test_a_tokenizer_s_batch_is_split():
     from transformers import BatchEncoding
 
     batch = BatchEncoding({"input_ids": torch.arange(12).reshape(6, 2), "attention_mask": torch.ones(6, 2)})
-    found = micro_batch.pieces(batch, 3)
+    found = in_pieces.pieces(batch, 3)
     assert [type(piece) for piece in found] == [BatchEncoding] * 2
     assert torch.equal(found[1]["input_ids"], torch.arange(6, 12).reshape(3, 2))
 
@@ -307,14 +307,14 @@ def test_a_tokenizer_s_batch_is_split():
     [[torch.ones(3), torch.ones(2)], [torch.ones(3), "abc"], torch.tensor(3.0), [torch.ones(3), 3], [], None],
 )
 def test_what_cannot_be_split_stays_whole_or_is_refused(batch):
-    assert micro_batch.pieces(batch, None)[0] is batch and micro_batch.smaller(batch, None) is None
+    assert in_pieces.pieces(batch, None)[0] is batch and in_pieces.smaller(batch, None) is None
     with pytest.raises(ValueError, match="`micro_batch` must be None for a batch that cannot be split"):
-        micro_batch.pieces(batch, 1)
+        in_pieces.pieces(batch, 1)
 
 
 def test_halving_ends_at_one():
     batch, micro_batch, found = torch.ones(11), None, []
-    while (micro_batch := micro_batch.smaller(batch, micro_batch)) is not None:
+    while (micro_batch := in_pieces.smaller(batch, micro_batch)) is not None:
         found.append(micro_batch)
     assert found == [6, 3, 2, 1]  # 11 samples in pieces of 11, 6, 3 (four pieces), 2, 1
 
@@ -324,7 +324,7 @@ def test_steps_are_joined_by_what_they_count():
         Step(torch.tensor(2.0, requires_grad=True), {"loss": torch.tensor(2.0)}, 1),
         Step(torch.tensor(4.0), {"loss": torch.tensor(12.0)}, 3),
     ]
-    joined = micro_batch.joined(steps)
+    joined = in_pieces.joined(steps)
     assert joined.loss == 3.5 and joined.sums == {"loss": 14.0} and joined.count == 4
     assert not joined.loss.requires_grad
 

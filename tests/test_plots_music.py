@@ -8,7 +8,7 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
-from qnnkit.plots.piano_roll import piano_roll, pitch_name
+from qnnkit.plots.notes import piano_roll, pitch_name
 from qnnkit.plots.picture import COLOURS, Picture
 from tests.test_plots import legible
 

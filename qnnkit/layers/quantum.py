@@ -197,7 +197,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def _measured(self, inputs: Tensor, weights: list[Tensor], dtype: torch.dtype) -> Tensor:
         """The outputs, computed in `dtype` by the program or else by the QNode's own device."""
-        find: Any = self._found
+        find: Any = self._output
         if compiles := torch.compiler.is_compiling():  # what looks at the Python is no part of the graph
             find = torch.compiler.disable(find)
         rows, program = find(inputs, dtype, compiles)

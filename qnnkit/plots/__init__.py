@@ -4,7 +4,7 @@ from qnnkit.plots.galleries import captions_found, images_found, similarities
 from qnnkit.plots.gates_by_colour import coloured_circuit
 from qnnkit.plots.inspection import WhatIfFigure, image_seen, layer_gradients, stacked
 from qnnkit.plots.machines import machines
-from qnnkit.plots.piano_roll import piano_roll
+from qnnkit.plots.notes import piano_roll
 from qnnkit.plots.picture import COLOURS, Live, Picture, as_pdf, as_png, stamped
 from qnnkit.plots.pixels import class_balance, class_samples, confusion, labelled_images
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from qnnkit.checkpoint import own_generators
 from qnnkit.tasks import Step, Task
 from qnnkit.train.finite import not_finite
-from qnnkit.train.micro_batch import joined, passes
+from qnnkit.train.in_pieces import joined, passes
 from qnnkit.train.progress import Totals
 
 

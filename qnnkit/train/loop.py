@@ -22,7 +22,7 @@ from qnnkit.tasks import Step, Task
 from qnnkit.train import out_of_memory
 from qnnkit.train.evaluation import totals_of
 from qnnkit.train.finite import not_finite
-from qnnkit.train.micro_batch import autocast, fewest, joined, passes, samples, smaller
+from qnnkit.train.in_pieces import autocast, fewest, joined, passes, samples, smaller
 from qnnkit.train.optimizer import Group, optimizer_of, step_size, trainable
 from qnnkit.train.processes import Processes, Share
 from qnnkit.train.progress import Moment, Observer, Part, Progress, Totals
