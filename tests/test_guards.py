@@ -40,7 +40,7 @@ FLOAT32, FLOAT64 = 1e-5, 1e-10
 FAR = 1e-8
 """Likewise in float64, of angles so large that their own spacing is 1e-10 radians."""
 TorchLayer = qp.qnn.TorchLayer
-tracing, watching = (importlib.import_module(f"qnnkit.simulator.{name}") for name in ("trace", "watch"))
+tracing, watching = (importlib.import_module(f"qnnkit.simulator.{name}") for name in ("trace", "guards"))
 
 # --- the comparison -----------------------------------------------------------------------------------
 

@@ -225,7 +225,7 @@ def test_memory_that_runs_out_in_the_optimizer_stops(monkeypatch):  # smaller pi
     def step(self, closure=None):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(torch.optim.SGD, "step", micro_batch)
+    monkeypatch.setattr(torch.optim.SGD, "step", step)
     with pytest.raises(OutOfMemory, match=r"Memory ran out at epoch 1, batch 0: .* a smaller net"):
         fitted(Narrow(99), on_oom="shrink", optimizer="sgd")
 
