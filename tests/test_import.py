@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -122,6 +123,13 @@ def test_parts_import_as_the_contracts_of_pyproject_say():
 def test_no_file_is_too_long():
     long = [path for path in PACKAGE.rglob("*.py") if len(path.read_text().splitlines()) > LINES]
     assert long == []
+
+
+def test_a_name_stands_for_one_module_and_no_function_is_called_by_a_filler():
+    paths = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted({path.stem for path in paths}) == sorted(path.stem for path in paths)
+    fillers = re.compile(r"def _?(here|own|told|found|rest)\(")
+    assert [path for path in paths if fillers.search(path.read_text())] == []
 
 
 def test_git_ignores_no_part_of_the_package():

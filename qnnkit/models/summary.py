@@ -49,7 +49,7 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
     rows = [
         {
             "layer": name,
-            "kind": getattr(layer, "told", type(layer).__name__),
+            "kind": getattr(layer, "origin", type(layer).__name__),
             "gives": shapes.get(layer, ""),
             **count_parameters(layer),
             "circuits / image": sum(
