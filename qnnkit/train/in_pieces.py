@@ -84,7 +84,8 @@ def passes(task: Task, model: nn.Module, batch: Any, micro_batch: int | None) ->
     """
     if getattr(task, "whole", False):
         return [lambda: task(model, batch, micro_batch=micro_batch)]  # type: ignore[call-arg]
-    return [lambda piece=piece: task(model, piece) for piece in pieces(batch, micro_batch, fewest(model))]
+    parts = [batch] if micro_batch is None else pieces(batch, micro_batch, fewest(model))
+    return [lambda piece=piece: task(model, piece) for piece in parts]
 
 
 def joined(steps: Sequence[Step]) -> Step:

@@ -231,7 +231,8 @@ class _Loop:
 
     def _update(self, index: int, batch: Any, own: bool) -> tuple[Step, bool, bool]:
         """Moves the weights by a batch; what it gave, whether to save after it, and whether to stop."""
-        self.model.train()
+        if not (self.model.training and self.bare.training):
+            self.model.train()
         where = f"epoch {self.progress.epoch + 1}, batch {index}"
         self.where, self.batch = where, batch
         step, due, stop = self._add_gradient(batch, own)
@@ -246,7 +247,10 @@ class _Loop:
         norms = {}
         for group, parameters in zip(self.groups, self.optimizer.param_groups, strict=True):
             parameters["lr"] = group.learning_rate * scale
-            norm = nn.utils.clip_grad_norm_(group.parameters, group.clip_norm or math.inf)
+            gradients = [weight.grad for weight in group.parameters if weight.grad is not None]
+            norm = nn.utils.get_total_norm(gradients)
+            if group.clip_norm:
+                nn.utils.clip_grads_with_norm_(group.parameters, group.clip_norm, norm)
             norms[group.name] = float(norm)
         if not math.isfinite(step.loss):  # the norms have been waited for: it is there
             raise not_finite("training loss", where, self.bare, self._compute, batch)
@@ -291,7 +295,7 @@ class _Loop:
                     expected = expected or 1.0  # of a piece that counts nothing
                 # Gradients are means over processes.
                 share = own * step.count * self.processes.world / expected
-                self.scaler.scale(step.loss * share).backward()
+                self.scaler.scale(step.loss if share == 1 else step.loss * share).backward()
             done.append(joined([step]))
         whole = joined(done)
         [total] = self.processes.sums(own * whole.count)
