@@ -65,7 +65,7 @@ MUTANTS = (
     ("train/loop.py", "if not every or index % every", "if not every or (index + 1) % every", "train"),
     ("train/loop.py", "self._validate_within()  # resumed", "pass  # resumed", "train"),
     ("train/loop.py", "waited >= self.config.patience", "waited > self.config.patience", "train"),
-    ("train/loop.py", "group.clip_norm or math.inf", "math.inf", "train"),
+    ("train/loop.py", "if group.clip_norm:", "if False:", "train"),
     ("train/loop.py", "        self.optimizer.zero_grad()\n        progress", "        progress", "train"),
     ("train/loop.py", "progress.epoch + index / self.steps", "progress.epoch", "train"),
     ("train/loop.py", "seed_all(self.seed, epoch)\n", "seed_all(self.seed)\n", "train"),
