@@ -763,7 +763,9 @@ def test_a_handler_that_goes_on_does_not_get_an_untrained_net(tmp_path):
             fit(net(), epochs=9, folder=tmp_path, log=lambda row: terminate())
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert heard == [signal.SIGTERM] and Store(tmp_path).restore()["progress"]["epoch"] == 1
+    state = Store(tmp_path).restore()
+    assert heard == [signal.SIGTERM] and state["progress"]["epoch"] == 1
+    assert state["part"] is None, "it trained on after the row that it was to stop at"
 
 
 # --- precision ---------------------------------------------------------------------------------------------
