@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,19 +35,6 @@ def from_seed(make: Callable[[], Any], seed: int = 0) -> Any:
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-@contextlib.contextmanager
-def room_for(n_bytes: int) -> Iterator[None]:
-    """No file of this process grows past `n_bytes`: what the kernel says is EFBIG, as a quota would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 class At(Classification):

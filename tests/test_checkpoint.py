@@ -19,8 +19,8 @@ from torch import nn
 
 from qnnkit import checkpoint, workspace
 from qnnkit.checkpoint import Store, file, weights
-from tests.same import from_seed, room_for, same
-from tests.toys import disk_order
+from tests.same import from_seed, same
+from tests.toys import disk_order, room_for
 
 IDENTITY = {"net": "hybrid", "seed": 0}
 

@@ -21,8 +21,7 @@ from qnnkit.checkpoint.mirror import Mirror, TakenOver
 from qnnkit.checkpoint.remote import NOTE, STATE, read_state, settle, visible
 from qnnkit.checkpoint.restore import evict, restore
 from tests import forked
-from tests.same import room_for
-from tests.toys import refused
+from tests.toys import refused, room_for
 
 NOBODY = 65534
 KILLS = int(os.environ.get("QNNKIT_TEST_KILLS", "4"))
