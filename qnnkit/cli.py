@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from typer import Argument, Option
 
 from qnnkit import checks, device, warm, workspace
@@ -39,7 +40,19 @@ Epochs = Annotated[int | None, Option(help="Passes over the data; a run that has
 OnOom = Annotated[str | None, Option(metavar="stop|shrink", help="Out of memory: stop, or go in pieces.")]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of a table or lines.")]
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+class Commands(typer.core.TyperGroup):
+    """The commands; Ctrl-C ends each with a sentence, that of its own where it has one."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("Stopped.")
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
 def main() -> None:

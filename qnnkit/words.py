@@ -25,6 +25,27 @@ def lines(sentence: str, width: int = 80) -> str:
     return textwrap.fill(sentence, width, break_long_words=False, break_on_hyphens=False)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, without its stop; its type if it says nothing.
+
+    Example:
+        >>> first_line(ValueError("No such file.\\nAnd more.")), first_line(ValueError())
+        ('No such file', 'ValueError')
+    """
+    said = str(error).strip().partition("\n")[0]
+    return said.rstrip(".:! ") or type(error).__name__
+
+
+def error_line(error: BaseException) -> str:
+    """An exception in one line, its type first.
+
+    Example:
+        >>> error_line(ValueError("No such file.\\nAnd more.")), error_line(MemoryError())
+        ('ValueError: No such file', 'MemoryError')
+    """
+    return ": ".join(dict.fromkeys([type(error).__name__, first_line(error)]))
+
+
 def size(n_bytes: float) -> str:
     """Bytes in GB (10^9), MB or kB.
 

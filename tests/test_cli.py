@@ -310,6 +310,14 @@ def test_ctrl_c_says_where_it_stopped_and_the_same_command_continues(home, pictu
         done = int(told[1])
 
 
+def test_ctrl_c_in_a_command_that_keeps_nothing(qnnkit, monkeypatch):
+    def interrupted():
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("qnnkit.device.report", interrupted)
+    assert qnnkit("doctor") == (130, "Stopped.\n", "")
+
+
 def test_train_takes_epochs(qnnkit, pictures):
     begin = "train", "--run-dir", "run", "--recipe", "folder_quanv", "--set", "data_dir=pictures"
     small = [

@@ -306,7 +306,7 @@ def test_prove_tells_of_an_operation_that_a_device_lacks(monkeypatch):
     monkeypatch.setattr(torch.optim.Adam, "step", step)
     [row] = gradients.prove([CPU], ["batched"])
     assert row["agrees"] is False and row["step error"] != row["step error"]
-    assert row["raised"] == "The operator 'aten::lerp_' is not implemented for MPS."
+    assert row["raised"] == "The operator 'aten::lerp_' is not implemented for MPS"
 
 
 # --- one batch ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.adapters import files
 from qnnkit.adapters.sources import SOURCES, CircuitConfig, Circuits
 from qnnkit.models.blocks import seeded
@@ -112,7 +112,7 @@ def load(
     try:
         saved: Any = PeftConfig.from_pretrained(str(place))
     except Exception as error:  # it raises whatever it meets
-        step = f"Copy the folder again. It says: {files.first_line(error)}."
+        step = f"Copy the folder again. It says: {words.first_line(error)}."
         raise ValueError(checks.message("folder", f"hold a readable {CONFIG}", str(place), step)) from None
     base: Any = model.get_base_model() if there else model
     made_for = saved.base_model_name_or_path or ""
@@ -360,7 +360,7 @@ def tried(model: nn.Module, chosen: Any, name: str = "default") -> PeftModel:
             raise
         if "target" in str(error).lower():
             raise _no_target(model, wanted) from None
-        step = f"It says: {files.first_line(error)}."
+        step = f"It says: {words.first_line(error)}."
         told = getattr(chosen, "peft_type", type(chosen).__name__)
         raise ValueError(checks.message("name", "be one that PEFT can build here", told, step)) from None
     return whole
@@ -395,7 +395,7 @@ def _difference(model: nn.Module, saved: Any, folder: Path, name: str) -> str | 
     except SafetensorError as error:
         return f"whose {files.WEIGHTS} is damaged ({error})"
     except Exception as error:  # PEFT has an error of its own for each way in which layers differ
-        return f"which cannot be put on it ({files.first_line(error)})"
+        return f"which cannot be put on it ({words.first_line(error)})"
     shapes = {key: tuple(weight.shape) for key, weight in expected.items()}
     beside = whole.state_dict().keys() - shapes.keys()  # embeddings, where they are saved too
     for key in sorted((shapes.keys() | found.keys()) - beside):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.adapters.sources import SOURCES, Circuits
 
 WEIGHTS = "adapter_model.safetensors"
@@ -59,10 +59,7 @@ def read(folder: Path) -> Circuits:
     except Exception as error:  # safetensors, json and torch each have errors of their own
         rule = f"hold in {CIRCUIT} the circuits of its weights"
         step = "Copy the folder again, or remove the file: then LoRA's weights train on by themselves."
-        raise ValueError(checks.message("folder", rule, f"{folder} ({first_line(error)})", step)) from None
+        raise ValueError(
+            checks.message("folder", rule, f"{folder} ({words.first_line(error)})", step)
+        ) from None
     return circuits
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

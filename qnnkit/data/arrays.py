@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.data import fetch
 from qnnkit.data.images import Parts, split_arrays
 from qnnkit.data.places import MAX_BYTES, first, refusal
@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             if sum(info.file_size for info in file.zip.infolist()) <= MAX_BYTES:
                 arrays = {name: np.asarray(file[name]) for name in file.files}
     except Exception as error:  # a damaged file makes NumPy raise almost anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = words.first_line(error)
         step = f"It cannot be read ({reason}): save it anew with np.savez, without objects."
         raise refusal("be a whole .npz file", str(path), step) from None
     if arrays is None:
@@ -301,7 +301,7 @@ def _tensor(name: str, values: Any, least: int = 0) -> torch.Tensor:
             values = np.require(values, requirements=["C", "W"])
         tensor = torch.as_tensor(values).detach().cpu()
     except (ValueError, TypeError, RuntimeError) as error:
-        rule, step = "be numbers of one shape a sample", f"It says: {str(error).splitlines()[0].rstrip('.')}."
+        rule, step = "be numbers of one shape a sample", f"It says: {words.first_line(error)}."
         raise ValueError(checks.message(name, rule, type(values).__name__, step)) from None
     if tensor.is_complex():
         step = "Give real and imaginary parts, or angles, as numbers of their own."

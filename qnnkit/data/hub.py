@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.data.folders import SIDES
 from qnnkit.data.images import split_stack, stack_files
 from qnnkit.data.places import first, left_out, refusal
@@ -50,7 +50,7 @@ def read(reader: Any, name: str | Path, **options: Any) -> Any:
                 raise ValueError(f"it is not, or not all of it, on this machine, and {why}")
             return reader.from_pretrained(place, **options)
     except Exception as error:  # a damaged file makes the reader raise almost anything
-        reason = str(error).strip().split("\n")[0].rstrip(".!:") or type(error).__name__
+        reason = words.first_line(error)
         if "gated" in str(error).lower():
             reason += " (accept its terms on its page, then log in by `hf auth login`)"
         raise ValueError(reason) from None
@@ -134,7 +134,7 @@ def hub_images(
     try:
         found = datasets.load_dataset(*name.split(":"))
     except Exception as error:  # missing, gated, offline, made by a script: each has an error of its own
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = words.first_line(error)
         rule = "be a dataset of the Hub that can be read"
         raise ValueError(checks.message("dataset", rule, f"hub:{name}", f"It says: {reason}.")) from None
     features = next(iter(found.values())).features

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from qnnkit import checks
+from qnnkit import checks, words
 
 MAX_BYTES = 4 * 2**30
 """More than this is not held in memory: neither a file, nor a tar."""
@@ -190,7 +190,7 @@ def _archive(path: Path, stack: contextlib.ExitStack, left_out: list[str]) -> Op
     try:
         names, read = (_zip if path.name.lower().endswith(".zip") else _tar)(path, stack, left_out)
     except (*DAMAGE, OSError) as error:
-        reason = str(error).partition("\n")[0].rstrip(":") or "cut short"
+        reason = words.first_line(error)
         step = f"It cannot be read ({reason}): copy or download it anew."
         raise refusal("be a whole archive", str(path), step) from None
     if not any(names.values()):

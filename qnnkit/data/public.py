@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.data import fetch
 from qnnkit.data.cache import stacked
 from qnnkit.data.images import Stack, split_stack, stack_arrays
@@ -281,7 +281,7 @@ def _table(place: Place, file: Member, what: str, columns: int, lowest: int, hig
     try:
         table = pd.read_csv(io.BytesIO(place.read(file.name)), header=None, dtype=np.int32).to_numpy()
     except (ValueError, OverflowError, UnicodeDecodeError) as error:  # pandas' own errors are ValueErrors
-        reason = str(error).partition("\n")[0][:80]
+        reason = words.first_line(error)[:80]
         rule = "hold CSV files of whole numbers"
         raise refusal(rule, file.name, f"It cannot be read ({reason}): get the file anew.") from None
     if table.shape[1] != columns:

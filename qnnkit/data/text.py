@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.data import duplicates, text_files, tokenizers
 from qnnkit.data.duplicates import Content
 from qnnkit.data.places import refusal
@@ -199,6 +199,6 @@ def _written(document: Document, messages: list[dict[str, str]], tokenizer: Any,
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # templates refuse by errors of their own
-        reason = str(error).strip().split("\n")[0].rstrip(".")
+        reason = words.first_line(error)
         step = f"The template says: {reason}."
         raise refusal("hold chats that the tokenizer's template takes", document.name, step) from None

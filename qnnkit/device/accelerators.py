@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.device import machine
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def obstacle(device: str) -> str | None:
             ones = torch.ones(8, 8, device=device)
             total = (ones @ ones).sum().item()
     except Exception as error:  # drivers and libraries raise what they like
-        return machine.first_line(error)
+        return words.error_line(error)
     return None if total == 512 else f"a matrix product summed to {total} instead of 512"
 
 

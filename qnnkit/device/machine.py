@@ -103,8 +103,3 @@ def output(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def first_line(error: BaseException) -> str:
-    """An exception in one line: its type and the first line of its text."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

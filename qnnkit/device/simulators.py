@@ -12,6 +12,7 @@ import warnings
 from dataclasses import dataclass, replace
 from importlib import metadata
 
+from qnnkit import words
 from qnnkit.device import accelerators, machine
 from qnnkit.device.accelerators import Accelerator
 
@@ -67,7 +68,7 @@ def try_here(name: str) -> Simulator:
         except Exception as error:  # plugins raise what they like
             # Lightning warns of the library that did not load, then raises something vaguer.
             said = [str(one.message).splitlines()[0] for one in heard if one.category is UserWarning]
-            return Simulator(name, "fails", None, "; ".join([machine.first_line(error), *said]))
+            return Simulator(name, "fails", None, "; ".join([words.error_line(error), *said]))
     return Simulator(name, "fails" if wrong else "runs", seconds, wrong)
 
 

@@ -15,7 +15,7 @@ import pennylane as qp
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks, circuits
+from qnnkit import checks, circuits, words
 from qnnkit.gradients.reach import weight_names
 from qnnkit.layers import EXACT_DEVICES, QuantumLayer
 
@@ -148,7 +148,7 @@ def prove(devices: Sequence[torch.device], backends: Sequence[str], *, seed: int
         try:
             ours = compute(backend, place, torch.float32)
         except (RuntimeError, TypeError) as error:  # such as an operation that the device lacks
-            ours, raised = dict.fromkeys(true, torch.tensor(torch.nan)), str(error).split("\n")[0]
+            ours, raised = dict.fromkeys(true, torch.tensor(torch.nan)), words.first_line(error)
         errors = {f"{name} error": float((ours[name] - true[name]).abs().max()) for name in true}
         agrees = all(map(operator.le, errors.values(), allowed))  # NaN does not
         row = {"torch device": str(place), "backend": backend, **errors, "agrees": agrees, "raised": raised}
@@ -200,7 +200,7 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> lis
                 batches = list(zip(inputs, mixture, strict=True))
             theirs, seconds = _gradient(witness, batches)
         except Exception as error:  # whatever PennyLane raises where a method does not suit a circuit
-            unavailable = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
+            unavailable = words.error_line(error)
         errors = (ours - theirs).abs() / theirs.abs().max().clamp(min=1)
         rows.append(
             Comparison(

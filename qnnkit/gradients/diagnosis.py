@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import layers
+from qnnkit import layers, words
 from qnnkit.gradients import advice
 from qnnkit.gradients.one_batch import of_batch
 from qnnkit.gradients.reach import as_real, dead, describe, exact_copy, few, weight_names
@@ -56,7 +56,7 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[str]:
             gradients = {id(w): named[name] for name, w in model.named_parameters() if name in named}
         except NotImplementedError as reason:  # PennyLane, of what a method of differentiation cannot do
             which = ", ".join(f"`{name}` ({layer.qnode.diff_method})" for name, layer in trained.items())
-            said = str(reason).strip().split("\n")[0].rstrip(".")
+            said = words.first_line(reason)
             sentences.append(
                 f"The gradient of the loss could not be asked, nor will this net train: PennyLane says of "
                 f"{which} that it cannot be had this way ({said}). Where a layer that trains makes the "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from qnnkit import checks, circuits
+from qnnkit import checks, circuits, words
 from qnnkit.layers import refusals
 from qnnkit.simulator import Fused, Programs, autocasts, autograd_must, rounds
 
@@ -346,6 +346,6 @@ def _device(name: str, wires: Any) -> qp.devices.Device:
     try:
         return circuits.make_device(name, wires)
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        step = f"PennyLane says: {reason} `qnnkit doctor` tells what to install."
+        reason = words.first_line(error)
+        step = f"PennyLane says: {reason}. `qnnkit doctor` tells what to install."
         raise ValueError(checks.message("backend", "be a device that works here", name, step)) from None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.device import machine
 
 STATE_DEVICES = ("default.qubit", "lightning.qubit")
@@ -50,8 +50,7 @@ def wrong_number_of_features(
             tapes(rows[..., torch.arange(count, device=rows.device) % n])
         except Exception:  # as many do not fit, either
             continue
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        step = f"The QNode raised {type(error).__name__}: {reason}."
+        step = f"The QNode raised {words.error_line(error)}."
         raise ValueError(checks.message("inputs", f"have {count} features", tuple(shape), step)) from error
 
 

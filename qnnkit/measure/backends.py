@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from qnnkit import circuits
+from qnnkit import circuits, words
 from qnnkit import device as devices
-from qnnkit.device import machine, simulators
+from qnnkit.device import simulators
 from qnnkit.layers import QuantumLayer
 from qnnkit.measure import clock, held
 from qnnkit.measure.device_figures import Row, row
@@ -73,14 +73,14 @@ def _cell(
                 timed = max(1, min(batch, int(share / len(runs) / CALLS / one)))
             run = _run(backend, device, n_qubits, timed)
         except (RuntimeError, ValueError, NotImplementedError, MemoryError) as error:  # as a device may raise
-            cell["why"] = machine.first_line(error)
+            cell["why"] = words.error_line(error)
             continue
         cell["timed"] = timed
         steps[f"{backend} {device}"] = clock.Step(run, device, samples=timed / batch)
     try:
         laps = clock.race(steps, seconds=share)
     except (RuntimeError, ValueError, NotImplementedError) as error:  # none of them runs
-        laps = dict.fromkeys(steps, clock.Lap(None, why=machine.first_line(error)))
+        laps = dict.fromkeys(steps, clock.Lap(None, why=words.error_line(error)))
     for cell in rows:
         if lap := laps.get(f"{cell['backend']} {cell['device']}"):
             cell |= {"value": lap.seconds, "spread": lap.spread}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from qnnkit import words
 from qnnkit.device import machine
 from qnnkit.train.out_of_memory import ran_out, release
 
@@ -196,7 +197,7 @@ def race(
             except Exception as error:  # such as memory that others have taken meanwhile
                 if not ran_out(error):
                     raise
-                laps[name] = Lap(None, why=first_line(error))
+                laps[name] = Lap(None, why=words.first_line(error))
                 release(steps[name].device)
         near = [name for name in near if len(taken[name]) > number]
     if near and taken[near[0]]:
@@ -223,7 +224,7 @@ def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float) -> di
                 again = min(again, _turn(step, 1))
         except Exception as error:  # what cannot run here does not win
             errors.append(error)
-            laps[name] = Lap(None, why=first_line(error))
+            laps[name] = Lap(None, why=words.first_line(error))
             release(step.device)
             continue
         laps[name] = Lap(again / step.samples)
@@ -256,11 +257,6 @@ def _turn(step: Step, repeats: int) -> float:
         if repeats > 1:
             step.run()
         return _elapsed(step.run, step.device, repeats) / repeats
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an exception says, or its type."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _typical(times: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.device import machine
 from qnnkit.measure.clock import Spread, spread, threads
 from qnnkit.measure.held import free
@@ -138,7 +138,7 @@ def _or_why(made: Callable[[], Row], what: str, device: Any, unit: str, **settin
     try:
         return made()
     except (RuntimeError, TypeError, NotImplementedError, MemoryError) as error:
-        return row(what, device, None, unit, **settings, why=machine.first_line(error))
+        return row(what, device, None, unit, **settings, why=words.error_line(error))
 
 
 def _bandwidth(device: torch.device, share: float, quick: bool) -> Row:

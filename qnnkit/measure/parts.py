@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import recipes, train, workspace
+from qnnkit import recipes, train, words, workspace
 from qnnkit.checkpoint import own_generators
 from qnnkit.data import Splits
 from qnnkit.layers import Given, QuantumLayer, Quanv2d, circuits_by_layer, circuits_per_image
@@ -345,7 +345,7 @@ class _Bench:
             with clock.threads(self.threads):
                 return Lap(one_by_one(model, example, seconds=seconds))
         except (ValueError, RuntimeError) as error:
-            return Lap(None, why=clock.first_line(error))
+            return Lap(None, why=words.first_line(error))
 
 
 def one_by_one(

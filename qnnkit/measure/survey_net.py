@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from qnnkit import checks, data, recipes
+from qnnkit import checks, data, recipes, words
 from qnnkit import device as devices
 from qnnkit.device import machine
 from qnnkit.measure import clock, held
@@ -155,7 +155,7 @@ def measure(question: dict[str, Any]) -> list[Row] | str:
             steps=3, warmup=1, seconds=seconds / 4, threads=placed.threads,
         )  # fmt: skip
     except (RuntimeError, ValueError, AttributeError, OSError, MemoryError) as error:  # such as no memory
-        return machine.first_line(error)
+        return words.error_line(error)
     weights = list(stepper.model.parameters())
     n = {"n_weights": sum(weight.numel() for weight in weights)}
     n["n_trained"] = sum(weight.numel() for weight in weights if weight.requires_grad)

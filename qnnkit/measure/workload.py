@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from qnnkit import checks, recipes, tasks, train
+from qnnkit import checks, recipes, tasks, train, words
 from qnnkit.data.batches import DictBatches
 from qnnkit.data.splits import SPLITS
 from qnnkit.data.tokens import IGNORED
@@ -319,7 +319,7 @@ def _configuration(kind: str, size: str) -> Any:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
             rule = "hold the config.json of a model that transformers knows"
-            raise ValueError(checks.message("size", rule, size, str(error).split("\n")[0])) from None
+            raise ValueError(checks.message("size", rule, size, f"{words.first_line(error)}.")) from None
         if (config.model_type == "clip") != (kind == "clip"):
             step = "Ask for --model clip, or llama for any causal language model."
             raise ValueError(checks.message("size", f"hold a model of kind {kind}", config.model_type, step))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qnnkit import checks, recipes, stats, workspace
+from qnnkit import checks, recipes, stats, words, workspace
 from qnnkit.recipes import Recipe, RecipeError
 from qnnkit.settings import FlatValue, Settings
 
@@ -146,7 +146,7 @@ def _taken(recipe: Recipe, splits: Splits) -> Iterator[None]:
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         if recipe.shipped or isinstance(error, RecipeError):
             raise
-        said = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+        said = words.error_line(error)
         shape = tuple(getattr(splits.example(1), "shape", ()))[1:]
         step = f"A sample has shape {shape}." if shape else "See `splits.example()` for what it is given."
         rule = "give a net that takes the data, and a task that takes its outputs"

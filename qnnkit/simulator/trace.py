@@ -21,6 +21,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from qnnkit import words
 from qnnkit.simulator import gates as forms
 from qnnkit.simulator.graph import INPUTS, WEIGHTS, Graph, Node, NotFusable, Recorder, Traced, aten, merge
 from qnnkit.simulator.readout import Readout, readout
@@ -98,9 +99,8 @@ def apart(make: Callable[[], T]) -> T:
         except NotFusable:
             raise
         except Exception as error:
-            reason = str(error).strip().split("\n")[0]
             raise NotFusable(
-                f"its Python could not be followed without values ({type(error).__name__}: {reason})"
+                f"its Python could not be followed without values ({words.error_line(error)})"
             ) from error
 
 

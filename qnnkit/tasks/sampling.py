@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qnnkit import checks
+from qnnkit import checks, words
 from qnnkit.adapters import once
 from qnnkit.data.batches import keyed_generator
 from qnnkit.layers import evaluating
@@ -174,7 +174,7 @@ def _encoded(tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> list[int
     try:
         text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
     except Exception as error:  # templates refuse by errors of their own
-        told = str(error).strip().split("\n")[0].rstrip(".")
+        told = words.first_line(error)
         rule, step = "be a chat that the tokenizer's template takes", f"The template says: {told}."
         raise ValueError(checks.message("prompt", rule, list(prompt), step)) from None
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from qnnkit import checks, workspace
+from qnnkit import checks, words, workspace
 
 
 def adapted(model: Any) -> bool:
@@ -69,7 +69,7 @@ def merge(model: Any, *, in_place: bool = False) -> Any:
                 return (model if in_place else copy.deepcopy(model)).merge_and_unload()
             reason = "adds tokens to the input"
         except (AttributeError, NotImplementedError, ValueError) as error:
-            reason = str(error).strip().split("\n")[0].rstrip(".") or reason
+            reason = words.first_line(error) if str(error) else reason
     rule = "have an adapter that can be merged, such as lora or vera"
     told = str(getattr(model.active_peft_config.peft_type, "value", model.active_peft_config.peft_type))
     raise NotImplementedError(checks.message("model", rule, told.lower(), f"Save it as it is ({reason})."))
