@@ -21,7 +21,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("qnnkit", "tests", "notebooks", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
-IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"  # what was imported before pytest began
+OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of what was imported before pytest began
+OPTIONS += ("-o", "faulthandler_timeout=120")  # a test that waits for ever has noticed, too
 # file of the kit, old text (which stands there once), new text, files of tests
 MUTANTS = (
     ("stats.py", "(1 + level) / 2, n - 1", "(1 + level) / 2, n", "stats"),
@@ -183,14 +184,16 @@ def caught(copy: Path, tests: str) -> str | None:
             os.dup2(log, 1)
             os.dup2(log, 2)
             named = [f"tests/test_{name}.py" for name in tests.split()]
-            status = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "-W", IMPORTED, *named])
+            status = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", *OPTIONS, *named])
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(int(status))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status in (0, 1), (copy / "log").read_text()
-    failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+)", (copy / "log").read_text(), flags=re.MULTILINE)
+    log = (copy / "log").read_text()
+    failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+)", log, flags=re.MULTILINE)
+    failed += re.findall(r'(test_\w+\.py", line \d+ in test_\w+)', log)  # where one waits for ever
     return failed[0] if status else None
 
 
