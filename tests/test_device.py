@@ -210,7 +210,7 @@ def test_a_device_that_loads_but_fails_its_first_circuit_is_reported_with_its_er
     ("name", "timeout", "state", "error"),
     [
         ("stub.crash", 60, "fails", "its first circuit killed its process (SIGABRT)"),
-        ("stub.hang", 0.5, "fails", "its first circuit gave no answer within 0.5 s"),
+        ("stub.hang", 0.2, "fails", "its first circuit gave no answer within 0.2 s"),
         ("lightning.qubit", 60, "runs", None),
     ],
 )

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from qnnkit import data, measure, recipes, report, runs
-from qnnkit.measure import backends, clock, comparing, device_figures, placement, survey, survey_net
+from qnnkit.device import machine
+from qnnkit.measure import backends, clock, comparing, device_figures, parts, placement, survey, survey_net
 from qnnkit.measure.workload import Sample, of_recipe
 from qnnkit.models import QuanvNet, features
 from qnnkit.runs import surveying
+from tests import forked
 from tests.toys import texts, typing
 
 CPU, PLANTED = torch.device("cpu"), torch.device("cpu:0")  # torch takes the second for a device of its own
@@ -28,7 +30,17 @@ def here(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def surveyed(tmp_path_factory):
     """A survey of this machine as `qnnkit measure --quick --profile` takes it, its file, and what is told."""
+
+    def apart(code, *arguments, timeout, given):
+        question = tmp_path_factory.mktemp("asked") / "question"
+        question.write_bytes(given)
+        return forked.python(f"import sys; sys.stdin = open({str(question)!r})\n{code}", *arguments)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "apart", apart)
+        patch.setattr(clock.load, "__defaults__", (0.02,))
+        patch.setattr(parts, "STEPS", 1)
+        patch.setattr(device_figures, "LONG_ENOUGH", 1e-4)
         patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setattr(device_figures, "SMALL_ARRAY", 2**22)
         told, settings = [], {"price_per_hour": 0.5}
@@ -87,6 +99,7 @@ def test_a_slow_device_comes_out_slower(monkeypatch):
     """A second device beside the CPU, which takes its time whenever it is waited for."""
     monkeypatch.setattr(clock, "synchronize", lambda device: time.sleep(0.004 * (device == PLANTED)))
     monkeypatch.setattr(device_figures, "SMALL_ARRAY", 2**22)
+    monkeypatch.setattr(device_figures, "LONG_ENOUGH", 1e-4)
     both = [
         {(row["what"], row.get("size"), row.get("way")): row["value"] for row in found}
         for found in (list(device_figures.rows_of(one, seconds=0.0, quick=True)) for one in (CPU, PLANTED))
@@ -115,14 +128,18 @@ def test_on_the_cpu_the_net_has_the_threads_that_training_would_take(toy, monkey
 @pytest.mark.parametrize(
     ("code", "timeout", "told"),
     [
-        ("raise KeyError('recipe')", 60, "Its process ended with exit code 1 and said: KeyError: 'recipe'"),
+        (
+            "import pickle, sys; raise KeyError(*pickle.load(sys.stdin.buffer))",
+            60,
+            "Its process ended with exit code 1 and said: KeyError: 'recipe'",
+        ),
         ("import time; time.sleep(60)", 0.3, "It took longer than the 0 s that were left."),
         ("import os; os.kill(os.getpid(), 9)", 60, "Its process was ended by SIGKILL, as a system does"),
     ],
 )
 def test_a_process_that_fails_says_why(monkeypatch, code, timeout, told):
     monkeypatch.setattr(survey_net, "CODE", code)
-    assert survey_net._ask({}, timeout).startswith(told)
+    assert survey_net._ask({"recipe": 0}, timeout).startswith(told)
 
 
 def test_the_cpu_is_not_asked_for_a_precision_in_which_it_does_not_train(toy):
