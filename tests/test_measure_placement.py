@@ -234,22 +234,6 @@ def test_where_no_choice_fits_the_simplest_is_left_to_the_training():
     assert (found.threads, found.sentence) == (1, told)
 
 
-def test_a_net_that_cannot_be_trained_raises_its_own_error():
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        placement.place(Net(), TASK, (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)), **ON_CPU)
-
-
-def test_what_fails_in_one_place_only_does_not_win(clock):
-    def fails(n):
-        if torch.get_num_threads() == 2:
-            raise RuntimeError("no such thing here")
-        return 0.001
-
-    found = placement.place(Net(fails), TASK, batch(), **ON_CPU)
-    failed = "2 threads not timed (failed, or too late)"
-    assert found.sentence == f"cpu on 1 thread: {failed}, for this net of 10 weights at batch 8."
-
-
 # --- the sentence ---------------------------------------------------------------------------------
 
 
