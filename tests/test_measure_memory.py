@@ -174,9 +174,7 @@ def test_work_grows_with_the_batch_and_with_its_pieces():
     three = seen(llama, batch_size=6, micro_batch=2).work
     assert three.flops == pytest.approx(3 * one.flops) and 2 * one.bytes < three.bytes < 3 * one.bytes
     tokens, n = 2 * 32, first.n_weights
-    assert 0.5 < one.flops / (6 * tokens * n) < 1.5, (
-        "Kaplan et al. (2020), arXiv:2001.08361: 6 a weight and token"
-    )
+    assert 0.5 < one.flops / (6 * tokens * n) < 1.5, "Kaplan et al. (2020), arXiv:2001.08361"
 
 
 def test_the_whole_batch_is_there_and_the_activations_of_a_piece():

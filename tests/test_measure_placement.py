@@ -331,9 +331,8 @@ def test_a_run_is_trained_where_it_was_measured_to_be_fastest(tiny, monkeypatch)
     list(runs.train_all(run, on_row=each_epoch(lambda row: seen.append(torch.get_num_threads()))))
     kept = note(run)
     assert (kept["device"], kept["threads"], kept["batch_size"]) == ("cpu", 2, 4) and set(seen) == {2}
-    assert re.match(
-        r"cpu on 2 threads: .+ 1 thread.*, for this net of \d+ weights at batch 4\.", kept["sentence"]
-    )
+    told = r"cpu on 2 threads: .+ 1 thread.*, for this net of \d+ weights at batch 4\."
+    assert re.match(told, kept["sentence"])
     told = run.provenance["trained"]
     assert told["threads"] == 2 and told["sentence"] == kept["sentence"] and told["backend"] == "batched"
     assert runs.placed(run).sentence == kept["sentence"]
