@@ -14,6 +14,7 @@ import torch
 
 from qnnkit import device
 from qnnkit.device import accelerators, machine, simulators
+from tests.toys import refused
 
 LONGEST_LINE = 100  # columns of the table
 T4 = {"gpu": "Tesla T4", "capability": 7.5, "driver": "550.54.15", "torch_cuda": "12.8"}
@@ -65,9 +66,7 @@ def python(code: str, **environment: str) -> str:
 )
 def test_diagnosis_names_the_first_real_obstacle(facts, why, install):
     told, command = simulators.diagnose(**(T4 | facts))
-    assert why in told
-    assert told.endswith(".")
-    assert command == install
+    assert why in told and told.endswith(".") and command == install
 
 
 def test_report_is_true_of_this_machine(here):
@@ -77,10 +76,8 @@ def test_report_is_true_of_this_machine(here):
     assert facts["python"] == ".".join(str(number) for number in sys.version_info[:3])
     assert facts["versions"]["torch"] == torch.__version__
     assert 0 < facts["ram_available"] <= facts["ram_total"] <= psutil.virtual_memory().total
-    assert facts["disk_free"] > 0
-    assert facts["workspace"].endswith("yet")
-    assert facts["torch_threads"] == torch.get_num_threads()
-    assert 1 <= facts["cores"] <= os.cpu_count()
+    assert facts["disk_free"] > 0 and facts["workspace"].endswith("yet")
+    assert facts["torch_threads"] == torch.get_num_threads() and 1 <= facts["cores"] <= os.cpu_count()
     usable = ["cpu", *(one.device for one in here.accelerators if one.error is None)]
     assert usable == [str(found) for found in device.usable_devices()]
     assert device.choose("auto").type == ("cuda" if "cuda:0" in usable else "cpu")
@@ -210,7 +207,7 @@ def test_a_device_that_loads_but_fails_its_first_circuit_is_reported_with_its_er
     ("name", "timeout", "state", "error"),
     [
         ("stub.crash", 60, "fails", "its first circuit killed its process (SIGABRT)"),
-        ("stub.hang", 0.5, "fails", "its first circuit gave no answer within 0.5 s"),
+        ("stub.hang", 0.2, "fails", "its first circuit gave no answer within 0.2 s"),
         ("lightning.qubit", 60, "runs", None),
     ],
 )
@@ -231,15 +228,14 @@ def test_choose_refuses_a_device_that_is_not_here(name):
     obstacle = accelerators.obstacle(name)
     if obstacle is None:
         pytest.skip(f"{name} is here")
-    with pytest.raises(ValueError) as refused:
+    with refused("device") as caught:
         device.choose(name)
-    rule = f"Argument `device` must be one that can compute here, but is {name!r}."
-    assert str(refused.value) == f"{rule} {obstacle}; use cpu or auto."
+    assert str(caught.value).endswith(f"is {name!r}. {obstacle}; use cpu or auto.")
 
 
 @pytest.mark.parametrize("name", ["gpu", "CPU", "cuda:", "cuda:x", "", None, 0])
 def test_choose_lists_the_names_it_knows(name):
-    with pytest.raises(ValueError, match=r"be a known name.*The choices are auto, cpu, cuda, cuda:0, mps"):
+    with refused("device"):
         device.choose(name)
 
 

@@ -13,6 +13,7 @@ import torch
 from qnnkit import measure
 from qnnkit.device import machine
 from qnnkit.measure import Lap, Step, clock, device_figures, race, winner
+from tests import forked
 
 CPU = torch.device("cpu")
 
@@ -149,10 +150,16 @@ def test_threads_are_those_of_numpys_matrix_products_too():
 # --- what a device reaches ---------------------------------------------------------------------------------
 
 
-def test_figures_are_by_the_code_of_the_survey(monkeypatch):
+@pytest.fixture
+def brief(monkeypatch):
+    """Small arrays and products."""
+    monkeypatch.setattr(device_figures, "ARRAY", 2**22)
+    monkeypatch.setattr(device_figures, "LONG_ENOUGH", 1e-4)
+
+
+def test_figures_are_by_the_code_of_the_survey(brief, monkeypatch):
     """One measurer of bandwidth: a plan and a survey cannot disagree by more than the machine itself."""
     asked, own = [], device_figures._bandwidth
-    monkeypatch.setattr(device_figures, "ARRAY", 2**22)
     monkeypatch.setattr(device_figures, "_bandwidth", lambda *given: asked.append(given) or own(*given))
     found = measure.figures(CPU, "bfloat16", 1)
     assert asked[0][0] == CPU and set(found["flops"]) == {"float32", "bfloat16"}
@@ -164,7 +171,7 @@ def test_figures_are_by_the_code_of_the_survey(monkeypatch):
     assert all(row["value"] > 0 and row["spread"] >= 1 and row["device"] == "cpu" for row in rows)
 
 
-def test_a_precision_that_a_device_lacks_is_told(monkeypatch):
+def test_a_precision_that_a_device_lacks_is_told(brief, monkeypatch):
     right = torch.mm
 
     def mm(a, b):
@@ -173,7 +180,6 @@ def test_a_precision_that_a_device_lacks_is_told(monkeypatch):
         return right(a, b)
 
     monkeypatch.setattr(torch, "mm", mm)
-    monkeypatch.setattr(device_figures, "ARRAY", 2**22)
     rows = list(device_figures.rows_of(CPU, seconds=0.0, quick=True))
     [lacking] = [row for row in rows if row.get("precision") == "float16"]
     assert lacking["value"] is None and lacking["why"].startswith('RuntimeError: "addmm_impl_cpu_"')
@@ -193,7 +199,8 @@ measure.reset_peak(CPU)
 before = measure.peak()
 large = torch.ones(64 * 2**20, dtype=torch.uint8)
 held = measure.peak()
-assert held - before > 0.9 * large.nbytes and measure.peak_on(CPU) == held, (before, held)
+assert held - before > 0.9 * large.nbytes, (before, held)
+assert abs(measure.peak_on(CPU) - held) < 2**20, "but for pages that are first touched"
 assert abs(measure.resident() - held) < 16 * 2**20
 del large
 assert measure.peak() > held - 2**20, "a peak stays, but for what Linux has not yet summed over the cores"
@@ -205,7 +212,7 @@ if measure.held.CLEAR.exists():
 
 def test_the_peak_is_that_of_what_came_last():
     """In a process of its own: one that has run many tests gives memory back whenever it likes."""
-    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=False)
+    done = forked.python(PEAKS)
     assert done.returncode == 0, done.stderr
 
 
@@ -216,7 +223,7 @@ def test_the_peak_is_that_of_what_came_last():
 def spinning():
     """A program for every core, which does nothing but spin."""
     programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(machine.cores())]
-    time.sleep(0.3)
+    time.sleep(0.1)
     yield
     for program in programs:
         program.kill()
@@ -224,7 +231,7 @@ def spinning():
 
 
 def test_a_machine_that_is_busy_is_said_to_be(spinning):
-    load = measure.load(0.5)
+    load = measure.load(0.25)
     assert load > 0.8 * machine.cores(), "they take turns with whatever else runs, and use all there is"
     told = measure.note(load)
     assert told and told.startswith("The machine is busy: other programs use ") and "measure again" in told

@@ -9,19 +9,7 @@ import yaml
 
 from qnnkit import device
 from qnnkit.measure import elsewhere, survey
-from qnnkit.measure.elsewhere import (
-    FACTORS,
-    FARTHEST,
-    HERE,
-    UNCALIBRATED,
-    Spot,
-    calibration,
-    estimate,
-    published,
-    roofline,
-    row_of,
-    this_machine,
-)
+from qnnkit.measure.elsewhere import HERE, Spot, estimate, roofline
 from qnnkit.measure.memory import Work
 
 TODAY = datetime.date(2026, 11, 23)
@@ -166,20 +154,20 @@ def test_a_bad_table_is_refused_in_one_sentence(table, text, told):
 
 
 def test_what_a_training_may_use_here_is_what_is_free(own):
-    found = this_machine(torch.device("cpu"), own)
+    found = elsewhere.this_machine(torch.device("cpu"), own)
     total, available = device.machine.memory()
     assert available * 0.5 < found.usable <= total
     assert (found.name, found.kind, found.price_per_hour) == (HERE, "cpu", 0.0)
-    assert this_machine(torch.device("cpu"), own, 0.7).price_per_hour == 0.7
+    assert elsewhere.this_machine(torch.device("cpu"), own, 0.7).price_per_hour == 0.7
 
 
 def test_a_mac_s_gpu_may_use_two_thirds_of_its_memory(own, monkeypatch):
     """What macOS lets it hold, however much is free."""
     monkeypatch.setattr(device.machine, "memory", lambda: (16 * GB, 15 * GB))
-    assert this_machine(torch.device("mps"), own).usable == int(2 / 3 * 16 * GB)
-    assert this_machine(torch.device("cpu"), own).usable >= 15 * GB
+    assert elsewhere.this_machine(torch.device("mps"), own).usable == int(2 / 3 * 16 * GB)
+    assert elsewhere.this_machine(torch.device("cpu"), own).usable >= 15 * GB
     monkeypatch.setattr(device.machine, "memory", lambda: (16 * GB, 4 * GB))
-    assert this_machine(torch.device("mps"), own).usable < 10 * GB
+    assert elsewhere.this_machine(torch.device("mps"), own).usable < 10 * GB
 
 
 @pytest.mark.parametrize(
@@ -198,7 +186,7 @@ def test_a_mac_s_gpu_may_use_two_thirds_of_its_memory(own, monkeypatch):
     ],
 )
 def test_a_machine_is_known_by_its_kind_its_name_and_its_memory(own, kind, name, memory, row):
-    assert row_of(own, kind, name, memory) == row
+    assert elsewhere.row_of(own, kind, name, memory) == row
 
 
 # --- surveys -----------------------------------------------------------------------------------------------
@@ -305,25 +293,26 @@ def test_what_a_processor_can_do_at_best(work, processor, precision, seconds):
 
 def test_the_step_that_was_measured_here_is_carried_over_unless_it_lies_far_off():
     line = roofline(WORK, CPU)
-    found = calibration(WORK, "float32", 2 * line, CPU)
+    found = elsewhere.calibration(WORK, "float32", 2 * line, CPU)
     assert found == pytest.approx(2)
     there, name = estimate(WORK, "float32", Spot("x", "cuda", GB, basis="published", figures=[GPU]), found)
     assert there.likely == pytest.approx(2 * roofline(WORK, GPU)) and name == "cuda:0"
-    assert calibration(WORK, "float32", 100 * line, CPU) == FARTHEST
-    assert calibration(WORK, "float32", line / 100, CPU) == 1 / FARTHEST
-    assert calibration(WORK, "float32", None, CPU) is calibration(WORK, "float32", 1.0, None) is None
+    assert elsewhere.calibration(WORK, "float32", 100 * line, CPU) == elsewhere.FARTHEST
+    assert elsewhere.calibration(WORK, "float32", line / 100, CPU) == 1 / elsewhere.FARTHEST
+    for seconds, known in ((None, CPU), (1.0, None)):
+        assert elsewhere.calibration(WORK, "float32", seconds, known) is None
 
 
-@pytest.mark.parametrize(("basis", "factor"), FACTORS.items())
+@pytest.mark.parametrize(("basis", "factor"), elsewhere.FACTORS.items())
 def test_every_estimate_has_its_range(basis, factor):
     spot = Spot("x", "cuda", GB, basis=basis, figures=[GPU])
-    for calibrated, known in ((1.0, factor), (None, UNCALIBRATED)):
+    for calibrated, known in ((1.0, factor), (None, elsewhere.UNCALIBRATED)):
         found, _ = estimate(WORK, "float32", spot, calibrated)
         assert found.high / found.likely == pytest.approx(known) == found.likely / found.low
 
 
 def test_a_mac_takes_whichever_of_its_processors_is_quicker(own):
-    mac = Spot("mac", "mac", GB, basis="published", figures=published(own.machines["Mac 16 GB"]))
+    mac = Spot("mac", "mac", GB, basis="published", figures=elsewhere.published(own.machines["Mac 16 GB"]))
     small, large = Work(1e6, 1e6, 3000), Work(1e12, 1e9, 3000)
     assert estimate(small, "float32", mac, 1.0)[1] == "cpu"
     assert estimate(large, "float32", mac, 1.0)[1] == "mps"

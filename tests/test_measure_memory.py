@@ -1,5 +1,7 @@
 """qnnkit.measure: a training step traced without memory agrees with one that is run."""
 
+import functools
+import gc
 import importlib
 
 import pytest
@@ -14,20 +16,37 @@ from qnnkit.settings import Settings
 from tests.toys import refused
 
 TINY = {"batch_size": 2, "optimizer": "adamw"}
+SHAPES = {"small": (64, 2, 4, 4, 172, 500), "deep": (32, 8, 4, 4, 80, 300)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
+def shapes():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, shape in SHAPES.items():
+            patch.setitem(importlib.import_module("qnnkit.models.causal_lm").LLAMA, name, shape)
+        yield
+
+
+@functools.cache
 def digits():
     config = recipes.settings("digits_quanv")
     return measure.of_recipe(config, recipes.of(config).load(config))
 
 
-def llama(**settings):
-    return measure.of_transformer("llama", "tiny", **{**TINY, "sequence_length": 32, **settings})
+@functools.cache
+def llama(size="small", **settings):
+    return measure.of_transformer("llama", size, **{**TINY, "sequence_length": 32, **settings})
 
 
-def clip(**settings):
-    return measure.of_transformer("clip", "tiny", **TINY, **settings)
+@functools.cache
+def clip():
+    return measure.of_transformer("clip", "tiny", **TINY)
+
+
+@functools.cache
+def seen(workload, **change):
+    """What is traced of a changed workload, once for all tests."""
+    return trace(workload().change(**change))
 
 
 def measured_peak(workload):
@@ -49,7 +68,7 @@ def measured_peak(workload):
 @pytest.mark.parametrize(
     ("workload", "change"),
     [
-        ("digits", {"batch_size": 64}),
+        (digits, {"batch_size": 64}),
         (llama, {"batch_size": 4, "micro_batch": 2}),
         (llama, {"precision": "bfloat16"}),
         (llama, {"optimizer": "sgd"}),
@@ -59,9 +78,9 @@ def measured_peak(workload):
     ],
     ids=lambda value: getattr(value, "__name__", None) or ", ".join(value) or "plain",
 )
-def test_a_traced_step_holds_what_a_real_one_does(digits, workload, change):
-    workload = (digits if workload == "digits" else workload()).change(**change)
-    assert sum(trace(workload).memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
+def test_a_traced_step_holds_what_a_real_one_does(workload, change):
+    real = measured_peak(workload().change(**change))
+    assert sum(seen(workload, **change).memory.values()) == pytest.approx(real, rel=0.02)
 
 
 def test_a_net_of_ones_own_that_counts_in_its_task():
@@ -92,15 +111,16 @@ def test_a_net_of_ones_own_that_counts_in_its_task():
         trace(unknown)
 
 
-def test_an_epoch_has_no_more_samples_than_there_are(digits):
-    assert [len(batch[0]) for batch in digits.of_samples(36).loader(9)] == [32, 4]
+def test_an_epoch_has_no_more_samples_than_there_are():
+    assert [len(batch[0]) for batch in digits().of_samples(36).loader(9)] == [32, 4]
 
 
 def test_with_checkpointing_it_holds_no_less():
     """Fake tensors of a part that is computed again are freed a little later than real ones."""
     for workload in (llama, clip):
-        again = workload().change(batch_size=8, gradient_checkpointing=True)
-        assert 0.98 < sum(trace(again).memory.values()) / measured_peak(again) < 1.2
+        change = {"batch_size": 8, "gradient_checkpointing": True}
+        real = measured_peak(workload().change(**change))
+        assert 0.98 < sum(seen(workload, **change).memory.values()) / real < 1.2
 
 
 @pytest.mark.parametrize(
@@ -109,63 +129,64 @@ def test_with_checkpointing_it_holds_no_less():
     ids=lambda change: ", ".join(change) or "plain",
 )
 def test_a_deep_net_is_traced_with_a_few_of_its_layers(monkeypatch, change):
-    language = importlib.import_module("qnnkit.models.causal_lm")
-    monkeypatch.setitem(language.LLAMA, "deep", (32, 8, 4, 4, 80, 300))
-    workload = measure.of_transformer("llama", "deep", **TINY, sequence_length=32).change(**change)
+    workload = llama("deep").change(**change)
     few, layers = [], memory._stack
     with monkeypatch.context() as patch:
         patch.setattr(memory, "_stack", lambda model: few.append(layers(model)) or few[-1])
         found = trace(workload)
     assert len(few[0]) == memory.FEW
-    assert sum(found.memory.values()) == pytest.approx(measured_peak(workload), rel=0.03)
     monkeypatch.setattr(memory, "_stack", lambda model: None)
     whole = trace(workload)
+    assert sum(found.memory.values()) == pytest.approx(measured_peak(workload), rel=0.03)
     assert found.work == whole.work and found.n_weights == whole.n_weights
     assert found.at_update == whole.at_update and found.kept == whole.kept
 
 
 def test_parts_are_what_they_are_called():
-    workload, bytes_each = llama(batch_size=4, micro_batch=2), 4
-    found = trace(workload)
+    found = seen(llama, batch_size=4, micro_batch=2)
     assert found.n_trained == found.n_weights
-    weights = bytes_each * found.n_weights
+    weights = 4 * found.n_weights
     assert weights <= found.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
     assert found.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
     assert found.memory["gradients"] == weights, "of the first batch, when the second is at its peak"
     assert found.memory["activations"] > 0 and not found.memory.get("quantum states")
-    sgd = trace(llama(optimizer="sgd"))
+    sgd = seen(llama, optimizer="sgd")
     assert sgd.memory["optimizer"] == pytest.approx(weights, rel=0.01), "momentum alone"
 
 
-def test_circuits_have_a_part_of_their_own(digits):
-    few, many = (trace(digits.change(batch_size=n)).memory["quantum states"] for n in (32, 256))
+def test_circuits_have_a_part_of_their_own():
+    few, many = (seen(digits, batch_size=n).memory["quantum states"] for n in (64, 512))
     assert 7 < many / few < 9, "eight times the circuits"
-    assert many > 256 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
+    assert many > 512 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
 
 
 def test_checkpointing_saves_memory_for_work():
-    usual, again = trace(llama(batch_size=8)), trace(llama(batch_size=8, gradient_checkpointing=True))
+    usual, again = seen(llama, batch_size=8), seen(llama, batch_size=8, gradient_checkpointing=True)
     assert again.memory["activations"] < 0.7 * usual.memory["activations"]
     assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
 
 
 def test_work_grows_with_the_batch_and_with_its_pieces():
-    first, two = trace(llama()), trace(llama(batch_size=4)).work
+    first, four = seen(llama), seen(llama, batch_size=8).work
     one = first.work
-    assert two.flops == pytest.approx(2 * one.flops, rel=0.01)
-    assert one.bytes < two.bytes < 2 * one.bytes, "moments and weights are moved once"
-    three = trace(llama(batch_size=6, micro_batch=2)).work
+    assert four.flops == pytest.approx(4 * one.flops, rel=0.01)
+    assert one.bytes < four.bytes < 4 * one.bytes, "moments and weights are moved once"
+    three = seen(llama, batch_size=6, micro_batch=2).work
     assert three.flops == pytest.approx(3 * one.flops) and 2 * one.bytes < three.bytes < 3 * one.bytes
     tokens, n = 2 * 32, first.n_weights
-    assert 0.5 < one.flops / (6 * tokens * n) < 1.5, (
-        "Kaplan et al. (2020), arXiv:2001.08361: 6 a weight and token"
-    )
+    assert 0.5 < one.flops / (6 * tokens * n) < 1.5, "Kaplan et al. (2020), arXiv:2001.08361"
+
+
+def test_the_whole_batch_is_there_and_the_activations_of_a_piece():
+    four, six = (seen(llama, batch_size=n, micro_batch=2).memory["activations"] for n in (4, 6))
+    assert six - four == sum(tensor.nbytes for tensor in llama().batch(2).values())
 
 
 def test_what_is_large_is_traced_without_memory():
     measure.reset_peak(torch.device("cpu"))
-    before = measure.resident()
-    found = trace(measure.of_transformer("llama", "3b", **TINY, lora_rank=8, sequence_length=64))
+    before, frozen = measure.resident(), gc.get_freeze_count()
+    found = trace(llama("3b", lora_rank=8, sequence_length=64))
+    assert gc.get_freeze_count() >= frozen > 0, "a heap that its owner has frozen stays so"
     if measure.held.CLEAR.exists():  # elsewhere a peak is never forgotten
         assert measure.peak() - before < 1e9, "its weights alone would take 13 GB"
     adapters = found.n_trained
@@ -177,7 +198,7 @@ def test_what_is_large_is_traced_without_memory():
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("sgd", 1)])
 def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
     """Where little else is held, that is the peak: what is told of it is what is traced."""
-    workload = llama(batch_size=2, sequence_length=4, optimizer=optimizer, weight_decay=0.01)
+    workload = llama(sequence_length=4, optimizer=optimizer, weight_decay=0.01)
     usual, together = trace(workload), trace(workload, foreach=True)
     assert together.work.operations < usual.work.operations or optimizer == "sgd"
     assert usual.at_update == pytest.approx(sum(together.memory.values()), rel=0.01)
@@ -187,16 +208,11 @@ def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
 
 def test_attention_is_work_too():
     """Its products grow with the square of the length, the others with the length."""
-    short, long = (trace(llama(sequence_length=n)).work.flops for n in (64, 512))
-    tiny = measure.sizes()["llama"]["tiny"]
-    hidden, n_layers, extra = tiny[0], tiny[1], 2 * (512**2 - 8 * 64**2)  # tokens squared, two samples
+    short, long = (seen(llama, sequence_length=n).work.flops for n in (32, 512))
+    hidden, n_layers, *_ = SHAPES["small"]
     per_pair = 14 * hidden * n_layers  # two products forward, five backward: 2 operations each
-    assert long - 8 * short == pytest.approx(per_pair * extra, rel=0.01)
-
-
-def test_the_whole_batch_is_there_and_the_activations_of_a_piece():
-    two, eight = (trace(llama(batch_size=2 * n, micro_batch=2)).memory["activations"] for n in (2, 8))
-    assert eight - two == 6 * sum(tensor.nbytes for tensor in llama().batch(2).values())
+    extra = 2 * (512**2 - 16 * 32**2)  # tokens squared, two samples
+    assert long - 16 * short == pytest.approx(per_pair * extra, rel=0.01)
 
 
 def test_what_is_computed_once_stays_in_memory():
@@ -230,7 +246,7 @@ def test_bad_input(argument, kind, size, settings):
 
 def test_clip_takes_no_pieces():
     with refused("micro_batch"):
-        trace(clip(micro_batch=1))
+        trace(clip().change(micro_batch=1))
 
 
 def test_a_folder_names_its_own_model(tmp_path):

@@ -102,9 +102,8 @@ def parts_of(model, loader=None, **settings):
     return {row["name"]: row["seconds"] for row in found}
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["on inputs", "inside"])
-@pytest.mark.parametrize("module", ["circuit", "reader"])
 @pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize(("module", "first"), [("circuit", True), ("circuit", False), ("reader", False)])
 def test_what_is_slow_shows_in_its_own_part(module, way, first):
     model, name = Net(first), f"{'quantum' if module == 'circuit' else 'classical'} {way}"
     setattr(getattr(model, module), f"{way}_pause", PAUSE)

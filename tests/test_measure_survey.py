@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+import getpass
 import json
 import pickle
+import platform
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from qnnkit import data, measure, recipes, report, runs
-from qnnkit.measure import backends, clock, comparing, device_figures, placement, survey, survey_net
+from qnnkit.device import machine
+from qnnkit.measure import backends, clock, comparing, device_figures, parts, placement, survey, survey_net
 from qnnkit.measure.workload import Sample, of_recipe
 from qnnkit.models import QuanvNet, features
 from qnnkit.runs import surveying
+from tests import forked
 from tests.toys import texts, typing
 
 CPU, PLANTED = torch.device("cpu"), torch.device("cpu:0")  # torch takes the second for a device of its own
@@ -28,7 +33,17 @@ def here(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def surveyed(tmp_path_factory):
     """A survey of this machine as `qnnkit measure --quick --profile` takes it, its file, and what is told."""
+
+    def apart(code, *arguments, timeout, given):
+        question = tmp_path_factory.mktemp("asked") / "question"
+        question.write_bytes(given)
+        return forked.python(f"import sys; sys.stdin = open({str(question)!r})\n{code}", *arguments)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "apart", apart)
+        patch.setattr(clock.load, "__defaults__", (0.02,))
+        patch.setattr(parts, "STEPS", 1)
+        patch.setattr(device_figures, "LONG_ENOUGH", 1e-4)
         patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setattr(device_figures, "SMALL_ARRAY", 2**22)
         told, settings = [], {"price_per_hour": 0.5}
@@ -87,6 +102,7 @@ def test_a_slow_device_comes_out_slower(monkeypatch):
     """A second device beside the CPU, which takes its time whenever it is waited for."""
     monkeypatch.setattr(clock, "synchronize", lambda device: time.sleep(0.004 * (device == PLANTED)))
     monkeypatch.setattr(device_figures, "SMALL_ARRAY", 2**22)
+    monkeypatch.setattr(device_figures, "LONG_ENOUGH", 1e-4)
     both = [
         {(row["what"], row.get("size"), row.get("way")): row["value"] for row in found}
         for found in (list(device_figures.rows_of(one, seconds=0.0, quick=True)) for one in (CPU, PLANTED))
@@ -112,17 +128,20 @@ def test_on_the_cpu_the_net_has_the_threads_that_training_would_take(toy, monkey
     assert survey_net.measure({**question, "precision": "float31"}).startswith("AttributeError")
 
 
+READS = "import pickle, sys; raise KeyError(*pickle.load(sys.stdin.buffer))"
+
+
 @pytest.mark.parametrize(
     ("code", "timeout", "told"),
     [
-        ("raise KeyError('recipe')", 60, "Its process ended with exit code 1 and said: KeyError: 'recipe'"),
+        (READS, 60, "Its process ended with exit code 1 and said: KeyError: 'recipe'"),
         ("import time; time.sleep(60)", 0.3, "It took longer than the 0 s that were left."),
         ("import os; os.kill(os.getpid(), 9)", 60, "Its process was ended by SIGKILL, as a system does"),
     ],
 )
 def test_a_process_that_fails_says_why(monkeypatch, code, timeout, told):
     monkeypatch.setattr(survey_net, "CODE", code)
-    assert survey_net._ask({}, timeout).startswith(told)
+    assert survey_net._ask({"recipe": 0}, timeout).startswith(told)
 
 
 def test_the_cpu_is_not_asked_for_a_precision_in_which_it_does_not_train(toy):
@@ -139,9 +158,7 @@ def test_a_frozen_part_is_computed_before_as_in_training(toy):
     trained = QuanvNet(config, backend="batched", seed=0, **sample.sizes)
     augmented = frozen.override(augmentation="affine")
     for given in ((net, batch, frozen, 10**12), (net, batch, augmented, 100), (trained, batch, config, 100)):
-        assert features.training_batch(*given)[0] is batch[0], (
-            "too many to keep, others in every epoch, not frozen"
-        )
+        assert features.training_batch(*given)[0] is batch[0]  # too many, others in every epoch, not frozen
 
 
 TEXT = {"sequence_length": 16, "vocabulary": 260, "batch_size": 4}
@@ -286,13 +303,9 @@ def test_each_kind_of_machine_has_its_file():
 
 
 def test_nothing_in_the_facts_tells_whose_machine_it_is():
-    import getpass
-    import platform
-    from pathlib import Path
-
-    told = json.dumps(survey.facts())
-    assert platform.node() not in survey.facts().values() and str(Path.home()) not in told
-    assert getpass.getuser() not in survey.facts().values()
+    facts = survey.facts()
+    assert not {platform.node(), getpass.getuser()} & {*map(str, facts.values())}
+    assert str(Path.home()) not in json.dumps(facts)
 
 
 def planted(**changes):
@@ -348,11 +361,9 @@ def test_the_table_has_all_figures_and_all_sentences(surveyed):
 
 
 def test_from_which_size_an_accelerator_wins():
-    both = {"cpu": {4: 5, 64: 5}, "cuda:0": {4: 9, 64: 1}}
     rows = [
         {"what": "small product", "device": device, "size": size, "value": value}
-        for device, times in both.items()
-        for size, value in times.items()
+        for device, size, value in (("cpu", 4, 5), ("cpu", 64, 5), ("cuda:0", 4, 9), ("cuda:0", 64, 1))
     ]
     [sentence] = comparing._of_devices({"rows": rows})
     assert sentence.endswith("on cuda:0, one after the other: faster than the CPU from 64x64 matrices on.")
@@ -434,12 +445,8 @@ def machines(surveyed, tmp_path):
 
 
 def test_machines_side_by_side(machines):
-    paths = [
-        machines("a machine", price=3.6),
-        machines("a Mac", slower=0.5, price=0.36),
-        machines("third", slower=0.51),
-    ]
-    found = comparing.compare(paths)
+    mac = machines("a Mac", slower=0.5, price=0.36)
+    found = comparing.compare([machines("a machine", price=3.6), mac, machines("third", slower=0.51)])
     here = found.frame[found.frame["device"] == "cpu"]
     assert list(here["machine"]) == ["a machine", "a Mac", "third"]
     assert list(here["s/epoch"]) == pytest.approx([0.1, 0.05, 0.051])
@@ -450,9 +457,8 @@ def test_machines_side_by_side(machines):
         "0.000005, and 0.0001 there.",
         "Cheapest per epoch: a Mac, 0.000005.",
     ]
-    assert "a machine" in str(found) and found.net.startswith(
-        "digits_quanv, batch 32, 1,000 samples an epoch"
-    )
+    assert "a machine" in str(found)
+    assert found.net.startswith("digits_quanv, batch 32, 1,000 samples an epoch")
     assert found.picture().png()[:4] == b"\x89PNG"
 
 
@@ -515,18 +521,23 @@ def test_a_relative_name_is_looked_for_here_and_then_in_the_workspace(machines, 
 @pytest.fixture
 def command(monkeypatch, capfd):
     """`command("measure", ...)` gives exit status, stdout and stderr."""
-
     return typing(monkeypatch, capfd)
 
 
-def test_measure_prints_a_table_and_writes_the_file(command, surveyed, monkeypatch, tmp_path):
-    asked = []
+@pytest.fixture
+def asked(monkeypatch, surveyed):
+    """Grows with what surveys are asked for, which take no time."""
+    found = []
 
-    def taken(config, sample, *, echo, **options):
-        asked.append((config.recipe, config.batch_size, sample.n_samples, sample.sizes["n_classes"], options))
+    def taken(config, sample, *, echo=None, **options):
+        found.append((config.recipe, config.batch_size, sample.n_samples, sample.sizes["n_classes"], options))
         return copy.deepcopy(surveyed[0])
 
     monkeypatch.setattr(survey, "take", taken)
+    return found
+
+
+def test_measure_prints_a_table_and_writes_the_file(command, surveyed, asked, tmp_path):
     words = ("--set", "batch_size=8", "--set", "price_per_hour=0.5")
     status, out, err = command("measure", "--out", "mine.json", *words)
     usual = {"seconds": None, "quick": False, "price_per_hour": None}
@@ -542,17 +553,10 @@ def test_measure_prints_a_table_and_writes_the_file(command, surveyed, monkeypat
     assert [file.name for file in (tmp_path / "machines").iterdir()] == [surveyed[1].name]
 
 
-def test_measure_takes_a_runs_own_settings(surveyed, monkeypatch):
+def test_measure_takes_a_runs_own_settings(asked):
     runs.open_run("run", "digits_quanv", batch_size=8, train_fraction=0.5)
-    seen = []
-
-    def taken(config, sample, **options):
-        seen.append((config.batch_size, sample.n_samples))
-        return copy.deepcopy(surveyed[0])
-
-    monkeypatch.setattr(survey, "take", taken)
     surveying.measure_machine(run_dir="run")
-    assert seen == [(8, 540)]
+    assert asked[0][1:3] == (8, 540)
 
 
 def test_a_profile_is_told_and_its_trace_lies_beside_the_file(surveyed):

@@ -91,11 +91,12 @@ def try_apart(name: str, timeout: float) -> Simulator:
 
 def _first_circuit(name: str) -> tuple[float, str | None]:
     """Seconds that the first circuit and its gradient took, and which number is wrong, if one is."""
+    (entry,) = metadata.entry_points(group="pennylane.plugins", name=name)
+    entry.load()  # a broken plugin says why here; qp.device only says that it is unknown
+
     import pennylane as qp
     import torch
 
-    (entry,) = metadata.entry_points(group="pennylane.plugins", name=name)
-    entry.load()  # a broken plugin says why here; qp.device only says that it is unknown
     start = time.perf_counter()
     device = qp.device(name, wires=1, seed=0)  # without a seed it draws from NumPy's global generator
 

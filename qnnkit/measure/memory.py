@@ -100,6 +100,7 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
     Raises:
         ValueError: The net or its task asks for values of tensors, whose shapes alone are known.
     """
+    frozen = gc.get_freeze_count()  # by the caller, for whom it stays so
     gc.freeze()  # the collector looks only at what is made here
     try:
         with own_generators():
@@ -116,7 +117,8 @@ def trace(workload: Workload, *, foreach: bool = False) -> Traced:
         told = checks.message("task", "have shapes that follow from shapes to be planned", str(error), step)
         raise ValueError(told) from None
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def _leave_meta(model: nn.Module) -> None:
