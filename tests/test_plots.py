@@ -103,6 +103,7 @@ FIGURES = {
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
     "labelled_images": lambda: plots.labelled_images(images_of(12), ["3, not 8\n97 %"] * 12),
+    "labelled_images-few": lambda: plots.labelled_images(images_of(2), ["3, not 8\n97 %"] * 2),
     "labelled_images-long": lambda: plots.labelled_images(
         images_of(7, channels=3), [f"{CLASSES['long'][0]}\nnot {CLASSES['long'][2]}\n100 %"] * 7
     ),
@@ -176,10 +177,10 @@ def test_nothing_overlaps_or_sticks_out(name):
 
 AXES = {
     "machines": [(name, "") for name, _ in PANELS],
-    "class_balance-arabic": [("class", "images")],
-    "confusion-arabic": [("predicted class", "true class"), ("", "test samples")],
-    "similarities-digits": [("caption", "image"), ("", "cosine similarity")],
-    "labelled_images": [("", "")] * 12,
+    "class_balance-one": [("class", "images")],
+    "confusion-one": [("predicted class", "true class"), ("", "test samples")],
+    "similarities-one": [("caption", "image"), ("", "cosine similarity")],
+    "labelled_images-few": [("", "")] * 6,
 }
 
 

@@ -158,7 +158,7 @@ def wine(tmp_path_factory):
     recipe.write_text(WINE)
     run = runs.open_run(place / "runs" / "wine", recipe, n_seeds=2, controls=controls)
     list(runs.train_all(run))
-    given = {"run_dir": str(run.folder), "recipe": str(recipe), "hardware_images": 8}
+    given = {"run_dir": str(run.folder), "recipe": str(recipe), "hardware_images": 2}
     runs.launch(runs.find_notebook("04_analyze"), run.notebook("04_analyze"), given)
     return run
 

@@ -16,12 +16,27 @@ from qnnkit.runs import sums
 from tests.showing import log_test
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, pictures):
+    """A workspace with a run on images, finished by the real report, and every kind of file in its folder."""
+    place = tmp_path_factory.mktemp("whole")
+    shutil.copytree(pictures, place / "pictures")
+    settings = {"data_dir": "pictures", "image_size": 6, "controls": ["classical"], "n_seeds": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QNNKIT_HOME", str(place))
+        finish(runs.open_run("run", "folder_quanv", **settings))
+    return place
+
+
 @pytest.fixture
-def finished(tmp_path, pictures):
-    """A run on a folder of images, finished by the real report, with every kind of file in its folder."""
-    shutil.copytree(pictures, tmp_path / "pictures")
-    settings = {"data_dir": str(tmp_path / "pictures"), "image_size": 6, "controls": ["classical"]}
-    run = runs.open_run(tmp_path / "run", "folder_quanv", n_seeds=1, **settings)
+def finished(whole, tmp_path, monkeypatch):
+    """That run in a copy of its workspace."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
+    return runs.open_run("run")
+
+
+def finish(run):
     run.note_provenance(data=run.splits.fingerprint())
     for net in run.nets:
         log_test(run, net, 0, 0.5)
@@ -36,10 +51,9 @@ def finished(tmp_path, pictures):
         content = f"the weights of {net}".encode()
         digest = hashlib.sha256(content).hexdigest()[:16]
         (checkpoints / f"checkpoint-000012-{digest}.safetensors").write_bytes(content)
-    result |= {"config_digest": run.config.digest()}
+    result |= {"config_digest": run.asked.digest()}
     sums.write(run.folder, hashes(run.folder))
     workspace.write_json(run.folder / "result.json", result)
-    return runs.open_run(run.folder)
 
 
 def troubles(run):

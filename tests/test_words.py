@@ -383,7 +383,7 @@ def test_the_main_job_at_its_full_length(tmp_path):
 
 
 def test_a_run_that_goes_on_remembers_what_was_told_before(tmp_path):
-    settings = {"epochs": 2, "n_seeds": 1, "controls": [], "optimizer": "sgd"}
+    settings = {"epochs": 2, "n_seeds": 1, "controls": [], "optimizer": "sgd", "train_fraction": 0.5}
 
     def stop(row):
         if row["epoch"] == 2:  # before its checkpoint, so that it is computed once more

@@ -1,14 +1,11 @@
 """docs/your_own.md as it is written: an own circuit, net, dataset and task through all the kit does."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from typer.testing import CliRunner
 
 from qnnkit import cli, recipes, report, runs
 from tests import forked
-from tests.wheels import clean_environment
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your_own.md").read_text()
@@ -46,43 +42,29 @@ def test_the_recipe_is_one_short_file() -> None:
 
 
 def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
-    home: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All by the command of an installed wheel; only the run that is never killed is this process'."""
-
-    def started(*words: str, **given: Any) -> subprocess.Popen[str]:
-        program = str(installed / "bin" / "qnnkit")
-        return subprocess.Popen([program, *words], env=clean_environment(), text=True, **given)
-
-    def done(*words: str) -> tuple[int, str, str]:
-        process = started(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = process.communicate()
-        return process.returncode, out, err
-
-    words = ["run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "60"]
+    """All by the command; only the run that is never killed is this process'."""
+    words = ["qnnkit", "run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "20"]
     words += ["--only", "hybrid,classical", "--set", "n_seeds=1", "--set", "threads=1"]
     words += ["--set", "plateau_qubits=2", "--set", "save_every_steps=1"]
     words += ["--notebooks", "02_gradient_check,03_train,04_analyze"]
-    first = started(*words, stdout=subprocess.DEVNULL, start_new_session=True)
-    rows = home / "runs" / "wave" / "metrics.jsonl"
+    first, rows = forked.start(*words, log=home / "log"), home / "runs" / "wave" / "metrics.jsonl"
     while not (rows.exists() and rows.read_text().count("\n") > 3):
-        assert first.poll() is None, "it ended before it could be killed"
-        time.sleep(0.05)
-    os.killpg(first.pid, signal.SIGKILL)
+        assert first.poll() is None, (home / "log").read_text()
+        time.sleep(0.02)
+    first.kill()
     first.wait()
     known = rows.read_text().splitlines()
-    status, told, errors = done(*words)
-    assert status == 0, errors
-    assert "02_gradient_check: finished before" in told
+    assert len(known) < 40, "it ended before it could be killed"
+    done = forked.run(*words)
+    assert done.returncode == 0 and "02_gradient_check: finished before" in done.stdout, done.stdout
     assert rows.read_text().splitlines()[: len(known) - 1] == known[:-1]
     result = json.loads((home / "runs" / "wave" / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["hybrid", "classical"]
-    assert result["score"] == "r2" and result["nets"][0]["score"] > 0.5
-    assert (
-        "test r2" in told
-        and "arrays/" in (home / "runs" / "wave" / "notebooks" / "04_analyze.ipynb").read_text()
-    )
-    whole = runs.open_run("runs/whole", "mine.py", epochs=60, controls=["classical"], n_seeds=1, threads=1)
+    assert result["score"] == "r2" and result["nets"][0]["score"] > 0.5 and "test r2" in done.stdout
+    assert "arrays/" in (home / "runs" / "wave" / "notebooks" / "04_analyze.ipynb").read_text()
+    whole = runs.open_run("runs/whole", "mine.py", epochs=20, controls=["classical"], n_seeds=1, threads=1)
     scores = [final["test_r2"] for final in runs.train_all(whole)]
     assert scores == [row["scores"][0] for row in result["nets"]]  # as if it had never been killed
     np.save(home / "new.npy", np.array([[0.5, 0.25, 0.125]], dtype=np.float32))
@@ -90,8 +72,7 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(
     with pytest.raises(ValueError, match="runs only where you name it"):
         runs.predict("runs/wave", ["new.npy"])
     words = ["predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json"]
-    told = CliRunner().invoke(cli.app, words).output
-    [[value]] = json.loads(told)["output"]
+    [[value]] = json.loads(CliRunner().invoke(cli.app, words).output)["output"]
     assert abs(value - np.sin(1.5)) < 0.4
 
 
