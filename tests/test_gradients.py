@@ -9,6 +9,7 @@ from dataclasses import replace
 import pennylane as qp
 import pytest
 import torch
+from pennylane_lightning.lightning_qubit import LightningQubit
 from torch import nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits, gradients
@@ -27,7 +28,7 @@ PENNYLANES = ["backprop", "parameter-shift", "adjoint", "finite-diff"]
 
 def layer_of(ansatz: str = "data_reuploading", embedding: str = "angle", *, kind=QuantumLayer, **options):
     """A layer on two wires that has run once."""
-    qnode, shapes = circuits.build(ansatz, n_qubits=2, embedding=embedding)
+    qnode, shapes = circuits.build(ansatz, n_qubits=2, n_layers=1, embedding=embedding)
     layer = kind(qnode, shapes, {"weights": uniform(*shapes["weights"], seed=1)}, **options)
     layer(uniform(1, circuits.embedding_of(ansatz, embedding).n_features(2)))
     return layer
@@ -62,7 +63,7 @@ class Faulty(QuantumLayer):
         return layer
 
 
-class FaultyDevice(qp.devices.DefaultQubit):
+class FaultyDevice(LightningQubit):
     """A simulator that is wrong in its values or in its derivatives."""
 
     name = "faulty.qubit"
