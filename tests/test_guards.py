@@ -17,8 +17,8 @@ import itertools
 import math
 import random
 import re
+import sys
 import textwrap
-import tracemalloc
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Case:
 
     function: Callable[..., Any] | None = None
     changes: Sequence[Callable[[], Any]] = ()
-    """Before the second call, before the third, ...; after the last one, there are two calls."""
+    """Before the second call, before the third, ..."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: {"weights": (3,)})
     qnode: qp.QNode | None = None
     device: Any = None
@@ -80,9 +80,9 @@ class Case:
     def __post_init__(self) -> None:
         if self.qnode is None:
             self.qnode = qp.QNode(self.function, self.device or on(3), **self.options)
-        self.rows = self.rows or (*[5] * (len(self.changes) + 1), 3, 1)
+        self.rows = self.rows or (*[5] * (len(self.changes) + 1), 3)
         lengths = map(len, (self.rows, self.tops, self.scales, self.grad))
-        self.n_calls = max(len(self.changes) + 2, *lengths, 3)
+        self.n_calls = max(len(self.changes) + 1, *lengths, 3)
 
     def inputs(self, call: int) -> Tensor:
         rows = self.rows[call % len(self.rows)]
@@ -109,7 +109,7 @@ def written(table: str) -> None:
 
     Below a row stands its code, run before, which may also define the `circuit` itself, its `device`, a
     `transform`, the `qnode` with the `shapes` of its weights, what goes on `before` each call, and tensors
-    from `outside`. VALUE makes three changes of one.
+    from `outside`. VALUE makes two changes of one.
     """
     rows = [ROW.fullmatch(row) for row in re.split(r"\n(?! )", table.strip("\n"))]
     assert all(rows)
@@ -129,8 +129,8 @@ def of_row(row: re.Match, monkeypatch: pytest.MonkeyPatch) -> Case:
     if "circuit" not in space:
         parts = first.split("; ")
         exec(CIRCUIT.format(*parts, *("w", "expvals()")[len(parts) - 1 :]), space)
-    three = [(each, VALUES if "VALUE" in each else VALUES[:1]) for each in changes]
-    lines = [each.replace("VALUE", value) for each, values in three for value in values]
+    both = [(each, VALUES if "VALUE" in each else VALUES[:1]) for each in changes]
+    lines = [each.replace("VALUE", value) for each, values in both for value in values]
     names = "device", "before", "outside", "qnode", "shapes"
     given = {name: space[name] for name in names if name in space} | eval(f"dict{row[4] or '()'}")
     if "transform" in space:
@@ -138,7 +138,7 @@ def of_row(row: re.Match, monkeypatch: pytest.MonkeyPatch) -> Case:
     return Case(space["circuit"], [functools.partial(exec, line, space) for line in lines], **given)
 
 
-VALUES = "0.5", "-1.5", "1.0"
+VALUES = "0.5", "1.0"
 """What stands in place of 1.0 after each change; the last of them is the first again."""
 START = """
 import abc, builtins, collections, dataclasses, functools, itertools, math, operator, os, random, time, types
@@ -1161,7 +1161,7 @@ def test_python_is_run_again_now_and_then(monkeypatch, traces):
     assert len(traces) == 2 and ran([layer.explain()]) == "device"
 
 
-def test_a_thousand_calls_neither_retrace_nor_grow(traces):
+def test_hundreds_of_calls_neither_retrace_nor_grow(traces):
     layer = layers(Case(Net().by_mode))[1]
     optimizer, inputs_of = torch.optim.Adam(layer.parameters(), lr=0.01), (uniform(32, 3), uniform(8, 3))
 
@@ -1171,14 +1171,10 @@ def test_a_thousand_calls_neither_retrace_nor_grow(traces):
             layer(inputs_of[call % 2]).square().sum().backward()
             optimizer.step()
         gc.collect()
-        return tracemalloc.get_traced_memory()[0]
+        return sys.getallocatedblocks()
 
-    tracemalloc.start()
-    try:
-        grown = -train(100) + train(900)
-    finally:
-        tracemalloc.stop()
-    assert layer.backend == "batched" and 2 * len(traces) <= 20 and grown < 100_000
+    grown = -train(400) + train(400)  # of memory; some caches of torch fill up still
+    assert layer.backend == "batched" and 2 * len(traces) <= 20 and grown < 300
 
 
 def halved_at_64(inputs: Tensor) -> Tensor:
