@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ PARTS = ("gradients", "circuit", "image", "what_if")
 def trained(tmp_path_factory) -> runs.Run:
     """Two epochs of the digits and a classical control, their gradients recorded."""
     folder = tmp_path_factory.mktemp("inspected") / "run"
-    settings = {"stride": 2, "train_fraction": 0.2, "gradient_samples": 4}
+    settings = {"stride": 2, "train_fraction": 0.2, "gradient_samples": 4, "n_layers": 1}
     settings |= {"epochs": 2, "n_seeds": 1, "controls": ["classical"]}
     run = runs.open_run(folder, "digits_quanv", **settings)
     list(runs.train_all(run))
@@ -83,7 +84,7 @@ def test_every_control_redraws_what_depends_on_it_and_nothing_else(trained, look
     assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
     np.testing.assert_array_equal(views.gradients_of(inspector.source, choice), kept)
     panel = inspector.panel
-    weight = (inspector.choice.weight + 5) % 24
+    weight = (inspector.choice.weight + 5) % 12
     assert changed(inspector, lambda: setattr(panel.epoch, "value", 1)) == {"gradients", "circuit"}
     assert changed(inspector, lambda: setattr(panel.weight, "value", weight)) == set(PARTS) - {"image"}
     assert changed(inspector, lambda: setattr(panel.shift, "value", 1.0)) == {"what_if"}
@@ -132,7 +133,7 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
     random, errors = np.random.default_rng(0), []
     acts = [("shift", float(value)) for value in random.random(3)]
     acts += [("image", int(place)) for place in random.integers(0, 10, 2)]
-    acts += [("weight", int(place)) for place in random.integers(0, 24, 2)]
+    acts += [("weight", int(place)) for place in random.integers(0, 12, 2)]
     acts += [("epoch", value) for value in (1, 2)]
 
     def act(name, value):
@@ -280,8 +281,8 @@ def test_refresh_follows_a_run_under_way(trained, tmp_path):
     shutil.copytree(trained.folder, folder, ignore=shutil.ignore_patterns("checkpoints", "gradients.jsonl"))
     run = runs.open_run(folder)
     inspector = Inspector(run)
+    inspector.choice = replace(inspector.choice, image=2)
     panel = inspector.panel
-    panel.image.value = 2
     assert "No gradients were recorded" in panel.message.value
     rows = [json.dumps(row) for row in trained.rows("gradients")]
     (folder / "gradients.jsonl").write_text(rows[0] + "\n")

@@ -160,7 +160,7 @@ def test_what_is_inherited_stays_inherited(restored):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by the compiler itself
-@pytest.mark.parametrize("through", ["vmap", "compiler"])
+@pytest.mark.parametrize("through", ["vmap", pytest.param("compiler", marks=pytest.mark.slow)])
 def test_where_torch_goes_back_itself_it_rounds_nothing(through, restored):
     """There a program of float64 serves: autograd's products run when the layer has long returned."""
     layer, inputs = layer_and_inputs(4)
