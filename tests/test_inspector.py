@@ -26,6 +26,7 @@ from qnnkit.checkpoint import Store
 from qnnkit.inspector import Inspector, views
 from qnnkit.inspector.source import Source
 from qnnkit.inspector.what_if import WhatIf, done_before
+from qnnkit.plots import picture
 from tests.toys import Digits, refused
 
 PARTS = ("gradients", "circuit", "image", "what_if")
@@ -53,6 +54,13 @@ def copied(trained, tmp_path) -> runs.Run:
     """The same run in a folder of its own, to be damaged."""
     shutil.copytree(trained.folder, tmp_path / "run")
     return runs.open_run(tmp_path / "run")
+
+
+@pytest.fixture(autouse=True)
+def quick(request, monkeypatch):
+    """Figures are not laid out, which takes half of the time to draw them, but where pixels are compared."""
+    if request.function is not test_the_moved_picture_is_the_whole_figure:
+        monkeypatch.setattr(picture, "ConstrainedLayoutEngine", lambda **room: None)
 
 
 def figures(inspector: Inspector) -> list[str]:

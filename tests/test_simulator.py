@@ -270,7 +270,7 @@ def wide(inputs, weights):
 torch.set_num_threads(1)
 layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=4, n_layers=2), backend="batched")
 run(layer, 2048, 4, 3)
-found = {"awake": run(layer, 2048, 4, 200)[0], "faults": run(layer, 8192, 4, 81)[1]}
+found = {"awake": run(layer, 2048, 4, 60)[0], "faults": run(layer, 8192, 4, 61)[1]}
 qnode = qp.QNode(wide, qp.device("default.qubit", wires=16))
 run(QuantumLayer(qnode, {"weights": (3, 16, 3)}, backend="batched"), 64, 16, 1)
 found["wide"] = peak()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pennylane as qp
@@ -50,9 +51,11 @@ def runs_on_meta(program: Fused, n_features: int, weights_shape: tuple[int, ...]
         program.plain(*program.arguments(inputs, [weights]))
 
 
-@pytest.mark.parametrize("n_qubits", [4, 7])
-@pytest.mark.parametrize("embedding", circuits.EMBEDDINGS)
-@pytest.mark.parametrize("ansatz", circuits.ANSAETZE[1:])
+@pytest.mark.parametrize(
+    ("ansatz", "embedding", "n_qubits"),
+    [*itertools.product(circuits.ANSAETZE[1:], circuits.EMBEDDINGS, [4])]
+    + [("strongly_entangling", embedding, 7) for embedding in circuits.EMBEDDINGS],
+)
 def test_every_circuit_runs_where_its_inputs_are(ansatz, embedding, n_qubits):
     qnode, shapes = circuits.build(ansatz, embedding=embedding, n_qubits=n_qubits)
     n_features = circuits.embedding_of(ansatz, embedding).n_features(n_qubits)

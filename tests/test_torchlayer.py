@@ -80,11 +80,6 @@ def test_a_tuple_is_a_list(which, path):
         same(found[1], found[2])
 
 
-def test_a_tuple_is_a_list_on_lightning():
-    ours = make(QuantumLayer, qnode_of(lambda: tuple(two_expvals())), backend="lightning.qubit")
-    same(measured(ours, INPUTS), measured(make(TorchLayer, qnode_of()), INPUTS))
-
-
 @pytest.mark.parametrize("shots", [[(20, 3)], [20, 30]])
 @pytest.mark.parametrize(
     "measure",
