@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from functools import reduce
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from qnnkit import CIRCUITS, circuits
+from tests.toys import refused
 
 EXACT = 1e-10
 """Largest error allowed in float64."""
@@ -198,12 +198,6 @@ def test_the_gates_of_data_reuploading():
         ("RY", (0,), 12), ("RY", (1,), 15), ("RY", (2,), 18),
     ]
     # fmt: on
-
-
-def test_the_gates_of_data_reuploading_on_one_wire():
-    qnode, _ = circuits.build("data_reuploading", n_qubits=1, n_layers=1)
-    expected = [("RY", (0,), 0.5), ("RY", (0,), 1), ("RZ", (0,), 2), ("RY", (0,), 3)]
-    assert gates(qnode, [0.5], [[[1, 2, 3]]]) == expected
 
 
 def test_a_block_of_hardware_efficient_alternates_from_its_place():
@@ -434,8 +428,6 @@ def test_an_ansatz_takes_no_features():
     ],
 )
 def test_wrong_names_and_numbers(wrong, argument, contains):
-    with pytest.raises(ValueError) as caught:
+    with refused(argument) as caught:
         circuits.build(**wrong)
-    text = str(caught.value)
-    assert re.fullmatch(rf"Argument `{argument}` must .+, but is .+\. [A-Z].+\.", text), text
-    assert contains in text
+    assert contains in str(caught.value)

@@ -237,17 +237,18 @@ def config_alone(folder, saved):
     (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
 
 
-def other_names(folder, saved):
-    config_alone(folder, saved)
-    stored = load_file(saved / "model.safetensors")
-    save_file({f"other.{key}": value for key, value in stored.items()}, folder / "model.safetensors")
+def stored_as(change):
+    """Writes the net with its weights changed."""
+
+    def write(folder, saved):
+        config_alone(folder, saved)
+        save_file(change(load_file(saved / "model.safetensors")), folder / "model.safetensors")
+
+    return write
 
 
-def wider(folder, saved):
-    config_alone(folder, saved)
-    stored = load_file(saved / "model.safetensors")
-    twice = {key: torch.cat([value, value]) if value.ndim else value for key, value in stored.items()}
-    save_file(twice, folder / "model.safetensors")
+other_names = stored_as(lambda stored: {f"other.{key}": value for key, value in stored.items()})
+wider = stored_as(lambda stored: {k: torch.cat([v, v]) if v.ndim else v for k, v in stored.items()})
 
 
 def cut_off(folder, saved):

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -345,22 +345,8 @@ def exact(qnode: qp.QNode, inputs: Tensor, weights: Tensor) -> Tensor:
     return torch.cat([value.reshape(-1) for value in qnode(inputs, weights)])
 
 
-def amplitudes(inputs: Tensor, wires: range) -> None:
-    qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True)
-
-
-def few_amplitudes(inputs: Tensor, wires: range) -> None:
-    qp.AmplitudeEmbedding(
-        inputs[..., :3], wires=wires, normalize=True, pad_with=0.5
-    )  # 0.3 is padded in float32
-
-
-def function_of_amplitudes(inputs: Tensor, wires: range) -> None:
-    qp.AmplitudeEmbedding(torch.sin(inputs) + 1.5, wires=wires, normalize=True)
-
-
-def amplitudes_of_some(inputs: Tensor, wires: range) -> None:
-    qp.AmplitudeEmbedding(inputs[..., :2], wires=wires[1:2], normalize=True)
+def amplitudes(inputs: Tensor, wires: Sequence[int], **options) -> None:
+    qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True, **options)
 
 
 def amplitudes_and_angles(inputs: Tensor, wires: range) -> None:
@@ -373,18 +359,23 @@ def fixed_bits(inputs: Tensor, wires: range) -> None:
     qp.AngleEmbedding(inputs[..., : len(wires)], wires=wires)
 
 
-EMBEDDINGS = [
-    amplitudes, few_amplitudes, function_of_amplitudes, amplitudes_of_some, amplitudes_and_angles, fixed_bits,
-]  # fmt: skip
+EMBEDDINGS = {
+    "all": amplitudes,
+    "few": lambda x, w: amplitudes(x[..., :3], w, pad_with=0.5),  # 0.3 is padded in float32
+    "function": lambda x, w: amplitudes(torch.sin(x) + 1.5, w),
+    "some wires": lambda x, w: amplitudes(x[..., :2], w[1:2]),
+    "and angles": amplitudes_and_angles,
+    "bits": fixed_bits,
+}
 
 
 @pytest.mark.parametrize(("batch", "n_wires"), [(None, 3), (1, 3), (3, 3), (3, 7)])
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
-def test_amplitude_and_basis_embeddings(embedding: Callable, n_wires: int, batch: int | None) -> None:
+def test_amplitude_and_basis_embeddings(embedding: str, n_wires: int, batch: int | None) -> None:
     wires = range(n_wires)
 
     def circuit(inputs: Tensor, weights: Tensor) -> list[Any]:
-        embedding(inputs, wires)
+        EMBEDDINGS[embedding](inputs, wires)
         qp.StronglyEntanglingLayers(weights, wires=wires)
         return [qp.expval(qp.Z(0) @ qp.X(n_wires - 1)), qp.expval(qp.Z(1)), qp.probs(wires=[1, 0])]
 

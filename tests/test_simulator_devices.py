@@ -124,6 +124,12 @@ def layer_and_inputs(n_rows: int) -> tuple[QuantumLayer, Tensor]:
     return QuantumLayer(qnode, shapes, {"weights": start}), inputs.requires_grad_()
 
 
+def both_passes(layer: QuantumLayer, inputs: Tensor) -> list[Tensor]:
+    """Values, and gradients of their squares by inputs and weights."""
+    values = layer(inputs)
+    return [values, *torch.autograd.grad(values.square().sum(), [inputs, *layer.parameters()])]
+
+
 @pytest.mark.parametrize("n_rows", [3, 20_000], ids=["by NumPy", "by torch"])
 @pytest.mark.parametrize("setting", ["bf16", "tf32"])
 def test_torchs_precision_changes_no_digit(setting, n_rows, restored, monkeypatch):
@@ -142,8 +148,7 @@ def test_torchs_precision_changes_no_digit(setting, n_rows, restored, monkeypatc
     for asked in ("none", setting):
         for of in SETTINGS:
             torch._C._set_fp32_precision_setter(*of, "tf32" if (of[0], asked) == ("cuda", "bf16") else asked)
-        values = layer(inputs)
-        found.append((values, *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])))
+        found.append(both_passes(layer, inputs))
         assert torch._C._get_fp32_precision_getter(*SETTINGS[0]) == asked
     assert seen and set(seen) <= {"none", "ieee"}
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
@@ -173,8 +178,7 @@ def test_where_torch_goes_back_itself_it_rounds_nothing(through, restored):
             jacobian = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))
             return [jacobian(inputs.detach())]
         torch.compiler.reset()
-        values = torch.compile(layer, backend="aot_eager")(inputs)
-        return [values, *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])]
+        return both_passes(torch.compile(layer, backend="aot_eager"), inputs)
 
     exact = run()
     assert layer._programs.last.dtype == torch.float32
@@ -217,8 +221,7 @@ def test_small_batches_run_on_numpy_and_agree(monkeypatch):
     found = []
     for small in (2**19, 0):
         monkeypatch.setattr("qnnkit.simulator.fused.SMALL_BYTES", small)
-        values = layer(inputs)
-        found.append((values, *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])))
+        found.append(both_passes(layer, inputs))
     for near, far in zip(*found, strict=True):
         assert (near - far).abs().max() < FLOAT32
     program = layer._programs.last
@@ -251,9 +254,7 @@ def test_large_angles_keep_their_digits(ansatz, embedding, top, small, monkeypat
     double = qp.qnn.TorchLayer(qnode, shapes, {"weights": start.clone()}).double()
     found = []
     for layer, given in ((single, inputs), (double, inputs.double())):
-        given = given.clone().requires_grad_()
-        values = layer(given)
-        found.append((values, *torch.autograd.grad(values.square().sum(), [given, *layer.parameters()])))
+        found.append(both_passes(layer, given.clone().requires_grad_()))
     for one, true in zip(*found, strict=True):
         assert (one - true).abs().max() < FLOAT32 * max(1, true.abs().max())
     assert single.backend == "batched"
@@ -287,8 +288,7 @@ def test_tf32_changes_no_digit():
     try:
         for asked in ("highest", "high"):
             torch.set_float32_matmul_precision(asked)
-            values = layer(inputs)
-            found.append((values, *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])))
+            found.append(both_passes(layer, inputs))
     finally:
         torch.set_float32_matmul_precision(before)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
