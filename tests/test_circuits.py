@@ -365,21 +365,9 @@ def test_drop_entanglement_takes_a_users_circuit_apart():
 
 
 @pytest.mark.parametrize("name", CIRCUITS)
-def test_circuits_print_and_draw(name):
-    entry = CIRCUITS[name]
-    source = inspect.getsource(entry.function)
+def test_a_circuit_prints_as_its_function(name):
+    source = inspect.getsource(CIRCUITS[name].function)
     assert source.startswith(f"def {name}(") and '"""' in source
-    wires = (0, 1, 2)
-    inputs = [] if entry.n_features is None else [np.linspace(0.1, 0.8, entry.n_features(3))]
-    weights = [] if entry.weights_shape is None else [np.full(entry.weights_shape(1, 3), 0.5)]
-
-    @qp.qnode(circuits.make_device("default.qubit", wires))
-    def circuit():
-        entry.function(*inputs, *weights, wires)
-        return qp.state()
-
-    lines = qp.draw(circuit, level="device")().splitlines()
-    assert [line[:2] for line in lines[:3]] == ["0:", "1:", "2:"]
 
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)

@@ -880,8 +880,6 @@ gradient_mode(grad=(True, False), rows=(5, 1, 3, 5)): x if torch.is_grad_enabled
 gate_of_a_quarter_of_its_angle: x; w; last(Share(inputs[..., 0], wires=0, parts=4), expvals())
 inverses_cancelled(rows=(5, None, 1)): x
     circuit, transform = redundant, qp.transforms.cancel_inverses
-controlled_commuted: x
-    circuit, transform = redundant, qp.transforms.commute_controlled
 deferred_measurements: x
     circuit, transform = measured_in_the_middle, qp.defer_measurements
 probs_of_labels_out_of_order(rows=ONE_TOO, device=on(None)): x
@@ -894,26 +892,17 @@ hermitian_on_swapped_wires(rows=ONE_TOO, device=on(None)): x
     circuit = wired((2, 1, 0), lambda: [qp.expval(qp.Hermitian(np.diag([1.0, 2, 4, 8]), wires=[0, 2]))])
 projector_on_swapped_wires(rows=ONE_TOO, device=on(None)): x
     circuit = wired((2, 1, 0), lambda: [qp.expval(qp.Projector([0, 1], wires=[2, 0]))])
-variance_and_probs(rows=ONE_TOO, device=on(None)): x
-    circuit = wired(("q1", "q0", "q2"), lambda: [qp.var(qp.X("q0")), qp.probs(wires=["q2", "q1"])])
 built_and_wrapped: x
     qnode, shapes = kit()
     qnode = wrapped(qnode, lambda: 0.5)
 built_then_on_more_wires: x
     qnode, shapes = kit()
     qnode = qp.QNode(qnode.func, on([3, 2, 1, 0]))
-built_then_on_lightning(tolerance=FLOAT32): x
-    qnode, shapes = kit()
-    qnode = qp.QNode(qnode.func, on(3, "lightning.qubit"), diff_method="adjoint")
 settings_that_do_not_matter: (float(np.exp(MATRIX_OF_NUMBERS[0, 0]) / 2) if text() else 0.0) * x \
 | np.set_printoptions(precision=2) | torch.set_printoptions(precision=2) | np.seterr(all="raise")
     def text(): return f"angles {MATRIX_OF_NUMBERS} {MATRIX}"
 centred_features(rows=ONE_TOO): x - x.mean(-1, keepdim=True)
-softmax_of_features(rows=ONE_TOO): torch.softmax(x, -1)
-unit_length(rows=ONE_TOO): x / x.norm(dim=-1, keepdim=True)
 sorted_features(rows=ONE_TOO): x.sort(-1).values
-features_and_squares(rows=ONE_TOO): torch.cat([x, x**2], -1)[..., 1:4]
-column_by_column(rows=ONE_TOO): torch.stack([x[..., i] * x[..., i - 1] for i in range(3)], -1)
 times_a_matrix: x @ MATRIX
 rows_by_their_number: (x.reshape(len(x), 3) + torch.zeros(len(x), 1)) * torch.ones(len(x), 3)
 norm_that_pennylane_looks_at(rows=(1, 1)): 1 within rounding; the rule of state preparation is not for it
@@ -932,10 +921,6 @@ inputs_without_use(rows=(None, 1)): TorchLayer takes no batches of these
     def circuit(inputs, weights): return body(weights / 2, weights)
 three_weights(shapes={"first": (2, 3), "second": (3,), "shift": ()}, rows=(5, None, 1)): x
     def circuit(inputs, first, second, shift): return body(inputs * shift, first[0] + second)
-amplitudes(n_features=8, rows=(5, None, 1)): x
-    def circuit(inputs, weights):
-        qp.AmplitudeEmbedding(inputs, wires=range(3), normalize=True)
-        return body(weights, weights)
 == device merge
 array_that_is_printed(rows=(5,)): len(str(MATRIX_OF_NUMBERS)) / 9 * x | digits(1) | digits(3)
     digits = lambda n: np.set_printoptions(precision=n)
@@ -998,12 +983,9 @@ error_that_a_block_swallows: of_values(x)
             return x * float(f"{x.detach().sum():.3f}")
         return x
 two_operators_that_are_equal: x; w; last(qp.RX(w[0], 0) == qp.RX(w[0], 0) and qp.RY(0.7, 0), expvals())
-attention_among_samples: torch.softmax(x @ x.T, -1) @ x
 loop_over_rows: torch.stack([row / row.sum() for row in x])
 branch_on_a_value: x if x.sum() > 8 else 0.5 * x
 branch_on_a_weight(scales=(1.0, 10.0, 1.0)): x; w if w[0] > 10 else w / 2
-middle_measured: x
-    circuit = measured_in_the_middle
 bits_of_the_inputs(rows=(None,)): x
     def circuit(inputs, weights):
         qp.BasisEmbedding((inputs > 1.5).int(), wires=range(3))

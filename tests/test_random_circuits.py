@@ -75,16 +75,13 @@ def plain(name: str) -> Callable[..., Any]:
 CONSTRUCTED: dict[str, tuple[int, int, Callable[..., Any]]] = {
     "GlobalPhase of all": (1, 1, lambda v, w, s: qp.GlobalPhase(v[0])),
     "GlobalPhase of 5": (5, 1, lambda v, w, s: qp.GlobalPhase(v[0], wires=w)),
-    "PauliRot 1": (1, 1, lambda v, w, s: qp.PauliRot(v[0], word(1, s), wires=w)),
-    "PauliRot 2": (2, 1, lambda v, w, s: qp.PauliRot(v[0], word(2, s), wires=w)),
-    "PauliRot 3": (3, 1, lambda v, w, s: qp.PauliRot(v[0], word(3, s), wires=w)),
-    "PauliRot 4": (4, 1, lambda v, w, s: qp.PauliRot(v[0], word(4, s), wires=w)),
+    **{f"PauliRot {n}": (n, 1, lambda v, w, s: qp.PauliRot(v[0], word(len(w), s), wires=w))
+       for n in (1, 2, 3, 4)},
     "MultiRZ 5": (5, 1, lambda v, w, s: qp.MultiRZ(v[0], wires=w)),
-    "PCPhase 2": (2, 1, lambda v, w, s: qp.PCPhase(v[0], dim=s % 5, wires=w)),
-    "PCPhase 3": (3, 1, lambda v, w, s: qp.PCPhase(v[0], dim=s % 9, wires=w)),
-    "QubitUnitary 1": (1, 0, lambda v, w, s: qp.QubitUnitary(unitary(1, s), wires=w)),
-    "QubitUnitary 2": (2, 0, lambda v, w, s: qp.QubitUnitary(unitary(2, s), wires=w)),
-    "QubitUnitary 3": (3, 0, lambda v, w, s: qp.QubitUnitary(unitary(3, s), wires=w)),
+    **{f"PCPhase {n}": (n, 1, lambda v, w, s: qp.PCPhase(v[0], dim=s % (2 ** len(w) + 1), wires=w))
+       for n in (2, 3)},
+    **{f"QubitUnitary {n}": (n, 0, lambda v, w, s: qp.QubitUnitary(unitary(len(w), s), wires=w))
+       for n in (1, 2, 3)},
     "DiagonalQubitUnitary 1": (
         1, 0, lambda v, w, s: qp.DiagonalQubitUnitary(np.exp(1j * np.arange(2) * s), wires=w)
     ),
@@ -94,9 +91,9 @@ CONSTRUCTED: dict[str, tuple[int, int, Callable[..., Any]]] = {
     "ControlledQubitUnitary": (
         3, 0, lambda v, w, s: qp.ControlledQubitUnitary(unitary(1, s), wires=w, control_values=bits(2, s))
     ),
-    "MultiControlledX 2": (2, 0, lambda v, w, s: qp.MultiControlledX(wires=w, control_values=bits(1, s))),
-    "MultiControlledX 4": (4, 0, lambda v, w, s: qp.MultiControlledX(wires=w, control_values=bits(3, s))),
-    "MultiControlledX 5": (5, 0, lambda v, w, s: qp.MultiControlledX(wires=w, control_values=bits(4, s))),
+    **{f"MultiControlledX {n}": (
+        n, 0, lambda v, w, s: qp.MultiControlledX(wires=w, control_values=bits(len(w) - 1, s))
+    ) for n in (2, 4, 5)},
     "Permute": (4, 0, lambda v, w, s: qp.Permute(np.random.default_rng(s).permutation(w).tolist(), wires=w)),
     "power": (2, 1, lambda v, w, s: qp.pow(qp.IsingXY(v[0], wires=w), s % 5 - 2)),
     "power of CRX": (2, 1, lambda v, w, s: qp.pow(qp.CRX(v[0], wires=w), 1 + s % 2)),

@@ -40,12 +40,6 @@ def rotations(inputs, weights):
     return [qp.expval(qp.Z(0)), qp.expval(qp.X(1))]
 
 
-def looks_at_values(inputs, weights):
-    if weights[0] > 1:
-        qp.RX(weights[1], wires=0)
-    return rotations(inputs, weights)
-
-
 def noisy(inputs, weights):
     qp.RX(inputs[..., 0], wires=0)
     qp.RY(weights[0], wires=1)
@@ -53,19 +47,15 @@ def noisy(inputs, weights):
     return [qp.expval(qp.Z(0)), qp.expval(qp.X(1))]
 
 
-@pytest.mark.parametrize(
-    ("function", "device", "why"),
-    [(looks_at_values, "default.qubit", "of its arguments"), (noisy, "default.mixed", "only that device")],
-)
-def test_what_cannot_be_fused_runs_on_its_own_device(function: Callable, device: str, why: str) -> None:
-    layer = layer_of(function, device=device)
+def test_what_cannot_be_fused_runs_on_its_own_device() -> None:
+    """More such circuits stand in test_guards.py."""
+    layer = layer_of(noisy, device="default.mixed")
     plain = qp.qnn.TorchLayer(layer.qnode, {"weights": (2,)}, {"weights": layer.weights.detach().clone()})
     inputs = torch.tensor([[0.3, 1.1], [2.0, 0.4], [1.0, 0.2]])
     assert torch.allclose(layer(inputs), plain(inputs), atol=FLOAT32)
-    assert layer.backend == device
-    assert why in layer.explain() and device in layer.explain()
+    assert layer.backend == "default.mixed" and "only that device" in layer.explain()
     with pytest.raises(NotImplementedError, match="use auto"):
-        layer_of(function, device=device, backend="batched")(inputs)
+        layer_of(noisy, device="default.mixed", backend="batched")(inputs)
 
 
 def test_functional_transforms() -> None:

@@ -289,16 +289,16 @@ def test_compiled():
 # --- bad input ----------------------------------------------------------------------------------------
 
 
-def by_angles(inputs, weights):
-    qp.AngleEmbedding(inputs, wires=range(3))
-    qp.RX(weights[0, 0, 0], wires=0)
-    return [qp.expval(qp.Z(0))]
+def reading(embedding: Callable, **options) -> Callable:
+    def circuit(inputs, weights):
+        embedding(inputs, wires=range(3), **options)
+        qp.RX(weights[0, 0, 0], wires=0)
+        return [qp.expval(qp.Z(0))]
+
+    return circuit
 
 
-def by_amplitudes(inputs, weights):
-    qp.AmplitudeEmbedding(inputs, wires=range(3), normalize=True)
-    qp.RX(weights[0, 0, 0], wires=0)
-    return [qp.expval(qp.Z(0))]
+by_angles, by_amplitudes = reading(qp.AngleEmbedding), reading(qp.AmplitudeEmbedding, normalize=True)
 
 
 def reads_three(inputs, weights):
