@@ -1155,8 +1155,9 @@ def test_hundreds_of_calls_neither_retrace_nor_grow(traces):
         gc.collect()
         return sys.getallocatedblocks()
 
-    grown = -train(400) + train(400)  # of memory; some caches of torch fill up still
-    assert layer.backend == "batched" and 2 * len(traces) <= 20 and grown < 300
+    blocks = [train(100) for _ in range(8)]  # of memory; now and then a cache fills up still
+    grown = np.median(np.diff(blocks))
+    assert layer.backend == "batched" and 2 * len(traces) <= 20 and grown < 90
 
 
 def halved_at_64(inputs: Tensor) -> Tensor:
