@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from functools import reduce
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from qnnkit import CIRCUITS, circuits
+from tests.toys import refused
 
 EXACT = 1e-10
 """Largest error allowed in float64."""
@@ -200,12 +200,6 @@ def test_the_gates_of_data_reuploading():
     # fmt: on
 
 
-def test_the_gates_of_data_reuploading_on_one_wire():
-    qnode, _ = circuits.build("data_reuploading", n_qubits=1, n_layers=1)
-    expected = [("RY", (0,), 0.5), ("RY", (0,), 1), ("RZ", (0,), 2), ("RY", (0,), 3)]
-    assert gates(qnode, [0.5], [[[1, 2, 3]]]) == expected
-
-
 def test_a_block_of_hardware_efficient_alternates_from_its_place():
     for first, pairs in ((0, [[0, 1], [2, 3]]), (1, [[1, 2]])):
         tape = qp.tape.make_qscript(circuits.hardware_efficient)(np.zeros((1, 4, 2)), range(4), first=first)
@@ -371,21 +365,9 @@ def test_drop_entanglement_takes_a_users_circuit_apart():
 
 
 @pytest.mark.parametrize("name", CIRCUITS)
-def test_circuits_print_and_draw(name):
-    entry = CIRCUITS[name]
-    source = inspect.getsource(entry.function)
+def test_a_circuit_prints_as_its_function(name):
+    source = inspect.getsource(CIRCUITS[name].function)
     assert source.startswith(f"def {name}(") and '"""' in source
-    wires = (0, 1, 2)
-    inputs = [] if entry.n_features is None else [np.linspace(0.1, 0.8, entry.n_features(3))]
-    weights = [] if entry.weights_shape is None else [np.full(entry.weights_shape(1, 3), 0.5)]
-
-    @qp.qnode(circuits.make_device("default.qubit", wires))
-    def circuit():
-        entry.function(*inputs, *weights, wires)
-        return qp.state()
-
-    lines = qp.draw(circuit, level="device")().splitlines()
-    assert [line[:2] for line in lines[:3]] == ["0:", "1:", "2:"]
 
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
@@ -434,8 +416,6 @@ def test_an_ansatz_takes_no_features():
     ],
 )
 def test_wrong_names_and_numbers(wrong, argument, contains):
-    with pytest.raises(ValueError) as caught:
+    with refused(argument) as caught:
         circuits.build(**wrong)
-    text = str(caught.value)
-    assert re.fullmatch(rf"Argument `{argument}` must .+, but is .+\. [A-Z].+\.", text), text
-    assert contains in text
+    assert contains in str(caught.value)

@@ -37,8 +37,11 @@ def layer_of(
 # --- QuantumLayer -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (2, 1, 3)])
-@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
+@pytest.mark.parametrize(
+    ("ansatz", "leading"),
+    [*itertools.product(circuits.ANSAETZE[:1], [(), (1,), (2, 3), (2, 1, 3)])]
+    + [(ansatz, (5,)) for ansatz in circuits.ANSAETZE],
+)
 def test_equals_torch_layer(ansatz, leading):
     ours, theirs = layer_of(ansatz), layer_of(ansatz, kind=qp.qnn.TorchLayer)
     assert isinstance(ours, qp.qnn.TorchLayer)
@@ -60,17 +63,18 @@ def test_equals_torch_layer(ansatz, leading):
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
 def test_float32_and_float64(ansatz):
     """Against the QNode itself, executed by NumPy in float64 and differentiated by parameter shift."""
-    inputs, mixture = uniform(4, 3, dtype=torch.float64), uniform(4, 3, seed=1, dtype=torch.float64)
-    for layer, tolerance in ((layer_of(ansatz), FLOAT32), (layer_of(ansatz).double(), FLOAT64)):
-        weights = qp.numpy.array(layer.weights.detach().double().numpy(), requires_grad=True)
-        shifted = layer.qnode.update(diff_method="parameter-shift")
+    inputs, mixture = uniform(2, 3, dtype=torch.float64), uniform(2, 3, seed=1, dtype=torch.float64)
+    single = layer_of(ansatz)
+    weights = qp.numpy.array(single.weights.detach().double().numpy(), requires_grad=True)
+    shifted = single.qnode.update(diff_method="parameter-shift")
 
-        def stacked(weights, row, shifted=shifted):
-            return qp.numpy.stack(shifted(row, weights))
+    def stacked(weights, row):
+        return qp.numpy.stack(shifted(row, weights))
 
-        rows = [(stacked(weights, row), qp.jacobian(stacked)(weights, row)) for row in inputs.numpy()]
-        values = torch.tensor(np.stack([np.asarray(row[0]) for row in rows]))
-        jacobian = torch.tensor(np.stack([np.asarray(row[1]) for row in rows]))  # (4, 3, *weights)
+    values = torch.tensor(np.stack([np.asarray(stacked(weights, row)) for row in inputs.numpy()]))
+    jacobians = [qp.jacobian(stacked)(weights, row) for row in inputs.numpy()]
+    jacobian = torch.tensor(np.stack(jacobians))  # (2, 3, *weights)
+    for layer, tolerance in ((single, FLOAT32), (layer_of(ansatz).double(), FLOAT64)):
         outputs = layer(inputs.to(layer.weights))
         assert outputs.dtype == layer.weights.dtype
         close(outputs, values, tolerance)
@@ -251,10 +255,9 @@ def test_quanvolution_of_a_users_circuit():
     close(maps[1, 2, 1, 0], circuit(patch, last.angles, last.turn)[0], FLOAT32)
 
 
-@pytest.mark.parametrize("circuit", ["random", "hardware_efficient"])
-def test_seed_fixes_everything(circuit):
+def test_seed_fixes_everything():
     images = uniform(1, 1, 4, 4)
-    one, same, other = (Quanv2d(1, circuit, filters=2, seed=seed) for seed in (7, 7, 8))
+    one, same, other = (Quanv2d(1, "random", filters=2, seed=seed) for seed in (7, 7, 8))
     assert torch.equal(one(images), same(images))
     assert not torch.equal(one(images), other(images))
     assert not torch.equal(one.filters[0].weights, one.filters[1].weights)
@@ -262,24 +265,9 @@ def test_seed_fixes_everything(circuit):
     assert 0 <= angles.min() < 1 and 5 < angles.max() < 2 * np.pi
 
 
-def test_frozen_or_trainable():
-    images = uniform(1, 1, 4, 4)
-    assert Quanv2d(1, "random")(images).requires_grad
-    frozen = Quanv2d(1, "random", trainable=False)
-    assert not frozen(images).requires_grad
-    assert count_parameters(frozen) == {"quantum": 0, "classical": 0, "frozen": 8}
-    assert torch.equal(frozen(images), Quanv2d(1, "random")(images))
-
-
 def test_quanvolution_passes_gradients_to_its_images():
     quanv, images = Quanv2d(1, "data_reuploading").double(), uniform(1, 1, 2, 4, dtype=torch.float64)
     assert torch.autograd.gradcheck(quanv, images.requires_grad_(), atol=1e-6)
-
-
-def test_quanvolution_on_lightning():
-    images = uniform(1, 1, 2, 4)
-    plain, fast = (Quanv2d(1, "data_reuploading", backend=name) for name in ("auto", "lightning.qubit"))
-    close(fast(images), plain(images), FLOAT32)
 
 
 def quanvolution(**options) -> Quanv2d:

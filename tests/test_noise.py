@@ -137,7 +137,7 @@ class Twice(nn.Module):
         return self.again(torch.pi * self.layer(angles))
 
 
-@pytest.mark.parametrize("make", [quanv, lambda: quanv(trainable=False, filters=2), "twice"])
+@pytest.mark.parametrize("make", [lambda: quanv(trainable=False, filters=2), "twice"])
 def test_the_limits_are_the_exact_net(make):
     if make == "twice":
         model, images = Twice(), quanv()[1]
@@ -202,15 +202,13 @@ def state() -> nn.Module:
     return nn.Sequential(QuantumLayer(circuit, {"weights": (1,)}, START))
 
 
+def with_shots() -> nn.Module:
+    return around(lambda qnode: qp.set_shots(qnode, shots=10))
+
+
 @pytest.mark.parametrize(
     ("make", "n_features"),
-    [
-        (nn.Identity, 1),
-        (on_a_noisy_device, 1),
-        (lambda: around(lambda qnode: qp.set_shots(qnode, shots=10)), 1),
-        (state, 1),
-        (lambda: wide(11), 11),
-    ],
+    [*((make, 1) for make in (nn.Identity, on_a_noisy_device, with_shots, state)), (lambda: wide(11), 11)],
 )
 def test_what_cannot_be_asked_of_a_model(make, n_features):
     inputs, labels = torch.ones(2, n_features), torch.zeros(2, dtype=torch.int64)

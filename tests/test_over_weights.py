@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pennylane as qp
@@ -51,16 +52,14 @@ def check(qnode, shapes, n_features, *, real=True):
     assert max(float(each.abs().max()) for each in found) > 0.01  # there was something to compare
 
 
-@pytest.mark.parametrize("n_qubits", [2, 7])  # in one matrix, and in blocks
-@pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
-def test_values_and_gradients_of_every_ansatz(ansatz, n_qubits):
-    check(*circuits.build(ansatz, n_qubits=n_qubits, n_layers=3), n_qubits)
-
-
-@pytest.mark.parametrize("embedding", ["amplitude", "iqp"])
-def test_values_and_gradients_of_every_embedding(embedding):
-    n_features = 8 if embedding == "amplitude" else 3
-    check(*circuits.build("hardware_efficient", n_qubits=3, embedding=embedding), n_features)
+@pytest.mark.parametrize(
+    ("ansatz", "embedding", "n_qubits"),
+    [*itertools.product(circuits.ANSAETZE, ["angle"], [2, 7])]  # in one matrix, and in blocks
+    + [("hardware_efficient", embedding, 3) for embedding in ("amplitude", "iqp")],
+)
+def test_values_and_gradients_of_every_circuit(ansatz, embedding, n_qubits):
+    n_features = circuits.embedding_of(ansatz, embedding).n_features(n_qubits)
+    check(*circuits.build(ansatz, n_qubits=n_qubits, n_layers=2, embedding=embedding), n_features)
 
 
 def odd_gates(inputs, weights, other):

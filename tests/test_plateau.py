@@ -32,7 +32,7 @@ def one_layer(monkeypatch):
 
 def test_a_product_circuit_has_the_variance_of_its_closed_form(one_layer):
     """Of prod cos^2(t_i / 2): sin^2(t) / 4 is 1/8 on average, cos^4(t / 2) 3/8. Of cos t: sin^2 t is 1/2."""
-    found = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=4000, embedding=None)
+    found = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=2000, embedding=None)
     for row in found:
         n = row.n_qubits
         exact = {"local": 1 / 2, "global": (1 / 8) * (3 / 8) ** (n - 1)}[row.observable]

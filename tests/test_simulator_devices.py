@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pennylane as qp
@@ -50,9 +51,11 @@ def runs_on_meta(program: Fused, n_features: int, weights_shape: tuple[int, ...]
         program.plain(*program.arguments(inputs, [weights]))
 
 
-@pytest.mark.parametrize("n_qubits", [4, 7])
-@pytest.mark.parametrize("embedding", circuits.EMBEDDINGS)
-@pytest.mark.parametrize("ansatz", circuits.ANSAETZE[1:])
+@pytest.mark.parametrize(
+    ("ansatz", "embedding", "n_qubits"),
+    [*itertools.product(circuits.ANSAETZE[1:], circuits.EMBEDDINGS, [4])]
+    + [("strongly_entangling", embedding, 7) for embedding in circuits.EMBEDDINGS],
+)
 def test_every_circuit_runs_where_its_inputs_are(ansatz, embedding, n_qubits):
     qnode, shapes = circuits.build(ansatz, embedding=embedding, n_qubits=n_qubits)
     n_features = circuits.embedding_of(ansatz, embedding).n_features(n_qubits)
@@ -121,6 +124,12 @@ def layer_and_inputs(n_rows: int) -> tuple[QuantumLayer, Tensor]:
     return QuantumLayer(qnode, shapes, {"weights": start}), inputs.requires_grad_()
 
 
+def both_passes(layer: QuantumLayer, inputs: Tensor) -> list[Tensor]:
+    """Values, and gradients of their squares by inputs and weights."""
+    values = layer(inputs)
+    return [values, *torch.autograd.grad(values.square().sum(), [inputs, *layer.parameters()])]
+
+
 @pytest.mark.parametrize("n_rows", [3, 20_000], ids=["by NumPy", "by torch"])
 @pytest.mark.parametrize("setting", ["bf16", "tf32"])
 def test_torchs_precision_changes_no_digit(setting, n_rows, restored, monkeypatch):
@@ -139,8 +148,7 @@ def test_torchs_precision_changes_no_digit(setting, n_rows, restored, monkeypatc
     for asked in ("none", setting):
         for of in SETTINGS:
             torch._C._set_fp32_precision_setter(*of, "tf32" if (of[0], asked) == ("cuda", "bf16") else asked)
-        values = layer(inputs)
-        found.append((values, *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])))
+        found.append(both_passes(layer, inputs))
         assert torch._C._get_fp32_precision_getter(*SETTINGS[0]) == asked
     assert seen and set(seen) <= {"none", "ieee"}
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
@@ -160,7 +168,7 @@ def test_what_is_inherited_stays_inherited(restored):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by the compiler itself
-@pytest.mark.parametrize("through", ["vmap", "compiler"])
+@pytest.mark.parametrize("through", ["vmap", pytest.param("compiler", marks=pytest.mark.slow)])
 def test_where_torch_goes_back_itself_it_rounds_nothing(through, restored):
     """There a program of float64 serves: autograd's products run when the layer has long returned."""
     layer, inputs = layer_and_inputs(4)
@@ -170,8 +178,7 @@ def test_where_torch_goes_back_itself_it_rounds_nothing(through, restored):
             jacobian = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))
             return [jacobian(inputs.detach())]
         torch.compiler.reset()
-        values = torch.compile(layer, backend="aot_eager")(inputs)
-        return [values, *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])]
+        return both_passes(torch.compile(layer, backend="aot_eager"), inputs)
 
     exact = run()
     assert layer._programs.last.dtype == torch.float32
@@ -214,8 +221,7 @@ def test_small_batches_run_on_numpy_and_agree(monkeypatch):
     found = []
     for small in (2**19, 0):
         monkeypatch.setattr("qnnkit.simulator.fused.SMALL_BYTES", small)
-        values = layer(inputs)
-        found.append((values, *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])))
+        found.append(both_passes(layer, inputs))
     for near, far in zip(*found, strict=True):
         assert (near - far).abs().max() < FLOAT32
     program = layer._programs.last
@@ -248,9 +254,7 @@ def test_large_angles_keep_their_digits(ansatz, embedding, top, small, monkeypat
     double = qp.qnn.TorchLayer(qnode, shapes, {"weights": start.clone()}).double()
     found = []
     for layer, given in ((single, inputs), (double, inputs.double())):
-        given = given.clone().requires_grad_()
-        values = layer(given)
-        found.append((values, *torch.autograd.grad(values.square().sum(), [given, *layer.parameters()])))
+        found.append(both_passes(layer, given.clone().requires_grad_()))
     for one, true in zip(*found, strict=True):
         assert (one - true).abs().max() < FLOAT32 * max(1, true.abs().max())
     assert single.backend == "batched"
@@ -284,8 +288,7 @@ def test_tf32_changes_no_digit():
     try:
         for asked in ("highest", "high"):
             torch.set_float32_matmul_precision(asked)
-            values = layer(inputs)
-            found.append((values, *torch.autograd.grad(values.square().sum(), [inputs, layer.weights])))
+            found.append(both_passes(layer, inputs))
     finally:
         torch.set_float32_matmul_precision(before)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
