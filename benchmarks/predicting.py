@@ -240,8 +240,7 @@ def main() -> None:
     else:
         print(table.to_string(index=False, float_format="%.4g"))
     failed += [f"Out of bounds: {name}." for name in table["setting"][~within(table)]] if rows else []
-    if failed:
-        raise SystemExit("\n".join(failed))
+    record.finish(failed)
 
 
 if __name__ == "__main__":
