@@ -306,7 +306,7 @@ def test_a_prediction_is_judged_by_medians(peak, seconds, within):
 def test_the_page_of_predictions_is_that_of_its_file():
     table = pd.read_csv(record.RESULTS / "predicted.csv")
     assert list(table["setting"]) == list(predicting.SETTINGS) and len(table) >= 21
-    assert predicting.page(table) == (ROOT / "docs" / "predicted.md").read_text(encoding="utf-8")
+    assert predicting.page(table) in (ROOT / "docs" / "predicted.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
