@@ -36,9 +36,9 @@ from qnnkit.workspace import read_lines
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def bench(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--out", str(out), *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+def bench(out: Path, *options: str, script: str = "run") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"benchmarks.{script}", "--quick", "--out", str(out), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.mark.slow
@@ -323,9 +323,8 @@ def test_predicted_memory_is_that_of_a_training(name):
 
 @pytest.mark.slow
 def test_auto_beside_fixed_choices(tmp_path):
-    words = ["--quick", "--only", "W3-64,ahcd_ten_epochs", "--backends", "batched", "--seconds", "1"]
-    command = [sys.executable, "-m", "benchmarks.placing", *words, "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    words = ("--only", "W3-64,ahcd_ten_epochs", "--backends", "batched", "--seconds", "1")
+    done = bench(tmp_path, *words, script="placing")
     found = pd.read_csv(tmp_path / "placing.csv")
     kept = "on all" in done.stdout  # a busy machine may make it slow
     assert done.returncode == (not kept) and ("auto" in done.stderr.splitlines()[-1]) != kept, done.stderr
