@@ -47,24 +47,13 @@ def stepper(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
     return step
 
 
-class Shift(nn.Module):
-    """A linear layer and a trained shift of its inputs: the least that gradients can be asked of."""
-
-    def __init__(self, inner: nn.Module):
-        super().__init__()
-        self.inner, self.shift = inner, nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) + self.shift
-
-
 def floor(model: nn.Module) -> nn.Module:
-    """The frozen model, in which only one number is trained at each adapted layer."""
+    """The frozen model with a trained shift of each adapted layer's inputs: the least to ask gradients of."""
     model.requires_grad_(False)
-    for name in [name for name, _ in model.named_modules() if name.endswith(tuple(TARGETS))]:
-        parent, _, last = name.rpartition(".")
-        inner = model.get_submodule(name)
-        setattr(model.get_submodule(parent), last, Shift(inner))
+    for name, module in model.named_modules():
+        if name.endswith(tuple(TARGETS)):
+            module.shift = nn.Parameter(torch.zeros(1))
+            module.register_forward_pre_hook(lambda module, given: (given[0] + module.shift, *given[1:]))
     return model
 
 

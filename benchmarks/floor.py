@@ -6,66 +6,54 @@ See qnnkit/simulator/DERIVATION.md for the counts. Run it beside `make bench`, o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks import record
-from benchmarks.record import milliseconds
+
+Steps = list[Callable[[], object]]
 
 
-def dense(batch: int, uses: int, *, backward: bool, n_wires: int = 4) -> Callable[[], None]:
-    """The products and sines of a circuit on a few wires, into memory that is there already."""
+def product(left: torch.Tensor, right: torch.Tensor) -> Callable[[], object]:
+    """A matrix product into memory that is there already."""
+    return partial(torch.mm, left, right, out=torch.empty(left.shape[0], right.shape[1]))
+
+
+def waves(angles: torch.Tensor) -> Steps:
+    return [partial(wave, angles, out=torch.empty_like(angles)) for wave in (torch.cos, torch.sin)]
+
+
+def dense(batch: int, uses: int, *, backward: bool, n_wires: int = 4) -> Steps:
+    """The products and sines of a circuit on a few wires."""
     n = 2**n_wires
-    state, new = torch.randn(2 * n, batch), torch.empty(2 * n, batch)
-    features, to_features, angles = torch.randn(n, batch), torch.empty(n, batch), torch.randn(n, batch)
+    state, features, half = (torch.randn(rows, batch) for rows in (2 * n, n, n_wires))
     block, start, table = torch.randn(2 * n, 2 * n), torch.randn(2 * n, n), torch.randn(n_wires, 2 * n)
-    values, half, waves = torch.empty(n_wires, batch), torch.randn(n_wires, batch), torch.empty(n, batch)
-
-    def run() -> None:
-        torch.cos(half, out=values)
-        torch.sin(half, out=values)
-        torch.mm(start, features, out=new)
-        for _ in range(uses - 1):
-            torch.cos(angles, out=waves)
-            torch.sin(angles, out=waves)
-            torch.mm(block, state, out=new)
-        torch.mm(table, state, out=values)
-        if backward:
-            torch.mm(table.t(), values, out=new)
-            for _ in range(uses - 1):
-                torch.mm(block.t(), state, out=new)
-                _ = state @ new.t()
-            _ = state @ features.t()
-            torch.mm(start.t(), state, out=to_features)
-
-    return run
+    steps = [*waves(half), product(start, features)]
+    steps += (uses - 1) * [*waves(features), product(block, state)] + [product(table, state)]
+    if backward:
+        steps += [product(table.t(), half)]
+        steps += (uses - 1) * [product(block.t(), state), product(state, state.t())]
+        steps += [product(state, features.t()), product(start.t(), state)]
+    return steps
 
 
-def chain(n_factors: int, size: int) -> Callable[[], None]:
+def chain(n_factors: int, size: int) -> Steps:
     """The products that build one block, and their way back."""
-    factor, product = torch.randn(size, size), torch.empty(size, size)
-
-    def run() -> None:
-        for _ in range(3 * (n_factors - 1)):
-            torch.mm(factor, factor, out=product)
-
-    return run
+    return 3 * (n_factors - 1) * [product(torch.randn(size, size), torch.randn(size, size))]
 
 
-def wide(n_wires: int, n_blocks: int, cell: int, batch: int = 64) -> Callable[[], None]:
+def wide(n_wires: int, n_blocks: int, cell: int, batch: int = 64) -> Steps:
     """The blocks of a circuit on many wires: forward, again, and both products of the way back."""
     size, columns = 2 * 2**cell, 2 ** (n_wires - cell) * batch
     part = min(columns, 2**18 // size)
-    block, state, new = torch.randn(size, size), torch.randn(size, part), torch.empty(size, part)
+    block, state = torch.randn(size, size), torch.randn(size, part)
+    return (n_blocks * columns // part) * [*3 * [product(block, state)], product(state, state.t())]
 
-    def run() -> None:
-        for _ in range(n_blocks * columns // part):
-            for _ in range(3):
-                torch.mm(block, state, out=new)
-            _ = state @ new.t()
 
-    return run
+def milliseconds(steps: Steps, rounds: int = 30) -> float:
+    return record.milliseconds(lambda: [step() for step in steps], rounds)
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -74,7 +62,7 @@ def rows() -> Iterator[dict[str, Any]]:
     part = milliseconds(dense(8192, 1, backward=False))  # in parts that fit the cache
     yield {"workload": "W2", "ms": part * 200_704 / 8192}
     for batch in (64, 256):
-        products = milliseconds(dense(batch, 1, backward=True)) + milliseconds(chain(10, 32))
+        products = milliseconds(dense(batch, 1, backward=True) + chain(10, 32))
         yield {"workload": f"W3-{batch}", "ms": products}
     for n_wires, n_blocks, cell in ((8, 4, 4), (10, 4, 5), (12, 6, 4), (14, 6, 5), (16, 8, 4)):
         yield {"workload": f"W4-{n_wires}", "ms": milliseconds(wide(n_wires, n_blocks, cell), 5)}

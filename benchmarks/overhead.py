@@ -8,13 +8,11 @@ loss), backward nor optimizer; `times_plain` is its seconds over those of the pl
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -29,31 +27,20 @@ CASES = {"digits_quanv": (8, 1078, 10), "letters": (32, 3072, 28)}
 ROUNDS, EPOCHS = 9, 3
 
 
-@contextlib.contextmanager
-def clocked(case: Case) -> Iterator[list[float]]:
+def clocked(case: Case) -> Any:
     """Seconds in forward and backward passes and steps of the optimizer, whosever loop it is."""
-    spent = [0.0]
-
-    def timed(owner: Any, name: str) -> Any:
-        own = getattr(owner, name)
-
-        def call(*given: Any, **named: Any) -> Any:
-            start = time.perf_counter()
-            found = own(*given, **named)
-            spent[0] += (time.perf_counter() - start) * torch.is_grad_enabled()  # not in validation
-            return found
-
-        return mock.patch.object(owner, name, call)
-
     optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[case.training.optimizer]
-    with timed(type(case.task), "__call__"), timed(torch.Tensor, "backward"), timed(optimizer, "step"):
-        yield spent
+    return record.clocked((type(case.task), "__call__"), (torch.Tensor, "backward"), (optimizer, "step"))
+
+
+def per_epoch(seconds: float, spent: dict[str, list[float]]) -> tuple[float, float]:
+    return seconds / EPOCHS, sum(map(sum, spent.values())) / EPOCHS
 
 
 def fitted(case: Case) -> tuple[float, float]:
     """Seconds of an epoch of `train.fit`, and of its three parts."""
     with clocked(case) as spent:
-        return sum(case.fit(case.model())) / EPOCHS, spent[0] / EPOCHS
+        return per_epoch(sum(case.fit(case.model())), spent)
 
 
 def plain(case: Case) -> tuple[float, float]:
@@ -68,7 +55,7 @@ def plain(case: Case) -> tuple[float, float]:
                 case.task(model, batch).loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        return (time.perf_counter() - begin) / EPOCHS, spent[0] / EPOCHS
+        return per_epoch(time.perf_counter() - begin, spent)
 
 
 def rows() -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Who is measured. One class per kind of peer, all with the same four things:
+"""Who is measured. One class per kind of peer, all with the same methods:
 
 `Peer(name, workload, device)` builds it, `first()` evaluates for the first time, `run()` evaluates again and
 returns when the numbers are there, `answer()` gives the numbers to check. `samples` of the workload's `total`
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-import time
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from benchmarks.workloads import CHECKED, Epoch, Evaluation, Workload
+from benchmarks.workloads import CHECKED, Epoch, Workload
 
 LABELS = {
     "batched": "qnnkit, eager",
@@ -26,6 +25,7 @@ LABELS = {
     "jax": "JAX jit(vmap)",
     "classical": "classical control",
 }
+OWN = ("batched", "compiled")
 STEPS = 8
 """Of an epoch whose circuits run one by one; the time of the whole is scaled up from them."""
 
@@ -45,12 +45,12 @@ def libraries(name: str) -> None:
     Raises:
         Absent: It is not installed.
     """
-    for library in ("pennylane", *(("jax", "jax.numpy") if name == "jax" else ("torch", "qnnkit.layers"))):
-        try:
+    try:
+        for library in ("pennylane", "torch", "qnnkit.layers", *(["jax.numpy"] if name == "jax" else [])):
             import_module(library)
-        except ImportError as error:
-            step = ": install the extra `bench`" if name == "jax" else ""
-            raise Absent(f"is left out: {error}{step}") from None
+    except ImportError as error:
+        step = ": install the extra `bench`" if name == "jax" else ""
+        raise Absent(f"is left out: {error}{step}") from None
 
 
 def make(name: str, workload: Workload, device: str) -> Any:
@@ -93,8 +93,7 @@ def reference(workload: Workload, *, control: bool) -> dict[str, np.ndarray]:
         control: Whether for the classical control, which is another function than the circuit.
     """
     if isinstance(workload, Epoch):
-        name = "classical" if control else "default.qubit"
-        return EpochPeer(name, workload, "cpu", double=True).answer()
+        return EpochPeer("classical" if control else "default.qubit", workload, "cpu", double=True).answer()
     name = "default.qubit" if workload.n_qubits <= 8 else "lightning.qubit"
     return TorchPeer(name, workload, "cpu", double=True).answer()
 
@@ -102,43 +101,52 @@ def reference(workload: Workload, *, control: bool) -> dict[str, np.ndarray]:
 class Peer:
     """What all kinds share, where they have no other way of their own."""
 
-    torch: Any
-    device: Any
     dtype = "unknown"
     """Of the numbers; known after `answer`."""
+
+    def __init__(self, name: str, workload: Workload, device: str):
+        import torch
+
+        self.torch, self.workload, self.total = torch, workload, workload.total
+        follows = name in (*OWN, "default.qubit", "classical")  # the others have one place of their own
+        self.device = torch.device(device if follows else "cpu")
+        self.more: dict[str, float] = {}
+        """What else a row says of a round."""
 
     def first(self) -> None:
         self.run()
 
-    def run(self) -> None:
-        raise NotImplementedError
+    def plan(self) -> None:
+        """What is done once more before the rounds, untimed."""
 
     def place(self) -> str:
         """Where it computes."""
         is_cuda = self.device.type == "cuda"
         return self.torch.cuda.get_device_name(self.device) if is_cuda else str(self.device)
 
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            self.torch.cuda.synchronize(self.device)
+    def named(self, values: Any, *gradients: Any) -> dict[str, np.ndarray]:
+        """Values and gradients of the checked samples alone."""
+        self.dtype = str(values.dtype).removeprefix("torch.")
+        values, *gradients = map(np.asarray, (values, *gradients))
+        found = {"values": values[:CHECKED]}
+        if gradients:
+            found |= {"gradient of inputs": gradients[0][:CHECKED], "gradient of weights": gradients[1]}
+        return found
 
 
 class TorchPeer(Peer):
     """A circuit as torch sees it: qnnkit's layer, or PennyLane's QNode on one of its devices."""
 
-    def __init__(self, name: str, workload: Evaluation, device: str, *, double: bool = False):
-        import torch
-
-        self.torch, self.workload, self.total = torch, workload, workload.total
-        self.samples = CHECKED if double else _samples(name, workload)
-        self.device = torch.device(device if on_device(name) else "cpu")
-        data, dtype = workload.data(), torch.float64 if double else torch.float32
+    def __init__(self, name: str, workload: Workload, device: str, *, double: bool = False):
+        super().__init__(name, workload, device)
+        torch, n = self.torch, CHECKED if double else _samples(name, workload)
         inputs, weights, mixture = (
-            torch.from_numpy(array).to(self.device, dtype)
-            for array in (data.inputs[: self.samples], data.weights, data.mixture[: self.samples])
+            torch.from_numpy(array).to(self.device, torch.float64 if double else torch.float32)
+            for array in workload.data()
         )
-        self.inputs, self.mixture = inputs.requires_grad_(workload.gradients), mixture
-        if name in ("batched", "compiled"):
+        self.samples, self.inputs = n, inputs[:n].requires_grad_(workload.gradients)
+        self.mixture = mixture[:n]
+        if name in OWN:
             from qnnkit import QuantumLayer
 
             layer = QuantumLayer(*workload.circuit(), {"weights": weights}, backend="batched")
@@ -152,84 +160,73 @@ class TorchPeer(Peer):
             self.function = lambda inputs: torch.stack(list(qnode(inputs, self.weights)), dim=-1)
 
     def run(self) -> None:
+        from qnnkit import measure
+
         self._evaluate(self.mixture)
-        self.wait()
+        measure.synchronize(self.device)
 
     def _evaluate(self, mixture: Any) -> tuple[Any, ...]:
+        with self.torch.set_grad_enabled(self.workload.gradients):
+            values = self.function(self.inputs)
         if not self.workload.gradients:
-            with self.torch.no_grad():
-                values = self.function(self.inputs)
             return (values,)
-        values = self.function(self.inputs)
         return values, *self.torch.autograd.grad((values * mixture).sum(), (self.inputs, self.weights))
 
     def answer(self) -> dict[str, np.ndarray]:
-        """Values and gradients of the checked samples alone, from an evaluation of the whole batch."""
+        """From an evaluation of the whole batch, as JAX's."""
         mixture = self.mixture.clone()
         mixture[CHECKED:] = 0
-        values, *gradients = (part.detach().cpu() for part in self._evaluate(mixture))
-        self.dtype = str(values.dtype).removeprefix("torch.")
-        return _named(values.numpy(), *(gradient.numpy() for gradient in gradients))
+        return self.named(*(part.detach().cpu() for part in self._evaluate(mixture)))
 
 
 class JaxPeer(Peer):
     """The same QNode under JAX: mapped over the batch, differentiated and compiled."""
 
-    def __init__(self, name: str, workload: Evaluation, device: str):
+    def __init__(self, name: str, workload: Workload, device: str):
         import jax
         import jax.numpy as jnp
 
-        self.jax, self.workload, self.total = jax, workload, workload.total
-        self.samples = _samples(name, workload)
-        qnode, _ = workload.circuit()
-        qnode = qnode.update(interface="jax", diff_method="backprop")
+        super().__init__(name, workload, device)
+        self.jax, self.samples = jax, _samples(name, workload)
+        qnode = workload.circuit()[0].update(interface="jax", diff_method="backprop")
         batched = jax.vmap(lambda inputs, weights: jnp.stack(qnode(inputs, weights)), in_axes=(0, None))
 
         def loss(inputs, weights, mixture):
             values = batched(inputs, weights)
             return (values * mixture).sum(), values
 
-        data = workload.data()
-        self.inputs, self.weights, self.mixture = (
-            jnp.asarray(array)
-            for array in (data.inputs[: self.samples], data.weights, data.mixture[: self.samples])
-        )
+        inputs, weights, mixture = map(jnp.asarray, workload.data())
+        self.given, self.mixture = (inputs[: self.samples], weights), mixture[: self.samples]
         if workload.gradients:
             self.function = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
         else:
-            self.function = jax.jit(lambda inputs, weights, mixture: batched(inputs, weights))
+            self.function = jax.jit(lambda inputs, weights, mixture: ((0, batched(inputs, weights)), ()))
 
     def place(self) -> str:
         return self.jax.default_backend()
 
     def run(self) -> None:
-        self.jax.block_until_ready(self.function(self.inputs, self.weights, self.mixture))
+        self.jax.block_until_ready(self.function(*self.given, self.mixture))
 
     def answer(self) -> dict[str, np.ndarray]:
-        """Values and gradients of the checked samples alone, from an evaluation of the whole batch."""
-        mixture = self.mixture.at[CHECKED:].set(0)
-        found = self.function(self.inputs, self.weights, mixture)
-        values, gradients = (found[0][1], found[1]) if self.workload.gradients else (found, ())
-        self.dtype = str(values.dtype)
-        return _named(np.asarray(values), *map(np.asarray, gradients))
+        (_, values), gradients = self.function(*self.given, self.mixture.at[CHECKED:].set(0))
+        return self.named(values, *gradients)
 
 
 class EpochPeer(Peer):
     """A training epoch of the hybrid net: images from memory, shuffled, batches, Adam."""
 
     def __init__(self, name: str, workload: Epoch, device: str, *, double: bool = False):
-        import torch
         from torch.utils.data import DataLoader, TensorDataset
 
-        from benchmarks.net import hybrid_net
+        from benchmarks.net import clock, hybrid_net
         from qnnkit import QuantumLayer, Quanv2d, controls
 
-        self.torch, self.workload, self.total = torch, workload, workload.total
-        self.device = torch.device(device if on_device(name) else "cpu")
-        fused = name in ("batched", "compiled")
-        device_name = "default.qubit" if fused or name == "classical" else name
+        super().__init__(name, workload, device)
+        torch = self.torch
+        device_name = "default.qubit" if name in (*OWN, "classical") else name
         circuit = (_qnode(device_name, workload, double=double), workload.circuit()[1])
-        quanv = Quanv2d(4, circuit, backend="batched" if fused else device_name)
+        quanv = Quanv2d(4, circuit, backend="batched" if name in OWN else device_name)
         net = hybrid_net(quanv, n_classes=workload.n_classes)
         images, labels = (torch.from_numpy(array) for array in workload.data())
         self.checked = images[:CHECKED].to(self.device)
@@ -238,43 +235,45 @@ class EpochPeer(Peer):
                 net.eval()(images[:1])
             net = controls(net)["classical"].train()
         self.net = net.to(self.device, torch.float64 if double else torch.float32)
-        if name == "compiled":
-            for layer in self.net.modules():
-                if isinstance(layer, QuantumLayer):
-                    layer.compile(dynamic=False)
-        self.start = copy.deepcopy(self.net.state_dict())
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
+        self.stamps = clock(net.middle.quanv)
+        for layer in net.modules() if name == "compiled" else ():
+            if isinstance(layer, QuantumLayer):
+                layer.compile(dynamic=False)
+        self.start = copy.deepcopy(net.state_dict())
+        self.optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
         one_by_one = name.startswith("lightning")  # which gets few steps of few images
         self.batch = 2 if one_by_one else workload.batch
         order = torch.Generator().manual_seed(0)
         self.loader = DataLoader(TensorDataset(images, labels), self.batch, shuffle=True, generator=order)
         self.steps = STEPS if one_by_one else len(self.loader)
-        self.samples, self.share = min(self.total, self.steps * self.batch), 0.0
+        self.samples = min(self.total, self.steps * self.batch)
 
     def first(self) -> None:
         """One step of training."""
-        self._step(*next(iter(self.loader)))
-        self.wait()
+        self._train(1)
 
     def plan(self) -> None:
-        """An untimed step of the last batch, which may be smaller."""
-        images, labels = next(iter(self.loader))
-        last = self.total % self.batch or self.batch
-        self._step(images[:last], labels[:last])
+        """A step of the last batch, which may be smaller."""
+        self._train(1, self.total % self.batch or self.batch)
 
     def run(self) -> None:
-        start, before = time.perf_counter(), self.net.middle.quanv.seconds
-        for images, labels in itertools.islice(self.loader, self.steps):
-            self._step(images, labels)
-        self.wait()
-        self.share = (self.net.middle.quanv.seconds - before) / (time.perf_counter() - start)
+        from qnnkit import measure
 
-    def _step(self, images: Any, labels: Any) -> None:
-        logits = self.net(images.to(self.device))
-        loss = self.torch.nn.functional.cross_entropy(logits, labels.to(self.device))
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        self.stamps.clear()
+        start = measure.now(self.device)
+        self._train(self.steps)
+        self.more = {"share": sum(self.stamps) / (measure.now(self.device) - start)}
+
+    def _train(self, steps: int, size: int | None = None) -> None:
+        from qnnkit import measure
+
+        for images, labels in itertools.islice(self.loader, steps):
+            logits = self.net(images[:size].to(self.device))
+            loss = self.torch.nn.functional.cross_entropy(logits, labels[:size].to(self.device))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        measure.synchronize(self.device)
 
     def answer(self) -> dict[str, np.ndarray]:
         """The net at its start: logits of the checked images, and gradients of a mixture of them."""
@@ -285,25 +284,12 @@ class EpochPeer(Peer):
         (logits * self.torch.from_numpy(mixture).to(logits)).sum().backward()
         self.net.train()
         inside = set(self.net.middle.quanv.parameters())
-        found = {"gradient of the circuit": [], "gradient of the rest": []}
+        found: dict[str, Any] = {"gradient of the circuit": [], "gradient of the rest": []}
         for weight in self.net.parameters():
             part = found[f"gradient of the {'circuit' if weight in inside else 'rest'}"]
             part.append(weight.grad.detach().cpu().flatten())
-        self.dtype = str(logits.dtype).removeprefix("torch.")
         gradients = {name: self.torch.cat(parts).numpy() for name, parts in found.items()}
-        return {"values": logits.detach().cpu().numpy(), **gradients}
-
-
-def on_device(name: str) -> bool:
-    """Whether the peer computes where `--device` says; the others have one place of their own."""
-    return name in ("batched", "compiled", "default.qubit", "classical")
-
-
-def _named(values: np.ndarray, inputs: Any = None, weights: Any = None) -> dict[str, np.ndarray]:
-    found = {"values": values[:CHECKED]}
-    if inputs is not None:
-        found |= {"gradient of inputs": inputs[:CHECKED], "gradient of weights": weights}
-    return found
+        return self.named(logits.detach().cpu()) | gradients
 
 
 def _qnode(name: str, workload: Workload, *, double: bool) -> Any:
@@ -324,7 +310,7 @@ def _qnode(name: str, workload: Workload, *, double: bool) -> Any:
     return qnode.update(device=device, diff_method="adjoint")
 
 
-def _samples(name: str, workload: Evaluation) -> int:
+def _samples(name: str, workload: Workload) -> int:
     """How many samples one evaluation takes: few where they run one by one, fewer where memory is short."""
     if name.startswith("lightning"):
         return min(workload.batch, max(CHECKED, 256 >> max(0, workload.n_qubits - 8)))

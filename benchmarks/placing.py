@@ -66,15 +66,14 @@ def trained(key: str, backend: str, quick: bool) -> measure.Workload:
         own |= {"train_fraction": 0.05} if quick else {}
         run = Run(Path("unused"), recipes.settings(recipe(key), **own, backend=backend, controls=[]))
         return measure.of_recipe(run.config, run.splits)
-    workload: Any = workloads.find(key, quick=quick)
-    data, (qnode, shapes) = workload.data(), workload.circuit()
-    start, config = {"weights": torch.from_numpy(data.weights)}, Settings(batch_size=workload.total)
-    batch = torch.from_numpy(data.inputs), torch.from_numpy(data.mixture)
+    workload = workloads.find(key, quick=quick)
+    inputs, weights, mixture = map(torch.from_numpy, workload.data())
+    circuit, config = workload.circuit(), Settings(batch_size=workload.total)
 
     def build(config: Settings, traced: bool) -> nn.Module:
-        return QuantumLayer(qnode, shapes, start, backend=backend)
+        return QuantumLayer(*circuit, {"weights": weights}, backend=backend)
 
-    return measure.Workload(key, config, workload.total, build, lambda config: batch, Mixture())
+    return measure.Workload(key, config, workload.total, build, lambda config: (inputs, mixture), Mixture())
 
 
 def step(workload: measure.Workload, backend: str, device: str, threads: Any) -> measure.Step:
@@ -86,13 +85,17 @@ def step(workload: measure.Workload, backend: str, device: str, threads: Any) ->
     return measure.Step(partial(stepper, workload.batch(n)), torch.device(device), threads, n)
 
 
+def called(device: str, n: int) -> str:
+    return f"{device}, {n} thread{'s' * (n > 1)}"
+
+
 def compare(
     key: str,
-    devices: Sequence[str],
     backends: Sequence[str],
-    threads: Sequence[int],
     seconds: float,
     quick: bool = False,
+    devices: Any = None,
+    threads: Any = None,
 ) -> list[dict[str, Any]]:
     """A row per choice: `auto` first, then every fixed one."""
     own = trained(key, "auto", quick)
@@ -100,14 +103,12 @@ def compare(
     about: dict[str, Any] = {"groups": lambda net: own.groups(net, own.training), "seconds": seconds / 6}
     placed = measure.place(model, own.task, own.batch(), own.training, **about)
     steps = {"auto": step(own, "auto", placed.device, placed.threads)}
-    n = placed.threads or torch.get_num_threads()
-    chosen = {"auto": f"{placed.device}, {n} thread{'s' * (n > 1)}"}
+    chosen = {"auto": called(placed.device, placed.threads or torch.get_num_threads())}
     for backend in backends:
-        fixed = trained(key, backend, quick)
-        for device in devices:
-            for n in threads if device == "cpu" else threads[-1:]:
-                name = f"{backend} on {device}, {n} thread{'s' * (n > 1)}"
-                steps[name] = step(fixed, backend, device, n)
+        fixed, counts = trained(key, backend, quick), threads or placement.thread_counts()
+        for device in devices or placement.devices("auto"):
+            for n in counts if device == "cpu" else counts[-1:]:
+                steps[f"{backend} on {called(device, n)}"] = step(fixed, backend, device, n)
     laps = measure.race(steps, seconds=seconds)
     return [
         {"workload": key, "choice": name, "chosen": chosen.get(name, ""), "samples": steps[name].samples}
@@ -131,8 +132,7 @@ def problems(table: pd.DataFrame) -> list[str]:
         if fixed.empty or pd.isna(auto["median_ms"]):
             found.append(f"{key}: there is nothing to compare.")
             continue
-        if auto["median_ms"] > NEAR * fixed.iloc[0]:
-            ratio = auto["median_ms"] / fixed.iloc[0]
+        if (ratio := auto["median_ms"] / fixed.iloc[0]) > NEAR:
             found.append(f"{key}: auto takes {ratio:.2f} times as long as {fixed.index[0]}.")
         if auto["median_ms"] > fixed.iloc[-1]:
             found.append(f"{key}: auto is slower than {fixed.index[-1]}, the slowest.")
@@ -145,32 +145,26 @@ def markdown(table: pd.DataFrame) -> str:
     lines = []
     for key, auto, fixed in beside_auto(table):
         if len(fixed):
-            ms, best = auto["median_ms"], fixed.iloc[0]
-            name = fixed.index[0]
+            ms, best, name = auto["median_ms"], fixed.iloc[0], fixed.index[0]
             lines.append([key, auto["chosen"], f"{ms:.3g}", name, f"{best:.3g}", f"{ms / best:.2f}"])
     return record.markdown(head, lines)
 
 
 def main() -> None:
     parser = record.parser(__doc__)
-    parser.add_argument("--only", type=record.names_of, default=list(KEYS), help=f"of {','.join(KEYS)}")
-    parser.add_argument("--backends", type=record.names_of, default=list(BACKENDS), help="fixed ones")
+    record.names(parser, "--only", KEYS)
+    record.names(parser, "--backends", BACKENDS)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a race, about")
     asked = parser.parse_args()
-    if not set(asked.only) <= set(KEYS):
-        parser.error(f"--only must name {','.join(KEYS)}")
     record.say_if_busy()
-    about: dict[str, Any] = {"seconds": asked.seconds, "quick": asked.quick}
-    places = placement.devices("auto"), asked.backends, placement.thread_counts()
     rows: list[dict[str, Any]] = []
     for key in asked.only:
         begin = time.perf_counter()
-        rows += compare(key, *places, **about)
+        rows += compare(key, asked.backends, asked.seconds, asked.quick)
         print(f"{key} measured in {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
     table = record.keep("placing", rows, asked.out, threads="as named")
     print(f"\n{markdown(table)}\n")
-    if found := problems(table):
-        raise SystemExit("\n".join(found))
+    record.finish(problems(table))
     print("auto is within 10 % of the fastest fixed choice, and not slower than the slowest, on all.")
 
 

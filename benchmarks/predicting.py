@@ -3,10 +3,10 @@
 Every setting has two fresh processes, one after the other: one predicts its peak memory and its seconds per
 epoch, the other trains it for a few epochs with checkpoints, as runs do, and tells what it took; and again
 while half a minute has not passed, since a machine is not equally fast in every minute. Medians over these
-rounds are compared. A quarter of an hour in all; it writes docs/results/predicted.csv and, from it,
-docs/predicted.md. With --only and without --out it prints those settings and writes nothing. Exit status 1
-where a prediction is out of its bounds. Wants a machine that does nothing else, and QNNKIT_TEST_DATA with
-AHCD and MNIST.
+rounds are compared. A quarter of an hour in all; it writes docs/results/predicted.csv and prints what
+docs/predicted.md shows of it. With --only and without --out it prints those settings and writes nothing.
+Exit status 1 where a prediction is out of its bounds. Wants a machine that does nothing else, and
+QNNKIT_TEST_DATA with AHCD and MNIST.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class Setting:
         return Run(folder, recipes.settings(recipe(self.kind), **values, controls=()))
 
 
+AGAIN = {"gradient_checkpointing": True}
+digits = partial(Setting, "digits_quanv", epochs=MANY)
+
+
 def ahcd(**settings: Any) -> Setting:
     return Setting("ahcd_trainable", {"train_fraction": 0.25, **settings}, folder="ahcd/ahcd_csv.zip")
 
@@ -79,15 +83,11 @@ def resnet(**settings: Any) -> Setting:
     return Setting("resnet_circuit_trained", {"train_fraction": 0.03, **settings}, folder="mnist")
 
 
-digits = partial(Setting, "digits_quanv", epochs=MANY)
-
-
-def sized(kind: str, size: str, samples: int, **settings: Any) -> Setting:
+def clip(size: str, samples: int, kind: str = "clip", **settings: Any) -> Setting:
     return Setting(kind, settings, size, samples)
 
 
-clip, llama = partial(sized, "clip"), partial(sized, "llama")
-AGAIN = {"gradient_checkpointing": True}
+llama = partial(clip, kind="llama")
 SETTINGS = {
     "digits_quanv": digits(),
     "digits_quanv, batch 512": digits({"batch_size": 512}),
@@ -181,36 +181,21 @@ def within(table: pd.DataFrame) -> pd.Series:
     return (table["off_mb"].abs() <= MEMORY) & (table["off_s"].abs() <= TIME)
 
 
-PAGE = """# Predicted and measured
-
-{kinds}. {within} of {n} settings lie within {memory:.0%} of the peak memory and {time:.0%} of the seconds \
-per epoch.
-
-| setting | weights | predicted (MB) | measured | off | predicted (s / epoch) | measured | off | rounds |
-|---|---|---|---|---|---|---|---|---|
-{rows}
-
-A fresh process predicts, another one trains with a checkpoint after each epoch; its peak is that
-of the whole process, Python and its libraries included, and its epoch the median of all but the
-first. Both take turns, and medians over these rounds are compared; what is out of bounds is in
-bold. Recipes train on their own data (an epoch is a part of it), language models and CLIP on
-random tokens, 256 in a sequence unless told. One CPU thread, because on a machine that others use
-too, two threads wait for each other now and then, and their times do not repeat. Made by
-`python -m benchmarks.predicting`.
-"""
-
-
 def page(table: pd.DataFrame) -> str:
-    """docs/predicted.md, of docs/results/predicted.csv."""
+    """What docs/predicted.md shows of docs/results/predicted.csv."""
     kinds = "; ".join(dict.fromkeys(f"{row.machine}, {row.date}" for row in table.itertuples()))
-    rows = "\n".join(
-        f"| {row.setting} | {row.weights:,} | {row.predicted_mb:,.0f} | {row.measured_mb:,.0f} "
-        f"| {_off(row.off_mb, MEMORY)} | {row.predicted_s:.3g} | {row.measured_s:.3g} "
-        f"| {_off(row.off_s, TIME)} | {row.rounds} |"
+    kept = f"{within(table).sum()} of {len(table)} settings lie within {MEMORY:.0%} of the peak memory and "
+    head = ["setting", "weights", "predicted (MB)", "measured", "off", "predicted (s / epoch)", "measured"]
+    rows = (
+        [
+            *(row.setting, f"{row.weights:,}", f"{row.predicted_mb:,.0f}", f"{row.measured_mb:,.0f}"),
+            *(_off(row.off_mb, MEMORY), f"{row.predicted_s:.3g}", f"{row.measured_s:.3g}"),
+            *(_off(row.off_s, TIME), str(row.rounds)),
+        ]
         for row in table.itertuples()
     )
-    about = {"within": within(table).sum(), "n": len(table), "memory": MEMORY, "time": TIME}
-    return PAGE.format(kinds=kinds, rows=rows, **about)
+    shown = record.markdown([*head, "off", "rounds"], rows)
+    return f"{kinds}. {kept}{TIME:.0%} of the seconds per epoch.\n\n{shown}"
 
 
 def _off(share: float, bound: float) -> str:
@@ -234,14 +219,11 @@ def main() -> None:
     table = pd.DataFrame(rows)
     if rows and (asked.out != record.RESULTS or (len(rows), asked.device) == (len(SETTINGS), "cpu")):
         record.keep("predicted", rows, asked.out, threads=THREADS)
-        table = pd.read_csv(asked.out / "predicted.csv")
-        docs = asked.out.parent if asked.out == record.RESULTS else asked.out
-        (docs / "predicted.md").write_text(page(table), encoding="utf-8")
+        print(page(pd.read_csv(asked.out / "predicted.csv")))
     else:
         print(table.to_string(index=False, float_format="%.4g"))
     failed += [f"Out of bounds: {name}." for name in table["setting"][~within(table)]] if rows else []
-    if failed:
-        raise SystemExit("\n".join(failed))
+    record.finish(failed)
 
 
 if __name__ == "__main__":

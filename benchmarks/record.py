@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +85,16 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return found
 
 
-def names_of(text: str) -> list[str]:
-    """An option's names, with commas between them."""
-    return [name for name in text.split(",") if name]
+def names(parser: argparse.ArgumentParser, option: str, known: Iterable[str]) -> None:
+    """Adds an option that takes some of the known names, with commas between them; all by default."""
+    known = list(known)
+
+    def chosen(text: str) -> list[str]:
+        if unknown := [name for name in text.split(",") if name not in known]:
+            raise argparse.ArgumentTypeError(f"must be of {','.join(known)}, but has {','.join(unknown)}")
+        return text.split(",")
+
+    parser.add_argument(option, type=chosen, default=known, help=f"of {','.join(known)}")
 
 
 def say_if_busy() -> None:
@@ -95,6 +103,43 @@ def say_if_busy() -> None:
 
     if busy := clock.note(clock.load(1.0)):
         print(busy, flush=True)
+
+
+def draw(picture: Any, path: Path, size: tuple[float, float], dpi: int) -> None:
+    """Writes a plot of seaborn.objects."""
+    picture.layout(size=size).save(path, bbox_inches="tight", dpi=dpi)
+
+
+def finish(problems: Sequence[str]) -> None:
+    """Ends with exit status 1 where something is to be told."""
+    if problems:
+        raise SystemExit("\n".join(problems))
+
+
+@contextlib.contextmanager
+def clocked(*methods: tuple[Any, str]) -> Iterator[dict[str, list[float]]]:
+    """Seconds of each call of some methods (owner, name), by name; 0 without gradients, as in validation."""
+    from unittest import mock
+
+    import torch
+
+    spent: dict[str, list[float]] = {name: [] for _, name in methods}
+
+    def timed(owner: Any, name: str) -> Any:
+        own = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            found = own(*given, **named)
+            spent[name].append((time.perf_counter() - start) * torch.is_grad_enabled())
+            return found
+
+        return mock.patch.object(owner, name, call)
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in methods:
+            stack.enter_context(timed(owner, name))
+        yield spent
 
 
 def run(doc: str | None, **measured: Callable[[], Iterable[dict[str, Any]]]) -> Path:

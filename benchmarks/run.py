@@ -14,13 +14,13 @@ share, x_classical         of the epoch: inside the quanvolution, both passes; a
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,103 +33,44 @@ if TYPE_CHECKING:  # every process begins with this file
 
 TOLERANCE = 1e-4
 """What a peer in float32 may deviate from float64, see `peers.deviation`."""
-LONGEST = 300.0
-"""Seconds after which a peer that does not answer is stopped."""
-LOST = ("absent", "stopped", "failed")
-"""Kinds of an answer that is none."""
 PACKAGES = ("torch", "pennylane", "pennylane-lightning", "pennylane-lightning-gpu", "jax", "numpy")
 
 
-class Worker:
-    """A process that does what it is asked (see `worker.py`), and the row of what it found."""
-
-    def __init__(self, name: str, folder: Path):
-        self.name, self.row, self.lost = name, {}, False
-        self.seconds: list[float] = []
-        """Of each round, of the whole workload."""
-        self.spent = 0.0
-        """Seconds in rounds."""
-        self.log = folder / f"{name}.log"
-        # What an earlier run has kept, a compiler's cache included, would hide what the first result costs.
-        kept = tempfile.mkdtemp(dir=folder)
-        fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/compiler", "QNNKIT_HOME": kept}
-        spawned = multiprocessing.get_context("spawn")
-        self.pipe, theirs = spawned.Pipe()
-        given = name, theirs, str(self.log), fresh | machine.launch_environment()
-        self.process = spawned.Process(target=worker.serve, args=given, daemon=True)
-        self.process.start()
-        theirs.close()  # so that its end is seen
-
-    def ask(self, do: str, **what: Any) -> dict[str, Any]:
-        """The answer; where there is none it is `lost`, and `absent`, `stopped` or `failed` says why."""
-        reply = {"stopped": f"stopped after {LONGEST:.0f} s without an answer"}
-        try:
-            self.pipe.send((do, what))
-            if self.pipe.poll(LONGEST):
-                reply = self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            killed = "was killed, as happens where memory runs out"
-            code = self.process.exitcode
-            reply = {"failed": f"its process {killed if code == -9 else f'ended with code {code}'}"}
-        self.lost = not reply.keys().isdisjoint(LOST)
-        if "failed" in reply:
-            last = self.log.read_text(errors="replace").splitlines()[-20:]
-            print(f"{self.name}: {reply['failed']}", *last, sep="\n", file=sys.stderr)
-        return reply
-
-    def note(self, do: str, **what: Any) -> None:
-        """Asks, and keeps the answer in the row; the seconds of a round by themselves."""
-        reply = self.ask(do, **what)
-        self.seconds += [reply.pop("seconds")] if "seconds" in reply else []
-        self.spent += reply.pop("spent", 0.0)
-        self.row |= reply
-
-    def times(self) -> dict[str, Any]:
-        """Its rounds, for the row."""
-        found = {"rounds": len(self.seconds)}
-        for name, told in {"median": statistics.median, "min": min, "max": max}.items():
-            found[f"{name}_ms"] = 1e3 * told(self.seconds) if self.seconds else math.nan
-        return found
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-
-
-def measure(key: str, names: Sequence[str], asked: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def measure(key: str, names: Sequence[str], asked: Namespace, folder: str) -> list[dict[str, Any]]:
     """A row for each peer of a workload, in their order."""
-    numbers = Worker("float64", folder)
-    workers, known = [Worker(name, folder) for name in names], {}
+    known: dict[bool, Any] = {}
+    workers = {name: worker.Worker(folder) for name in (*names, "float64")}
+    rows = {name: {"workload": key, "peer": name} for name in names}
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    spent = dict.fromkeys(names, 0.0)
     try:
-        for each in workers:
-            each.row = {"workload": key, "peer": each.name}
-            each.note("set up", key=key, quick=asked.quick, device=asked.device)
+        for name in names:
+            rows[name] |= workers[name].ask(worker.set_up, name, key, asked.quick, asked.device)
         for number in range(asked.rounds):
-            turn = number % max(1, len(workers))
-            for each in [*workers[turn:], *workers[:turn]]:  # one after the other, in changing order
-                if not each.lost and each.spent < asked.budget:
-                    each.note("round")
-        for each in workers:
-            if not each.lost:
-                each.note("peak")  # before the numbers, whose check is no part of what is measured
-            reply = each.ask("answer") if not each.lost else {}
-            if "numbers" not in reply:
-                each.row |= reply
-                continue
-            control = each.name == "classical"
-            if control not in known:
-                known[control] = numbers.ask("reference", key=key, quick=asked.quick, control=control)
-            each.row["dtype"] = reply["dtype"]
-            if numbers.lost:
-                each.row["failed"] = f"no float64 numbers to compare with: {known[control]}"
-            else:
-                each.row["deviation"] = peers.deviation(reply["numbers"], known[control]["numbers"])
-        return complete([each.row | each.times() for each in workers], asked.rounds)
+            turn = number % max(1, len(names))
+            for name in [*names[turn:], *names[:turn]]:  # one after the other, in changing order
+                if not workers[name].lost and spent[name] < asked.budget:
+                    reply = workers[name].ask(worker.timed_round)
+                    taken[name] += [reply.pop("seconds")] if "seconds" in reply else []
+                    spent[name] += reply.pop("spent", 0.0)
+                    rows[name] |= reply
+        for name in names:
+            for do in (worker.peak, worker.answer):  # the check is no part of the memory that is measured
+                rows[name] |= workers[name].ask(do) if not workers[name].lost else {}
+            numbers, control = rows[name].pop("numbers", None), name == "classical"
+            if numbers and control not in known:
+                known[control] = workers["float64"].ask(worker.reference, key, asked.quick, control)
+            if numbers and "numbers" in known[control]:
+                rows[name]["deviation"] = peers.deviation(numbers, known[control]["numbers"])
+            elif numbers:
+                rows[name]["failed"] = f"no float64 numbers to compare with: {known[control]}"
+            rows[name]["rounds"] = len(taken[name])
+            for end, of in {"median": statistics.median, "min": min, "max": max}.items():
+                rows[name][f"{end}_ms"] = 1e3 * of(taken[name]) if taken[name] else math.nan
     finally:
-        for each in (numbers, *workers):
-            each.close()
+        for process in multiprocessing.active_children():
+            process.kill()
+    return complete(list(rows.values()), asked.rounds)
 
 
 # --- the table ----------------------------------------------------------------------------------------------
@@ -167,7 +108,7 @@ def notes(row: Mapping[str, Any], rounds: int) -> str:
         told.append("computes in float64")
     if 0 < row["rounds"] < rounds:
         told.append(f"{row['rounds']} of {rounds} rounds")
-    return "; ".join([*told, *(row[why] for why in LOST if row.get(why))])
+    return "; ".join([*told, *(row[why] for why in worker.LOST if row.get(why))])
 
 
 SHOWN = {
@@ -210,50 +151,37 @@ def plot(table: pd.DataFrame, path: Path) -> None:
     known = table.dropna(subset="median_ms").assign(peer=table["peer"].map(peers.LABELS))
     picture = so.Plot(known, x="median_ms", y="workload", color="peer", marker="peer").add(so.Dots())
     picture = picture.scale(x="log").label(x="time (ms), median", y="", color="", marker="")
-    picture.layout(size=(8, 1 + 0.4 * known["workload"].nunique())).save(path, bbox_inches="tight", dpi=120)
+    record.draw(picture, path, (8, 1 + 0.4 * known["workload"].nunique()), dpi=120)
 
 
 def main() -> None:
-    names = ",".join(peers.LABELS)
     parser = record.parser(__doc__)
-    parser.add_argument("--only", type=record.names_of, default=[], help="workloads, such as W1,W3; else all")
-    parser.add_argument("--peers", type=record.names_of, default=list(peers.LABELS), help=f"of {names}")
+    record.names(parser, "--only", workloads.GROUPS)
+    record.names(parser, "--peers", peers.LABELS)
     parser.add_argument("--rounds", type=int, default=7, help="times each peer is measured, at most")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of rounds per peer and workload")
     parser.add_argument("--device", default="cpu", help="where torch's peers compute: cpu, cuda")
     asked = parser.parse_args()
-    unknown = [name for name in asked.peers if name not in peers.LABELS]
-    if unknown:
-        parser.error(f"--peers must name {names}, but has {', '.join(unknown)}")
     if asked.rounds < 1:
         parser.error(f"--rounds must be at least 1, but is {asked.rounds}")
-    try:
-        keys = workloads.keys(asked.only, quick=asked.quick)
-    except ValueError as error:
-        parser.error(str(error))
-
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="qnnkit-bench-") as folder:
-        for key in keys:
+        for key in workloads.keys(asked.only, quick=asked.quick):
             start, workload = time.perf_counter(), workloads.find(key, quick=asked.quick)
             absent = {row["peer"] for row in rows if "absent" in row}
             names = [name for name in asked.peers if name not in absent and peers.takes_part(name, workload)]
-            rows += measure(key, names, asked, Path(folder))
+            rows += [row | {"size": workload.size} for row in measure(key, names, asked, folder)]
             print(f"{key} measured in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     for row in rows:
         if "absent" in row:
             print(f"{peers.LABELS[row['peer']]} {row['absent']}.", file=sys.stderr)
     rows = [row for row in rows if "absent" not in row]
-    found = problems(rows)
     versions = {package: machine.version(package) for package in PACKAGES}
-    for row in rows:
-        row["size"] = workloads.find(row["workload"], quick=asked.quick).size
     name = "bench" if asked.device == "cpu" else f"bench_{asked.device.replace(':', '_')}"
     table = record.keep(name, rows, asked.out, **versions)
     if "median_ms" in table:
         plot(table, asked.out / f"{name}.png")
-    if found:
-        raise SystemExit("\n".join(found))
+    record.finish(problems(rows))
 
 
 if __name__ == "__main__":

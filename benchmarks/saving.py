@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from qnnkit.checkpoint import Store
 from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification
-from qnnkit.train import loop
 
 STEPS, EVERY, BATCH, ROUNDS = 300, 50, 64, 5
 
@@ -42,17 +40,6 @@ def nets() -> dict[str, nn.Module]:
     }
 
 
-STALLS: list[float] = []
-"""Seconds that training stood still for each checkpoint."""
-
-
-class Watched(Store):
-    def save(self, *given: Any, **named: Any) -> None:
-        start = time.perf_counter()
-        super().save(*given, **named)
-        STALLS.append(time.perf_counter() - start)
-
-
 def epoch(net: nn.Module, images: torch.Tensor, folder: Path | None) -> float:
     """Seconds of an epoch of STEPS steps and what is saved inside it; its end is saved in any case."""
     labels = torch.arange(len(images)) % 44
@@ -65,10 +52,8 @@ def epoch(net: nn.Module, images: torch.Tensor, folder: Path | None) -> float:
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    loop.Store = Watched  # the only part that training waits for; the rest is another thread's
     images = torch.randint(256, (STEPS * BATCH, 1, 32, 32), dtype=torch.uint8)
     for name, net in nets().items():
-        STALLS.clear()
         epoch(net, images[: 4 * BATCH], None)  # warm-up
         with tempfile.TemporaryDirectory() as disk:
             folders = (Path(disk, str(number)) for number in range(ROUNDS))
@@ -76,11 +61,12 @@ def rows() -> Iterator[dict[str, Any]]:
                 "with": lambda net=net, folders=folders: epoch(net, images, next(folders)),
                 "without": lambda net=net: epoch(net, images, None),
             }
-            took = record.in_turns(ways, ROUNDS)
+            with record.clocked((Store, "save")) as spent:  # all that training waits for
+                took = record.in_turns(ways, ROUNDS)
             size = max(path.stat().st_size for path in Path(disk).rglob("checkpoint-*"))
         extra = [a / b - 1 for a, b in zip(took["with"], took["without"], strict=True)]
         row = {"net": name, "checkpoints": STEPS // EVERY, "megabytes": size / 1e6}
-        yield row | {"stalled_ms": 1e3 * statistics.median(STALLS)} | record.spread("extra", extra)
+        yield row | {"stalled_ms": 1e3 * statistics.median(spent["save"])} | record.spread("extra", extra)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +26,6 @@ from qnnkit.settings import Settings
 ROUNDS, EPOCHS, SAMPLES = 15, 3, Settings().gradient_samples
 CASES = {"digits_quanv": (8, 1078, 10), "ahcd_trainable": (32, 3840, 28)}
 """Recipe -> side of its images in pixels, images of a timed epoch, classes."""
-
-
-class Timed(gradients.Watch):
-    """Adds up the seconds that training waits for it: within an epoch's steps, and after them."""
-
-    inside = after_steps = 0.0
-
-
-def clocked(name: str, part: str) -> Callable[..., Any]:
-    """A method of the watch, whose seconds are added to a part."""
-
-    def method(self: Timed, *given: Any) -> Any:
-        start = time.perf_counter()
-        found = getattr(super(Timed, self), name)(*given)
-        setattr(self, part, getattr(self, part) + time.perf_counter() - start)
-        return found
-
-    return method
-
-
-for _name, _part in {"before": "inside", "after": "inside", "end": "after_steps"}.items():
-    setattr(Timed, _name, clocked(_name, _part))
 
 
 class Case:
@@ -79,28 +57,27 @@ class Case:
     def seconds(self, path: Path) -> tuple[float, float]:
         """Of all epochs: the steps alone, and what the watch takes beside them."""
         model, groups = (made := self.model()), parameter_groups(made, self.training)
-        watch = Timed(model, groups, per_epoch=SAMPLES, log=lambda row: workspace.append_line(path, row))
-        steps = sum(self.fit(model, watch=watch))
-        return steps - watch.inside, watch.inside + watch.after_steps
+        log = partial(workspace.append_line, path)
+        watch = gradients.Watch(model, groups, per_epoch=SAMPLES, log=log)
+        parts = [(gradients.Watch, name) for name in ("before", "after", "end")]
+        with record.clocked(*parts) as spent:
+            steps = sum(self.fit(model, watch=watch))
+        inside = sum(spent["before"] + spent["after"])  # the end of an epoch is after its steps
+        return steps - inside, inside + sum(spent["end"])
 
 
 def rows() -> Iterator[dict[str, Any]]:
     with measure.threads(1), tempfile.TemporaryDirectory() as folder:
         for name, sizes in CASES.items():
             case = Case(recipes.settings(recipe(name)), *sizes, EPOCHS)
-            path, shares, steps = Path(folder) / f"{name}.jsonl", [], []
-            case.seconds(path)  # warm-up
-            for _ in range(ROUNDS):
-                alone, inside = case.seconds(path)
-                steps.append(alone)
-                shares.append(inside / alone)
-            updates = EPOCHS * -(-len(case.images) // case.training.batch_size)
+            path, updates = Path(folder) / f"{name}.jsonl", -(-len(case.images) // case.training.batch_size)
+            _, *found = (case.seconds(path) for _ in range(ROUNDS + 1))  # the first warms up
             yield {
                 "recipe": name,
                 "weights": sum(layers.count_parameters(case.model()).values()),
-                "updates_per_epoch": updates // EPOCHS,
-                "step_ms": 1e3 * statistics.median(steps) / updates,
-                **record.spread("extra", shares),
+                "updates_per_epoch": updates,
+                "step_ms": 1e3 * statistics.median(alone for alone, _ in found) / updates / EPOCHS,
+                **record.spread("extra", [inside / alone for alone, inside in found]),
                 "bytes_per_epoch": path.stat().st_size // (EPOCHS * (ROUNDS + 1)),
             }
 

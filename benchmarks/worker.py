@@ -1,104 +1,119 @@
-"""A process that holds one peer on one workload and does what its parent asks, function by function."""
+"""What runs in the process of one peer on one workload, and the process itself."""
 
 from __future__ import annotations
 
-import contextlib
+import multiprocessing
 import os
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Mapping
-from multiprocessing.connection import Connection
-from pathlib import Path
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from benchmarks import peers, workloads
+from qnnkit.device import machine
 
 SHORTEST_ROUND = 0.25
 """Seconds that a round lasts at least, by evaluating again; its time is then their median."""
+LONGEST = 300.0
+"""Seconds after which a peer that does not answer is stopped."""
+PEER: Any = None
+"""Of this process."""
 
 
-def serve(name: str, connection: Connection, log: str, environment: Mapping[str, str]) -> None:
-    """Answers with what was found, or says why there is nothing, until it is killed."""
-    with Path(log).open("a") as file:
-        os.dup2(file.fileno(), 1)  # libraries may print
-        os.dup2(file.fileno(), 2)
-    os.environ |= environment
-    with contextlib.suppress(peers.Absent):
-        peers.libraries(name)  # while others load theirs, and before any clock starts
-    held: dict[str, Any] = {"name": name}
-    while True:
-        do, what = connection.recv()
+LOST = ("absent", "stopped", "failed")
+"""Kinds of an answer that is none."""
+
+
+class Worker:
+    """A process that does what it is asked, until once it cannot."""
+
+    def __init__(self, folder: str):
+        # What an earlier run has kept, a compiler's cache included, would hide what the first result costs.
+        kept, self.lost = tempfile.mkdtemp(dir=folder), False
+        fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/compiler", "QNNKIT_HOME": kept}
+        own, spawned = fresh | machine.launch_environment(), multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, spawned, initializer=_begin, initargs=(own,))
+
+    def ask(self, do: Callable[..., dict[str, Any]], *what: Any) -> dict[str, Any]:
+        """What a function of this module returns there; else why there is nothing, by a kind of `LOST`."""
         try:
-            reply = DO[do](held, **what)
-        except peers.Absent as reason:
-            reply = {"absent": str(reason)}
-        except Exception as error:
-            if _lacks_compiler(error):
-                reply = {"absent": "is left out: torch.compile finds no C++ compiler"}
-            else:
-                import traceback
-
-                traceback.print_exc()
-                reply = {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-        connection.send(reply)
+            reply = self.pool.submit(_answered, do, *what).result(timeout=LONGEST)
+        except TimeoutError:
+            reply = {"stopped": f"stopped after {LONGEST:.0f} s without an answer"}
+        except BrokenProcessPool:
+            reply = {"failed": "its process was killed, as happens where memory runs out"}
+        self.lost = not reply.keys().isdisjoint(LOST)
+        return reply
 
 
-def set_up(held: dict[str, Any], key: str, quick: bool, device: str) -> dict[str, Any]:
+def _begin(environment: Mapping[str, str]) -> None:
+    os.dup2(2, 1)  # libraries may print
+    os.environ |= environment
+
+
+def _answered(do: Callable[..., dict[str, Any]], *what: Any) -> dict[str, Any]:
+    try:
+        return do(*what)
+    except peers.Absent as reason:
+        return {"absent": str(reason)}
+    except Exception as error:
+        told = traceback.format_exc()
+        if "InvalidCxxCompiler" in told:  # of Inductor, which not every machine has
+            return {"absent": "is left out: torch.compile finds no C++ compiler"}
+        print(told, file=sys.stderr, flush=True)
+        return {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+
+
+def set_up(name: str, key: str, quick: bool, device: str) -> dict[str, Any]:
     """Builds the peer and evaluates once: the first result, with the seconds it took."""
+    global PEER
     import psutil
 
     workload = workloads.find(key, quick=quick)
-    peers.libraries(held["name"])
+    peers.libraries(name)
     workload.data()  # its libraries too are loaded before the clock starts
     before, start = psutil.Process().memory_info().rss, time.perf_counter()
-    peer = held["peer"] = peers.make(held["name"], workload, device)
-    peer.first()
+    PEER = peers.make(name, workload, device)
+    PEER.first()
     reply = {"first_s": time.perf_counter() - start, "before_mb": before / 1e6}
-    if hasattr(peer, "plan"):
-        peer.plan()
-    return reply | {"samples": peer.samples, "total": peer.total, "device": peer.place()}
+    PEER.plan()
+    return reply | {"samples": PEER.samples, "total": PEER.total, "device": PEER.place()}
 
 
-def timed_round(held: dict[str, Any]) -> dict[str, Any]:
+def timed_round() -> dict[str, Any]:
     """Seconds of the whole workload, scaled from the samples that the peer evaluates."""
-    peer, seconds = held["peer"], []
+    seconds: list[float] = []
     while sum(seconds) < SHORTEST_ROUND:
         start = time.perf_counter()
-        peer.run()
+        PEER.run()
         seconds.append(time.perf_counter() - start)
-    reply = {"seconds": statistics.median(seconds) * peer.total / peer.samples, "spent": sum(seconds)}
-    return reply | ({"share": peer.share} if hasattr(peer, "share") else {})
+    scaled = statistics.median(seconds) * PEER.total / PEER.samples
+    return {"seconds": scaled, "spent": sum(seconds), **PEER.more}
 
 
-def peak(held: dict[str, Any]) -> dict[str, Any]:
+def peak() -> dict[str, Any]:
     """The most memory that the process has held, in MB of 10**6 bytes."""
-    from qnnkit.measure import held as memory
+    import torch
 
-    peer = held["peer"]
-    reply = {"peak_mb": memory.peak() / 1e6}
-    if hasattr(peer, "device") and peer.device.type == "cuda":
-        reply["peak_gpu_mb"] = peer.torch.cuda.max_memory_allocated(peer.device) / 1e6
+    from qnnkit.measure import held
+
+    reply = {"peak_mb": held.peak() / 1e6}
+    if PEER.device.type == "cuda":
+        reply["peak_gpu_mb"] = torch.cuda.max_memory_allocated(PEER.device) / 1e6
     return reply
 
 
-def answer(held: dict[str, Any]) -> dict[str, Any]:
+def answer() -> dict[str, Any]:
     """The numbers to check, and the type they came in."""
-    numbers = held["peer"].answer()
-    return {"dtype": held["peer"].dtype, "numbers": numbers}
+    numbers = PEER.answer()
+    return {"dtype": PEER.dtype, "numbers": numbers}
 
 
-def reference(held: dict[str, Any], key: str, quick: bool, control: bool) -> dict[str, Any]:
+def reference(key: str, quick: bool, control: bool) -> dict[str, Any]:
     """The same numbers in float64."""
     return {"numbers": peers.reference(workloads.find(key, quick=quick), control=control)}
-
-
-DO = {"set up": set_up, "round": timed_round, "peak": peak, "answer": answer, "reference": reference}
-
-
-def _lacks_compiler(error: BaseException | None) -> bool:
-    """Whether the reason is that Inductor found no C++ compiler, which not every machine has."""
-    while error is not None:
-        if "InvalidCxxCompiler" in f"{type(error).__name__} {error}":
-            return True
-        error = error.__cause__ or error.__context__
-    return False

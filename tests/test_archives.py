@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
 import struct
 import sys
-import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -21,7 +18,7 @@ from qnnkit import data, recipes, workspace
 from qnnkit.data import load, places
 from qnnkit.recipes import RecipeError
 from qnnkit.runs.folder import Run
-from tests.toys import fill, no_workspace, noise, pack, put, real, refused
+from tests.toys import archive, fill, no_workspace, noise, pack, put, real, refused
 
 
 @pytest.fixture(autouse=True)
@@ -131,32 +128,12 @@ def test_an_archive_is_read_as_its_folder(tmp_path, suffix):
 )
 @pytest.mark.parametrize("suffix", [".zip", ".tar"])
 def test_members_that_climb_out(tmp_path, member, suffix):
-    path = tmp_path / f"bad{suffix}"
-    if suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("a/0.png", "a picture")
-            archive.writestr(member, "another")
-    else:
-        with tarfile.open(path, "w") as archive:
-            info = tarfile.TarInfo(member)
-            info.size = 3
-            archive.addfile(info, io.BytesIO(b"abc"))
+    path = archive(tmp_path / f"bad{suffix}", {"a/0.png": b"a picture", member: b"abc"})
     for name in ("class_folder", "flat_folder", "mnist", "ahcd"):
         with refused("root") as told:
             load(name, root=path)
         assert "stay inside" in str(told.value)
     assert not list(tmp_path.parent.glob("escaped*"))
-
-
-def bomb(path: Path) -> None:
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("a/0.png", bytes(2_000_000))
-    else:
-        with tarfile.open(path, "w:gz") as archive:
-            info = tarfile.TarInfo("a/0.png")
-            info.size = 2_000_000
-            archive.addfile(info, io.BytesIO(bytes(2_000_000)))
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
@@ -166,7 +143,7 @@ def test_archives_that_are_damaged_empty_or_too_large(tmp_path, monkeypatch, suf
     pack(fill(folder, [] if kept == "none" else CLASSES), path)
     monkeypatch.setattr(places, "MAX_BYTES", 1_000_000)
     if kept == "bomb":
-        bomb(path)
+        archive(path, {"a/0.png": bytes(2_000_000)})
     elif kept != "none":
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2 if kept == "half" else kept])

@@ -175,7 +175,6 @@ def test_an_image_in_two_splits_is_told(tmp_path):
     assert "images of validation and test stand in an earlier split too, pixel for pixel: 0.png" in note
 
 
-TABLE = "image,caption\n" + "".join(f"{name},{texts[0]}\n" for name, texts in TEXTS.items())
 IN_LINES = "image,caption\n" + "".join(f"{name},{texts[0]}\n" for name, texts in TEXTS.items())
 STRANGER = {"annotations": [*COCO["annotations"], {"image_id": [1], "caption": "a"}]}
 BAD = {

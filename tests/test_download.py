@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import http.server
 import re
-import socket
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +16,7 @@ from qnnkit.data import download, load, places, public
 from qnnkit.data.fetch import local
 from qnnkit.data.text_files import documents
 from tests import toys
-from tests.toys import idx_bytes, no_workspace, noise, pack
+from tests.toys import archive, idx_files, no_workspace
 
 
 @dataclass
@@ -89,12 +87,6 @@ def refused(urls: list[str], path: Path, checksum: str | None = RIGHT) -> str:
     return str(told.value)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_a_file_comes_once_with_a_bar(server, tmp_path, capsys):
     server.files["x.bin"] = CONTENT
     for _ in range(2):
@@ -137,7 +129,7 @@ def test_what_lay_there_before_is_checked(server, tmp_path, before):
 
 def test_the_next_address_is_tried_and_every_reason_told(server, tmp_path, monkeypatch):
     server.files |= {"wrong.bin": CONTENT[::-1], "x.bin": CONTENT, "large.bin": bytes(3_000_000)}
-    closed, unknown = f"http://127.0.0.1:{free_port()}/x.bin", "http://nowhere.invalid/x.bin"
+    closed, unknown = "http://127.0.0.1:1/x.bin", "http://nowhere.invalid/x.bin"
     bad = [closed, unknown, f"{server.url}nowhere.bin", f"{server.url}wrong.bin", "ftp://example.org/x.bin"]
     text = refused(bad, tmp_path / "x.bin")
     told = ("Connection refused", "not reached: ", "HTTP 404 Not Found", "the checksum is wrong")
@@ -151,17 +143,8 @@ def test_the_next_address_is_tried_and_every_reason_told(server, tmp_path, monke
         local(f"{server.url}large.zip")
 
 
-def small_mnist() -> dict[str, bytes]:
-    files = {}
-    for stem, seed in (("train", 0), ("t10k", 1)):
-        arrays = {"images-idx3": noise(40, 6, 6, seed=seed), "labels-idx1": np.arange(40) % 10}
-        for kind, values in arrays.items():
-            files[f"{stem}-{kind}-ubyte.gz"] = gzip.compress(idx_bytes(values))
-    return files
-
-
 def test_a_dataset_is_fetched_only_when_asked(server, tmp_path, store, monkeypatch):
-    files = small_mnist()
+    files = idx_files(suffix=".gz")
     server.files |= files
     sums = {name: f"md5:{hashlib.md5(each).hexdigest()}" for name, each in files.items()}
     entry = public.PUBLIC["mnist"] | {"mirrors": [f"{server.url}gone/", server.url], "files": sums}
@@ -191,15 +174,11 @@ def test_a_dataset_is_fetched_only_when_asked(server, tmp_path, store, monkeypat
 
 @pytest.mark.parametrize(("name", "n_files"), [("none.zip", 0), ("part.tar", 3), ("whole.zip", 4)])
 def test_a_download_does_not_fill_an_archive(tmp_path, name, n_files):
-    files, folder = small_mnist(), tmp_path / "files"
-    folder.mkdir()
-    for each in list(files)[:n_files]:
-        (folder / each).write_bytes(files[each])
+    files = list(idx_files(suffix=".gz").items())[:n_files]
     if n_files:
-        pack(folder, tmp_path / name)
+        archive(tmp_path / name, dict(files))
     if n_files == 4:
-        whole = load("mnist", root=tmp_path / name, download=True)  # nothing is missing
-        assert whole.fingerprint() == load("mnist", root=folder).fingerprint()
+        assert len(load("mnist", root=tmp_path / name, download=True).test) == 40  # nothing is missing
         return
     with toys.refused("root", FileNotFoundError) as told:
         load("mnist", root=tmp_path / name, download=True)
@@ -207,12 +186,7 @@ def test_a_download_does_not_fill_an_archive(tmp_path, name, n_files):
 
 
 def test_an_archive_at_an_address(server, tmp_path, store):
-    import zipfile
-
-    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
-        for name, each in small_mnist().items():
-            archive.writestr(name, each)
-    server.files["data/all.zip"] = (tmp_path / "all.zip").read_bytes()
+    server.files["data/all.zip"] = archive(tmp_path / "all.zip", idx_files(suffix=".gz")).read_bytes()
     first = load("mnist", root=f"{server.url}data/all.zip")
     assert load("mnist", root=f"{server.url}data/all.zip").fingerprint() == first.fingerprint()
     assert server.asked == [("data/all.zip", None)] * 3  # what is said of it, twice; all of it, once

@@ -16,7 +16,7 @@ from PIL import Image
 from qnnkit import recipes
 from qnnkit.data import load
 from qnnkit.runs import Run
-from tests.toys import idx_bytes, noise, real, refused
+from tests.toys import archive, idx_bytes, idx_files, noise, real, refused
 
 KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
@@ -26,13 +26,8 @@ def no_store(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def whole(n: int = 60, n_classes: int = 10) -> dict[str, bytes]:
-    """The four files of a small dataset, by name."""
-    files = {}
-    for seed, (images, labels) in enumerate((KINDS[:2], KINDS[2:])):
-        files[images] = idx_bytes(noise(n, 5, 7, seed=seed))
-        files[labels] = idx_bytes(np.arange(n) % n_classes)
-    return files
+def whole() -> dict[str, bytes]:
+    return idx_files(60, (5, 7))
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -52,14 +47,11 @@ def test_every_form_of_the_four_files_gives_the_same_images(tmp_path):
     packed = {f"{name}.gz": gzip.compress(each) for name, each in files.items()}
     dotted = {name.replace("-idx", ".idx"): each for name, each in files.items()}
     deeper = write(tmp_path / "root" / "MNIST" / "raw", files).parent.parent
-    archive = tmp_path / "all.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for name, each in packed.items():
-            file.writestr(f"mnist/{name}", each)
-    roots = [write(tmp_path / "packed", packed), write(tmp_path / "dotted", dotted), deeper, archive]
+    zipped = archive(tmp_path / "all.zip", {f"mnist/{name}": each for name, each in packed.items()})
+    roots = [write(tmp_path / "packed", packed), write(tmp_path / "dotted", dotted), deeper, zipped]
     for root in roots:
         assert load("mnist", root=root).fingerprint() == plain.fingerprint()
-    assert load("fashion_mnist", root=archive).classes[9] == "Ankle boot"
+    assert load("fashion_mnist", root=zipped).classes[9] == "Ankle boot"
 
 
 @pytest.mark.parametrize(
@@ -231,8 +223,7 @@ def test_npz_that_is_damaged_or_claims_too_much(tmp_path, monkeypatch):
     (tmp_path / "cut.npz").write_bytes(good.read_bytes()[:300])
     head, claim = io.BytesIO(), {"shape": (2**40, 5, 4), "fortran_order": False, "descr": "|u1"}
     np.lib.format.write_array_header_1_0(head, claim)
-    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as file:
-        file.writestr("images.npy", head.getvalue() + b"0" * 800)
+    archive(tmp_path / "huge.zip", {"images.npy": head.getvalue() + b"0" * 800}).rename(tmp_path / "huge.npz")
     for name, error in (("cut", ValueError), ("huge", ValueError), ("nowhere", FileNotFoundError)):
         with refused("root", error):
             load("npz", root=tmp_path / f"{name}.npz")
@@ -261,10 +252,10 @@ def test_real_ahcd_stands_upright():
     counts = splits.train.labels.bincount() + splits.validation.labels.bincount()
     assert counts.tolist() == [480] * 28 and splits.test.labels.bincount().tolist() == [120] * 28
     agree, turned = [], []
-    with zipfile.ZipFile(pictures) as archive:
+    with zipfile.ZipFile(pictures) as there:
         for row in range(0, 3360, 60):
             label = int(splits.test.labels[row]) + 1
-            with Image.open(io.BytesIO(archive.read(f"test/id_{row + 1}_label_{label}.png"))) as image:
+            with Image.open(io.BytesIO(there.read(f"test/id_{row + 1}_label_{label}.png"))) as image:
                 ink = np.asarray(image) > 127
             ours = splits.test.images[row, 0].numpy() > 127
             agree.append((ours == ink).mean())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import os
 import re
 import resource
@@ -206,6 +208,30 @@ def pack(folder: Path, path: Path, above: str = "") -> Path:
             for each, name in files.items():
                 archive.add(each, name)
     return path
+
+
+def archive(path: Path, files: dict[str, bytes]) -> Path:
+    """A compressed archive of these members, whatever their names."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, content in files.items():
+                packed.writestr(name, content)
+    else:
+        with tarfile.open(path, "w" if path.suffix == ".tar" else "w:gz") as packed:
+            for name, content in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                packed.addfile(info, io.BytesIO(content))
+    return path
+
+
+def idx_files(n: int = 40, size: tuple[int, int] = (6, 6), suffix: str = "") -> dict[str, bytes]:
+    """The four files of MNIST by name: `n` images of ten classes in either part; gzipped as `suffix` says."""
+    files = {}
+    for seed, stem in enumerate(("train", "t10k")):
+        files[f"{stem}-images-idx3-ubyte{suffix}"] = idx_bytes(noise(n, *size, seed=seed))
+        files[f"{stem}-labels-idx1-ubyte{suffix}"] = idx_bytes(np.arange(n) % 10)
+    return {name: gzip.compress(each) if suffix else each for name, each in files.items()}
 
 
 def places_of(splits: Any) -> dict[str, str]:
