@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,12 +153,12 @@ def test_without_changes_nothing_is_read_nor_written(local, remote, monkeypatch)
         os.utime(path, (1e9, 1e9))
     made, read = Mirror(local, remote), []
     assert made.sync()
-    before = {name: (remote / name).stat() for name in names(remote) if name != STATE}
+    before = {name: (remote / name).stat() for name in visible(remote)}
     with monkeypatch.context() as patched:
         patched.setattr(there, "stretch", lambda *given: read.append(given) or iter(()))
         assert not made.sync() and read == []
     assert Mirror(local, remote).sync()  # the next process cannot know that all has got its name
-    assert {name: (remote / name).stat() for name in names(remote) if name != STATE} == before
+    assert {name: (remote / name).stat() for name in visible(remote)} == before
 
 
 def test_hidden_running_and_linked_files_stay_here(local, remote, tmp_path):
@@ -238,7 +239,7 @@ def test_files_of_others_are_never_deleted(local, remote):
 def test_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, monkeypatch, when, keep):
     """Training goes on while a file is looked at; what is pruned then is of no state, or still readable."""
     train(local, 0)
-    made, look, steps = Mirror(local, remote), Mirror._look, iter(range(1, 4))
+    look, steps = Mirror._look, iter(range(1, 4))
 
     def meanwhile(self, name, opened):
         found = look(self, name, opened)
@@ -247,7 +248,7 @@ def test_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, monkeyp
         return found
 
     monkeypatch.setattr(Mirror, "_look", meanwhile)
-    made.sync()
+    Mirror(local, remote).sync()
     require_whole(again(remote, tmp_path)[0])
 
 
@@ -337,9 +338,7 @@ def test_a_disk_that_is_slow_but_moves_is_waited_for(local, remote, tmp_path, mo
 
     By a clock that moves with each of these steps alone, by half of what counts as hanging.
     """
-    monkeypatch.setattr(there, "CHUNK", 1000)
     real, now = there.stretch, [0.0]
-    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})
 
     def takes_long():
         now[0] += 5.0
@@ -354,7 +353,9 @@ def test_a_disk_that_is_slow_but_moves_is_waited_for(local, remote, tmp_path, mo
     train(local, 0, size=8_000)
     for number in range(8):
         (local / f"figure-{number}.png").write_bytes(b"a figure")
+    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]})
     monkeypatch.setattr("qnnkit.checkpoint.mirror.time", clock)
+    monkeypatch.setattr(there, "CHUNK", 1000)
     if what == "reading":
         monkeypatch.setattr(there, "stretch", stretch)
     else:
@@ -488,22 +489,18 @@ def test_a_kill_at_every_single_step(tmp_path, monkeypatch, before):
     A new machine gets the state before or the one after; so does the same one, which goes on, and whoever
     works in the remote folder itself.
     """
-    real = {name: getattr(os, name) for name in ("fsync", "replace", "unlink", "mkdir")}
-    left = 0
+    real, left = {name: getattr(os, name) for name in ("fsync", "replace", "unlink", "mkdir")}, 0
 
-    def counted(name):
-        def do(*given, **named):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return real[name](*given, **named)
-
-        return do
+    def counted(operation, *given, **named):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        return operation(*given, **named)
 
     for moment in range(1000):
         folder = tmp_path / str(moment)
-        local, remote = folder / "disk" / "run", folder / "drive" / "run"
+        local, remote, worked_in = folder / "disk" / "run", folder / "drive" / "run", folder / "worked in"
         begin(local)
         made, states = Mirror(local, remote), [{}]
         for step in range(before):
@@ -514,20 +511,19 @@ def test_a_kill_at_every_single_step(tmp_path, monkeypatch, before):
         workspace.write_json(local / "result.json", {})
         states.append(contents(local))
         left = moment
-        with monkeypatch.context() as patched:
-            for name in real:
-                patched.setattr(os, name, counted(name))
-            with contextlib.suppress(Killed):
-                made.sync()
+        with monkeypatch.context() as patched, contextlib.suppress(Killed):
+            for name, operation in real.items():
+                patched.setattr(os, name, partial(counted, operation))
+            made.sync()
         finished = left >= 0
         fresh, notes = again(remote, folder)
         assert notes == [] and contents(fresh) in states
         if (remote / "result.json").exists():
             assert contents(remote) | states[-1] == contents(remote), "finished, but not whole"
         workspace.make_folder(remote)
-        shutil.copytree(remote, folder / "worked in")
-        settle(folder / "worked in")
-        assert contents(folder / "worked in") == contents(fresh)
+        shutil.copytree(remote, worked_in)
+        settle(worked_in)
+        assert contents(worked_in) == contents(fresh)
         Mirror(local, remote).sync()  # the same machine goes on
         assert_comes_back(remote, folder, local)
         assert contents(remote) == contents(local) and not list(remote.glob(".draft-*"))
@@ -624,10 +620,13 @@ def test_what_is_damaged_is_left_out_and_told(local, remote, tmp_path, harm, wha
 # --- states that mean harm ---------------------------------------------------------------------------------
 
 
-def forge(remote, files):
+def sign(remote, content):
     """A state whose hash is right and whose content is whatever somebody likes."""
-    content = json.dumps({"owner": "somebody", "counter": 9, "files": files, "gone": {}}).encode()
     (remote / STATE).write_bytes(f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
+
+
+def forge(remote, files):
+    sign(remote, json.dumps({"owner": "somebody", "counter": 9, "files": files, "gone": {}}).encode())
 
 
 def entry(path):
@@ -682,9 +681,8 @@ def test_values_of_other_kinds_are_refused(remote, forged, wrong):
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b"{}", b"null", b"NaN", b"\0", b"\xff\xfe"])
-def test_states_that_are_none(remote, content):
-    remote.mkdir()
-    (remote / STATE).write_bytes(f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
+def test_states_that_are_none(remote, forged, content):
+    sign(remote, content)
     assert read_state(remote) is None
 
 
@@ -747,13 +745,13 @@ def test_the_machine_that_was_overtaken_stops(local, remote, other, tmp_path):
 
 
 def test_a_copy_that_does_not_come_from_there_is_not_mirrored_over_it(local, remote, other):
+    """Nor over a run that no mirror wrote."""
     Mirror(local, remote).sync()
     begin(other, seed=8)
-    with pytest.raises(TakenOver, match="Keep one of the two"):
-        Mirror(other, remote).sync()
-    (remote / STATE).unlink()  # nor over a run that no mirror wrote
-    with pytest.raises(TakenOver):
-        Mirror(other, remote).sync()
+    for told in ("Keep one of the two", None):
+        with pytest.raises(TakenOver, match=told):
+            Mirror(other, remote).sync()
+        (remote / STATE).unlink(missing_ok=True)
     assert contents(remote) == contents(local)
 
 
@@ -782,14 +780,6 @@ def test_where_there_is_no_run_nothing_happens(remote, other):
         (remote / "thesis.txt").write_text("no run")
 
 
-def test_a_local_folder_as_new_as_the_remote_stays(local, remote):
-    Mirror(local, remote).sync()
-    train(local, 0)  # not mirrored yet
-    before = contents(local)
-    assert restore(remote, local) == []
-    assert contents(local) == before
-
-
 @pytest.mark.parametrize("why", ["outrun", "of unknown origin"])
 def test_another_local_folder_is_set_aside(local, remote, other, why):
     Mirror(local, remote).sync()
@@ -808,10 +798,13 @@ def test_another_local_folder_is_set_aside(local, remote, other, why):
     assert restore(remote, local) == []
 
 
-def test_an_empty_local_folder_is_filled_and_a_file_stays(local, remote, other, tmp_path):
+def test_an_empty_local_folder_is_filled_and_what_is_as_new_or_a_file_stays(local, remote, other, tmp_path):
     Mirror(local, remote).sync()
     other.mkdir(parents=True)
     assert restore(remote, other) == [] and contents(other) == contents(local)
+    train(other, 0)  # not mirrored yet
+    before = contents(other)
+    assert restore(remote, other) == [] and contents(other) == before
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError, match="Choose another run_dir"):
         restore(remote, tmp_path / "file")
