@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from qnnkit import adapters, layers
 from qnnkit.train.recompute import recomputing
 from tests import nets
+from tests.same import raises, same
 from tests.toys import refused
 
 # PEFT asks transformers by a name that is going to be changed.
@@ -73,19 +74,18 @@ def test_nothing_is_changed_at_the_start_which_follows_the_seed_alone(name):
     before = logits(base)
     model = adapted(name, base, seed=1)
     assert gap(logits(model), before) == 0
-    one, same, other = model.state_dict(), *(adapted(name, seed=seed).state_dict() for seed in (1, 2))
-    assert all(torch.equal(one[key], same[key]) for key in one)
-    assert any(not torch.equal(one[key], other[key]) for key in one)
+    again, other = (adapted(name, seed=seed).state_dict() for seed in (1, 2))
+    assert same(model.state_dict(), again) and not same(model.state_dict(), other)
     assert gap(logits(stirred(model)), before) > 1e-3
 
 
 def test_every_trained_weight_gets_a_gradient_and_nothing_else_does(name):
     model = stirred(adapted(name))
     loss_of(model).backward()
-    for key, weight in model.named_parameters():
-        assert weight.requires_grad == ("lora_" in key), key
-        if weight.requires_grad:
-            assert weight.grad is not None and weight.grad.abs().sum() > 0, key
+    slopes = {key: weight.grad for key, weight in model.named_parameters()}
+    trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == {key for key in slopes if "lora_" in key}
+    assert trained == {key for key, slope in slopes.items() if slope is not None and slope.any()}
 
 
 def test_the_update_is_the_matrix_between_the_circuits(name):
@@ -182,8 +182,7 @@ def test_a_saved_one_is_ordinary_and_its_circuits_train_on(name, tmp_path):
     assert gap(logits(light), before) < NEAR
     more = adapters.load(llama(), tmp_path, trainable=True)
     assert gap(logits(more), before) == 0 and adapters.count(more) == adapters.count(model)
-    found = gradients(more)
-    assert found.keys() == slopes.keys() and all(torch.equal(found[key], slopes[key]) for key in found)
+    assert same(gradients(more), slopes)
 
 
 def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(name, tmp_path):
@@ -222,8 +221,7 @@ def test_a_copy_is_a_model_of_its_own(name):
 
 def test_without_entanglement_nothing_else_differs(name):
     one, other = adapted(name), adapted(name, entangled=False)
-    mine, theirs = one.state_dict(), other.state_dict()
-    assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert same(one.state_dict(), other.state_dict())
     assert adapters.count(one) == adapters.count(other)
     assert gap(logits(stirred(one)), logits(stirred(other))) > 1e-4
 
@@ -268,28 +266,24 @@ def gradients(model, backward=None):
 
 def test_gradients_are_differences(name):
     """Of the adapted layers alone: elsewhere a Llama computes in float32, whatever its weights have."""
-    model = stirred(adapted(name)).double()
+    model, n_angles, step = stirred(adapted(name)).double(), 0, 1e-6
     inputs = torch.randn(3, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    names = (f"base_model.model.model.layers.{each}" for each in ("0.self_attn.q_proj", "1.mlp.up_proj"))
+    parts = [model.get_submodule(each) for each in names]
 
-    def value():
-        names = ("0.self_attn.q_proj", "1.mlp.up_proj")
-        parts = [model.get_submodule(f"base_model.model.model.layers.{each}") for each in names]
-        return sum(part(inputs).square().sum() for part in parts)
+    def value(place=None, moved=0.0):
+        if place is None:
+            return sum(part(inputs).square().sum() for part in parts)
+        place[-1] += moved
+        found = value().item()
+        place[-1] -= moved
+        return found
 
-    found = gradients(model, lambda: value().backward())
-    n_angles = 0
-    for key, weight in model.named_parameters():
-        if key in found:
-            place, step = weight.data.view(-1), 1e-6
-            kept = place[-1].item()
-            values = []
-            for sign in (1, -1):
-                place[-1] = kept + sign * step
-                values.append(value().item())
-            place[-1] = kept
-            slope = (values[0] - values[1]) / (2 * step)
-            assert abs(slope - found[key].view(-1)[-1].item()) < 1e-5 * max(1, abs(slope)), key
-            n_angles += abs(slope) > 1e-3 and "angles" in key
+    for key, found in gradients(model, lambda: value().backward()).items():
+        place = model.get_parameter(key).data.view(-1)
+        slope = (value(place, step) - value(place, -step)) / (2 * step)
+        assert abs(slope - found.view(-1)[-1].item()) < 1e-5 * max(1, abs(slope)), key
+        n_angles += abs(slope) > 1e-3 and "angles" in key
     assert n_angles
 
 
@@ -303,18 +297,16 @@ def test_checkpointing_evaluations_and_further_passes_change_no_gradient(name):
         logits(model)
         loss.backward()
 
-    with recomputing(model):
-        again = gradients(model)
-    for found in (again, gradients(model, disturbed)):
-        assert plain.keys() == found.keys() and all(torch.equal(plain[key], found[key]) for key in plain)
-
     def twice():
         one, other = loss_of(model), loss_of(model)
         one.backward()
         other.backward()
 
-    again = gradients(model, twice)
-    assert all(torch.allclose(2 * plain[key], again[key], rtol=1e-4, atol=1e-7) for key in plain)
+    with recomputing(model):
+        again = gradients(model)
+    assert same(again, plain) and same(gradients(model, disturbed), plain)
+    twofold = {key: 2 * value for key, value in plain.items()}
+    torch.testing.assert_close(gradients(model, twice), twofold, rtol=1e-4, atol=1e-7)
     model.enable_input_require_grads()
     for reentrant in (False, True):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
@@ -325,32 +317,29 @@ def test_weights_that_moved_by_any_means_count_at_once(name):
     model = stirred(adapted(name))
     angles = next(weight for key, weight in model.named_parameters() if "angles" in key)
     layer = next(module for module in model.modules() if isinstance(module, LoraLayer))
-    seen = [(logits(model), layer.get_delta_weight("default"))]
+
+    def set_anew():
+        angles.data = angles.data + 0.5
 
     def loaded():
         state = {key: value + 0.1 for key, value in model.state_dict().items() if "lora_" in key}
         model.load_state_dict(state, strict=False)
 
     def stopped():
-        handle = layer.register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+        with layer.register_forward_hook(lambda *_: raises()()), pytest.raises(KeyboardInterrupt):
             loss_of(model)
-        handle.remove()
         angles.data[..., 0] += 0.5
 
-    for move in (
-        lambda: angles.data.__setitem__(..., angles.data + 0.5),
-        lambda: setattr(angles, "data", angles.data + 0.5),
-        lambda: angles.data.numpy().__iadd__(0.5),
-        loaded,
-        stopped,
-    ):
+    seen = logits(model), layer.get_delta_weight("default")
+    in_place, in_numpy = lambda: angles.data.add_(0.5), lambda: angles.data.numpy().__iadd__(0.5)
+    for move in (in_place, set_anew, in_numpy, loaded, stopped):
+        before = seen
         move()
         delta = layer.get_delta_weight("default").detach()  # first, for a call makes everything anew
-        seen.append((logits(model), delta))
-        assert min(gap(seen[-2][0], seen[-1][0]), gap(seen[-2][1], delta)) > 1e-6
+        seen = logits(model), delta
+        assert min(map(gap, before, seen)) > 1e-6
     with torch.inference_mode():
-        assert gap(model(tokens()).logits.clone(), seen[-1][0]) == 0
+        assert gap(model(tokens()).logits.clone(), seen[0]) == 0
     x = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0))
     for _ in range(2):  # a part that is called by itself
         layer(x).sum().backward()
@@ -362,9 +351,8 @@ def test_circuits_are_evaluated_once_a_step(monkeypatch):
     from qnnkit.adapters import orthogonal
 
     calls, plain = [], orthogonal.columns
-    monkeypatch.setattr(
-        orthogonal, "columns", lambda *given, **named: calls.append(1) or plain(*given, **named)
-    )
+    counting = lambda *given, **named: calls.append(1) or plain(*given, **named)  # noqa: E731
+    monkeypatch.setattr(orthogonal, "columns", counting)
     model = adapted("quantum_peft")
     calls.clear()
     loss_of(model).backward()
@@ -398,18 +386,15 @@ def test_bfloat16_around_it_leaves_the_circuit_in_float32(name):
 # --- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("argument", "name", "options"),
-    [
-        ("n_layers", "quantum_peft", {"n_layers": 0}),
-        ("n_terms", "quantum_peft", {"n_terms": 1.5}),
-        ("chunk", "qpa", {"chunk": -1}),
-        ("r", "quantum_peft", {"r": 40}),
-        ("target_modules", "qpa", {"targets": ["query"]}),
-        ("target_modules", "qpa", {"targets": ["embed_tokens", "q_proj"]}),
-        ("options", "quantum_peft", {"lora_alpha": 4}),
-    ],
-)
+NO_ADAPTER = [
+    ("n_layers", "quantum_peft", {"n_layers": 0}), ("n_terms", "quantum_peft", {"n_terms": 1.5}),
+    ("chunk", "qpa", {"chunk": -1}), ("r", "quantum_peft", {"r": 40}),
+    ("target_modules", "qpa", {"targets": ["query"]}), ("options", "quantum_peft", {"lora_alpha": 4}),
+    ("target_modules", "qpa", {"targets": ["embed_tokens", "q_proj"]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argument", "name", "options"), NO_ADAPTER)
 def test_what_makes_no_adapter_leaves_the_model_alone(argument, name, options):
     base = llama()
     with refused(argument):

@@ -93,18 +93,15 @@ def test_targets_that_match_nothing_are_told_the_names_there_are(base, targets):
         adapters.size(nn.Sequential(nn.LayerNorm(4)), "lora", targets=targets)
 
 
-@pytest.mark.parametrize(
-    ("argument", "name", "given"),
-    [
-        ("name", "lorra", {}),
-        ("name", "prompt_tuning", {}),
-        ("options", "lora", {"rank": 4}),
-        ("options", "vera", {"lora_alpha": 4}),
-        ("model", "lora", {"n_weights": 1000}),
-        ("n_weights", "lora", {"n_weights": -1, "model": True}),
-        ("name", "lora", {"n_weights": 1000, "model": True, "r": 4}),
-    ],
-)
+NOT_CONFIGURED = [
+    ("name", "lorra", {}), ("name", "prompt_tuning", {}), ("options", "lora", {"rank": 4}),
+    ("options", "vera", {"lora_alpha": 4}), ("model", "lora", {"n_weights": 1000}),
+    ("n_weights", "lora", {"n_weights": -1, "model": True}),
+    ("name", "lora", {"n_weights": 1000, "model": True, "r": 4}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argument", "name", "given"), NOT_CONFIGURED)
 def test_what_cannot_be_configured(base, argument, name, given):
     with refused(argument):
         adapters.config(name, targets=TARGETS, **given | ({"model": base} if "model" in given else {}))
@@ -120,14 +117,11 @@ def test_loras_alpha_is_twice_its_rank_unless_it_is_given():
 
 @pytest.mark.parametrize("name", ["quantum_peft", "qpa"])
 def test_conv1d_of_gpt2_is_adapted_and_merged(name):
-    config = GPT2Config(
-        vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
+    sizes = {"vocab_size": 40, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
     with seeded(0):
-        base = GPT2LMHeadModel(config).eval()
+        base = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
     model = adapters.adapt(base, name, targets=["c_attn", "c_fc"])
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 40, (2, 8), generator=generator)
+    tokens = torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         before = model(tokens).logits
         adapted = nets.shaken(model)(tokens).logits
@@ -163,12 +157,11 @@ def test_an_adapter_loads_onto_its_model_and_beside_another(tmp_path, name):
 def test_an_adapter_of_another_model_is_refused_before_anything_is_changed(tmp_path, name, hidden, n_layers):
     saved(tmp_path, name, **({} if name != "qpa" else {"chunk": 8}))
     other = llama(hidden, n_layers)
-    keys = set(other.state_dict())
-    trained = [weight.requires_grad for weight in other.parameters()]
+    before = {key: weight.requires_grad for key, weight in other.named_parameters()}
     with refused("folder"):
         adapters.load(other, tmp_path)
-    assert set(other.state_dict()) == keys and not other._forward_pre_hooks
-    assert [weight.requires_grad for weight in other.parameters()] == trained
+    assert {key: weight.requires_grad for key, weight in other.named_parameters()} == before
+    assert not other._forward_pre_hooks
 
 
 def test_the_model_it_was_made_for_is_named(tmp_path):
@@ -186,16 +179,16 @@ def test_the_model_it_was_made_for_is_named(tmp_path):
         adapters.load(same, tmp_path)
 
 
+NO_CONFIGS = "{", "[]", '{"peft_type": "LORRA"}'
+
+
 def test_folders_that_hold_no_adapter(tmp_path):
     base = llama(32, 2)
     for folder in (tmp_path / "none", tmp_path):
         with refused("folder", FileNotFoundError):
             adapters.load(base, folder)
     saved(tmp_path, "lora")
-    (tmp_path / files.WEIGHTS).write_bytes(b"damaged")
-    with refused("folder"):
-        adapters.load(base, tmp_path)
-    for text in ("{", "[]", '{"peft_type": "LORRA"}'):
-        (tmp_path / attach.CONFIG).write_text(text)
+    for file, content in ((files.WEIGHTS, "damaged"), *((attach.CONFIG, each) for each in NO_CONFIGS)):
+        (tmp_path / file).write_text(content)
         with refused("folder"):
             adapters.load(base, tmp_path)

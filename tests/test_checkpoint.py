@@ -1,23 +1,24 @@
 """qnnkit.checkpoint: what was whole stays whole, whatever happens to the newest, and nothing is executed."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
 import random
 import shutil
 import struct
-import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save as safetensors
 from torch import nn
 
-from qnnkit import checkpoint, workspace
+from qnnkit import checkpoint
 from qnnkit.checkpoint import Store, file, weights
 from tests.same import from_seed, same
 from tests.toys import disk_order, room_for
@@ -32,6 +33,14 @@ def net(seed=0, n_classes=2):
 def state_of(number):
     """A state that tells which it is."""
     return {"model": {"weight": torch.full((3,), float(number))}, "progress": {"updates": number}}
+
+
+def keep(store, *numbers, best=None):
+    """Saves these states after what is there."""
+    store.restore()
+    for number in numbers:
+        store.save(state_of(number), best=best is True or best == number)
+    store.wait()
 
 
 # --- one file ----------------------------------------------------------------------------------------------
@@ -75,10 +84,7 @@ def test_it_has_reached_the_disk_before_and_after_it_gets_its_name(tmp_path, mon
 
 def test_the_newest_is_that_of_the_highest_number_with_more_digits_too(tmp_path):
     for number in (1, 2):
-        store = Store(tmp_path)
-        store.restore()
-        store.save(state_of(number), best=True)
-        store.wait()
+        keep(Store(tmp_path), number, best=True)
         for path in tmp_path.glob("checkpoint-000001-*"):
             path.rename(path.with_name(path.name.replace("000001", "999999")))
     assert len(list(tmp_path.glob("checkpoint-1000000-*"))) == 1
@@ -94,21 +100,16 @@ def test_what_is_neither_tensor_nor_plain_is_refused(tmp_path, value):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("share", [0, 0.001, 0.5, 0.999])
-def test_a_file_cut_short(tmp_path, share):
-    path = file.write(tmp_path, 0, state_of(1))
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    with pytest.raises(ValueError, match="is damaged"):
-        file.read(path)
-
-
-def test_a_flipped_bit_anywhere_is_noticed(tmp_path):
+def test_a_flipped_bit_or_an_end_anywhere_is_noticed(tmp_path):
     path = file.write(tmp_path, 0, state_of(1))
     content = path.read_bytes()
+    broken = [content[: int(share * len(content))] for share in (0, 0.001, 0.5, 0.999)]
     for position in range(0, len(content), 7):
-        path.write_bytes(
-            content[:position] + bytes([content[position] ^ 1 << position % 8]) + content[position + 1 :]
-        )
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position % 8
+        broken.append(flipped)
+    for each in broken:
+        path.write_bytes(each)
         with pytest.raises(ValueError, match="is damaged"):
             file.read(path)
 
@@ -125,19 +126,9 @@ class Payload:
 
 def hashed(folder, content, number=1):
     """A file with this content and the name that fits it."""
-    import hashlib
-
     path = folder / f"checkpoint-{number:06d}-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
     path.write_bytes(content)
     return path
-
-
-def crafted(folder, header, tensors=None):
-    draft = folder / "draft"
-    save_file(tensors or {"a": torch.ones(1)}, draft, metadata={"qnnkit": json.dumps(header)})
-    content = draft.read_bytes()
-    draft.unlink()
-    return hashed(folder, content)
 
 
 def test_a_pickle_is_refused_and_not_run(tmp_path):
@@ -162,18 +153,10 @@ HEADERS += [[], None, {"format": 1}, {"format": 99, "state": {}}, {"step": 1}]
 
 @pytest.mark.parametrize("header", HEADERS)
 def test_a_crafted_header_or_another_format_is_refused_and_runs_nothing(tmp_path, header):
-    path = crafted(tmp_path, header)
+    path = hashed(tmp_path, safetensors({"a": torch.ones(1)}, {"qnnkit": json.dumps(header)}))
     with pytest.raises(ValueError, match="is damaged"):
         file.read(path)
     assert {each.name for each in tmp_path.iterdir()} == {path.name}
-
-
-def test_a_full_disk_leaves_no_draft(tmp_path):
-    whole = file.write(tmp_path, 1, state_of(1))
-    with room_for(200), pytest.raises(OSError, match="what was written before is whole") as caught:
-        file.write(tmp_path, 2, state_of(2))
-    assert caught.value.errno in (errno.EFBIG, errno.ENOSPC)
-    assert [path.name for path in tmp_path.iterdir()] == [whole.name] and same(file.read(whole), state_of(1))
 
 
 def test_another_model_is_refused_before_anything_is_changed(tmp_path):
@@ -246,13 +229,12 @@ def test_every_generator_comes_back(tmp_path):
 
 
 def test_seeds_of_neighbours_differ():
+    seen = []
     with checkpoint.own_generators():
-        seen = []
-        for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0,)]:
+        for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0,), (0, 0)]:
             checkpoint.seed_all(*key)
             seen.append(drawn())
-        checkpoint.seed_all(0, 0)
-        assert drawn() == seen[0] and len({value for values in seen for value in values}) == 25
+    assert seen.pop() == seen[0] and len({value for values in seen for value in values}) == 25
 
 
 # --- a folder of them --------------------------------------------------------------------------------------
@@ -261,11 +243,8 @@ def test_seeds_of_neighbours_differ():
 @pytest.fixture
 def kept(tmp_path):
     """A folder with the states of steps 1 to 5, of which 3 is the best."""
-    store = Store(tmp_path / "store", IDENTITY, keep=3)
-    for step in range(1, 6):
-        store.save(state_of(step), best=step == 3)
-    store.wait()
-    return store.folder
+    keep(Store(tmp_path / "store", IDENTITY, keep=3), *range(1, 6), best=3)
+    return tmp_path / "store"
 
 
 def restored(folder, identity=IDENTITY):
@@ -274,7 +253,7 @@ def restored(folder, identity=IDENTITY):
 
 
 def named(folder, step):
-    (path,) = folder.glob(f"checkpoint-{step:06d}-*.safetensors")
+    [path] = folder.glob(f"checkpoint-{step:06d}-*.safetensors")
     return path
 
 
@@ -294,11 +273,7 @@ def flip(path):
 def test_the_newest_the_last_few_and_the_best_stay(kept):
     assert restored(kept) == 5
     assert {int(path.name[11:17]) for path in kept.glob("checkpoint-*")} == {3, 4, 5}
-    store = Store(kept, IDENTITY, keep=1)
-    store.restore()
-    for step in (6, 7):
-        store.save(state_of(step))
-    store.wait()
+    keep(Store(kept, IDENTITY, keep=1), 6, 7)
     assert {int(path.name[11:17]) for path in kept.glob("checkpoint-*")} == {3, 7}
     assert best_of(kept) == 3
 
@@ -309,61 +284,51 @@ def test_an_empty_folder(tmp_path):
         best_of(tmp_path)
 
 
+def cut(folder, *steps, length=50):
+    for step in steps:
+        os.truncate(named(folder, step), length)
+
+
 def swap(folder):
     one, other = named(folder, 5), named(folder, 4)
-    one_content, other_content = one.read_bytes(), other.read_bytes()
-    one.write_bytes(other_content)
-    other.write_bytes(one_content)
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
 
 
-def foreign(folder):
-    """The newest is whole, but another net's, as after a mix-up of folders."""
-    other = {"identity": {"net": "classical", "seed": 0}, "best": None, "kept": [], "state": state_of(6)}
-    file.write(folder, 6, other)
-
-
-def of_another_kind(folder, **changes):
-    """The newest is whole, but says what no store writes."""
+def newest(folder, **changes):
+    """The newest is whole, but another net's, or says what no store writes."""
     file.write(folder, 6, {"identity": IDENTITY, "best": None, "kept": [], "state": state_of(6)} | changes)
 
 
-def replaced_by_folder(folder):
+def replaced(folder, by):
     path = named(folder, 5)
     path.unlink()
-    path.mkdir()
-
-
-def linked_to_itself(folder):
-    path = named(folder, 5)
-    path.unlink()
-    path.symlink_to(path)
+    by(path)
 
 
 # What is done to the folder -> which state is restored.
 DAMAGE = {
     "nothing": (lambda folder: None, 5),
-    "newest cut short": (lambda folder: os.truncate(named(folder, 5), 100), 4),
-    "newest of no length": (lambda folder: os.truncate(named(folder, 5), 0), 4),
+    "newest cut short": (lambda folder: cut(folder, 5), 4),
+    "newest of no length": (lambda folder: cut(folder, 5, length=0), 4),
     "newest with a flipped bit": (lambda folder: flip(named(folder, 5)), 4),
     "newest missing": (lambda folder: named(folder, 5).unlink(), 4),
     "newest grown": (lambda folder: named(folder, 5).open("ab").write(b"more"), 4),
-    "newest is a folder": (replaced_by_folder, 4),
-    "newest is a link to itself": (linked_to_itself, 4),
-    "two newest cut short": (lambda folder: [os.truncate(named(folder, n), 50) for n in (5, 4)], 3),
+    "newest is a folder": (lambda folder: replaced(folder, Path.mkdir), 4),
+    "newest is a link to itself": (lambda folder: replaced(folder, lambda path: path.symlink_to(path)), 4),
+    "two newest cut short": (lambda folder: cut(folder, 5, 4), 3),
     "two swapped": (swap, 3),
     "best with a flipped bit": (lambda folder: flip(named(folder, 3)), 5),
-    "everything cut short": (lambda folder: [os.truncate(named(folder, n), 9) for n in (5, 4, 3)], None),
-    "another net's": (foreign, 5),
-    "a best that is a path": (lambda folder: of_another_kind(folder, best="../../x.safetensors"), 5),
-    "a list of nothing": (lambda folder: of_another_kind(folder, kept=5), 5),
-    "no state": (lambda folder: of_another_kind(folder, state=None), 5),
+    "everything cut short": (lambda folder: cut(folder, 5, 4, 3), None),
+    "another net's": (lambda folder: newest(folder, identity={"net": "classical", "seed": 0}), 5),
+    "a best that is a path": (lambda folder: newest(folder, best="../../x.safetensors"), 5),
+    "a list of nothing": (lambda folder: newest(folder, kept=5), 5),
+    "no state": (lambda folder: newest(folder, state=None), 5),
     "drafts of killed writers": (lambda folder: (folder / ".checkpoint-000009.123").write_bytes(b"half"), 5),
     "clock gone back": (lambda folder: os.utime(named(folder, 5), (0, 0)), 5),
     "clock far ahead": (lambda folder: os.utime(named(folder, 4), (2**33, 2**33)), 5),
-    "a stranger's file": (
-        lambda folder: (folder / "checkpoint-999999-notours.safetensors").write_bytes(b"?"),
-        5,
-    ),
+    "a stranger's file": (lambda folder: (folder / "checkpoint-999999-no.safetensors").write_bytes(b"?"), 5),
 }
 
 
@@ -375,11 +340,7 @@ def test_the_newest_whole_state_is_restored_and_nothing_good_is_deleted(kept, da
     before = {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()}
     assert restored(kept) == step
     assert {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()} == before
-    store = Store(kept, IDENTITY, keep=2)  # training goes on from there, and is kept in its turn
-    store.restore()
-    for ahead in (7, 8):
-        store.save(state_of(ahead), best=ahead == 7)
-    store.wait()
+    keep(Store(kept, IDENTITY, keep=2), 7, 8, best=7)  # training goes on from there, and is kept in its turn
     assert restored(kept) == 8
 
 
@@ -394,24 +355,17 @@ def test_a_lost_best_costs_no_training(kept):
 
 def test_what_is_damaged_takes_no_good_ones_place(kept):
     flip(named(kept, 5))
-    store = Store(kept, IDENTITY, keep=2)
     with pytest.warns(UserWarning):
-        store.restore()
-    store.save(state_of(6))
-    store.wait()
+        keep(Store(kept, IDENTITY, keep=2), 6)
     assert {path.name for path in kept.glob("checkpoint-*")} == {named(kept, n).name for n in (6, 4, 3)}
 
 
 def test_what_is_passed_over_is_said(kept):
-    flip(named(kept, 5))
-    with pytest.warns(
-        UserWarning, match=r"00005-\w+.safetensors` is damaged .* goes on from `checkpoint-000004"
-    ):
-        restored(kept)
-    flip(named(kept, 3))
-    flip(named(kept, 4))
-    with pytest.warns(UserWarning, match="Training begins anew"):
-        assert restored(kept) is None
+    first = r"00005-\w+.safetensors` is damaged .* goes on from `checkpoint-000004"
+    for step, told, left in ((5, first, 4), (4, "000003", 3), (3, "Training begins anew", None)):
+        flip(named(kept, step))
+        with pytest.warns(UserWarning, match=told):
+            assert restored(kept) == left
 
 
 def test_the_files_of_another_training_are_not_taken_and_a_copied_folder_is_as_good(kept, tmp_path):
@@ -439,12 +393,7 @@ def test_a_full_disk_is_told_and_the_state_before_stays(kept, room):
 def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
     """The state is the one at the moment of saving, though it is changed before it is written."""
     go, write = threading.Event(), file.write
-
-    def slow(*given):
-        go.wait(30)
-        return write(*given)
-
-    monkeypatch.setattr(file, "write", slow)
+    monkeypatch.setattr(file, "write", lambda *given: go.wait(30) and write(*given))
     store, state = Store(tmp_path, IDENTITY), state_of(1)
     store.save(state)
     assert store.busy and not list(tmp_path.glob("checkpoint-*"))
@@ -452,33 +401,17 @@ def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
     state["progress"]["updates"] = 9
     go.set()
     store.wait()
-    found = Store(tmp_path, IDENTITY).restore()
-    assert found["model"]["weight"].tolist() == [1, 1, 1] and found["progress"] == {"updates": 1}
-    assert not store.busy
+    assert same(Store(tmp_path, IDENTITY).restore(), state_of(1)) and not store.busy
 
 
 def test_a_reader_beside_the_writer_always_finds_a_whole_state(tmp_path):
     store, seen = Store(tmp_path, IDENTITY, keep=2), []
-    store.save(state_of(0))
-    store.wait()
+    keep(store, 0)
     for number in range(1, 31):
         store.save(state_of(number), best=number % 3 == 1)
         seen.append(restored(tmp_path))
     store.wait()
     assert None not in seen and seen == sorted(seen) and all(n in (i, i + 1) for i, n in enumerate(seen))
-
-
-def test_drafts_are_cleared_by_the_writer_alone(kept):
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    drafts = [workspace.draft_of(kept / name, dead.pid) for name in ("checkpoint-000009", "metrics.jsonl")]
-    for draft in drafts:
-        draft.write_bytes(b"half")
-    (kept / ".mine").touch()
-    restored(kept)
-    assert all(draft.exists() for draft in drafts)
-    workspace.clear_drafts(kept)
-    assert {path.name for path in kept.glob(".*")} == {".mine"}
 
 
 @pytest.mark.parametrize("words", ["No space left (os error 28)", "IoError(Os { code: 28, kind: StorageFull"])

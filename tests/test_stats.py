@@ -15,16 +15,13 @@ ERROR = 1e-12
 
 
 # Quantiles from a printed table of t: 95 % two-sided at 1, 2, 4 and 9 degrees of freedom, 99 % at 2.
-@pytest.mark.parametrize(
-    ("values", "level", "quantile"),
-    [
-        ([0.0, 1.0], 0.95, 12.706),
-        ([1.0, 2.0, 3.0], 0.95, 4.3027),
-        ([1.0, 2.0, 3.0], 0.99, 9.9248),
-        ([1.0, 2.0, 3.0, 4.0, 10.0], 0.95, 2.7764),
-        ([float(i) for i in range(10)], 0.95, 2.2622),
-    ],
-)
+QUANTILES = [
+    ([0.0, 1.0], 0.95, 12.706), ([1.0, 2.0, 3.0], 0.95, 4.3027), ([1.0, 2.0, 3.0], 0.99, 9.9248),
+    ([1.0, 2.0, 3.0, 4.0, 10.0], 0.95, 2.7764), ([float(i) for i in range(10)], 0.95, 2.2622),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "level", "quantile"), QUANTILES)
 def test_interval_of_known_values(values, level, quantile):
     interval = mean_interval(values, level)
     n = len(values)
@@ -69,15 +66,14 @@ def test_an_interval_of_shares_is_never_of_width_zero_nor_beyond_them(values, sa
 
 def test_an_interval_of_shares_holds_what_other_seeds_and_other_test_samples_would_give():
     """Nets whose seeds differ little, on 100 test samples of very different difficulty, which all share."""
-    generator, covered, over_seeds = np.random.default_rng(0), 0, 0
+    generator, true, covered = np.random.default_rng(0), 2 / 2.4, []
     for _ in range(500):
         chance = np.clip(generator.beta(2, 0.4, 100) + generator.normal(0, 0.01, (3, 1)), 0, 1)
         scores = (generator.random((3, 100)) < chance).mean(1).tolist()
-        true = 2 / 2.4
-        whole, seeds = mean_interval(scores, samples=100), mean_interval(scores)
-        covered += whole.low <= true <= whole.high
-        over_seeds += seeds.low <= true <= seeds.high
-    assert covered / 500 > 0.94 and over_seeds / 500 < 0.93
+        found = mean_interval(scores, samples=100), mean_interval(scores)
+        covered.append([each.low <= true <= each.high for each in found])
+    whole, over_seeds = np.mean(covered, axis=0)
+    assert whole > 0.94 and over_seeds < 0.93
 
 
 @pytest.mark.parametrize(
@@ -126,20 +122,16 @@ def test_verdicts_by_hand(hybrid, classical, said):
     assert verdict("hybrid", hybrid, "classical", classical) == said
 
 
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("gap", [-0.02, 0.0, 0.002, 0.02])
 @pytest.mark.parametrize("n", [2, 3, 8])
-def test_verdict_claims_only_what_the_interval_shows(n, gap, seed):
-    generator = np.random.default_rng(seed)
-    ours, theirs = generator.normal(0.9 + gap, 0.01, n), generator.normal(0.9, 0.01, n)
-    interval = mean_interval(list(100 * (ours - theirs)))
-    sentence = verdict("a", list(ours), "b", list(theirs))
-    if interval.low > 0:
-        assert sentence.startswith("a did better than b")
-    elif interval.high < 0:
-        assert sentence.startswith("b did better than a")
-    else:
-        assert sentence.startswith("No difference is shown between a and b")
+def test_verdict_claims_only_what_the_interval_shows(n, gap):
+    for seed in range(5):
+        generator = np.random.default_rng(seed)
+        ours, theirs = generator.normal(0.9 + gap, 0.01, n), generator.normal(0.9, 0.01, n)
+        interval = mean_interval(list(100 * (ours - theirs)))
+        shown = (interval.low > 0) - (interval.high < 0)
+        words = {1: "a did better than b", -1: "b did better than a", 0: "No difference is shown between a"}
+        assert verdict("a", list(ours), "b", list(theirs)).startswith(words[shown])
 
 
 # --- paired comparisons ------------------------------------------------------------------------------------
@@ -169,96 +161,73 @@ def test_effect_size_by_hand():
     assert math.isnan(compare([1.0, 2.0], [0.0, 0.0]).effect), "two seeds are too few"
 
 
-@pytest.mark.parametrize(
-    ("values", "others"), [([0.9], [0.5]), ([0.9, 0.8], [0.8, 0.7]), ([0.3, 0.2, 0.1], [0.2, 0.1, 0.0])]
-)
-def test_compare_where_the_spread_is_unknown(values, others):
+def test_compare_where_the_spread_is_unknown():
     """One seed, or the same difference on each: nothing is shown, however large it is."""
     same = compare([0.9, 0.8, 0.7], [0.9, 0.8, 0.7])
     assert (same.difference, same.effect, same.p) == (0, 0, 1)
-    assert (same.low, same.high) == (-math.inf, math.inf), "no interval of width zero"
-    found = compare(values, others)
-    assert (found.low, found.high) == (-math.inf, math.inf)
-    assert math.isnan(found.p) and math.isnan(found.effect)
+    unlike = ([0.9], [0.5]), ([0.9, 0.8], [0.8, 0.7]), ([0.3, 0.2, 0.1], [0.2, 0.1, 0.0])
+    for found in (same, *(compare(*given) for given in unlike)):
+        assert (found.low, found.high) == (-math.inf, math.inf), "no interval of width zero"
+        assert found is same or (math.isnan(found.p) and math.isnan(found.effect))
 
 
 # By hand, after Holm (1979): sorted, times m, m - 1, ..., none smaller than the one before, none above 1.
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([], []),
-        ([0.04], [0.04]),
-        ([0.01, 0.02, 0.03, 0.04], [0.04, 0.06, 0.06, 0.06]),
-        ([0.04, 0.01, 0.03, 0.005], [0.06, 0.03, 0.06, 0.02]),
-        ([0.5, 0.6, 0.001], [1.0, 1.0, 0.003]),
-        ([0.02, 0.02], [0.04, 0.04]),
-        ([0.01, math.nan, 0.04], [0.03, math.nan, 0.08]),
-    ],
-)
+HOLM = [
+    ([], []), ([0.04], [0.04]), ([0.01, 0.02, 0.03, 0.04], [0.04, 0.06, 0.06, 0.06]),
+    ([0.04, 0.01, 0.03, 0.005], [0.06, 0.03, 0.06, 0.02]), ([0.5, 0.6, 0.001], [1.0, 1.0, 0.003]),
+    ([0.02, 0.02], [0.04, 0.04]), ([0.01, math.nan, 0.04], [0.03, math.nan, 0.08]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), HOLM)
 def test_holm_by_hand(given, expected):
     assert holm(given) == pytest.approx(expected, abs=ERROR, nan_ok=True)
 
 
 def test_holm_finds_something_in_one_of_twenty_families_of_nothing():
     """Twelve comparisons of equal nets: uncorrected, about half of the families would show something."""
-    generator = np.random.default_rng(1)
-    families = [
-        [compare(*generator.normal(0.9, 0.01, (2, 5)).tolist()).p for _ in range(12)] for _ in range(400)
-    ]
+    pairs = np.random.default_rng(1).normal(0.9, 0.01, (150, 12, 2, 5)).tolist()
+    families = [[compare(*pair).p for pair in family] for family in pairs]
     share = np.mean([min(holm(family)) < 0.05 for family in families])
-    assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+    assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 150)
     assert np.mean([min(family) < 0.05 for family in families]) > 0.3
 
 
 def test_verdicts_over_several_controls_are_corrected():
     """p = 0.0202 of one comparison is 0.0607 of three: what one would show, three do not."""
-    hybrid, lower = HIGH, LOW
-    alone = verdicts("hybrid", hybrid, {"classical": lower})
-    assert alone == [verdict("hybrid", hybrid, "classical", lower)] and "did better" in alone[0]
-    among = verdicts("hybrid", hybrid, {"classical": lower, "b": hybrid, "c": [0.9, 0.99, 0.94]})
+    alone = verdicts("hybrid", HIGH, {"classical": LOW})
+    assert alone == [verdict("hybrid", HIGH, "classical", LOW)] and "did better" in alone[0]
+    among = verdicts("hybrid", HIGH, {"classical": LOW, "b": HIGH, "c": [0.9, 0.99, 0.94]})
     assert among[0] == (
         "No difference is shown between hybrid and classical: +4.0 points, uncorrected 95 % interval +1.5 to "
         "+6.5 over 3 seeds; p = 0.061 after Holm's correction."
     )
     assert "b: they score the same on each of 3 seeds" in among[1]
-    clear = verdicts("hybrid", hybrid, {"classical": [0.43, 0.45, 0.471], "b": hybrid})
+    clear = verdicts("hybrid", HIGH, {"classical": [0.43, 0.45, 0.471], "b": HIGH})
     assert clear[0].startswith("hybrid did better") and "; p < 0.001 after Holm's correction." in clear[0]
 
 
-@pytest.mark.parametrize(
-    ("score", "values", "least", "most"),
-    [
-        (LOSS, [0.1, 0.9], 0, math.inf),
-        (Score("perplexity", "perplexity", ""), [1.1, 3.0], 1, math.inf),
-        (Score("mse", "mse", ""), [0.1, 0.9], 0, math.inf),
-        (ACCURACY, [0.2, 0.9], 0, 1),
-        (Score("r2", "r2", ""), [0.1, 0.9], -math.inf, 1),
-        (Score("test_f1", "F1", ""), [0.1, 0.9], 0, 1),
-        (
-            Score("auc", "AUC", "", unit="", factor=1),
-            [-0.5, 1.5],
-            -math.inf,
-            math.inf,
-        ),  # named so, but is not
-        (Score("energy_loss", "energy", ""), [-1.5, -0.5], -math.inf, math.inf),
-    ],
-)
-def test_an_interval_and_a_difference_stay_within_what_the_score_can_be(score, values, least, most):
+ANY = math.inf
+BOUNDS = [
+    (LOSS, 0.1, 0.9, 0, ANY), (Score("perplexity", "perplexity", ""), 1.1, 3.0, 1, ANY),
+    (Score("mse", "mse", ""), 0.1, 0.9, 0, ANY), (Score("r2", "r2", ""), 0.1, 0.9, -ANY, 1),
+    (Score("test_f1", "F1", ""), 0.1, 0.9, 0, 1), (Score("energy_loss", "energy", ""), -1.5, -0.5, -ANY, ANY),
+    (ACCURACY, 0.2, 0.9, 0, 1), (Score("auc", "AUC", "", unit="", factor=1), -0.5, 1.5, -ANY, ANY),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("score", "one", "other", "least", "most"), BOUNDS)
+def test_an_interval_and_a_difference_stay_within_what_the_score_can_be(score, one, other, least, most):
     """Of two seeds the t-interval reaches 6.35 differences to each side."""
-    found, plain = score.interval(values, [None, None]), mean_interval(values)
+    found, plain = score.interval([one, other], [None, None]), mean_interval([one, other])
     assert (found.low, found.high) == (max(least, plain.low), min(most, plain.high))
-    gap, plain = score.compare(values, values[::-1]), compare(values, values[::-1])
-    widest = most - least
-    assert (gap.low, gap.high) == (max(-widest, plain.low), min(widest, plain.high))
-    assert (gap.p, gap.effect, gap.difference) == (
-        plain.p,
-        pytest.approx(plain.effect, nan_ok=True),
-        plain.difference,
-    )
+    gap, plain = score.compare([one, other], [other, one]), compare([one, other], [other, one])
+    assert (gap.low, gap.high) == (max(least - most, plain.low), min(most - least, plain.high))
+    assert (gap.p, gap.difference) == (plain.p, plain.difference)
+    assert gap.effect == pytest.approx(plain.effect, nan_ok=True)
     assert not math.isfinite(score.compare([0.9], [0.1]).low), "one seed: nothing is known"
 
 
 def test_wilson_is_what_tables_say():
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    for right, expected in ((0, (0.0, 0.2775)), (5, (0.2366, 0.7634)), (10, (0.7225, 1.0))):
+        assert wilson(right, 10) == pytest.approx(expected, abs=1e-4)

@@ -16,6 +16,7 @@ from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.stats import ACCURACY, LOSS, Score
 from qnnkit.tasks import Classification, Own, Step, asked, calibration_error, complete
+from tests.same import from_seed
 from tests.toys import refused
 
 LABELS = torch.tensor([0, 2, 1, 2])
@@ -43,25 +44,17 @@ def test_loss(smoothing, training):
 
 
 def test_accuracy_counts_what_is_right():
-    step = Classification()(nn.Identity(), (logits_of(), LABELS))
-    assert int(step.sums["accuracy"]) == int((logits_of().argmax(1) == LABELS).sum())
-    assert int(Classification()(nn.Identity(), (10.0 * torch.eye(3)[LABELS], LABELS)).sums["accuracy"]) == 4
-    assert int(Classification()(nn.Identity(), (-10.0 * torch.eye(3)[LABELS], LABELS)).sums["accuracy"]) == 0
-    assert step.count == 4 and Classification().monitor in step.sums
+    right = 10.0 * torch.eye(3)[LABELS]
+    steps = [Classification()(nn.Identity(), (scores, LABELS)) for scores in (logits_of(), right, -right)]
+    expected = [int((logits_of().argmax(1) == LABELS).sum()), 4, 0]
+    assert [int(step.sums["accuracy"]) for step in steps] == expected
+    assert steps[0].count == 4 and Classification().monitor in steps[0].sums
 
 
-@pytest.mark.parametrize(
-    ("dtype", "computed"),
-    [
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float64, torch.float64),
-    ],
-)
-def test_precision(dtype, computed):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_precision(dtype):
     step = Classification()(nn.Identity(), (logits_of(dtype), LABELS))
-    assert step.loss.dtype == computed
+    assert step.loss.dtype == max(dtype, torch.float32, key=lambda each: torch.finfo(each).bits)
     assert float(step.loss) == pytest.approx(cross_entropy(logits_of(dtype), 0.0), abs=1e-6)
 
 
@@ -77,45 +70,32 @@ def test_only_the_loss_holds_a_graph():
 # --- what the test images say ------------------------------------------------------------------------------
 
 
-def splits_of(labels):
-    """Just enough of splits to judge by."""
-    part = SimpleNamespace(labels=labels)
-    return SimpleNamespace(split=lambda name: {"test": part}[name])
-
-
 def test_macro_f1_counts_rare_classes_as_much_as_others():
-    labels = torch.tensor([0] * 9 + [1])
-    outputs = torch.tensor([[1.0, 0.0]]).expand(10, 2)
-    found = Classification().judge(outputs, splits_of(labels))
+    labels, outputs = torch.tensor([0] * 9 + [1]), torch.tensor([[1.0, 0.0]]).expand(10, 2)
+    splits = SimpleNamespace(split=lambda name: {"test": SimpleNamespace(labels=labels)}[name])
+    found = Classification().judge(outputs, splits)
     assert found["macro_f1"] == pytest.approx((18 / 19 + 0) / 2)
     assert found["ece"] == pytest.approx(calibration_error(outputs.softmax(1), labels), abs=1e-6)
 
 
-def test_calibration_error_by_hand():
-    """0.62 and 0.65 share the bin (9/15, 10/15], one of the two right; 0.9 stands alone, and is right."""
-    confidence = torch.tensor([0.62, 0.65, 0.90], dtype=torch.float64)
-    class_probs = torch.stack([confidence, 1 - confidence], dim=1)
-    error = calibration_error(class_probs, torch.tensor([0, 1, 0]))
-    assert error == pytest.approx((abs(1 - 1.27) + abs(1 - 0.9)) / 3, abs=1e-12)
-    coarse = calibration_error(class_probs, torch.tensor([0, 1, 0]), n_bins=1)
-    assert coarse == pytest.approx(abs(2 - 2.17) / 3, abs=1e-12)
-
-
-def test_calibration_error_of_nets_that_know_and_that_only_think_so():
-    labels = torch.arange(10)
-    sure = torch.eye(10)
-    assert calibration_error(sure, labels) == 0
-    assert calibration_error(sure, (labels + 1) % 10) == 1
-    even = torch.full((10, 10), 0.1)
-    assert calibration_error(even, labels) == pytest.approx(0, abs=1e-7), "a tenth sure, a tenth right"
-
-
-def test_the_upper_end_belongs_to_a_bin():
-    """0.6 is the upper end of the ninth of fifteen bins: it stands with 0.55, not with 0.65."""
-    confidence = torch.tensor([0.55, 0.6, 0.65], dtype=torch.float64)
-    class_probs = torch.stack([confidence, 1 - confidence], dim=1)
-    error = calibration_error(class_probs, torch.tensor([1, 0, 0]))
-    assert error == pytest.approx((abs(1 - 1.15) + abs(1 - 0.65)) / 3, abs=1e-12)
+@pytest.mark.parametrize(
+    ("confidence", "labels", "error", "n_bins"),
+    [
+        # 0.62 and 0.65 share the bin (9/15, 10/15], one of the two right; 0.9 stands alone, and is right.
+        ([0.62, 0.65, 0.90], [0, 1, 0], (abs(1 - 1.27) + abs(1 - 0.9)) / 3, 15),
+        ([0.62, 0.65, 0.90], [0, 1, 0], abs(2 - 2.17) / 3, 1),
+        # 0.6 is the upper end of the ninth of fifteen bins: it stands with 0.55, not with 0.65.
+        ([0.55, 0.6, 0.65], [1, 0, 0], (abs(1 - 1.15) + abs(1 - 0.65)) / 3, 15),
+        ([1.0, 1.0], [0, 0], 0, 15), ([1.0, 1.0], [1, 1], 1, 15),
+        ([0.5, 0.5], [0, 1], 0, 15),  # half sure, half right
+    ],
+)  # fmt: skip
+def test_calibration_error_by_hand(confidence, labels, error, n_bins):
+    right = torch.tensor(confidence, dtype=torch.float64)
+    class_probs = torch.stack([right, 1 - right], dim=1)
+    found = calibration_error(class_probs, torch.tensor(labels), n_bins=n_bins)
+    assert found == pytest.approx(error, abs=1e-12)
+    assert n_bins != 15 or calibration_error(class_probs, torch.tensor(labels)) == found
 
 
 # --- a task of one's own -----------------------------------------------------------------------------------
@@ -140,25 +120,18 @@ class Regression:
 
 
 def line():
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return nn.Linear(1, 1)
+    return from_seed(lambda: nn.Linear(1, 1))
 
 
 def of_loss(loss, n):
     return loss.detach() * n
 
 
-def fitted(task, **settings):
-    """Rows of a short training, and the epoch that was chosen."""
-    loaders = {
-        "train": Batches(POINTS, VALUES, 8, shuffle=True),
-        "validation": Batches(POINTS[::2], VALUES[::2], 6, shuffle=False),
-    }
-    rows: list[dict] = []
-    config = Settings(**{"epochs": 4, "learning_rate": 0.1} | settings)
-    progress = train.fit(line(), complete(task), loaders, config, log=rows.append)
-    return rows, progress
+def fitted(task):
+    """The progress of a short training."""
+    train_batches = Batches(POINTS, VALUES, 8, shuffle=True)
+    loaders = {"train": train_batches, "validation": Batches(POINTS[::2], VALUES[::2], 6, shuffle=False)}
+    return train.fit(line(), complete(task), loaders, Settings(epochs=4, learning_rate=0.1))
 
 
 def test_the_kits_own_tasks_stay_as_they_are():
@@ -167,17 +140,14 @@ def test_the_kits_own_tasks_stay_as_they_are():
         assert complete(task) is task
 
 
-@pytest.mark.parametrize(
-    ("monitor", "chosen_by", "larger"),
-    [
-        (None, "minus_loss", False),
-        ("loss", "minus_loss", False),
-        ("r2", "r2", True),
-        ("mean_error", "minus_mean_error", False),
-        ("hinge_loss", "minus_hinge_loss", False),
-        ("error_free", "error_free", True),
-    ],
-)
+MONITORS = [
+    (None, "minus_loss", False), ("loss", "minus_loss", False), ("r2", "r2", True),
+    ("mean_error", "minus_mean_error", False), ("hinge_loss", "minus_hinge_loss", False),
+    ("error_free", "error_free", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("monitor", "chosen_by", "larger"), MONITORS)
 def test_what_is_reported_chooses_the_epoch_in_the_direction_of_its_name(monitor, chosen_by, larger):
     name = monitor or "loss"
     task = complete(Regression(monitor, **{name: of_loss}))
@@ -185,8 +155,8 @@ def test_what_is_reported_chooses_the_epoch_in_the_direction_of_its_name(monitor
     step = task(line(), (POINTS, VALUES))
     assert step.sums[chosen_by] == (1 if larger else -1) * step.sums[name] != 0
     assert step.count == len(POINTS) and step.loss.requires_grad
-    rows, progress = fitted(Regression(monitor, **{name: of_loss}))
-    scores = [row[f"validation_{name}"] for row in rows]
+    progress = fitted(Regression(monitor, **{name: of_loss}))
+    scores = [row[f"validation_{name}"] for row in progress.rows]
     best = (max if larger else min)(scores)
     assert scores[progress.best_epoch - 1] == best == (1 if larger else -1) * progress.best_score[0]
     assert (progress.best_epoch == 1) == larger, "the loss falls, so it is best at first where more is better"
@@ -247,8 +217,7 @@ def test_a_task_that_shows_nothing_shows_what_its_data_allow():
     task = complete(Regression())
     first, counts = task.preview(given)
     assert list(first.content) == ["inputs", "target"] and counts.content["samples"].sum() == 24
-    with torch.random.fork_rng(devices=[]):
-        net = nn.Linear(2, 1)
+    net = from_seed(lambda: nn.Linear(2, 1))
     [worst] = asked(task.mistakes, net, given, n=3, seed=0)
     losses = [task(net, batch).loss.item() for batch in given.batches("test", 1, shuffle=False)]
     assert worst.content["loss"].tolist() == sorted(losses, reverse=True)[:3]

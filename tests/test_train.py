@@ -10,7 +10,7 @@ import signal
 import time
 import warnings
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pennylane as qp
@@ -25,11 +25,10 @@ from qnnkit.checkpoint import weights as kept_weights
 from qnnkit.data.batches import Batches
 from qnnkit.settings import Settings
 from qnnkit.tasks import Classification, Step
-from qnnkit.tasks.own import complete
 from qnnkit.workspace import read_lines
 from tests import forked
 from tests.same import At, from_seed, raises, same, weights
-from tests.toys import refused
+from tests.toys import linear, refused, two_expvals
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
 SAME_STEP = 1e-6  # float32: a step worked out by hand
@@ -38,10 +37,8 @@ FIT = set(inspect.signature(train.fit).parameters)
 
 
 def net(seed=0, dropout=0.0, dtype=torch.float32):
-    return from_seed(
-        lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 2)).to(dtype),
-        seed,
-    )
+    parts = (nn.Linear, 2, 8), (nn.Tanh,), (nn.Dropout, dropout), (nn.Linear, 8, 2)
+    return from_seed(lambda: nn.Sequential(*(kind(*given) for kind, *given in parts)).to(dtype), seed)
 
 
 def clouds(n, seed=0, dtype=torch.float32):
@@ -53,9 +50,10 @@ def clouds(n, seed=0, dtype=torch.float32):
 
 
 def loaders(n=96, batch_size=16, shuffle=False, dtype=torch.float32):
-    parts = {"train": clouds(n, 0, dtype), "validation": clouds(32, 1, dtype)}
+    train, validation = clouds(n, 0, dtype), clouds(32, 1, dtype)
     return {
-        name: Batches(*part, batch_size, shuffle=shuffle and name == "train") for name, part in parts.items()
+        "train": Batches(*train, batch_size, shuffle=shuffle),
+        "validation": Batches(*validation, batch_size, shuffle=False),
     }
 
 
@@ -115,23 +113,16 @@ def test_learns_what_a_line_can_part(optimizer):
 @pytest.mark.parametrize("kind", ["batches", "plain", "plain with a generator"])
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(kind):
     """Also in a plain loader that shuffles; each epoch has an order of its own."""
-    orders = []
-
-    class Noting(Classification):
-        def __call__(self, model, batch):
-            if model.training:
-                orders.append(batch[0][:, 0].tolist())
-            return super().__call__(model, batch)
 
     def trained(seed):
-        model, data = net(dropout=0.5), loaders(shuffle=True)
+        model, data, orders = net(dropout=0.5), loaders(shuffle=True), []
         if kind != "batches":
             generator = torch.Generator() if kind.endswith("generator") else None
             plain = TensorDataset(*clouds(96))
             data["train"] = DataLoader(plain, batch_size=96, shuffle=True, generator=generator)
-        orders.clear()
-        fit(model, Noting(), data, epochs=3, seed=seed)
-        assert len(orders) == len(set(map(str, orders)))
+        model.register_forward_pre_hook(lambda m, given: orders.append(str(given)) if m.training else None)
+        fit(model, data=data, epochs=3, seed=seed)
+        assert len(orders) == len(set(orders)) == 3 * len(data["train"])
         return weights(model)
 
     with torch.random.fork_rng(devices=[]):
@@ -141,29 +132,13 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(kind):
         assert same(first, trained(1)) and not same(first, trained(2))
 
 
-def test_batches_may_be_dictionaries():
-    points, labels = clouds(32)
-    rows = [{"points": point, "label": label} for point, label in zip(points, labels, strict=True)]
-    loader = DataLoader(rows, batch_size=8)
-
-    class OfRows(Classification):
-        def __call__(self, model, batch):
-            return super().__call__(model, (batch["points"], batch["label"]))
-
-    model = net()
-    fit(model, OfRows(), dict.fromkeys(("train", "validation"), loader), epochs=5)
-    expected = train.evaluate(model, TASK, Batches(points, labels, 8, shuffle=False))
-    assert train.evaluate(model, OfRows(), loader) == pytest.approx(expected, rel=SAME_STEP)
-
-
 @pytest.mark.parametrize("batch_size", [1, 5, 32])
 def test_evaluate_is_a_mean_over_samples_however_they_are_batched(batch_size):
     """With no trace in the generators, of which a plain loader draws."""
     points, labels = clouds(32, 1)
     model = net(dropout=0.5).train()
     found = train.evaluate(model, TASK, DataLoader(TensorDataset(points, labels), batch_size))
-    with torch.no_grad():
-        logits = model.eval()(points)
+    logits = model.eval()(points).detach()
     assert found["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=SAME_STEP)
     assert found["accuracy"] == (logits.argmax(1) == labels).float().mean().item()
 
@@ -252,13 +227,8 @@ def test_the_schedule_by_hand(schedule, warmup_epochs, factors):
 
     model = from_seed(lambda: nn.Linear(1, 1, bias=False))
     expected, speed, rates = model.weight.item(), 0.0, [0.5 * factor for factor in factors]
-    given = {
-        "schedule": schedule,
-        "warmup_epochs": warmup_epochs,
-        "epochs": len(factors),
-        "learning_rate": 0.5,
-    }
-    rows = fit(model, Slope(), loaders(n=16), optimizer="sgd", **given).rows
+    given = {"schedule": schedule, "warmup_epochs": warmup_epochs, "learning_rate": 0.5, "optimizer": "sgd"}
+    rows = fit(model, Slope(), loaders(n=16), epochs=len(factors), **given).rows
     assert [row["learning_rate"] for row in rows] == pytest.approx(rates, abs=1e-6)
     for rate in rates:
         speed = 0.9 * speed + 1  # sgd's momentum
@@ -293,57 +263,18 @@ def test_validations_within_an_epoch_change_nothing(every):
     assert all(row["updates"] == 6 * (row["epoch"] - 1) + row["step"] for row in between)
     losses = [row["validation_loss"] for row in between]
     assert losses == sorted(losses, reverse=True) and {row["steps"] for row in between} <= {6}
-    assert len(told) == (every == 6) and all(
-        "it has 6 updates, and 6 were asked for" in each for each in told
-    )
-
-
-def test_a_piece_that_counts_nothing():
-    """As a block of which no token is predicted; all the weight is the others'."""
-
-    class Masked(Classification):
-        def __call__(self, model, batch):
-            points, labels = batch
-            kept = labels == 1
-            loss = nn.functional.cross_entropy(model(points)[kept], labels[kept], reduction="sum")
-            count = int(kept.sum())
-            return Step(loss / max(1, count), dict.fromkeys(("loss", "accuracy"), loss.detach()), count)
-
-    def trained(micro_batch):
-        model, order = net(dtype=torch.float64), torch.cat([torch.arange(0, 32, 2), torch.arange(1, 32, 2)])
-        points, labels = clouds(32, dtype=torch.float64)
-        part = Batches(points[order], labels[order], 32, shuffle=False)
-        data = {"train": part, "validation": part}
-        rows = fit(model, Masked(), data, **ONE_STEP, micro_batch=micro_batch).rows
-        return weights(model), rows[0]["train_loss"]
-
-    (whole, loss), (pieces, other) = trained(None), trained(4)  # the first four pieces count nothing
-    assert other == pytest.approx(loss, abs=SAME_SUM) and loss > 0
-    close(pieces, whole)
+    assert len(told) == (every == 6)
+    assert all("it has 6 updates, and 6 were asked for" in each for each in told)
 
 
 def test_a_stepper_moves_by_the_whole_batch_too():
-    moved = []
-    for micro_batch in (None, 4):
-        model = net(dtype=torch.float64)
-        train.Stepper(model, TASK, Settings(**ONE_STEP, micro_batch=micro_batch))(
-            clouds(32, 0, torch.float64)
-        )
-        moved.append(weights(model))
-    close(*moved)
-    assert not same(moved[0], weights(net(dtype=torch.float64)))
-
-
-def test_a_task_that_looks_at_the_whole_batch_cuts_it_itself():
-    class Pairwise:
-        monitor, whole, given = "loss", True, []
-
-        def __call__(self, model, batch, micro_batch=None):
-            self.given.append((len(batch[0]), micro_batch))
-            return Step(model(batch[0]).var(), {}, len(batch[0]))
-
-    fit(net(), complete(Pairwise()), epochs=1, micro_batch=4)
-    assert set(Pairwise.given) == {(16, 4)}
+    moved = [net(dtype=torch.float64) for _ in range(3)]
+    for model, micro_batch in zip(moved, (None, 4), strict=False):
+        step = train.Stepper(model, TASK, Settings(**ONE_STEP, micro_batch=micro_batch))
+        step(clouds(32, 0, torch.float64))
+    whole, pieces, still = map(weights, moved)
+    close(whole, pieces)
+    assert not same(whole, still)
 
 
 # --- stopping, and what is kept ----------------------------------------------------------------------------
@@ -368,36 +299,24 @@ def test_patience(scores, patience, epochs, best):
 @pytest.mark.parametrize("kept", ["in memory", "in a folder"])
 @pytest.mark.parametrize("best", [1, 2, 4])
 def test_the_best_epoch_is_what_stays(tmp_path, kept, best):
-    model, after = net(), []
+    model, after, folder = net(), [], tmp_path if kept == "in a folder" else None
     scores = [0.8 if epoch == best else 0.2 for epoch in range(1, 5)]
-    folder = tmp_path if kept == "in a folder" else None
     fit(model, Scripted(scores), epochs=4, folder=folder, log=lambda row: after.append(weights(model)))
     assert [same(weights(model), epoch) for epoch in after] == [epoch == best for epoch in range(1, 5)]
-    kept = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
+    found = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
     wanted = {best, 3, 4} if folder else set()  # the best and the last two
-    assert wanted <= kept and len(kept) <= len(wanted) + 1  # and what was best before
+    assert wanted <= found and len(found) <= len(wanted) + 1  # and what was best before
 
 
 def test_among_equal_scores_the_smaller_loss_is_better():
     class Flat(Classification):
         def __call__(self, model, batch):
             step = super().__call__(model, batch)
-            return Step(step.loss, step.sums | {"accuracy": torch.tensor(step.count)}, step.count)
+            return replace(step, sums=step.sums | {"accuracy": torch.tensor(step.count)})
 
     progress = fit(net(), Flat(), epochs=4)
     losses = [row["validation_loss"] for row in progress.rows]
     assert progress.best_epoch == 1 + losses.index(min(losses)) > 1
-
-
-def test_labels_are_smoothed_in_training_alone():
-    points, labels = clouds(8)
-    model, task = net(), Classification(label_smoothing=0.2)
-    logits = model(points)
-    sharp = nn.functional.cross_entropy(logits, labels)
-    smooth = 0.8 * sharp - 0.2 * logits.log_softmax(1).mean()  # a fifth of each label, over both classes
-    assert task(model.train(), (points, labels)).loss.item() == pytest.approx(smooth.item(), rel=1e-5)
-    assert task(model.eval(), (points, labels)).loss.item() == pytest.approx(sharp.item(), rel=1e-5)
-    assert abs(smooth - sharp) > 1e-3
 
 
 # --- killed and resumed ------------------------------------------------------------------------------------
@@ -407,11 +326,8 @@ KILLED = """
     import json, os, signal, sys
     from pathlib import Path
     import torch
-    from torch import nn
-    from qnnkit import train, workspace
-    from qnnkit.settings import Settings
-    from qnnkit.data.batches import Batches
-    from qnnkit.tasks import Classification
+    from qnnkit import workspace
+    from tests.test_train import Classification, fit, loaders, net
 
     count, moment, kind = {}, (None, 0), "SIGKILL"
     ends = {"SIGKILL": (os.WTERMSIG, 9), "SIGTERM": (os.WEXITSTATUS, 143), "SIGINT": (os.WEXITSTATUS, 130)}
@@ -434,24 +350,12 @@ KILLED = """
             happens("batch" if model.training else "validation")
             return super().__call__(model, batch)
 
-    def trains(folder):
-        torch.manual_seed(0)
-        generator = torch.Generator().manual_seed(1)
-        points = torch.rand(96, 2, generator=generator)
-        labels = (points[:, 0] + 0.5 * torch.rand(96, generator=generator) > 0.75).long()
-        model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2))
-        loaders = {
-            "train": Batches(points[:64], labels[:64], 16, shuffle=True, seed=3),
-            "validation": Batches(points[64:], labels[64:], 16, shuffle=False),
-        }
-        config = Settings(
-            epochs=6, learning_rate=0.1, micro_batch=8, warmup_epochs=1, clip_norm=0.5, save_every_steps=1,
-            validate_every_steps=3,
-        )
+    def trains(folder, **given):
         def log(row):
             workspace.append_line(folder / "metrics.jsonl", row)
             happens("row")
-        progress = train.fit(model, Task(), loaders, config, seed=7, folder=folder, log=log)
+        model = net(dropout=0.5)
+        progress = fit(model, Task(), loaders(64, shuffle=True), folder=folder, log=log, seed=7, **given)
         torch.save((model.state_dict(), vars(progress)), folder / "end.pt")
 
     def child(folder, when):
@@ -461,7 +365,7 @@ KILLED = """
             *moment, kind = when
             moment = tuple(moment)
             try:
-                trains(folder)
+                trains(folder, **json.loads(sys.argv[3]))
             except KeyboardInterrupt:
                 os._exit(130)
             except SystemExit as error:
@@ -469,9 +373,7 @@ KILLED = """
             os._exit(0)
         return os.waitpid(process, 0)[1]
 
-    warm = nn.Linear(2, 2)  # what the first training imports, it imports once and not in every child
-    points = Batches(torch.ones(1, 2), torch.zeros(1, dtype=torch.long), 1, shuffle=False)
-    train.fit(warm, Task(), {"train": points, "validation": points}, Settings(epochs=1))
+    fit(net(), Task(), epochs=1)  # what the first training imports, it imports once and not in every child
     count.clear()
     for name, moments in json.loads(sys.argv[2]).items():
         folder = Path(sys.argv[1]) / name
@@ -482,6 +384,10 @@ KILLED = """
             assert read(status) == code, (when, status)
         assert child(folder, (None, 0, "")) == 0, name
 """
+KILLED_FIT = {
+    "epochs": 6, "learning_rate": 0.02, "micro_batch": 8, "warmup_epochs": 1, "clip_norm": 0.5,
+    "save_every_steps": 1, "validate_every_steps": 3,
+}  # fmt: skip
 # 4 batches of 2 pieces and 2 validations of 4 pieces an epoch, 6 epochs; the epochs' ends are written.
 MOMENTS = {
     "never": [],
@@ -495,12 +401,7 @@ MOMENTS = {
     "before a checkpoint gets its name": [("write", 4, "SIGKILL")],
     "before old ones are removed": [("prune", 2, "SIGKILL")],
     "in the last batch": [("batch", 48, "SIGKILL")],
-    "four times": [
-        ("batch", 13, "SIGKILL"),
-        ("batch", 6, "SIGKILL"),
-        ("write", 2, "SIGKILL"),
-        ("validation", 2, "SIGKILL"),
-    ],
+    "four times": [(*at, "SIGKILL") for at in (("batch", 13), ("batch", 6), ("write", 2), ("validation", 2))],
     "asked to stop in a step": [("batch", 21, "SIGTERM")],
     "asked to stop in validation": [("validation", 13, "SIGTERM")],
     "asked to stop in validation within an epoch": [("validation", 2, "SIGTERM")],
@@ -513,7 +414,7 @@ MOMENTS = {
 def killed(tmp_path_factory):
     """Folders of trainings that were killed at each of MOMENTS and then resumed."""
     folder = tmp_path_factory.mktemp("killed")
-    done = forked.python(KILLED, folder, json.dumps(MOMENTS))
+    done = forked.python(KILLED, folder, json.dumps(MOMENTS), json.dumps(KILLED_FIT))
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -544,47 +445,42 @@ def test_asked_to_stop_in_validation_it_trains_no_more(tmp_path):
     assert calls == [True] * 6 + [False]
 
 
-class Noisy(torch.utils.data.Dataset):
+class Noisy(TensorDataset):
     """Points that are others whenever they are loaded."""
 
-    def __len__(self):
-        return 24
-
     def __getitem__(self, index):
-        points, labels = clouds(24)
-        return points[index] + 0.1 * torch.rand(2), labels[index]
+        point, label = super().__getitem__(index)
+        return point + 0.1 * torch.rand(2), label
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own generator", "global generator"])
-@pytest.mark.parametrize("ends", ["in training", "in validation", "out of memory"])
-def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends):
+@pytest.mark.parametrize(("ends", "at"), [("in training", 8), ("in validation", 3), ("out of memory", 15)])
+def test_what_a_loader_draws_is_drawn_again(tmp_path, own, ends, at):
     """Its order and its samples; a validation within the epoch that a stop cut short is made anew."""
     short, between = ends == "out of memory", []
+    settings = {"save_every_steps": 1, "validate_every_steps": 2, "epochs": 2}
+    if short:  # pieces of two do not fit a second time either
+        settings |= {"micro_batch": 2, "on_oom": "shrink"}
 
     def trained(folder, at=-1):
-        model = net(dropout=0.0 if short else 0.3)
-        loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=torch.Generator() if own else None)
-        data = {"train": loader, "validation": loaders()["validation"]}
-        settings = {"save_every_steps": 1, "validate_every_steps": 2, "epochs": 2}
-        if short:  # pieces of two do not fit a second time either
-            settings |= {"micro_batch": 2, "on_oom": "shrink"}
+        model, generator = net(dropout=0.0 if short else 0.3), torch.Generator() if own else None
+        loader = DataLoader(Noisy(*clouds(24)), batch_size=4, shuffle=True, generator=generator)
         do = raises(torch.OutOfMemoryError("CUDA out of memory.")) if short else terminate
-        task = At(at, do, training=ends != "in validation")
+        given = {"folder": tmp_path / folder, "data": loaders() | {"train": loader}, **settings}
         with contextlib.suppress(SystemExit):
-            progress = fit(model, task, data, folder=folder, on_validation=between.append, **settings)
-            return progress.rows, weights(model)
+            task = At(at, do, training=ends != "in validation")
+            return fit(model, task, on_validation=between.append, **given).rows, weights(model)
 
-    straight, expected = trained(tmp_path / "straight"), list(between)
+    straight, expected = trained("straight"), list(between)
     between.clear()
-    first = trained(tmp_path / "stopped", {"in training": 8, "in validation": 3, "out of memory": 15}[ends])
-    rows, ended = first or trained(tmp_path / "stopped")
+    first = trained("stopped", at)
+    rows, ended = first or trained("stopped")
     if not short:
         assert first is None and same(ended, straight[1]) and between == expected and len(expected) == 4
         return
     for row, other in zip(rows, straight[0], strict=True):  # pieces of one add up in another order
         assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
-    for name, weight in ended.items():
-        torch.testing.assert_close(weight, straight[1][name], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ended, straight[1], rtol=1e-4, atol=1e-6)
 
 
 def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
@@ -649,16 +545,16 @@ MISFITS = {
 
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_a_checkpoint_that_does_not_fit_is_passed_over(tmp_path, misfit):
-    straight, model = net(), net()
+    straight, model, told = net(), net(), "does not fit this training"
     given = {"epochs": 3, "learning_rate": 0.1, "keep_checkpoints": 3, "folder": tmp_path}
     fit(straight, **given)
     newest = max(tmp_path.glob("checkpoint-*"))
+    content = newest.read_bytes()
+    newest.unlink()
     if MISFITS[misfit]:
-        newest.unlink()
         planted(tmp_path, *MISFITS[misfit])
-        told = "does not fit this training"
     else:
-        newest.write_bytes(newest.read_bytes()[:-100])
+        newest.write_bytes(content[:-100])
         told = "is damaged"
     with pytest.warns(UserWarning, match=f"{told} .* goes on from `checkpoint-000002"):
         fit(model, **given)
@@ -735,9 +631,8 @@ def test_frozen_weights_that_are_built_anew_are_not_written(tmp_path, moves):
             fit(Teacher("", seed=1), epochs=4, folder=tmp_path)
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_with_other_batches_the_steps_stay_on_schedule(tmp_path, schedule):
-    given = {"schedule": schedule, "learning_rate": 0.1, "folder": tmp_path}
+def test_with_other_batches_the_steps_stay_on_schedule(tmp_path):
+    given = {"schedule": "linear", "learning_rate": 0.1, "folder": tmp_path}
     fit(net(), data=loaders(batch_size=4), epochs=2, **given)
     rows = fit(net(), data=loaders(batch_size=32), epochs=6, **given).rows[2:]
     rates = [row["learning_rate"] for row in rows]
@@ -791,13 +686,10 @@ def hybrid(seen):
         seen.update({inputs.dtype, weights.dtype})
         qp.AngleEmbedding(inputs, wires=[0, 1])
         qp.BasicEntanglerLayers(weights, wires=[0, 1])
-        return [qp.expval(qp.PauliZ(wire)) for wire in (0, 1)]
+        return two_expvals()
 
-    def build():
-        quantum = layers.QuantumLayer(circuit, {"weights": (1, 2)})
-        return nn.Sequential(nn.Linear(2, 2), Probe(), quantum, Probe(), nn.Linear(2, 2))
-
-    return from_seed(build)
+    quantum = from_seed(lambda: layers.QuantumLayer(circuit, {"weights": (1, 2)}))
+    return nn.Sequential(linear(2, 2), Probe(), quantum, Probe(), linear(2, 2))
 
 
 @pytest.mark.parametrize(("precision", "around"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
@@ -866,12 +758,9 @@ class Breaking(nn.Module):
 
 
 def nested(call=0, value=math.nan):
-    def build():
-        inner = nn.Sequential(nn.Linear(8, 8), Breaking(call, value))
-        parts = {"first": nn.Linear(2, 8), "inner": inner, "last": nn.Linear(8, 2)}
-        return nn.Sequential(OrderedDict(parts))
-
-    return from_seed(build)
+    inner = {"inner": lambda: nn.Sequential(nn.Linear(8, 8), Breaking(call, value))}
+    parts = {"first": lambda: nn.Linear(2, 8), **inner, "last": lambda: nn.Linear(8, 2)}
+    return from_seed(lambda: nn.Sequential(OrderedDict((name, make()) for name, make in parts.items())))
 
 
 @pytest.mark.parametrize(
@@ -882,14 +771,13 @@ def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index,
     rows, given = [], {"epochs": 3, "micro_batch": micro_batch}
     before = (6 * (epoch - 1) + index) * (16 // (micro_batch or 16))  # six batches an epoch
     model = nested(before + 1, value)
-    told = (
+    with pytest.raises(FloatingPointError) as caught:
+        fit(model, folder=tmp_path, log=rows.append, **given)
+    assert str(caught.value) == (
         f"The training loss is not finite at epoch {epoch}, batch {index}: layer `inner.1` (Breaking) makes "
         "such numbers of finite ones. Look at its weights and at what it is given; a lower learning rate or "
         "a clip_norm may help."
     )
-    with pytest.raises(FloatingPointError) as caught:
-        fit(model, folder=tmp_path, log=rows.append, **given)
-    assert str(caught.value) == told
     assert len(rows) == epoch - 1 == len(list(tmp_path.glob("checkpoint-*")))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     resumed = fit(nested(), folder=tmp_path, **given)  # the cause is mended
@@ -901,30 +789,28 @@ def test_a_loss_that_is_not_finite_names_layer_and_batch(tmp_path, epoch, index,
 def test_data_that_are_not_finite_are_named(tmp_path, split, value):
     data, rows, model = loaders(), [], from_seed(lambda: nn.Linear(2, 2))
     data[split].rows.tensors[0][21, 1] = value
-    told = f"The {'training' if split == 'train' else split} loss"
-    told += " is not finite at epoch 1, batch 1: the data of that batch are not finite. Mend these samples"
-    with pytest.raises(FloatingPointError, match=told):
+    told = "loss is not finite at epoch 1, batch 1: the data of that batch are not finite. Mend these samples"
+    with pytest.raises(FloatingPointError, match=f"{split.replace('train', 'training')} {told}"):
         fit(model, data=data, folder=tmp_path, log=rows.append)
     assert rows == [] and list(tmp_path.iterdir()) == []
-    if split == "validation":
-        with pytest.raises(FloatingPointError, match=r"^The loss is not finite at batch 1: the data of that"):
-            train.evaluate(model, TASK, data[split])
+    with pytest.raises(FloatingPointError, match=r"^The loss is not finite at batch 1: the data of that"):
+        train.evaluate(model, TASK, data[split])
 
 
 def test_a_validation_that_is_not_finite_stops_before_its_row(tmp_path):
     """The third epoch's row and checkpoint are not written; what was written before is gone on from."""
 
     class Overflows(nn.Module):
-        limit = 2
+        limit, epochs = 2, 0
 
         def forward(self, inputs):
-            self.epochs = getattr(self, "epochs", 0) + (not self.training)
+            self.epochs += not self.training
             return inputs * math.inf if self.epochs > self.limit and not self.training else inputs
 
     model, rows = nn.Sequential(net(), Overflows()), []
-    told = r"The validation loss is not finite at epoch 3, batch 0: layer `1` \(Overflows\)"
-    data = loaders(n=32) | {"validation": Batches(*clouds(32, 1), 32, shuffle=False)}
+    data = loaders(n=32, batch_size=32)
     given = {"data": data, "epochs": 4, "folder": tmp_path, "log": rows.append}
+    told = r"The validation loss is not finite at epoch 3, batch 0: layer `1` \(Overflows\)"
     with pytest.raises(FloatingPointError, match=told):
         fit(model, **given)
     Overflows.limit = 99
@@ -935,8 +821,7 @@ def test_a_validation_that_is_not_finite_stops_before_its_row(tmp_path):
 def test_a_fault_of_the_task_or_in_the_gradients_of_a_group_is_told_as_such():
     class Breaks(Classification):
         def __call__(self, model, batch):
-            step = super().__call__(model, batch)
-            return Step(step.loss * math.nan, step.sums, step.count)
+            return replace(super().__call__(model, batch), loss=model(batch[0]).sum() * math.nan)
 
     told = "training loss is not finite at epoch 1, batch 0: every layer's output is, so the fault is in the"
     with pytest.raises(FloatingPointError, match=told):
@@ -950,18 +835,6 @@ def test_a_fault_of_the_task_or_in_the_gradients_of_a_group_is_told_as_such():
 # --- what a training leaves behind -------------------------------------------------------------------------
 
 
-def surroundings():
-    """What tests/conftest.py does not look at after every test."""
-    return {
-        "threads": torch.get_num_interop_threads(),
-        "matmul": torch.get_float32_matmul_precision(),
-        "autocast": torch.is_autocast_enabled("cpu"),
-        "environment": dict(os.environ),
-        "handlers": list(logging.root.handlers),
-        "filters": list(warnings.filters),
-    }
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ends", ["well", "badly"])
 def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
@@ -969,19 +842,18 @@ def test_a_training_leaves_everything_as_it_was(precision, ends, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/tmp/inductor"))
     import accelerate  # noqa: F401 - its import adds a filter of warnings
 
+    def surroundings():
+        """What tests/conftest.py does not look at after every test."""
+        states = torch.get_num_interop_threads, torch.get_float32_matmul_precision
+        lists = logging.root.handlers, warnings.filters, vars(model)
+        now = [state() for state in states], [list(each) for each in lists]
+        return now, dict(os.environ), torch.is_autocast_enabled("cpu")
+
     model = net(dropout=0.5)
     if ends == "badly":
         model[3].weight.register_hook(lambda gradient: gradient * math.nan)
-    attributes, before = set(vars(model)), surroundings()
+    before = surroundings()
     with pytest.raises(FloatingPointError) if ends == "badly" else contextlib.nullcontext():
         fit(model, data=loaders(shuffle=True), epochs=2, precision=precision, micro_batch=4)
-    assert surroundings() == before and set(vars(model)) == attributes
+    assert surroundings() == before
     assert model.eval()(clouds(4)[0]).dtype == torch.float32
-
-
-def test_tied_weights_are_trained_and_kept(tmp_path):
-    model = from_seed(lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
-    model[2].weight = model[0].weight
-    before = model[0].weight.detach().clone()
-    fit(model, epochs=1, folder=tmp_path)
-    assert model[2].weight is model[0].weight and not torch.equal(model[0].weight, before)
