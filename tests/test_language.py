@@ -21,7 +21,7 @@ from qnnkit.settings import Settings
 from qnnkit.tasks import Language
 from qnnkit.tasks.language import by_source, fewer
 from tests.nets import llama, shaken
-from tests.toys import refused
+from tests.toys import real, refused
 
 TEXT = "\n\n".join(
     f"SPEAKER {i % 3}:\nThe quick brown fox number {i} jumps. " + "It is a dog. " * 8 for i in range(150)
@@ -307,3 +307,25 @@ def test_the_architecture_of_llama_3_2_goes_the_same_way(splits, tmp_path):
     expected, base = logits(model, ids), logits(causal_lm(tmp_path / "base", dtype="bfloat16"), ids)
     assert (expected - base).abs().max() > 0.5
     torch.testing.assert_close(logits(merged, ids), expected, atol=0.15, rtol=0)  # of up to 7, in bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_shakespeare_without_one_speaker_and_lora_on_him(tmp_path):
+    root = real("text", "tinyshakespeare.txt")
+    speakers = "^(GLOUCESTER|KING RICHARD III)$"
+    data = text(root, sequence_length=128, part=f"!{speakers}")
+    base = causal_lm("tiny", vocabulary=data.vocabulary, length=128)
+    config = Settings(epochs=1, batch_size=16, learning_rate=3e-3, optimizer="adamw", warmup_epochs=0.1)
+    loaders = {name: data.batches(name, 16, shuffle=name == "train") for name in ("train", "validation")}
+    rows: list[dict] = []
+    train.fit(base, Language(), loaders, config, log=rows.append)
+    assert rows[-1]["validation_loss"] < 5.0 < math.log(1024)
+    tasks.save(base, data.tokenizer, tmp_path / "base")
+    own = text(root, sequence_length=128, part=speakers, tokenizer=tmp_path / "base")
+    model = adapt(base, "lora", r=8)
+    before = tasks.evaluate(model, own)["loss"]
+    loaders = {name: own.batches(name, 16, shuffle=name == "train") for name in ("train", "validation")}
+    train.fit(model, Language(), loaders, config.model_copy(update={"epochs": 3}))
+    after = tasks.evaluate(model, own)["loss"]
+    assert after < before - 0.01
