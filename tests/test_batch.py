@@ -40,6 +40,8 @@ def home(tmp_path, monkeypatch):
     home.mkdir()
     monkeypatch.setenv("QNNKIT_HOME", str(home))
     monkeypatch.chdir(tmp_path)
+    for module, seconds in ((engine, 0.1), (task, 0.05), (warm, 0.01)):  # short waits
+        monkeypatch.setattr(module, "LOOK", seconds)
     yield home
     left = processes(home)
     for process in left:
@@ -107,7 +109,7 @@ def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(0.02)
     return value
 
 
@@ -882,8 +884,6 @@ def trials(home, name="b"):
 
 def test_a_sampler_proposes_learns_and_prunes(stand_in, home, monkeypatch):
     """The third run waits after two epochs until it is given up: it is worse than the median of two."""
-    monkeypatch.setattr(engine, "LOOK", 0.05)
-    monkeypatch.setattr(task, "LOOK", 0.05)
     content, told, release = stand_in(optuna=STUDY, workers=1), [], hold(home, 3)
 
     def echo(line):
@@ -902,7 +902,7 @@ def test_a_sampler_proposes_learns_and_prunes(stand_in, home, monkeypatch):
         assert each.state.name == {"finished": "COMPLETE", "pruned": "PRUNED"}[run.state]
         if run.state == "finished":
             assert each.value == pytest.approx(1 - abs(each.params["learning_rate"] - 0.3))
-            assert set(each.intermediate_values) <= {1, 2, 3}
+            assert set(each.intermediate_values) == {1, 2, 3}
     pruned = runs[found[2].user_attrs["run"]]
     assert pruned.state == "pruned" and "worse than other runs" in pruned.error and pruned.notebook is None
     assert epochs_of(pruned) < 3
@@ -928,9 +928,10 @@ def test_of_a_loss_the_least_is_best(stand_in, home):
     ]
 
 
+@pytest.mark.filterwarnings("ignore:The value of `grace_period`")
 def test_a_killed_study_goes_on_as_undisturbed(stand_in, home, monkeypatch):
     """One run at a time: the trials are those of a study that nobody killed, to the last digit."""
-    monkeypatch.setattr(search, "GRACE", 3)
+    monkeypatch.setattr(search, "GRACE", 0.3)
     study = {**STUDY, "n_trials": 4, "pruner": "none"}
     content = stand_in(optuna=study, workers=1)
     release = hold(home, 2)

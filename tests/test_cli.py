@@ -201,15 +201,13 @@ def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit
         ("run --run-dir a", "must hold a run, but is"),
         ("plan --recipe digits_quanv --size tiny", "`--size` must be left out with --recipe"),
         ("plan --model llama --set foo=1", "`setting` must be a known name, but is 'foo'"),
-        ("measure a.json --compare --recipe cnn", "`--recipe` must be left out with --compare"),
-        ("measure a.json --compare --run-dir a", "`--run-dir` must be left out with --compare"),
-        ("measure a.json --compare --set epochs=1", "`--set` must be left out with --compare"),
-        ("measure a.json --compare --dummy 8x8x1x2", "`--dummy` must be left out with --compare"),
-        ("measure a.json --compare --samples 5", "`--samples` must be left out with --compare"),
-        ("measure a.json --compare --seconds 5", "`--seconds` must be left out with --compare"),
-        ("measure a.json --compare --quick", "`--quick` must be left out with --compare"),
-        ("measure a.json --compare --profile", "`--profile` must be left out with --compare"),
-        ("measure a.json --compare --json", "`--json` must be left out with --compare"),
+        *(
+            (f"measure a.json --compare {words}", f"`{words.split()[0]}` must be left out with --compare")
+            for words in (
+                *("--recipe cnn", "--run-dir a", "--set epochs=1", "--dummy 8x8x1x2", "--samples 5"),
+                *("--seconds 5", "--quick", "--profile", "--json"),
+            )
+        ),
         ("measure a.json", "Files are for --compare"),
         ("watch a --once --every 5", "`--every` must be left out with --once"),
         ("report batch --recipe cnn", "Option --recipe must be given a run"),

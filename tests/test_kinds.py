@@ -168,7 +168,7 @@ def test_a_rank_and_alpha_that_are_asked_for(given, tmp_path):
 
 
 def test_a_base_in_half_precision_is_adapted_saved_and_gone_on_with(given, tmp_path):
-    small = {**given, "rank": 2, "gradient_checkpointing": False, "batch_size": 1}
+    small = {**given, "rank": 2, "gradient_checkpointing": False}
     run = trained(tmp_path / "half", "llama_mac", **small, base_precision="bfloat16")
     model = runs.trained(run)
     kinds = {weight.dtype for weight in model.parameters() if weight.requires_grad}
@@ -332,7 +332,8 @@ def test_what_is_too_large_to_be_tried_is_estimated(adapted, tmp_path, monkeypat
         return made(*given, bare=bare)
 
     monkeypatch.setattr(recipes, "made", counted)
-    fresh = runs.Run(tmp_path, adapted.config.override(device="auto", threads="auto", batch_size=1))
+    free = {"device": "auto", "threads": "auto", "batch_size": 1, "controls": ["lora"]}
+    fresh = runs.Run(tmp_path, adapted.config.override(**free))
     found = measure.plan(**runs.to_plan(fresh), largest=False)
     assert "a trial would hold" in fresh.placement["sentence"]
     assert (

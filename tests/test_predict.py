@@ -33,20 +33,36 @@ def trained(recipe, **settings):
     return run
 
 
+@pytest.fixture(scope="module")
+def workspaces(tmp_path_factory, pictures):
+    """Two workspaces with a run each, whose data are gone; and what the net of the pictures gives."""
+    root = tmp_path_factory.mktemp("predict")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("QNNKIT_HOME", str(root / "pictures"))
+        shutil.copytree(pictures, root / "pictures" / "images")
+        run = trained("folder_quanv", data_dir="images", image_size=6, hidden=2)
+        net, test = runs.trained(run), run.splits.test
+        with torch.no_grad():
+            expected = net(test.images).softmax(1)
+        shutil.rmtree(root / "pictures" / "images")
+        patched.setenv("QNNKIT_HOME", str(root / "text"))
+        (root / "text").mkdir()
+        (root / "text" / "text.txt").write_text("the cat sat on the mat. " * 200)
+        trained("text_llama", data_dir="text.txt", sequence_length=16, vocabulary=280)
+        (root / "text" / "text.txt").unlink()
+    return root, test, expected
+
+
 @pytest.fixture
-def pictured(home, pictures):
-    """A run on a copy of two class folders, which is gone when it is used."""
-    shutil.copytree(pictures, home / "images")
-    run = trained("folder_quanv", data_dir="images", image_size=6, hidden=2)
-    net, test = runs.trained(run), run.splits.test
-    with torch.no_grad():
-        expected = net(test.images).softmax(1)
-    shutil.rmtree(home / "images")
-    return run, test, expected
+def pictured(home, workspaces):
+    """A run on two class folders that are gone; its test data, and what the net gives for them."""
+    root, test, expected = workspaces
+    shutil.copytree(root / "pictures", home, dirs_exist_ok=True)
+    return test, expected
 
 
 def test_images_are_classified_as_the_net_does_without_the_data(pictured, home):
-    _, test, expected = pictured
+    test, expected = pictured
     paths = []
     for i, image in enumerate(test.images[:3]):
         paths.append(home / f"{i}.png")
@@ -66,7 +82,7 @@ def test_images_are_classified_as_the_net_does_without_the_data(pictured, home):
 
 
 def test_model_is_read_wherever_it_lies(pictured, home):
-    _, test, expected = pictured
+    test, expected = pictured
     (home / "elsewhere").mkdir()
     (home / "runs" / "one" / "model").rename(home / "elsewhere" / "net")
     net, data, recipe = runs.load_model(home / "elsewhere" / "net")
@@ -84,7 +100,7 @@ UNLIKE = {
 
 
 def test_images_unlike_those_of_the_training_are_said_to_be(pictured):
-    pixels = pictured[1].images[0, 0].numpy()
+    pixels = pictured[0].images[0, 0].numpy()
     for kind, (change, told) in UNLIKE.items():
         [row] = runs.predict("runs/one", [change(pixels)])
         assert any(told in note for note in row["notes"]), kind
@@ -112,12 +128,10 @@ def test_captions_and_images_are_matched_by_clip(home):
 
 
 @pytest.fixture
-def written(home):
-    """A language model trained on a text that is gone when it is used."""
-    (home / "text.txt").write_text("the cat sat on the mat. " * 200)
-    run = trained("text_llama", data_dir="text.txt", sequence_length=16, vocabulary=280)
-    (home / "text.txt").unlink()
-    return run
+def written(home, workspaces):
+    """A language model trained on a text that is gone."""
+    shutil.copytree(workspaces[0] / "text", home, dirs_exist_ok=True)
+    return runs.open_run("runs/one")
 
 
 def test_a_text_is_gone_on_with(written, home):

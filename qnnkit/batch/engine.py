@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 import uuid
 from collections import Counter
@@ -19,7 +20,7 @@ from qnnkit.batch.state import Outcome
 from qnnkit.batch.table import Shown, shown
 from qnnkit.runs import Run, finished, reading
 
-TICK = 0.2  # seconds between two looks at the workers
+TICK = 0.2  # seconds between two looks at the workers, while no run ends
 LOOK = 1.0  # seconds between two looks at the folders of the runs
 PRUNED = "Stopped early: worse than other runs at the same epoch."
 
@@ -105,7 +106,7 @@ class Crew:
         self.config, self.batch, self.pool, self.shown = config, batch, pool, shown
         self.session, self.pruned = uuid.uuid4().hex, set[str]()
         self.futures: dict[Any, Planned] = {}
-        self.tries = Counter[str]()
+        self.tries, self.ended = Counter[str](), threading.Event()
 
     def finish(self, source: search.Listed) -> None:
         """Runs all that `source` gives, each as often as it may fail."""
@@ -127,11 +128,14 @@ class Crew:
                     self._start(run)
                 if not self.futures:
                     return
-                for future in [each for each in self.futures if each.done()]:
-                    done = future.status == "finished"
-                    how, error = future.result() if done else self._broken(future)
+                self.ended.clear()
+                done = [each for each in self.futures if each.done()]
+                for future in done:
+                    known = future.status == "finished"
+                    how, error = future.result() if known else self._broken(future)
                     self._end(self.futures.pop(future), how, error, source)
-                time.sleep(TICK)
+                if not done:
+                    self.ended.wait(TICK)
         except BaseException as error:
             self._leave()
             self._wait(told=isinstance(error, KeyboardInterrupt))
@@ -185,7 +189,9 @@ class Crew:
             threads=threads,
             gpus=self.config.gpus_per_run,
         )
-        self.futures[self.pool.submit(job)] = run
+        future = self.pool.submit(job)
+        future.add_done_callback(lambda _: self.ended.set())
+        self.futures[future] = run
         self.shown.begin(run)
 
     def _end(self, run: Planned, how: str, error: str, source: search.Listed) -> None:

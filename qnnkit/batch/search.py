@@ -93,21 +93,24 @@ class Study(Listed):
         return super().next()
 
     def hopeless(self, running: Iterable[Planned]) -> list[Planned]:
-        """Tells the study of each new epoch; those of the running runs that it gives up."""
-        found = {}
-        for run in running:
-            for row in self._rows(run, "epoch"):
-                for trial in self.trials[run.id] if row["seed"] == run.config.seed else ():
-                    if row["epoch"] not in self.reported[trial.number]:
-                        self.reported[trial.number].add(row["epoch"])
-                        trial.report(row[self.watched], row["epoch"])
-                        if trial.should_prune():
-                            found[run.id] = run
-        return [*found.values()]
+        """Those of the running runs that the study gives up at a new epoch."""
+        return [run for run in running if self._report(run)]
+
+    def _report(self, run: Planned) -> bool:
+        """Tells the study of each new epoch of a run; whether it gives the run up."""
+        hopeless = False
+        for row in self._rows(run, "epoch"):
+            for trial in self.trials.get(run.id, ()) if row["seed"] == run.config.seed else ():
+                if row["epoch"] not in self.reported[trial.number]:
+                    self.reported[trial.number].add(row["epoch"])
+                    trial.report(row[self.watched], row["epoch"])
+                    hopeless |= trial.should_prune()
+        return hopeless
 
     def tell(self, run: Planned, how: str) -> None:
         """The score of a run is its own net's on validation at its best epoch, as a mean over seeds."""
         self.known[run.id] = how
+        self._report(run)  # what others are compared with depends on no look
         scores = {row["seed"]: row[self.watched] for row in self._rows(run, "test")}
         for trial in self.trials.pop(run.id, []):
             if how == "finished" and scores:
