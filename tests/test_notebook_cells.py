@@ -76,7 +76,7 @@ def test_the_gradient_check_of_every_kind_of_circuit(place, capsys, name):
         assert ("identity_block" in {row.initialisation for row in found["scan"]}) == mirrored
 
 
-@pytest.mark.parametrize("name", ["frozen filters", "resnet"])
+@pytest.mark.parametrize("name", ["frozen filters", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_training_and_the_analysis_of_a_trained_net(place, name):
     run = begun(place / name, **NETS[name], epochs=1)
     cells("03_train", run)

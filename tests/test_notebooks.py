@@ -103,7 +103,7 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
     home, before = tmp_path_factory.mktemp("chain"), files(installed.parent)
     words = ("--recipe", "digits_quanv", "--run-dir", "runs/first", "--epochs", "1", "--set", "n_seeds=1")
     command = (installed / "bin" / "qnnkit", "run", *words, "--set", 'controls=["classical"]')
-    brief = ("plateau_qubits=4", "plateau_starts=20", "hardware_images=8")
+    brief = ("samples=1", "plateau_qubits=4", "plateau_starts=20", "hardware_images=8")
     done = outside(home, *command, "--set", "stride=2", *(word for each in brief for word in ("--set", each)))
     assert re.sub(OF_IPYKERNEL, "", done.stderr) == ""
     for index, name in enumerate(runs.NOTEBOOKS, start=1):
