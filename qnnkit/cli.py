@@ -93,8 +93,9 @@ def run(
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
     warm.begin()
     with _ending_cleanly():
-        from qnnkit import report as reports
-        from qnnkit import runs
+        with warm.importing():
+            from qnnkit import report as reports
+            from qnnkit import runs
 
         names = runs.chain.chosen(notebooks)
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
@@ -128,8 +129,9 @@ def train(
 
     On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
     """
-    from qnnkit import runs
-    from qnnkit.train.processes import is_main, wait_for_all
+    with warm.importing():
+        from qnnkit import runs
+        from qnnkit.train.processes import is_main, wait_for_all
 
     with _ending_cleanly():
         named, asked = asked_for(run_dir, recipe, files, settings, only, epochs=epochs, on_oom=on_oom)
@@ -179,7 +181,8 @@ def batch(
     """Run many runs, some at a time. Run again, it finishes what is unfinished; Ctrl-C stops cleanly."""
     if scheduler is None:
         warm.begin()
-    from qnnkit import batch as batches
+    with warm.importing():
+        from qnnkit import batch as batches
 
     folder = batches.batch_folder(batches.read_config(file))  # before someone edits the file meanwhile
     echo = None if sys.stdout.isatty() else typer.echo

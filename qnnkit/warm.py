@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import runpy
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +37,20 @@ LOOK = 0.05  # seconds between two looks at whether a process has ended
 _lock = threading.Lock()
 _nursery: Connection | None = None
 _fresh = False  # whether this process was forked here, and has not computed
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Imports without garbage collection, which takes a third of the time and finds next to nothing.
+
+    What is imported stays: no later collection looks through it, in this process or in one forked from it.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def begin() -> None:
@@ -155,8 +170,9 @@ def _ask(*request: Any) -> Any:
 def serve(channel: int | Connection, modules: Sequence[str] = ()) -> NoReturn:
     """Imports, then forks and tells who has ended, until the other end is closed."""
     try:
-        for name in modules:
-            importlib.import_module(name)
+        with importing():
+            for name in modules:
+                importlib.import_module(name)
         with contextlib.suppress(EOFError, OSError):
             _serve(Connection(channel) if isinstance(channel, int) else channel)
     finally:

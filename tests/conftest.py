@@ -20,6 +20,8 @@ from tests import forked  # noqa: F401  other processes are forked from here on
 from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
+gc.disable()  # until every test is imported: see `warm.importing`
+
 LONGEST = ("batch", "notebooks", "your_own", "browser", "warm", "runs", "processes", "kinds", "inspector")
 """Files of tests that take longest, begun first: two workers that share files then end at the same time."""
 
@@ -39,8 +41,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
     gc.freeze()  # thousands of tests and modules, which no collection need look at again
+    gc.enable()
 
 
 def _globals() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from PIL import Image
 import qnnkit
 from benchmarks import adapting, noisy, plateau, results, run
 from qnnkit import cli, recipes, report, runs
+from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -222,20 +223,7 @@ def write_images(home: Path, random: np.random.Generator) -> None:
 
 def write_words(home: Path, random: np.random.Generator) -> None:
     """Speeches, images with captions, and pieces of two composers."""
-    words = [
-        "love",
-        "night",
-        "sun",
-        "moon",
-        "sword",
-        "kiss",
-        "name",
-        "rose",
-        "day",
-        "grave",
-        "light",
-        "speak",
-    ]
+    words = "love night sun moon sword kiss name rose day grave light speak".split()  # noqa: SIM905
     speakers = ("ROMEO", "JULIET", "NURSE") * 60
     speeches = [f"{who}:\n{' '.join(random.choice(words, 12))}.\n" for who in speakers]
     (home / "shakespeare.txt").write_text("\n".join(speeches))
@@ -293,8 +281,9 @@ def test_the_recipe_of_the_readme_trains_with_every_control(home: Path) -> None:
 def test_short_programs_and_commands_of_the_pages(home: Path) -> None:
     both = [programs(ROOT / "docs" / name) for name in ("hardware.md", "your_own.md")]
     both += ["assert quanvolution(torch.rand(8, 1, 28, 28)).shape == (8, 4, 14, 14)"]
-    succeeds([sys.executable, "-c", "\n".join(both)])
-    succeeds(quick("qnnkit sample my_images few --per-class 20", set()))
+    sampled = forked.run("qnnkit", "sample", "my_images", "few", "--per-class", 20)
+    for done in (forked.python("\n".join(both)), sampled):
+        assert done.returncode == 0, done.stdout
     assert len(list((home / "few").rglob("*.png"))) == 60
 
 
