@@ -160,12 +160,14 @@ def test_it_ends_with_who_began_it(tmp_path):
 SLOW = """
 import os, time
 
+forked = []  # by whom: asked before, since the child's own parent may already be gone
+
 def orphaned():
-    end, parent = time.monotonic() + 60, os.getppid()
-    while os.getppid() == parent and time.monotonic() < end:
+    end = time.monotonic() + 60
+    while os.getppid() == forked[-1] and time.monotonic() < end:
         time.sleep(0.01)
 
-os.register_at_fork(after_in_child=orphaned)
+os.register_at_fork(before=lambda: forked.append(os.getpid()), after_in_child=orphaned)
 """
 KILLED = """
     import os, signal, sys, time

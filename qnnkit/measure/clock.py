@@ -197,7 +197,7 @@ def race(
             except Exception as error:  # such as memory that others have taken meanwhile
                 if not ran_out(error):
                     raise
-                laps[name] = Lap(None, why=words.first_line(error))
+                laps[name] = Lap(None, why=f"{words.first_line(error)}.")
                 release(steps[name].device)
         near = [name for name in near if len(taken[name]) > number]
     if near and taken[near[0]]:
@@ -224,7 +224,7 @@ def _first_laps(steps: Mapping[str, Step], seconds: float, longest: float) -> di
                 again = min(again, _turn(step, 1))
         except Exception as error:  # what cannot run here does not win
             errors.append(error)
-            laps[name] = Lap(None, why=words.first_line(error))
+            laps[name] = Lap(None, why=f"{words.first_line(error)}.")
             release(step.device)
             continue
         laps[name] = Lap(again / step.samples)

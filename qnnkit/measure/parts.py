@@ -345,7 +345,7 @@ class _Bench:
             with clock.threads(self.threads):
                 return Lap(one_by_one(model, example, seconds=seconds))
         except (ValueError, RuntimeError) as error:
-            return Lap(None, why=words.first_line(error))
+            return Lap(None, why=f"{words.first_line(error)}.")
 
 
 def one_by_one(
