@@ -94,7 +94,7 @@ def test_what_fails_says_why_and_what_all_fail_with_is_raised(virtual):
         raise RuntimeError("no such thing here\nmore")
 
     found = race({"a": virtual.step("a", fails), "b": virtual.step("b", 0.1)})
-    assert (found["a"].seconds, found["a"].why, winner(found)) == (None, "no such thing here", "b")
+    assert (found["a"].seconds, found["a"].why, winner(found)) == (None, "no such thing here.", "b")
     with pytest.raises(RuntimeError, match="no such thing"):
         race({"a": virtual.step("a", fails)})
 
