@@ -45,12 +45,14 @@ def importing() -> Iterator[None]:
 
     What is imported stays: no later collection looks through it, in this process or in one forked from it.
     """
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def begin() -> None:
