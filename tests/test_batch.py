@@ -997,7 +997,7 @@ def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(home, pictures,
 
 
 def kernels(home):
-    return [each for each in processes(home) if "ipykernel" in " ".join([each.name(), *each.cmdline()])]
+    return [each for each in processes(home) if "qnnkit.kernel" in " ".join([each.name(), *each.cmdline()])]
 
 
 @pytest.mark.slow

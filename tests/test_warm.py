@@ -38,6 +38,19 @@ torch.ones(200, 200) @ torch.ones(200, 200)
 print(json.dumps({"imported": there, "left": left, "cwd": os.getcwd(), "path": sys.path[:2]}))
 """
 DRAWS = "from matplotlib import pyplot; pyplot.plot([1, 2]); pyplot.show()"
+ENDS = """
+import atexit, sys, threading, time
+from pathlib import Path
+control, stream = get_ipython().kernel.parent.control_thread, type(sys.stdout)
+
+def flush(self, once=stream.flush):
+    if threading.current_thread() is control:
+        time.sleep(0.3)
+    once(self)
+
+stream.flush = flush
+atexit.register(lambda: Path("ended").write_text(str(control.is_alive())))
+"""
 THERE = "import json, sys; print(json.dumps('torch' in sys.modules))"
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 CHAIN = """
@@ -65,7 +78,7 @@ if sys.argv[1] == "warm":
 def chain(request, tmp_path_factory):
     """Four notebooks one after the other, forked or each by itself: (folder, what was told, way)."""
     folder = tmp_path_factory.mktemp(request.param)
-    books = {"spoils": SPOILS, "looks": LOOKS, "draws": DRAWS, "dies": DIES, "there": THERE}
+    books = {"spoils": SPOILS, "looks": LOOKS, "draws": f"{DRAWS}\n{ENDS}", "dies": DIES, "there": THERE}
     for name, code in books.items():
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
@@ -93,6 +106,10 @@ def test_pyplot_draws_into_the_notebook(chain):
     assert "image/png" in kinds
 
 
+def test_a_kernel_closes_nothing_that_its_control_thread_still_needs(chain):
+    assert (chain[0] / "ended").read_text() == "False"
+
+
 def test_a_kernel_that_dies_is_told(chain):
     assert "dies.ipynb stopped: its kernel died" in chain[1] and "smaller batch_size" in chain[1]
     assert {path.name for path in (chain[0] / "out").glob("dies.*")} == {"dies.failed.ipynb"}
@@ -103,6 +120,29 @@ def test_without_the_process_that_is_forked_a_notebook_runs_by_itself(chain):
     if way == "warm":
         (told,) = outputs(folder / "out" / "alone.ipynb")
         assert json.loads(told.text) is False
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading, time
+    import psutil
+    from qnnkit import runs
+
+    def hear():
+        while not psutil.Process().children():
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=hear).start()
+    try:
+        runs.launch(sys.argv[1], sys.argv[2], {})
+    except KeyboardInterrupt:
+        print(psutil.Process().children())
+"""
+
+
+def test_a_kernel_that_is_interrupted_before_it_is_ready_is_ended(chain, tmp_path):
+    done = forked.python(INTERRUPTED, chain[0] / "draws.ipynb", tmp_path / "copy.ipynb")
+    assert done.stdout == "[]\n", done.stderr
 
 
 FEW = "warm.MODULES = ('torch', 'threadpoolctl')"  # all that it imports is in tests/forked.py
@@ -192,7 +232,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path, kind):
     """One that has not begun does not begin: it would have nobody to end with, and wait for ever."""
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "says.py").write_text("open('said', 'w')")
-    of_kernel = ("torch", "threadpoolctl", "ipykernel.kernelapp"), ["ipykernel_launcher", "-f"], True
+    of_kernel = ("torch", "threadpoolctl", "ipykernel.kernelapp"), ["qnnkit.kernel", "-f"], True
     modules, command, waits = of_kernel if kind == "a kernel" else (("slow",), ["says"], False)
     code = textwrap.dedent(KILLED.format(modules=modules, words=command, waits=waits))
     words = [sys.executable, "-c", code]

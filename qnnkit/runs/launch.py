@@ -106,6 +106,7 @@ def launch(
     check_parameters(notebook, parameters)
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
+    begun: list[Any] = []
     try:
         usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
         variables = {**usual, ANNOUNCED: str(running.absolute()), **(environment or {})}
@@ -118,7 +119,7 @@ def launch(
                 progress_bar=False,
                 start_timeout=START_TIMEOUT,
                 config=config,
-                kernel_manager_class=_manager(variables),
+                kernel_manager_class=_manager(variables, begun),
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
             )
     except papermill.PapermillExecutionError as error:
@@ -141,6 +142,10 @@ def launch(
         ) from None
     except OSError as error:
         raise workspace.cannot_write(running, error) from None
+    finally:
+        for kernel in begun:  # papermill ends it, except one that was interrupted before it was ready
+            kernel.kill()
+            kernel.wait()
     failed.unlink(missing_ok=True)
     return running.replace(output)
 
@@ -164,19 +169,25 @@ def find_notebook(name: str) -> Path:
     raise FileNotFoundError(checks.message("notebook", "be one that comes with qnnkit", name, step))
 
 
-def _manager(variables: Mapping[str, str]) -> type:
-    """Jupyter's manager of kernels, which get these variables; they are forked where that is possible."""
+def _manager(variables: Mapping[str, str], begun: list[Any]) -> type:
+    """Jupyter's manager of kernels, which get these variables; they are forked where that is possible.
+
+    The process of each is added to `begun`.
+    """
     from jupyter_client.manager import AsyncKernelManager
 
     class Manager(AsyncKernelManager):
         async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
             env = {**options.pop("env"), **variables}
-            if not warm.ready(kernel_cmd):
-                return await super()._async_launch_kernel(kernel_cmd, env=env, **options)
+            kernel_cmd = ["qnnkit.kernel" if word == "ipykernel_launcher" else word for word in kernel_cmd]
             there: Any = self.provisioner
-            known = {"JPY_PARENT_PID": "", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-            there.process = warm.Forked(kernel_cmd, known | env)
-            there.pid = there.pgid = there.process.pid  # its session is its own
+            if warm.ready(kernel_cmd):
+                known = {"JPY_PARENT_PID": "", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+                there.process = warm.Forked(kernel_cmd, known | env)
+                there.pid = there.pgid = there.process.pid  # its session is its own
+            else:
+                await super()._async_launch_kernel(kernel_cmd, env=env, **options)
+            begun.append(there.process)
 
     return Manager
 
