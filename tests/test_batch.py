@@ -108,9 +108,15 @@ def until(condition, seconds=60.0):
     """Waits for a condition to hold, and returns its value."""
     end = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < end, f"it did not happen in time: {_left()}"
         time.sleep(0.02)
     return value
+
+
+def _left():
+    """What runs have written last, by file: the test works in the folder above the workspace."""
+    files = [path for path in Path.cwd().rglob("runs/*/*") if path.suffix in (".jsonl", ".json", ".log")]
+    return {str(path.relative_to(Path.cwd())): path.read_text()[-300:] for path in sorted(files)}
 
 
 def calls(folder):
