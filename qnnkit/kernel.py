@@ -1,8 +1,8 @@
 """The kernel of a notebook that `qnnkit run` executes: `python -m qnnkit.kernel -f CONNECTION`.
 
-ipykernel answers a request to end in its control thread, and closes the sockets of that thread meanwhile in
-the main one. In some of a hundred kernels the first then waits ten seconds for the second's output, or both
-take one socket and the process aborts. Here the control thread has ended before anything is closed.
+ipykernel answers a request to end in its control thread, while the main thread stops the one that publishes
+what is printed. In four of a hundred kernels the first then waits ten seconds for it. Here the control thread
+has ended before anything else is closed.
 """
 
 import sys

@@ -638,11 +638,14 @@ def scheduler(home, workers=1, protocol="tcp", options=("--nthreads", 1)):
     """A scheduler and workers as a person starts them: its address, and they, the scheduler last."""
     file, log = home.parent / "scheduler.json", home.parent / "dask.txt"
     words = ("--scheduler-file", file, "--protocol", protocol, "--host", "127.0.0.1", "--no-dashboard")
-    started = [start("dask", "scheduler", *words, "--port", 0, log=log)]
+    # What a killed test leaves behind ends by itself: the worker with its scheduler, that once it is idle.
+    started = [start("dask", "scheduler", *words, "--port", 0, "--idle-timeout", 300, log=log)]
     try:
         address = json.loads(until(lambda: file.exists() and file.read_text()))["address"]
         for _ in range(workers):
-            started.insert(0, start("dask", "worker", *words, "--no-nanny", *options, log=log))
+            started.insert(
+                0, start("dask", "worker", *words, "--no-nanny", "--death-timeout", 60, *options, log=log)
+            )
         yield address, started
     finally:
         for process in started:
