@@ -390,7 +390,8 @@ def act(name, value):
     before = {part: panel.pngs[part].value for part in ("gradients", "circuit", "image", "what_if")}
     getattr(panel, name).value = value
     found.append([name, [part for part, png in before.items() if panel.pngs[part].value != png]])
-acts = {"epoch": 1, "weight": 3, "shift": 1.0, "image": 3, "layer": "reader.0"}
+other = next(place for _, place in panel.weight.options if place != panel.weight.value)
+acts = {"epoch": 1, "weight": other, "shift": 1.0, "image": 3, "layer": "reader.0"}
 for name, value in acts.items():
     act(name, value)
 bundle = sorted(inspector._repr_mimebundle_())

@@ -81,6 +81,15 @@ def similarities(texts):
     return plots.similarities(cosines, images, texts, RIGHT[: len(images), : len(texts)])
 
 
+def layer_gradients():
+    gradients = np.linspace(-2, 1, 30).reshape(6, 5) ** 3
+    ratios = np.array([[0.5, 0.2, 0.8], [0.4, 0.1, 0.9], [np.nan] * 3])
+    norms, weight = np.geomspace(1e-4, 1, 12), ("weights[0, 1]", 1)
+    return plots.layer_gradients(
+        np.arange(12) + 1, norms, (7, 12), gradients, weight, np.arange(3) + 1, ratios, 2
+    )
+
+
 FIGURES = {
     "machines": lambda: plots.machines(
         ["AMD EPYC, 2 cores", *["Apple M3 Pro"] * 2, *["Tesla T4, 2 cores, Colab ($ " + "x" * 30] * 2],
@@ -102,6 +111,7 @@ FIGURES = {
     "class_samples-uneven": lambda: plots.class_samples(images_of(3), np.array([0, 0, 2]), ["a", "b", "c"]),
     "confusion-many": lambda: plots.confusion(np.eye(31, dtype=int), [str(i) for i in range(31)]),
     "confusion-empty": lambda: plots.confusion(np.zeros((2, 2), dtype=int), ["a", "b"]),
+    "layer_gradients": layer_gradients,
     "labelled_images": lambda: plots.labelled_images(images_of(12), ["3, not 8\n97 %"] * 12),
     "labelled_images-few": lambda: plots.labelled_images(images_of(2), ["3, not 8\n97 %"] * 2),
     "labelled_images-long": lambda: plots.labelled_images(
