@@ -31,7 +31,7 @@ test: .venv/with-dev  ## every test but the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: .venv/with-dev  ## the tests that take long or ask a package registry
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200
 	QNNKIT_EXAMPLES=all $(BIN)/python -m pytest tests/test_random_circuits.py
 
 lint: .venv/with-dev  ## style, common mistakes and which part imports which
