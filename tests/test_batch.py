@@ -650,7 +650,7 @@ def scheduler(home, workers=1, protocol="tcp", options=("--nthreads", 1)):
     finally:
         for process in started:
             process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a worker may wait for ever for its own tasks
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a worker may wait for its own tasks
                 process.wait(10)
             process.kill()
             process.wait()
