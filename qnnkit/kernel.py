@@ -1,7 +1,7 @@
 """The kernel of a notebook that `qnnkit run` executes: `python -m qnnkit.kernel -f CONNECTION`.
 
 ipykernel answers a request to end in its control thread, while the main thread stops the one that publishes
-what is printed. In four of a hundred kernels the first then waits ten seconds for it. Here the control thread
+what is printed; now and then the first then waits for it in vain, for ten seconds. Here the control thread
 has ended before anything else is closed.
 """
 

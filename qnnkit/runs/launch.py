@@ -106,11 +106,10 @@ def launch(
     check_parameters(notebook, parameters)
     workspace.make_folder(output.parent)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
-    begun: list[Any] = []
     try:
         usual = {name: os.environ.get(name, value) for name, value in launch_environment().items()}
         variables = {**usual, ANNOUNCED: str(running.absolute()), **(environment or {})}
-        with _kernels() as config, _heard_between_tasks():
+        with _kernels(variables) as kernels, _heard_between_tasks():
             papermill.execute_notebook(
                 str(notebook),
                 str(running),
@@ -118,9 +117,8 @@ def launch(
                 kernel_name="python3",
                 progress_bar=False,
                 start_timeout=START_TIMEOUT,
-                config=config,
-                kernel_manager_class=_manager(variables, begun),
                 extra_arguments=["--log-level=CRITICAL"],  # its end, an interrupt, is no error to tell
+                **kernels,
             )
     except papermill.PapermillExecutionError as error:
         running.replace(failed)
@@ -142,10 +140,6 @@ def launch(
         ) from None
     except OSError as error:
         raise workspace.cannot_write(running, error) from None
-    finally:
-        for kernel in begun:  # papermill ends it, except one that was interrupted before it was ready
-            kernel.kill()
-            kernel.wait()
     failed.unlink(missing_ok=True)
     return running.replace(output)
 
@@ -172,7 +166,7 @@ def find_notebook(name: str) -> Path:
 def _manager(variables: Mapping[str, str], begun: list[Any]) -> type:
     """Jupyter's manager of kernels, which get these variables; they are forked where that is possible.
 
-    The process of each is added to `begun`.
+    Their processes are added to `begun`.
     """
     from jupyter_client.manager import AsyncKernelManager
 
@@ -220,15 +214,22 @@ def _heard_between_tasks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kernels() -> Iterator[Config]:
-    """Kernels speak over files in a folder of their own: two launches at once cannot take each other's.
+def _kernels(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """What papermill is to be told of its kernels; none is left in the end.
 
-    Jupyter's own choice is `kernel-ipc-1` and so on in the current folder, or ports; of both, two that start
+    They speak over files in a folder of their own: two launches at once cannot take each other's. Jupyter's
+    own choice is `kernel-ipc-1` and so on in the current folder, or ports; of both, two that start
     at the same moment may take the same, and then wait for each other until they give up.
     """
-    manager: dict[str, Any] = {"shutdown_wait_time": STOP_TIMEOUT}
-    if os.name != "posix":
-        yield Config({"KernelManager": manager})
-        return
+    begun: list[Any] = []
+    options: dict[str, Any] = {"shutdown_wait_time": STOP_TIMEOUT}
     with tempfile.TemporaryDirectory(prefix="qnnkit-", ignore_cleanup_errors=True) as folder:
-        yield Config({"KernelManager": {**manager, "transport": "ipc", "ip": f"{folder}/kernel"}})
+        if os.name == "posix":
+            options |= {"transport": "ipc", "ip": f"{folder}/kernel"}
+        try:
+            config = Config({"KernelManager": options})
+            yield {"config": config, "kernel_manager_class": _manager(variables, begun)}
+        finally:
+            for kernel in begun:  # papermill ends it, except one that was interrupted before it was ready
+                kernel.kill()
+                kernel.wait()
