@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,17 @@ def test_it_is_a_dataset_of_images_with_their_options(tmp_path):
             data.of(dataset)
 
 
-def test_datasets_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with refused("dataset"):
+@pytest.mark.parametrize("there", [None, types.ModuleType("datasets")], ids=["nothing", "a folder"])
+def test_datasets_is_missing(monkeypatch, tmp_path, there):
+    """Also where the current folder is a workspace, whose folder `datasets` Python takes for a package."""
+    monkeypatch.setitem(sys.modules, "datasets", there)
+    with refused("dataset") as caught:
         Run(tmp_path / "run", recipes.settings("digits_quanv", dataset="hub:ylecun/mnist")).load_data()
+    assert "pip install 'qnnkit[hub]'" in str(caught.value)
 
 
 def test_what_datasets_reads(folder, tmp_path):
-    pytest.importorskip("datasets")
+    pytest.importorskip("datasets.load")
     splits = load(f"hub:{folder}")
     direct = load("class_folder", root=folder)
     assert splits.classes == ("cat", "dog") and splits.image_size == (6, 5) and splits.channels == 1

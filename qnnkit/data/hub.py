@@ -128,11 +128,12 @@ def hub_images(
         )
     try:
         import datasets  # pyright: ignore[reportMissingImports]
+        from datasets import load_dataset  # pyright: ignore  a workspace's own folder `datasets` has none
     except ImportError:
         rule, step = "be a dataset that can be read here", "Run: pip install 'qnnkit[hub]'."
         raise ValueError(checks.message("dataset", rule, f"hub:{name}", step)) from None
     try:
-        found = datasets.load_dataset(*name.split(":"))
+        found = load_dataset(*name.split(":"))
     except Exception as error:  # missing, gated, offline, made by a script: each has an error of its own
         reason = words.first_line(error)
         rule = "be a dataset of the Hub that can be read"
