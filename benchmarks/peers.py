@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.workloads import CHECKED, Epoch, Workload
+from benchmarks.workloads import CHECKED, Epoch, Step, Workload
 
 LABELS = {
     "batched": "qnnkit, eager",
@@ -26,8 +26,8 @@ LABELS = {
     "classical": "classical control",
 }
 OWN = ("batched", "compiled")
-STEPS = 8
-"""Of an epoch whose circuits run one by one; the time of the whole is scaled up from them."""
+FEW = 4
+"""Steps of an epoch whose circuits run one by one, and images of each; the time is scaled up from them."""
 
 
 class Absent(Exception):
@@ -35,8 +35,10 @@ class Absent(Exception):
 
 
 def takes_part(name: str, workload: Workload) -> bool:
-    """Only a whole net has a classical control, and JAX does not train one that is a torch module."""
-    return name != ("jax" if isinstance(workload, Epoch) else "classical")
+    """JAX does not train a torch module, and only the net of W5 has a classical control."""
+    if name == "jax":
+        return not isinstance(workload, Epoch)
+    return name != "classical" or _kind(workload) is EpochPeer
 
 
 def libraries(name: str) -> None:
@@ -59,7 +61,7 @@ def make(name: str, workload: Workload, device: str) -> Any:
     Raises:
         Absent: It cannot run here.
     """
-    kind = EpochPeer if isinstance(workload, Epoch) else JaxPeer if name == "jax" else TorchPeer
+    kind = _kind(workload) or (JaxPeer if name == "jax" else TorchPeer)
     return kind(name, workload, device)
 
 
@@ -92,10 +94,8 @@ def reference(workload: Workload, *, control: bool) -> dict[str, np.ndarray]:
         workload: What is evaluated.
         control: Whether for the classical control, which is another function than the circuit.
     """
-    if isinstance(workload, Epoch):
-        return EpochPeer("classical" if control else "default.qubit", workload, "cpu", double=True).answer()
-    name = "default.qubit" if workload.n_qubits <= 8 else "lightning.qubit"
-    return TorchPeer(name, workload, "cpu", double=True).answer()
+    name = "classical" if control else "default.qubit" if workload.n_qubits <= 8 else "lightning.qubit"
+    return (_kind(workload) or TorchPeer)(name, workload, "cpu", double=True).answer()
 
 
 class Peer:
@@ -110,8 +110,6 @@ class Peer:
         self.torch, self.workload, self.total = torch, workload, workload.total
         follows = name in (*OWN, "default.qubit", "classical")  # the others have one place of their own
         self.device = torch.device(device if follows else "cpu")
-        self.more: dict[str, float] = {}
-        """What else a row says of a round."""
 
     def first(self) -> None:
         self.run()
@@ -214,39 +212,49 @@ class JaxPeer(Peer):
 
 
 class EpochPeer(Peer):
-    """A training epoch of the hybrid net: images from memory, shuffled, batches, Adam."""
+    """Training of a whole net: images from memory, shuffled, in batches."""
 
     def __init__(self, name: str, workload: Epoch, device: str, *, double: bool = False):
         from torch.utils.data import DataLoader, TensorDataset
 
-        from benchmarks.net import clock, hybrid_net
-        from qnnkit import QuantumLayer, Quanv2d, controls
+        from qnnkit import QuantumLayer
 
         super().__init__(name, workload, device)
-        torch = self.torch
-        device_name = "default.qubit" if name in (*OWN, "classical") else name
-        circuit = (_qnode(device_name, workload, double=double), workload.circuit()[1])
-        quanv = Quanv2d(4, circuit, backend="batched" if name in OWN else device_name)
-        net = hybrid_net(quanv, n_classes=workload.n_classes)
+        torch, dtype = self.torch, self.torch.float64 if double else self.torch.float32
         images, labels = (torch.from_numpy(array) for array in workload.data())
+        images = images.to(dtype) if images.is_floating_point() else images
         self.checked = images[:CHECKED].to(self.device)
-        if name == "classical":
-            with torch.no_grad():  # the control takes the sizes that the circuit has seen
-                net.eval()(images[:1])
-            net = controls(net)["classical"].train()
-        self.net = net.to(self.device, torch.float64 if double else torch.float32)
-        self.stamps = clock(net.middle.quanv)
+        self.net = net = self._net(name, images[:1], double).to(self.device, dtype)
         for layer in net.modules() if name == "compiled" else ():
             if isinstance(layer, QuantumLayer):
                 layer.compile(dynamic=False)
         self.start = copy.deepcopy(net.state_dict())
-        self.optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-        one_by_one = name.startswith("lightning")  # which gets few steps of few images
-        self.batch = 2 if one_by_one else workload.batch
+        self.optimizer = getattr(torch.optim, workload.optimizer)(net.parameters(), lr=1e-3)
+        one_by_one = name.startswith("lightning")
+        self.batch = min(FEW, workload.batch) if one_by_one else workload.batch
         order = torch.Generator().manual_seed(0)
-        self.loader = DataLoader(TensorDataset(images, labels), self.batch, shuffle=True, generator=order)
-        self.steps = STEPS if one_by_one else len(self.loader)
+        pairs = TensorDataset(images, labels)
+        self.loader: Any = DataLoader(pairs, self.batch, shuffle=True, generator=order)
+        self.steps = min(FEW, len(self.loader)) if one_by_one else len(self.loader)
+        if self.steps == 1:  # a step is timed without its loader
+            self.loader = [next(iter(self.loader))]
         self.samples = min(self.total, self.steps * self.batch)
+
+    def _net(self, name: str, image: Any, double: bool) -> Any:
+        """The kit's own net of 88,000 weights."""
+        from qnnkit import Quanv2d, controls
+        from qnnkit.models import ResidualQuanvNet, ResidualQuanvSettings
+
+        device_name = "default.qubit" if name in (*OWN, "classical") else name
+        circuit = (_qnode(device_name, self.workload, double=double), self.workload.circuit()[1])
+        sizes = {"channels": 1, "image_size": (32, 32), "n_classes": self.workload.n_classes}
+        net = ResidualQuanvNet(ResidualQuanvSettings(hidden=114), **sizes)
+        net.middle.quanv = Quanv2d(4, circuit, backend="batched" if name in OWN else device_name)
+        if name == "classical":
+            with self.torch.no_grad():  # the control takes the sizes that the circuit has seen
+                net.eval()(image)
+            return controls(net)["classical"].train()
+        return net
 
     def first(self) -> None:
         """One step of training."""
@@ -257,12 +265,7 @@ class EpochPeer(Peer):
         self._train(1, self.total % self.batch or self.batch)
 
     def run(self) -> None:
-        from qnnkit import measure
-
-        self.stamps.clear()
-        start = measure.now(self.device)
         self._train(self.steps)
-        self.more = {"share": sum(self.stamps) / (measure.now(self.device) - start)}
 
     def _train(self, steps: int, size: int | None = None) -> None:
         from qnnkit import measure
@@ -283,13 +286,31 @@ class EpochPeer(Peer):
         mixture = np.random.default_rng(1).standard_normal(logits.shape)
         (logits * self.torch.from_numpy(mixture).to(logits)).sum().backward()
         self.net.train()
-        inside = set(self.net.middle.quanv.parameters())
-        found: dict[str, Any] = {"gradient of the circuit": [], "gradient of the rest": []}
-        for weight in self.net.parameters():
-            part = found[f"gradient of the {'circuit' if weight in inside else 'rest'}"]
-            part.append(weight.grad.detach().cpu().flatten())
-        gradients = {name: self.torch.cat(parts).numpy() for name, parts in found.items()}
+        weights = self.net.named_parameters()
+        gradients = {f"gradient of {name}": weight.grad.cpu().numpy() for name, weight in weights}
         return self.named(logits.detach().cpu()) | gradients
+
+
+class StepPeer(EpochPeer):
+    """A training step of a net that a project has on TorchLayer; on QuantumLayer the class alone differs."""
+
+    def _net(self, name: str, image: Any, double: bool) -> Any:
+        import pennylane as qp
+
+        from benchmarks.quanvolutions import NETS
+        from qnnkit import QuantumLayer
+        from qnnkit.models.blocks import seeded
+
+        _, shape, net = NETS[self.workload.ansatz]
+        qnode = _qnode("lightning.qubit" if name in OWN else name, self.workload, double=double)
+        kind = QuantumLayer if name in OWN else qp.qnn.TorchLayer
+        with seeded(0):
+            return net(kind(qnode, {"weights": shape}), side=image.shape[-1])
+
+
+def _kind(workload: Workload) -> type[EpochPeer] | None:
+    """Who trains a whole net; None for a workload without one."""
+    return StepPeer if isinstance(workload, Step) else EpochPeer if isinstance(workload, Epoch) else None
 
 
 def _qnode(name: str, workload: Workload, *, double: bool) -> Any:

@@ -20,15 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 
 
-def milliseconds(run: Callable[[], object], rounds: int = 30) -> float:
-    """Median time of one call on the CPU."""
-    import torch
-
-    from qnnkit.measure import clock
-
-    return 1e3 * clock.spread(run, torch.device("cpu"), rounds=rounds, most=rounds).median
-
-
 def beside(steps: Mapping[str, Callable[[], object]], seconds: float = 20.0) -> dict[str, float]:
     """Milliseconds of calls that take turns on one thread; NaN of one that failed."""
     from qnnkit import measure

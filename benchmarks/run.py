@@ -9,7 +9,7 @@ first_s                    construction and first evaluation, from a cold compil
 peak_mb, before_mb         resident memory of the process, and what it had after its imports
 deviation                  from float64 (default.qubit, above 8 wires lightning.qubit), of values and
                            gradients; relative where an array's largest number is above 1
-share, x_classical         of the epoch: inside the quanvolution, both passes; and over the classical control
+x_classical                of the epoch: the median over that of the classical control
 """
 
 from __future__ import annotations
@@ -111,37 +111,57 @@ def notes(row: Mapping[str, Any], rounds: int) -> str:
     return "; ".join([*told, *(row[why] for why in worker.LOST if row.get(why))])
 
 
-SHOWN = {
+SPEED = {
     "W1": "trainable quanvolution: 4 wires, 8,192 circuits",
     "W2": "frozen quanvolution: 200,704 patches, forward only",
     "W3-64": "hybrid head: 4 wires, 3 layers, batch 64",
     "W3-256": "the same, batch 256",
 }
-"""Workloads of the README's table -> what it calls them."""
+MOVED = {
+    "W6-basic": "RX, `BasicEntanglerLayers`; a call for each patch",
+    "W6-strong": "RY, `StronglyEntanglingLayers`; one call",
+    "W6-gates": "gate by gate; one call",
+}
+"""Workloads of a table, and what it calls them."""
 
 
 def table(rows: pd.DataFrame) -> str:
-    """The medians that the README shows, in ms, as a table in Markdown."""
-    known = rows.pivot_table(index="workload", columns="peer", values="median_ms")
-    head, own = ["", "qnnkit", "`default.qubit`", "JAX `jit(vmap)`"], ("batched", "default.qubit", "jax")
-    lines = ([title, *(f"{known.loc[key, peer]:.3g}" for peer in own)] for key, title in SHOWN.items())
-    return record.markdown(head, lines)
+    """The medians that the README shows, in ms."""
+    columns = {"qnnkit": "batched", "`default.qubit`": "default.qubit", "JAX `jit(vmap)`": "jax"}
+    return _table(rows, SPEED, {name: ("median_ms", peer) for name, peer in columns.items()})
+
+
+def moved(rows: pd.DataFrame) -> str:
+    """Steps of nets that were moved from TorchLayer, in ms."""
+    columns = {
+        "`QuantumLayer`": ("median_ms", "batched"),
+        "`TorchLayer`, `lightning.qubit`": ("median_ms", "lightning.qubit"),
+        "`lightning.qubit`, times as long": ("x_batched", "lightning.qubit"),
+        "`TorchLayer`, `default.qubit`": ("median_ms", "default.qubit"),
+        "`default.qubit`, times as long": ("x_batched", "default.qubit"),
+    }
+    return _table(rows, MOVED, columns)
 
 
 def widths(rows: pd.DataFrame) -> str:
-    """Medians in ms and peak memory by the number of wires, as a table in Markdown."""
-    known = rows.pivot_table(index="workload", columns="peer", values=["median_ms", "peak_mb"])
+    """Medians and peak memory by the number of wires."""
     columns = {
         "qnnkit (ms)": ("median_ms", "batched"),
         "JAX (ms)": ("median_ms", "jax"),
         "`lightning.qubit` (ms)": ("median_ms", "lightning.qubit"),
         "peak memory of qnnkit's process (MB)": ("peak_mb", "batched"),
     }
-    lines = (
-        [str(wires), *(f"{known.loc[f'W4-{wires}', column]:.4g}" for column in columns.values())]
-        for wires in workloads.WIDTHS
-    )
-    return record.markdown(["wires", *columns], lines)
+    return _table(rows, {f"W4-{wires}": f"{wires} wires" for wires in workloads.WIDTHS}, columns)
+
+
+def _table(rows: pd.DataFrame, titles: Mapping[str, str], columns: Mapping[str, tuple[str, str]]) -> str:
+    """Columns (what is measured, peer) of some workloads, to three digits, in Markdown."""
+    known = rows.pivot_table(index="workload", columns="peer", values=["median_ms", "x_batched", "peak_mb"])
+    lines = []
+    for key, title in titles.items():
+        rounded = [float(f"{known.loc[key, column]:.3g}") for column in columns.values()]
+        lines.append([title, *(f"{number:g}" for number in rounded)])
+    return record.markdown(["", *columns], lines)
 
 
 def plot(table: pd.DataFrame, path: Path) -> None:

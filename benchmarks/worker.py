@@ -93,7 +93,7 @@ def timed_round() -> dict[str, Any]:
         PEER.run()
         seconds.append(time.perf_counter() - start)
     scaled = statistics.median(seconds) * PEER.total / PEER.samples
-    return {"seconds": scaled, "spent": sum(seconds), **PEER.more}
+    return {"seconds": scaled, "spent": sum(seconds)}
 
 
 def peak() -> dict[str, Any]:

@@ -54,10 +54,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Epoch(Workload):
-    """One training epoch of `net.hybrid_net` on images that are noise: only the time matters."""
+    """One training epoch of the kit's net of 88,000 weights on noise: only the time matters."""
 
     images: int = 3085
     n_classes: int = 44
+    optimizer: str = "Adam"
 
     @property
     def total(self) -> int:
@@ -65,7 +66,7 @@ class Epoch(Workload):
 
     @property
     def size(self) -> str:
-        return f"{self.images:,} images of 32x32, 64 circuits each, batch {self.batch}, Adam"
+        return f"{self.images:,} images of 32x32, 64 circuits each, batch {self.batch}, {self.optimizer}"
 
     def data(self) -> tuple[np.ndarray, ...]:
         """uint8 images of shape (images, 1, 32, 32), and their labels of shape (images,)."""
@@ -77,6 +78,37 @@ class Epoch(Workload):
         return replace(self, images=20, batch=8)
 
 
+@dataclass(frozen=True)
+class Step(Epoch):
+    """One training step of a net of `quanvolutions`, on images that are noise."""
+
+    images: int = 4
+    n_classes: int = 10
+    optimizer: str = "SGD"
+    side: int = 32
+
+    @property
+    def size(self) -> str:
+        return f"{self.images} images of 32x32, 256 circuits each, one step of {self.optimizer}"
+
+    def circuit(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
+        import pennylane as qp
+
+        from benchmarks import quanvolutions
+        from qnnkit import circuits
+
+        function, shape, _ = quanvolutions.NETS[self.ansatz]
+        return qp.QNode(function, circuits.make_device("default.qubit", self.n_qubits)), {"weights": shape}
+
+    def data(self) -> tuple[np.ndarray, ...]:
+        """Images of shape (images, 1, side, side) in [0, 1], and their labels of shape (images,)."""
+        images, labels = super().data()
+        return images[..., : self.side, : self.side] / np.float32(255), labels
+
+    def small(self) -> Step:
+        return replace(self, side=8)
+
+
 WIDTHS = (4, 8, 10, 12, 14, 16)
 WORKLOADS = {
     workload.key: workload
@@ -86,6 +118,7 @@ WORKLOADS = {
         *(Workload(f"W3-{n}", "strongly_entangling", 4, 3, n) for n in (64, 256)),  # a hybrid head
         *(Workload(f"W4-{n}", "strongly_entangling", n, 3, 64) for n in WIDTHS),
         Epoch("W5", "data_reuploading", 4, 2, 128),
+        *(Step(f"W6-{name}", name, 4, 2, 4) for name in ("basic", "strong", "gates")),  # of `quanvolutions`
     )
 }
 GROUPS = list(dict.fromkeys(key.split("-")[0] for key in WORKLOADS))

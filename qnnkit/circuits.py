@@ -42,8 +42,10 @@ def amplitude(inputs: Any, wires: Wires) -> None:
     """
     blank = qp.math.cast_like(qp.math.all(qp.math.equal(inputs, 0), axis=-1), inputs)
     first = inputs[..., :1] + qp.math.expand_dims(blank, -1)
-    inputs = qp.math.concatenate([first, inputs[..., 1:]], axis=-1)
-    qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True, pad_with=0.0)
+    padding = [0 * first] * (2 ** len(wires) - qp.math.shape(inputs)[-1])
+    inputs = qp.math.concatenate([first, inputs[..., 1:], *padding], axis=-1)
+    norm = qp.math.norm(inputs, axis=-1)
+    qp.AmplitudeEmbedding(inputs / qp.math.expand_dims(norm, -1), wires=wires, validate_norm=False)
 
 
 def iqp(inputs: Any, wires: Wires) -> None:

@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,21 +15,21 @@ from PIL import Image
 
 from benchmarks import (
     adapting,
-    guards,
     moving,
-    net,
     noisy,
     overhead,
     peers,
     placing,
     predicting,
+    quanvolutions,
+    queueing,
     record,
     run,
-    saving,
+    torchlayer,
     watching,
     workloads,
 )
-from qnnkit import Quanv2d, recipes, runs
+from qnnkit import recipes, runs
 from qnnkit.workspace import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,7 +73,6 @@ def test_the_other_workloads_and_peers(tmp_path):
     for peer in ("batched", "default.qubit", "lightning.qubit"):
         assert measured[peer] == {"W2", "W4-4", "W4-8", "W5"}
     assert all(row["deviation"] <= run.TOLERANCE for row in rows)
-    assert all(0 < row["share"] < 1 for row in rows if row["workload"] == "W5")
 
 
 @pytest.mark.parametrize("options", [["--only", "W9"], ["--peers", "cirq"], ["--rounds", "0"]])
@@ -143,49 +141,34 @@ def test_ratios_and_notes():
 def test_workloads_are_those_that_were_asked_for():
     sizes = {key: workload.total for key, workload in workloads.WORKLOADS.items()}
     widths = {f"W4-{wires}": 64 for wires in (4, 8, 10, 12, 14, 16)}
-    assert sizes == {"W1": 8192, "W2": 200_704, "W3-64": 64, "W3-256": 256, **widths, "W5": 3085}
+    steps = dict.fromkeys(("W6-basic", "W6-strong", "W6-gates"), 4)
+    assert sizes == {"W1": 8192, "W2": 200_704, "W3-64": 64, "W3-256": 256, **widths, "W5": 3085, **steps}
     assert workloads.keys(["W3"], quick=False) == ["W3-64", "W3-256"]
     assert workloads.WORKLOADS["W2"].gradients is False
     for one, other in zip(SMALL.data(), SMALL.data(), strict=True):
         assert one.dtype == np.float32 and (one == other).all(), "the same every time"
 
 
-def test_the_net_is_the_kits_own_around_a_clock():
-    model = net.hybrid_net(Quanv2d(4, "data_reuploading"))
-    stamps = net.clock(model.middle.quanv)
-    model(torch.zeros(2, 1, 32, 32, dtype=torch.uint8)).sum().backward()
-    assert sum(stamps) > 0
+def test_the_net_of_the_epoch_is_the_kits_own():
+    model = peers.make("batched", workloads.find("W5", quick=True), "cpu").net
     assert sum(weight.numel() for weight in model.parameters()) == 87_936
 
 
-def test_the_clock_counts_both_passes_and_changes_nothing(monkeypatch):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(net.measure, "now", lambda device: clock.now)
-
-    class Slow(torch.autograd.Function):
-        """Twice its argument; 1 s forward, 10 s backward."""
-
-        @staticmethod
-        def forward(ctx, maps):
-            clock.now += 1
-            return 2 * maps
-
-        @staticmethod
-        def backward(ctx, gradient):
-            clock.now += 10
-            return 2 * gradient
-
-    class Inner(torch.nn.Module):
-        def forward(self, maps):
-            return Slow.apply(maps)
-
-    inner, maps = Inner(), torch.ones(3, requires_grad=True)
-    stamps = net.clock(inner)
-    values = Slow.apply(inner(Slow.apply(maps)))
-    assert sum(stamps) == 1
-    values.sum().backward()
-    assert (sum(stamps), clock.now) == (11, 33)
-    assert values.tolist() == maps.grad.tolist() == [8] * 3
+def test_nets_that_are_moved_compute_what_they_did():
+    """By one call for all patches and by a loop over them; on TorchLayer and on QuantumLayer."""
+    for key in ("W6-basic", "W6-strong", "W6-gates"):
+        workload = workloads.find(key, quick=True)
+        right = peers.reference(workload, control=False)
+        assert right["values"].shape == (4, 10) and right["gradient of quantum.weights"].any()
+        for name in ("batched", "lightning.qubit"):
+            peer = peers.make(name, workload, "cpu")
+            peer.first()
+            assert peer.samples == peer.total == 4
+            assert peers.deviation(peer.answer(), right) < 1e-5
+    with torch.random.fork_rng():
+        whole, loop = (kind(torch.nn.Tanh(), 4) for kind in (quanvolutions.QuanvNet, quanvolutions.LoopNet))
+    images = torch.arange(32.0).reshape(2, 1, 4, 4)
+    assert torch.equal(whole.maps(images), loop.maps(images))
 
 
 # --- what watching costs ---------------------------------------------------------------------------
@@ -219,20 +202,35 @@ def test_rows_are_kept_with_the_machine(tmp_path, capsys):
     assert table["machine"][0] in (told := capsys.readouterr().out) and "1.5" in told and "jax" not in told
 
 
-@pytest.mark.parametrize("measured", [guards, adapting, saving], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("measured", [queueing, adapting], ids=lambda module: module.__name__)
 def test_small_comparisons_measure(monkeypatch, measured):
-    monkeypatch.setattr(guards, "ROUNDS", 3)
-    monkeypatch.setattr(adapting, "SECONDS", 0.1)
-    for name, value in {"STEPS": 4, "EVERY": 2, "ROUNDS": 1, "BATCH": 8}.items():
-        monkeypatch.setattr(saving, name, value)
+    monkeypatch.setattr(measured, "SECONDS", 0.1)
+    monkeypatch.setattr(queueing, "BATCHES", (4,))
     with torch.random.fork_rng():
         rows = adapting.compare(32, 1000, length=8) if measured is adapting else list(measured.rows())
     assert len(rows) >= 2
     numbers = [value for row in rows for value in row.values() if isinstance(value, float)]
     assert numbers and all(math.isfinite(number) for number in numbers)
-    assert all(row["stalled_ms"] > 0 for row in rows if measured is saving)
     if measured is adapting:
         assert {row["adapter"]: row["times_lora"] for row in rows}["lora"] == 1
+    else:
+        assert len(list(queueing.ratios(pd.DataFrame(rows)))) == 2 and all(row["explained"] for row in rows)
+
+
+SHOTS = 0.1
+"""Three standard errors of a gradient from 100 shots, over five samples."""
+
+
+def test_where_torchlayer_is_wrong():
+    *rows, shots = torchlayer.rows()
+    for row in rows:
+        assert row["TorchLayer"] != row["Exact"]
+        if row["what"] != torchlayer.returned.__doc__:
+            assert float(row["QuantumLayer"]) == pytest.approx(float(row["Exact"]), abs=2e-4)
+    assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=SHOTS)
+    assert shots["TorchLayer"] == "raises NotImplementedError"
+    table = torchlayer.table(pd.DataFrame([*rows, shots]))
+    assert len(table.splitlines()) == 2 + len(torchlayer.CASES) and "| (4, 5, 1) | (5, 4) |" in table
 
 
 def test_every_answer_of_the_inspector_is_timed(monkeypatch):

@@ -21,7 +21,7 @@ import typer
 from PIL import Image
 
 import qnnkit
-from benchmarks import adapting, noisy, plateau, results, run
+from benchmarks import adapting, noisy, plateau, results, run, torchlayer
 from qnnkit import cli, recipes, report, runs
 from tests import forked
 
@@ -121,6 +121,9 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
         ("bench", run.widths, "docs/simulator.md"),
         ("bench", run.table, "docs/simulator.md"),
         ("bench", run.table, "README.md"),
+        ("bench", run.moved, "docs/move.md"),
+        ("torchlayer", torchlayer.table, "docs/move.md"),
+        ("torchlayer", torchlayer.table, "README.md"),
     ],
 )
 def test_tables_of_results_are_those_of_their_files(

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qnnkit import QuantumLayer
-from qnnkit.simulator import fuse, fused
+from qnnkit.simulator import fused
 from tests.toys import mixed_gradients, mixture
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
@@ -360,11 +360,11 @@ def real(values: Tensor) -> Tensor:
 
 def agree(circuit: Circuit, dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32)) -> None:
     given, qnode = circuit.arguments(), circuit.qnode()
-    shape, shapes = tuple(given[0].shape), {"weights": tuple(given[1].shape)}
-    programs = {dtype: fuse(qnode, shape, shapes, dtype) for dtype in dtypes}
+    start = {"weights": given[1].detach().clone()}
+    layer = QuantumLayer(qnode, {"weights": tuple(given[1].shape)}, start, backend="batched")
 
     def run(inputs: Tensor, weights: Tensor) -> Tensor:
-        return real(programs[inputs.dtype](inputs, [weights]))
+        return real(torch.func.functional_call(layer, {"weights": weights}, (inputs,)))
 
     true = with_gradients(lambda x, w: real(exact(qnode, x, w, circuit.listed)), *given)
     close(with_gradients(run, *given), true, FLOAT64)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from qnnkit import QuantumLayer
-from qnnkit.simulator import Fused, fuse, fused
-from tests.toys import mixed_gradients
+from qnnkit.simulator import fused
+from tests.toys import Fusion, mixed_gradients
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
 
@@ -104,7 +104,8 @@ def wide(inputs, weights):
 
 
 def amplitudes_first(inputs, weights):
-    qp.AmplitudeEmbedding(inputs, wires=0, normalize=True)
+    norm = inputs.square().sum(-1, keepdim=True).sqrt()
+    qp.AmplitudeEmbedding(inputs / norm, wires=0, validate_norm=False)
     qp.RX(weights[0], wires=0)
     qp.CRot(weights[0], weights[1], weights[2], wires=(0, 1))
     return [qp.expval(qp.Z(1)), qp.expval(qp.X(0))]
@@ -128,13 +129,13 @@ DERIVED = [(uploads_twice, 2), (wide, 7), (amplitudes_first, 2), (one_number, 2)
 """(function, wires): each takes two features and three weights."""
 
 
-def program_of(function: Callable, n_wires: int, batch: int | None = 2) -> tuple[Fused, Tensor, Tensor]:
+def program_of(function: Callable, n_wires: int, batch: int | None = 2) -> tuple[Fusion, Tensor, Tensor]:
     """The program, and inputs and weights that ask for gradients, in float64."""
     shape = (2,) if batch is None else (batch, 2)
     qnode = qp.QNode(function, qp.device("default.qubit", wires=n_wires, seed=None))
     inputs = torch.linspace(0.4, 2.1, int(np.prod(shape)), dtype=torch.float64).reshape(shape)
     weights = torch.tensor([0.7, 1.9, -0.6], dtype=torch.float64)
-    program = fuse(qnode, shape, {"weights": (3,)}, torch.float64)
+    program = Fusion(qnode, shape, {"weights": (3,)}, torch.float64)
     return program, inputs.requires_grad_(), weights.requires_grad_()
 
 
@@ -184,8 +185,8 @@ def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: py
         monkeypatch.setattr(fused, "KEPT_SHARE", {"cpu": 0})
         monkeypatch.setattr(fused, "SMALL_BYTES", 0)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
-        assert len(program.parts(program.mixed, columns)) == (1 if cache > 1 else 3)
-        assert program.kept_bytes(40) == kept
+        assert len(program.fused.parts(program.fused.mixed, columns)) == (1 if cache > 1 else 3)
+        assert program.fused.kept_bytes(40) == kept
         values = program(inputs, [weights])
         found.append((values.detach(), *torch.autograd.grad(values.square().sum(), [inputs, weights])))
         with torch.no_grad():
@@ -208,9 +209,9 @@ def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.Mon
     program, inputs, weights = program_of(twice, 2, 1024 + 37)
     found, chunks = [program(inputs, [weights])], fused.chunks
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
-    monkeypatch.setattr(fused, "CACHE_BYTES", 1024 * program.state_bytes // torch.get_num_threads())
+    monkeypatch.setattr(fused, "CACHE_BYTES", 1024 * program.fused.state_bytes // torch.get_num_threads())
     monkeypatch.setattr(fused, "chunks", lambda samples, threads: chunks(samples, 2))
-    first, last = program.parts(program.mixed, inputs.t())
+    first, last = program.fused.parts(program.fused.mixed, inputs.t())
     assert first.shape == (16, 2, 64) and last.shape == (2, 37)
     found.append(program(inputs, [weights]))
     gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]
@@ -222,9 +223,9 @@ def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: p
     program, inputs, weights = program_of(twice, 2, 1000)
     found = [program(inputs, [weights])]
     monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)
-    [cut] = program.parts(program.near, inputs.detach().numpy().T)
-    assert cut.shape == (20, 2, 50) and program.given(inputs, [weights])[0] is program.near
-    assert program.given(inputs[:997], [weights])[0] is program.mixed  # a prime number of samples
+    [cut] = program.fused.parts(program.fused.near, inputs.detach().numpy().T)
+    assert cut.shape == (20, 2, 50) and program.fused.given(inputs, weights)[0] is program.fused.near
+    assert program.fused.given(inputs[:997], weights)[0] is program.fused.mixed  # a prime number of samples
     found.append(program(inputs, [weights]))
     gradients = [torch.autograd.grad(v.square().sum(), [inputs, weights]) for v in found]
     for whole, cut in zip((found[0], *gradients[0]), (found[1], *gradients[1]), strict=True):
@@ -316,7 +317,7 @@ def test_many_wires(n_wires: int) -> None:
     )
     weights = torch.linspace(0.1, 0.5, n_wires, dtype=torch.float64).reshape(1, -1).requires_grad_()
     inputs = torch.linspace(-0.3, 0.4, n_wires, dtype=torch.float64).requires_grad_()
-    total = fuse(lightning, (n_wires,), {"weights": (1, n_wires)}, torch.float64)(inputs, [weights])
+    total = Fusion(lightning, (n_wires,), {"weights": (1, n_wires)}, torch.float64)(inputs, [weights])
     total = total[0] - 2 * total[1]
     ours = total, *torch.autograd.grad(total, [inputs, weights])
     given = [qp.numpy.array(leaf.tolist(), requires_grad=True) for leaf in (inputs, weights)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import pennylane as qp
 import pytest
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits
-from qnnkit.simulator import Fused, OverWeights, array_api, fuse, steps
+from qnnkit.simulator import OverWeights, array_api, steps
 from qnnkit.simulator.graph import Graph
 from qnnkit.simulator.trace import Trace
 from tests.test_random_circuits import GATES
+from tests.toys import Fusion
 
 META = torch.device("meta")
 FLOAT32 = 1e-5
@@ -34,9 +36,9 @@ def tensors_of(given: Any, seen: set[int]) -> list[Tensor]:
     return []
 
 
-def runs_on_meta(program: Fused, n_features: int, weights_shape: tuple[int, ...]) -> None:
+def runs_on_meta(program: Any, n_features: int, weights_shape: tuple[int, ...]) -> None:
     """Both passes, and the plain one, take tensors of that device only."""
-    held = tensors_of(program, set())
+    held = tensors_of(program.fused, set())
     assert held and {tensor.device for tensor in held} == {META}
     assert {tensor.dtype for tensor in held} <= {torch.float32, torch.int64, torch.bool}
     inputs = torch.rand(6, n_features, device=META, requires_grad=True)
@@ -48,7 +50,8 @@ def runs_on_meta(program: Fused, n_features: int, weights_shape: tuple[int, ...]
             assert gradient is None or gradient.device == META
     with torch.no_grad():
         assert program(inputs, [weights]).device == META
-        program.plain(*program.arguments(inputs, [weights]))
+        with mock.patch("qnnkit.simulator.fused.autograd_must", lambda: True):
+            assert program(inputs, [weights]).device == META
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def runs_on_meta(program: Fused, n_features: int, weights_shape: tuple[int, ...]
 def test_every_circuit_runs_where_its_inputs_are(ansatz, embedding, n_qubits):
     qnode, shapes = circuits.build(ansatz, embedding=embedding, n_qubits=n_qubits)
     n_features = circuits.embedding_of(ansatz, embedding).n_features(n_qubits)
-    runs_on_meta(fuse(qnode, (5, n_features), shapes, device=META), n_features, shapes["weights"])
+    runs_on_meta(Fusion(qnode, (5, n_features), shapes, device=META), n_features, shapes["weights"])
 
 
 KINDS = (
@@ -95,7 +98,7 @@ def test_every_kind_of_gate_runs_where_its_inputs_are(name):
 
     qnode = qp.QNode(circuit, circuits.make_device("default.qubit", wires))
     for n_features in (6, 7):
-        runs_on_meta(fuse(qnode, (5, n_features), {"weights": (6,)}, device=META), n_features, (6,))
+        runs_on_meta(Fusion(qnode, (5, n_features), {"weights": (6,)}, device=META), n_features, (6,))
 
 
 def test_a_quanvolution_runs_where_its_images_are():

@@ -314,13 +314,25 @@ def reads_three(inputs, weights):
     [(plain, 2, (3,)), (reads_three, 3, (2,)), (by_angles, 3, (4, 784)), (by_amplitudes, 8, (5, 784))],
 )
 def test_wrong_numbers_of_features(function, good, bad, leading, backend):
-    """Too many for the wires, fewer than are read; the second time, after a good batch."""
-    layer = make(QuantumLayer, qp.QNode(function, circuits.make_device("default.qubit", 3)), backend=backend)
-    for wrong in (*bad, bad[0]):
+    """TorchLayer's own error, the Python runs once; after a call that worked, a note names the number."""
+    calls = []
+
+    def counted(inputs, weights):
+        calls.append(inputs.shape[-1])
+        return function(inputs, weights)
+
+    qnode = qp.QNode(counted, circuits.make_device("default.qubit", 3))
+    layer, theirs = make(QuantumLayer, qnode, backend=backend), make(TorchLayer, qnode)
+    for i, wrong in enumerate((*bad, bad[0])):
         inputs = torch.ones(*leading, wrong)
-        with refused("inputs") as caught:
+        with pytest.raises(Exception) as true:
+            theirs(inputs)
+        calls.clear()
+        with pytest.raises(type(true.value), match=re.escape(str(true.value))) as caught:
             layer(inputs)
-        assert f"have {good} features, but is {tuple(inputs.shape)}" in str(caught.value)
+        assert calls == [wrong]
+        notes = [f"The inputs have {wrong} features; the last call that worked had {good}."] if i else []
+        assert getattr(caught.value, "__notes__", []) == notes
         layer(torch.ones(*leading, good))
     assert layer.backend == ("default.qubit" if backend == "default.qubit" else "batched"), layer.explain()
 

@@ -25,6 +25,9 @@ from PIL import Image
 import qnnkit
 from qnnkit import data, tasks
 from qnnkit.data.splits import SPLITS
+from qnnkit.simulator import Fused
+from qnnkit.simulator.queueing import queue
+from qnnkit.simulator.trace import Argument, trace
 
 
 class Digits:
@@ -271,3 +274,32 @@ def typing(monkeypatch: Any, capfd: Any) -> Callable[..., tuple[Any, str, str]]:
         return caught.value.code, *capfd.readouterr()
 
     return command
+
+
+class Fusion:
+    """The program of a QNode that is traced once, called as (inputs, [weights]).
+
+    Args:
+        qnode: Takes `inputs` and the names of `weight_shapes`.
+        inputs_shape: (batch, n_features) or (n_features,).
+        weight_shapes: By name.
+        dtype: Of all tensors.
+        device: Likewise.
+    """
+
+    def __init__(self, qnode, inputs_shape, weight_shapes, dtype=torch.float32, device="cpu"):
+        batched = len(inputs_shape) == 2
+        arguments = [Argument(tuple(inputs_shape), dtype, on_rows=True, batched=batched)]
+        arguments += [Argument(tuple(each), dtype, False, False) for each in weight_shapes.values()]
+
+        def record(traced):
+            tape, result = queue(qnode, dict(zip(("inputs", *weight_shapes), traced, strict=True)))
+            self.as_list = isinstance(result, list | tuple)
+            return tape.operations, tape.measurements
+
+        self.fused = Fused(trace(record, arguments, qnode.device.wires, device), dtype, device)
+
+    def __call__(self, inputs, weights, *, keep=True):
+        batch = len(inputs) if inputs.ndim == 2 else 1
+        values = self.fused.shaped(self.fused([inputs, *weights], batch, keep=keep), as_list=self.as_list)
+        return values[0] if inputs.ndim == 1 else values.expand(batch, *values.shape[1:])

@@ -98,7 +98,7 @@ def _of_feature(program: OverWeights, feature: int, n: int, seed: int) -> Spectr
         return Spectrum(feature, (), (), why)
     found = np.zeros(1)
     for item in items(program.trace)[0]:
-        if item.angle is not None and item.on_inputs and scales[item.angle]:
+        if item.angle is not None and item.on_rows and scales[item.angle]:
             assert isinstance(item.form, Turn)
             rates = item.form.rates
             differences = scales[item.angle] * np.unique(np.subtract.outer(rates, rates))
@@ -116,7 +116,7 @@ def _of_feature(program: OverWeights, feature: int, n: int, seed: int) -> Spectr
 
 def _scales(program: OverWeights, feature: int) -> np.ndarray | None:
     """How much each angle grows with the feature, (n_angles,); None where an angle is not linear in it."""
-    angles = program.input_angles
+    angles = program.row_angles
     if not angles.size:
         return np.zeros(0)
     if angles.affine:
@@ -126,7 +126,7 @@ def _scales(program: OverWeights, feature: int) -> np.ndarray | None:
     steps = torch.tensor([[1.0], [0.7], [-1.9]], dtype=torch.float64)
     moved = rows.clone()
     moved[:, feature] += steps[:, 0]
-    after, before = (torch.stack(program.results(angles.graph, each, ()), 1) for each in (moved, rows))
+    after, before = (torch.stack(program.results(angles.graph, [e], len(e)), 1) for e in (moved, rows))
     slopes = ((after - before) / steps).detach()
     if not torch.allclose(slopes, slopes[:1].expand(3, -1), rtol=0, atol=EXACT):
         return None

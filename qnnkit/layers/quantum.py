@@ -17,20 +17,19 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks, circuits, words
-from qnnkit.layers import refusals
-from qnnkit.simulator import Fused, Programs, autocasts, autograd_must, rounds
+from qnnkit.device import machine
+from qnnkit.layers import compiled
+from qnnkit.simulator import EXACT_DEVICES, Call, Fused, Programs, Sampled, autocasts, autograd_must, rounds
 
 BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
-EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
-"""PennyLane devices whose exact results the batched program gives as well."""
 
 
 class QuantumLayer(qp.qnn.TorchLayer):
     """A `pennylane.qnn.TorchLayer` that runs the whole batch as one fused torch program.
 
-    Same constructor, same `state_dict`, same outputs and gradients, at every call: what the QNode's Python
-    reads beside its arguments is watched. What has no fused form (shots, noise, measurements in the middle,
-    Python that looks at values or that cannot be watched) runs on the QNode's own device, and `explain` says
+    Same constructor, same `state_dict`, same outputs and gradients, at every call: the QNode's Python runs at
+    every call, unless it reads nothing but its arguments and constants. What has no fused form (noise,
+    measurements in the middle, gates that are not unitary) runs on the QNode's own device, and `explain` says
     why. The circuit is computed in float32 (float64 where the weights or the inputs are), whatever autocast
     and torch's precision of matrix products say around it, and the result returns in the surrounding dtype.
 
@@ -55,6 +54,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
         'batched'
     """
 
+    generator: torch.Generator | None = None
+    """Draws the shots of a QNode with a finite number of them. Without one, shots are drawn here only where
+    PennyLane has no gradient (batches of inputs that require one), from torch's own generator."""
     gradient_checkpointing = False
     """Whether states are computed again on the way back, not kept; the name that transformers gives it."""
     n_features: int | None = None
@@ -77,12 +79,17 @@ class QuantumLayer(qp.qnn.TorchLayer):
         backend: str = "auto",
     ):
         checks.choice("backend", backend, BACKENDS)
+        if qnode.interface not in ("auto", "torch"):
+            rule, step = "have interface='torch' or 'auto'", "Write qp.QNode(..., interface='torch')."
+            reason = f"Invalid interface '{qnode.interface}' for TorchLayer. "
+            raise ValueError(reason + checks.message("qnode", rule, f"interface='{qnode.interface}'", step))
         if backend not in ("auto", "batched", qnode.device.name):
             method = "backprop" if backend == "default.qubit" else "adjoint"
             qnode = qnode.update(device=_device(backend, qnode.device.wires), diff_method=method)
         super().__init__(qnode, dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
         self.wanted_backend = backend
         self._programs: Programs | None = None
+        self._own_weights = dict(self.qnode_weights)
 
     def _init_weights(self, weight_shapes: dict[str, tuple[int, ...]], init_method: Any) -> None:
         for name, start in init_method.items() if isinstance(init_method, dict) else ():
@@ -108,8 +115,16 @@ class QuantumLayer(qp.qnn.TorchLayer):
         obstacle = self._obstacle()
         if obstacle is None:
             last = None if self._programs is None else self._programs.last
+            if isinstance(last, Sampled):
+                return (
+                    f"Draws {last.shots} shots from the exact distribution of every circuit of the batch, "
+                    "differentiated by the parameter-shift rule, each shifted circuit with shots of its own."
+                )
             size = f" of {len(last.plan.blocks)} matrix products" if isinstance(last, Fused) else ""
-            return f"Runs as one fused program{size} over the whole batch: every gate is unitary, no shots."
+            how = f"; {self._programs.how}" if self._programs is not None and last is not None else ""
+            return (
+                f"Runs as one fused program{size} over the whole batch: every gate is unitary, no shots{how}."
+            )
         how = "all samples at once" if self.backend == "default.qubit" else "one sample after the other"
         return (
             f"Runs on PennyLane's {self.backend}, {how}, differentiated by {self.qnode.diff_method}, because "
@@ -118,34 +133,26 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     def _obstacle(self) -> str | None:
         """Why the circuit does not run as a fused program; None if it does, as far as is known."""
-        last = None if self._programs is None else self._programs.last
-        return self._elsewhere() or (last if isinstance(last, str) else None)
-
-    def _elsewhere(self) -> str | None:
-        """Why no program is looked for; None if one is."""
         if self.wanted_backend not in ("auto", "batched"):
             return "that device was asked for"
-        return None if self.qnode.device.name in EXACT_DEVICES else "only that device knows what it computes"
+        last = None if self._programs is None else self._programs.last
+        if last is None and self.qnode.device.name not in EXACT_DEVICES:
+            return "only that device knows what it computes"
+        return last if isinstance(last, str) else None
 
-    def _program(self, rows: Tensor, shape: torch.Size) -> Fused | None:
-        """The fused program for rows of inputs of this shape; None without one."""
-        found = self._elsewhere()
-        if found is None:
-            if self._programs is None or self._programs.qnode is not self.qnode:
-                shapes = {name: tuple(weight.shape) for name, weight in self._weights().items()}
-                self._programs = Programs(self.qnode, shapes, self.input_arg)
-            found = self._programs.find(rows)
-        if isinstance(found, Fused):
-            return found
-        if self.wanted_backend == "batched":
-            try:
-                self._tapes(rows)
-            except Exception as error:
-                refusals.wrong_number_of_features(self._tapes, rows, shape, error)
-                raise
-            step = f"It has none, because {found}; use auto."
+    def _call(self, rows: Tensor, weights: dict[str, Tensor]) -> Call | qp.QNode:
+        """The programs for this call, or the QNode to call in their place."""
+        if self.wanted_backend not in ("auto", "batched"):
+            return self.qnode
+        if self._programs is None or self._programs.qnode is not self.qnode:
+            self._programs = Programs(self.qnode, self.input_arg)
+        self._programs.generator = self.generator
+        call = self._programs.program_for(rows, weights)
+        if self.wanted_backend == "batched" and not isinstance(call, Call):
+            call(**{self.input_arg: rows, **weights})  # which may raise PennyLane's own error
+            step = f"It has none, because {self._programs.last}; use auto."
             raise NotImplementedError(checks.message("backend", "have a fused form", "batched", step))
-        return None
+        return call
 
     def count_outputs(self, n_features: int) -> int:
         """How many values one sample gives.
@@ -171,89 +178,107 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
         Raises:
             TypeError: `inputs` is no tensor.
-            ValueError: The circuit takes another number of features, or its state exceeds the memory.
+            ValueError: `inputs` has no features, or the circuit's state exceeds the memory.
+            Exception: Whatever the QNode raises; if an earlier call had another number of features, a note
+                says so.
         """
         if not isinstance(inputs, Tensor) or not inputs.ndim or not inputs.shape[-1]:
-            raise refusals.no_features(inputs)
+            raise _no_features(inputs)
         if not inputs.numel():
             return self._of_no_samples(inputs)
-        kind, weights = inputs.device.type, list(self._weights().values())
-        dtype = weights[0].dtype if weights else torch.float32
+        kind, weights = inputs.device.type, self._weights()
+        dtype = next((weight.dtype for weight in weights.values()), torch.float32)
         if not dtype == inputs.dtype == torch.float32:
             dtype = torch.promote_types(torch.promote_types(inputs.dtype, dtype), torch.float32)
         surrounding = inputs.dtype if inputs.is_floating_point() else dtype
-        if autocasts(kind):
-            with torch.autocast(kind, enabled=False):
+        if autocasts(kind) and inputs.dtype != torch.float64:  # which autocast passes by
+            surrounding = torch.get_autocast_dtype(kind)
+        if torch.compiler.is_compiling():
+            keep = torch.is_grad_enabled()
+            number = compiled.number_of(self)
+            outputs, _ = compiled.circuit(inputs, list(weights.values()), number, dtype, keep)
+            return outputs.to(inputs.device, outputs.dtype if outputs.is_complex() else surrounding)
+        try:
+            if autocasts(kind):
+                with torch.autocast(kind, enabled=False):
+                    outputs = self._measured(inputs, weights, dtype)
+            else:
                 outputs = self._measured(inputs, weights, dtype)
-            if inputs.dtype != torch.float64:  # which autocast passes by
-                surrounding = torch.get_autocast_dtype(kind)
-        else:
-            outputs = self._measured(inputs, weights, dtype)
+        except Exception as error:
+            if self.n_features not in (None, inputs.shape[-1]):
+                error.add_note(
+                    f"The inputs have {inputs.shape[-1]} features; the last call that worked had "
+                    f"{self.n_features}."
+                )
+            raise
         is_complex = outputs.is_complex()
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim and not is_complex else None
         if (self.n_features, self.n_outputs, self.input_dtype) != (inputs.shape[-1], n_outputs, inputs.dtype):
             self.n_features, self.n_outputs, self.input_dtype = inputs.shape[-1], n_outputs, inputs.dtype
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
 
-    def _measured(self, inputs: Tensor, weights: list[Tensor], dtype: torch.dtype) -> Tensor:
+    def _measured(self, inputs: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
         """The outputs, computed in `dtype` by the program or else by the QNode's own device."""
-        find: Any = self._output
-        if compiles := torch.compiler.is_compiling():  # what looks at the Python is no part of the graph
-            find = torch.compiler.disable(find)
-        rows, program = find(inputs, dtype, compiles)
-        if program is None:
-            return self._on_own_device(inputs.to(dtype))
-        given = [weight.to(rows) for weight in weights]
-        outputs = program(rows, given, keep=not self.gradient_checkpointing)
-        if inputs.ndim > 2:
-            outputs = outputs.reshape((*inputs.shape[:-1], *outputs.shape[1:]))
-        return outputs
-
-    def _output(self, inputs: Tensor, dtype: torch.dtype, compiles: bool) -> tuple[Tensor, Fused | None]:
-        """The inputs as rows of the dtype to compute in, and their program."""
-        if dtype == torch.float32 and (compiles or autograd_must()) and rounds(inputs.device.type):
+        if dtype == torch.float32 and autograd_must() and rounds(inputs.device.type):
             dtype = torch.float64  # torch itself goes back, and would round there
         rows = inputs.to(dtype)
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])
-        return rows, self._program(rows, inputs.shape)
+        call = self._call(rows, {name: weight.to(rows) for name, weight in weights.items()})
+        outputs = self._of_call(call, rows) if isinstance(call, Call) else self._on_own_device(call, rows)
+        if inputs.ndim > 2 or (inputs.ndim == 2 and not outputs.ndim):  # as TorchLayer
+            axis = int(self.qnode.shots.has_partitioned_shots)  # these come first
+            outputs = outputs.reshape((*outputs.shape[:axis], *inputs.shape[:-1], *outputs.shape[axis + 1 :]))
+        return outputs
 
-    def _on_own_device(self, inputs: Tensor) -> Tensor:
+    def _of_call(self, call: Call, rows: Tensor) -> Tensor:
+        """The outputs of programs."""
+        keep, batch = not self.gradient_checkpointing, len(rows) if rows.ndim == 2 else None
+        (program, arguments, size), *others = call.parts
+        if not others and call.finish is None and size in (None, batch):
+            values = program.shaped(program(arguments, size or 1, keep=keep), as_list=call.as_list)
+            if batch is None:
+                return values[0]
+            return values if len(values) == batch else values.expand(batch, *values.shape[1:])
+        results = []
+        for program, arguments, size in call.parts:
+            values = program.shaped(program(arguments, size or 1, keep=keep), as_list=True)
+            results.append(program.measured(values if size is not None else values[0]))
+        result = call.finish(tuple(results)) if call.finish is not None else results[0]
+        result = [result] if call.as_list and isinstance(result, Tensor) else result
+        return _columns(result, rows)
+
+    def _on_own_device(self, qnode: qp.QNode, rows: Tensor) -> Tensor:
         """The outputs as TorchLayer computes them."""
-        device, run = self.qnode.device, super().forward
+        device = self.qnode.device
         # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
-        here = device.name == "default.qubit" and inputs.device.type != "mps"
-        fed = inputs if here else inputs.cpu()
+        here = device.name == "default.qubit" and rows.device.type != "mps"
+        fed = rows if here else rows.cpu()
         # PennyLane keeps states for its way back; shots would fall otherwise there.
         again = self.gradient_checkpointing and device.name not in EXACT_DEVICES[1:] and not self.qnode.shots
-        rows = fed if fed.ndim < 3 else fed.reshape(-1, fed.shape[-1])
         if self._sized is not self.qnode:
-            self._require_memory(rows)
-        try:
-            return checkpoint(run, fed, use_reentrant=False) if again else run(fed)
-        except Exception as error:
-            refusals.wrong_number_of_features(self._tapes, rows, inputs.shape, error)
-            raise
+            self._require_memory()
 
-    def _require_memory(self, rows: Tensor) -> None:
+        def run(rows: Tensor) -> Tensor:
+            found = qnode(**self._arguments(rows))
+            if not self.qnode.shots.has_partitioned_shots:
+                return _columns(found, rows)
+            parts = [_columns([part] if isinstance(part, Tensor) else part, rows) for part in found]
+            return torch.stack(parts)
+
+        return checkpoint(run, fed, use_reentrant=False) if again else run(fed)
+
+    def _require_memory(self) -> None:
         """Asks, before its device does, whether the circuit fits into memory.
 
         Raises:
             ValueError: It does not.
         """
-        wires, programs = self.qnode.device.wires, self._programs
-        watched = programs if programs is not None and programs.settled is None else None
-        if watched if wires is None else refusals.too_large(self.qnode.device, ()):
-            self._too_large = refusals.too_large(self.qnode.device, self._tapes(rows))
-            if watched:
-                watched.changed()
+        tape = None if self._programs is None else self._programs.tape
+        self._too_large = too_large(self.qnode.device, tape)
         if self._too_large:
             rule, step = "fit into memory", f"Use fewer wires: {self._too_large}."
             raise ValueError(checks.message("qnode", rule, self.qnode.func.__name__, step))
         self._sized = self.qnode
-
-    def _tapes(self, rows: Tensor) -> Any:
-        with torch.no_grad():
-            return qp.workflow.construct_batch(self.qnode, level="user")(**self._arguments(rows))[0]
 
     def _of_no_samples(self, inputs: Tensor) -> Tensor:
         """What an empty batch gives: one sample's outputs, without that sample."""
@@ -264,23 +289,22 @@ class QuantumLayer(qp.qnn.TorchLayer):
         outputs = outputs.narrow(axis, 0, 0)
         return outputs.reshape((*outputs.shape[:axis], *inputs.shape[:-1], *outputs.shape[axis + 1 :]))
 
-    def _evaluate_qnode(self, x: Tensor) -> Any:
-        """As TorchLayer's; tuples are treated as lists, states stay complex, replicas have their weights."""
-        found = self.qnode(**self._arguments(x))
-        if self.qnode.shots.has_partitioned_shots:
-            return tuple(_columns([part] if isinstance(part, Tensor) else part, x) for part in found)
-        return _columns(found, x)
-
     # --- its weights ------------------------------------------------------------------------------
 
     def _weights(self) -> dict[str, Tensor]:
-        """The weights by name, where torch put them last.
+        """The weights by name, where torch or the user put them last.
 
-        `functional_call` and `load_state_dict` exchange what stands in `_parameters`; in DataParallel's
-        replicas, and under a parametrization, they are attributes instead.
+        `functional_call` and `load_state_dict` exchange what is in `_parameters`; in DataParallel's
+        replicas, and under a parametrization, they are attributes instead. A tensor that the user assigned in
+        `qnode_weights` comes first.
         """
-        held = self._parameters
-        return {name: held[name] if name in held else getattr(self, name) for name in self.qnode_weights}
+        held, own, weights = self._parameters, self._own_weights, {}
+        for name, weight in self.qnode_weights.items():
+            if weight is not own.get(name):
+                weights[name] = weight
+            else:
+                weights[name] = held[name] if name in held else getattr(self, name)
+        return weights
 
     def _arguments(self, inputs: Tensor) -> dict[str, Tensor]:
         """What the QNode is called with."""
@@ -325,8 +349,10 @@ class QuantumLayer(qp.qnn.TorchLayer):
         # For processes and files of the user's own: the kit itself writes safetensors and reads no pickle.
         import cloudpickle
 
-        qnode = cloudpickle.dumps(self.qnode)
-        return {**super().__getstate__(), "qnode": qnode, "_programs": None}
+        twin = copy.copy(self.qnode)
+        twin._tape = None  # which may hold tensors of a transform that has ended
+        qnode = cloudpickle.dumps(twin)
+        return {**super().__getstate__(), "qnode": qnode, "_programs": None, "_sized": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         import cloudpickle
@@ -337,7 +363,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
 def _columns(values: Any, x: Tensor) -> Tensor:
     """What a QNode returns for inputs `x`, in their precision; of several measurements, a column a number."""
     if not isinstance(values, Tensor):
-        values = torch.hstack([value.reshape(len(x), -1) for value in values] if x.ndim > 1 else list(values))
+        values = torch.hstack(
+            [torch.reshape(value, (len(x), -1)) for value in values] if x.ndim > 1 else list(values)
+        )
     return values.to(x.dtype.to_complex() if values.is_complex() else x.dtype)
 
 
@@ -349,3 +377,36 @@ def _device(name: str, wires: Any) -> qp.devices.Device:
         reason = words.first_line(error)
         step = f"PennyLane says: {reason}. `qnnkit doctor` tells what to install."
         raise ValueError(checks.message("backend", "be a device that works here", name, step)) from None
+
+
+STATE_DEVICES = ("default.qubit", "lightning.qubit")
+"""PennyLane devices that hold a whole state in the machine's memory."""
+
+
+def too_large(device: Any, tape: Any) -> str | None:
+    """Why the state of a circuit cannot be held by its PennyLane device, or None. Completes "because ...".
+
+    Args:
+        device: Of PennyLane.
+        tape: Of the circuit, if it is known.
+    """
+    if device.name not in STATE_DEVICES:
+        return None
+    measurements = () if tape is None else tape.measurements
+    every = device.name == "lightning.qubit" or any(m.obs is None and not m.wires for m in measurements)
+    used = set(() if tape is None else tape.wires)
+    n_wires = len(used | (set(device.wires or ()) if every else set()))
+    size, (memory, _) = 2**n_wires * torch.complex128.itemsize, machine.memory()
+    if size <= memory:
+        return None
+    gib = f"{size / 2**30:,.0f}", f"{memory / 2**30:,.0f}"
+    return f"a state of {n_wires} wires takes {gib[0]} GiB, and this machine has {gib[1]} GiB"
+
+
+def _no_features(inputs: Any) -> Exception:
+    """The error for inputs without an axis of features."""
+    if not isinstance(inputs, Tensor):
+        step = "Convert it with torch.as_tensor."
+        return TypeError(checks.message("inputs", "be a tensor", type(inputs).__name__, step))
+    rule, step = "have the shape (..., n_features), with n_features above 0", "Add the features' axis."
+    return ValueError(checks.message("inputs", rule, tuple(inputs.shape), step))

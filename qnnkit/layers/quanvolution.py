@@ -112,7 +112,7 @@ class Quanv2d(nn.Module):
             found = [layer(patches.t()) for layer in self.filters]
         values = found[0] if len(found) == 1 else torch.cat(found, dim=1)
         # (batch * channels * rows * columns, all outputs) -> (batch, out_channels, rows, columns)
-        values = values.reshape(batch, channels, rows, columns, -1).movedim(-1, 2)
+        values = values.reshape(batch, channels, rows, columns, values.shape[-1]).movedim(-1, 2)
         return values.reshape(batch, self.out_channels, rows, columns)
 
     def extra_repr(self) -> str:

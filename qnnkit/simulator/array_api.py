@@ -60,18 +60,6 @@ def add_product(target: Array, a: Array, b: Array, sign: int) -> None:
         target -= a * b
 
 
-def without_periods(columns: Array, period: float) -> Array:
-    """The columns less whole periods: sums of large angles would lose digits.
-
-    The period is the sum of a number of few digits, of which multiples are exact, and of a small one
-    (Cody and Waite 1980). Its multiples are constants to autograd.
-    """
-    few = 12 if xp(columns).finfo(columns.dtype).bits == 32 else 28
-    coarse = float(np.ldexp(np.round(np.ldexp(period, few - 6)), 6 - few))
-    turns = xp(columns).round(columns * (1 / period))
-    return columns - turns * coarse - turns * (period - coarse)
-
-
 @functools.cache
 def keep_freed_memory() -> None:
     """Has glibc keep up to 62 MiB of freed memory, where it would give states back after every step.

@@ -13,19 +13,12 @@ from torch import Tensor
 
 from qnnkit.device import machine
 from qnnkit.simulator import array_api, fusion, steps
-from qnnkit.simulator.array_api import Array, autocasts, full_precision, in_numpy, rounds, without_periods, xp
+from qnnkit.simulator.array_api import Array, autocasts, full_precision, in_numpy, rounds
 from qnnkit.simulator.gates import EXACT
-from qnnkit.simulator.graph import Angles, Graph, Node, NotFusable
+from qnnkit.simulator.graph import Graph, Node
 from qnnkit.simulator.matrices import Matrices, OverArrays
 from qnnkit.simulator.trace import Trace
 
-MOST_WIRES = 24
-"""Up to here `backend="auto"` runs the program; the QNode's own device beyond.
-
-No PennyLane device was measured to win below. Forward and backward on 2 cores, `lightning.qubit` (adjoint)
-took 6 times as long as the program at 12 wires, 14 at 18, 10 at 20 (batch 1, 3 layers), 24 at 22 and 12 at 24
-(batch 1, 1 layer), and 25 to 65 times as long at batch 64 and 12 to 18 wires.
-"""
 CACHE_BYTES = 2**20
 """On a CPU, a batch is run in parts whose state takes this much for each thread: what its own cache holds."""
 FEWEST_COLUMNS = 16
@@ -49,57 +42,57 @@ ALWAYS_KEPT = 2**27
 """Bytes of states that are kept for the way back, whatever is free."""
 KEPT_SHARE = {"cpu": 1 / 128}
 """Share of the free memory that may be kept, a quarter on other devices; parts beyond run forward again."""
+LARGE = 8 * np.pi
+"""Radians. Sums of larger angles lose digits, so these are reduced to one period first."""
 PART_SHARE = 0.05
 """Other devices than a CPU run a batch in parts whose states take this share of all their memory."""
 
 
 class Fused:
-    """A circuit as a program of torch operations, differentiable by autograd in inputs and weights.
+    """A circuit as a program of torch operations, differentiable by autograd in its arguments.
 
     Args:
         trace: What the circuit does.
-        inputs_shape: As traced, (batch, n_features) or (n_features,).
-        weight_shapes: In the order of the trace.
-        dtype: float32 or float64, of inputs, weights and constants.
+        dtype: float32 or float64, of arguments and constants.
         device: Likewise.
+        by_angle: Whether the angles come from the recorded arithmetic in any case, one by one.
 
     Raises:
         NotFusable: Something in it has no fused form.
     """
 
     def __init__(
-        self,
-        trace: Trace,
-        inputs_shape: tuple[int, ...],
-        weight_shapes: Sequence[tuple[int, ...]],
-        dtype: torch.dtype,
-        device: torch.device | str,
+        self, trace: Trace, dtype: torch.dtype, device: torch.device | str, *, by_angle: bool = False
     ):
         self.trace, self.readout, self.n_wires = trace, trace.readout, len(trace.wires)
-        self.shapes = inputs_shape, weight_shapes
         self.dtype, self.device = dtype, torch.device(device)
-        if self.n_wires > MOST_WIRES:
-            gib = 2 ** (self.n_wires + 3) / 2**30
-            raise NotFusable(f"a state of {self.n_wires} wires takes {gib:.3g} GiB for every sample")
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
         self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
-        items, on_weights, on_inputs = fusion.items(trace)
-        shapes = [(1, *inputs_shape[1:]) if len(inputs_shape) == 2 else inputs_shape, *weight_shapes]
-        self.weight_angles = Angles(trace.graph(on_weights), shapes, None)
-        self.input_angles = Angles(trace.graph(on_inputs), shapes, 0)
+        items, shared, on_rows = fusion.items(trace)
+        self.weight_angles = trace.angles(shared, on_rows=False)
+        self.row_angles = trace.angles(on_rows, on_rows=True)
+        self.is_by_angle = by_angle
+        if by_angle:
+            for angles in (self.weight_angles, self.row_angles):
+                angles.affine = False
+                angles.matrix, angles.offset = np.eye(angles.size), np.zeros(angles.size)
+        self.sampled: dict[tuple, Any] = {}
+        """By what is measured: the same circuit under a finite number of shots."""
+        self.by_row = [i for i, each in enumerate(trace.arguments) if each.on_rows]
+        self.by_all = [i for i, each in enumerate(trace.arguments) if not each.on_rows]
         self.used = None
-        """Features that some angle depends on, where not all do: what is not read may be NaN."""
-        used = self.input_angles.matrix.any(axis=1)
-        if self.input_angles.affine and type(self) is Fused and not used.all():
+        """Columns of the rows that some angle depends on, where not all do: others may be NaN."""
+        used = self.row_angles.matrix.any(axis=1)
+        if self.row_angles.affine and not used.all():
             self.used = self._put(np.flatnonzero(used))
-            self.input_angles.matrix = self.input_angles.matrix[used]
+            self.row_angles.matrix = self.row_angles.matrix[used]
         self.prepared, self.amplitudes = trace.prepared, None
         if self.prepared is not None and isinstance(self.prepared.amplitudes, Node):
             self.amplitudes = trace.graph([self.prepared.amplitudes])
         elif self.prepared is not None:
             self.fixed = self._put(self.prepared.amplitudes)
         items, is_given = fusion.seen(items) if self.weighs else items, self.prepared is not None
-        self.plan = fusion.plan(items, self.n_wires, self.input_angles.size, given=is_given)
+        self.plan = fusion.plan(items, self.n_wires, self.row_angles.size, given=is_given)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
         self._rates: list[np.ndarray] = []
@@ -108,10 +101,13 @@ class Fused:
                 self.plan.blocks, self.weight_angles.matrix, self.weight_angles.offset, self._put
             )
             self.steps = self._steps()
-        rates = np.concatenate([each.ravel() for each in self._rates or [np.full(1, np.nan)]])
-        whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * rates).round() - k * rates) < EXACT))
-        self.period = next((2 * np.pi * k for k in whole), None)
-        """Of all angles in each column, if there is one, in radians."""
+        self.periods = self._period([self.matrices.by_vector]), self._period(self._rates)
+        """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
+        self.limits: tuple[float, ...] = tuple(
+            LARGE / max(1.0, float(np.abs(angles.matrix).sum(0).max(initial=0)))
+            for angles in (self.weight_angles, self.row_angles)
+        )
+        """No angle is large as long as no number of the vector, or of a row, exceeds this."""
         self.far, self.mixed, self.near = (self.matrices, self.steps), None, None
         """What runs a batch; on a CPU over torch's states alone, or, of small ones, over NumPy arrays."""
         if self.device.type == "cpu":
@@ -126,7 +122,21 @@ class Fused:
     @functools.cached_property
     def double(self) -> Fused:
         """The same in float64."""
-        return Fused(self.trace, *self.shapes, torch.float64, self.device)
+        if self.dtype == torch.float64:
+            return self
+        return Fused(self.trace, torch.float64, self.device, by_angle=self.is_by_angle)
+
+    @functools.cached_property
+    def by_angle(self) -> Fused:
+        """The same with every angle from the recorded arithmetic, reduced to one period."""
+        return Fused(self.trace, self.dtype, self.device, by_angle=True)
+
+    @staticmethod
+    def _period(rates: Sequence[np.ndarray]) -> float | None:
+        """The period of all angles in each number that they are computed from, if there is one."""
+        flat = np.concatenate([each.ravel() for each in rates or [np.full(1, np.nan)]])
+        whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * flat).round() - k * flat) < EXACT))
+        return next((2 * np.pi * k for k in whole), None)
 
     # --- constants --------------------------------------------------------------------------------
 
@@ -138,7 +148,7 @@ class Fused:
 
     def _affine(self, table: np.ndarray, used: Sequence[int]) -> steps.Affine:
         """The angles that a step turns by, from its rates of those that are used, a column for each."""
-        matrix, offset = self.input_angles.matrix, self.input_angles.offset
+        matrix, offset = self.row_angles.matrix, self.row_angles.offset
         rows = np.flatnonzero(matrix[:, used].any(axis=1))
         self._rates.append(table @ matrix[rows][:, used].T)
         reads_all = len(rows) == len(matrix) and self.prepared is None  # whose columns hold amplitudes, too
@@ -156,7 +166,7 @@ class Fused:
         elif plan_.waves is None:
             made.append(steps.Start(None, plan_.n_waves))
         else:
-            waves = self._affine(plan_.waves, range(self.input_angles.size))
+            waves = self._affine(plan_.waves, range(self.row_angles.size))
             made.append((steps.StartOfOneCell if block == 1 else steps.Start)(waves, plan_.n_waves))
         renamed = np.arange(n_states)
         for step in plan_.steps:
@@ -187,73 +197,100 @@ class Fused:
 
     # --- the way forward --------------------------------------------------------------------------
 
-    def __call__(self, inputs: Tensor, weights: Sequence[Tensor], *, keep: bool = True) -> Tensor:
-        """Measured values, shaped as `TorchLayer` shapes them for lists.
+    def __call__(self, arguments: Sequence[Tensor], batch: int, *, keep: bool = True) -> Tensor:
+        """Values of shape (batch, n_columns), or states of shape (batch, 2 * 2**n_wires).
 
         Args:
-            inputs: Of shape (batch, n_features), or (n_features,).
-            weights: In the order of the trace; the same dtype and device as `inputs`.
+            arguments: As traced, of the program's dtype and device.
+            batch: Number of samples. The values are of shape (1, n) if nothing depends on them.
             keep: Whether states may be kept for the way back; else they are computed again there.
         """
-        values = self.shaped(self.run(*self.arguments(inputs, weights), keep=keep))
-        if inputs.ndim == 1:
-            return values[0]
-        return values if len(values) == len(inputs) else values.expand(len(inputs), *values.shape[1:])
-
-    def arguments(self, inputs: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        """What `run` takes: rows of inputs or of their angles, and weights or their angles."""
-        vectors = weights
-        if not self.weight_angles.affine:
-            angles = self.weight_angles.graph(inputs, weights)
-            vectors = [angle.to(inputs.dtype) for angle in angles]
-        rows = inputs if inputs.ndim == 2 else inputs.unsqueeze(0)
+        rows = [arguments[i] for i in self.by_row]
+        rows = [each if each.ndim == 2 else each.reshape(batch, -1) for each in rows]
+        none: Tensor = self.matrices.offset.new_zeros(1, 0)
+        rows = rows[0] if len(rows) == 1 else torch.cat(rows, 1) if rows else none
+        shared = [arguments[i].reshape(-1) for i in self.by_all]
+        vector = shared[0] if len(shared) == 1 else torch.cat(shared) if shared else none[0]
+        plain = self.device.type == "cpu" and _is_plain(rows) and _is_plain(vector) and not autograd_must()
         if self.used is not None:
             rows = rows.index_select(1, self.used)
-        if not self.input_angles.affine:
-            angles = self.results(self.input_angles.graph, inputs, weights)
-            columns = [angle.expand(len(rows)).to(inputs.dtype) for angle in angles]
-            rows = torch.stack(columns, 1) if columns else inputs.new_zeros(1, 0)
+        if plain and self.weight_angles.affine and self.row_angles.affine and self._is_large(vector, rows):
+            return self.by_angle(arguments, batch, keep=keep)
+        if not self.weight_angles.affine:
+            angles = self.weight_angles.graph(arguments, batch)
+            angles = [angle.reshape(()).to(self.dtype) for angle in angles]
+            vector = torch.stack(angles) if angles else none[0]
+        if not self.row_angles.affine:
+            angles = self.results(self.row_angles.graph, arguments, batch)
+            columns = [angle.reshape(-1).expand(batch).to(self.dtype) for angle in angles]
+            rows = torch.stack(columns).t() if columns else rows.new_zeros(1, 0)
+        if not plain or (not self.row_angles.affine and self._is_large(vector, rows)):
+            vector, rows = _reduced(vector, self.periods[0]), _reduced(rows, self.periods[1])
         if self.prepared is not None:
-            [a] = [self.fixed] if self.amplitudes is None else self.results(self.amplitudes, inputs, weights)
+            [a] = [self.fixed] if self.amplitudes is None else self.results(self.amplitudes, arguments, batch)
             a = a.reshape(-1, self.n_amplitudes)
             a = torch.cat([a.real, a.imag], 1) if a.is_complex() else a
             height = max(len(rows), len(a))
             rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
-        return rows, vectors
+        return self.run(rows, vector, keep=keep)
 
-    def results(self, graph: Graph, inputs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    def _is_large(self, vector: Tensor, rows: Tensor) -> bool:
+        """Whether some angle may be large: read off the numbers that it is computed from."""
+        for each, limit in zip((vector, rows), self.limits, strict=True):
+            if each.numel():
+                numbers = each.detach().numpy()
+                if not (-limit <= numbers.min() and numbers.max() <= limit):
+                    return True
+        return False
+
+    def results(self, graph: Graph, arguments: Sequence[Tensor], batch: int) -> list[Tensor]:
         """What a graph gives, of shape (batch or 1, ...) each, or of one sample."""
-        return graph(inputs, weights)
+        return graph(arguments, batch)
 
-    def shaped(self, values: Tensor) -> Tensor:
-        """Numbers of shape (batch, n_columns), or states, (batch, 2 * 2**n_wires), as TorchLayer has them."""
+    def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
+        """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.
+
+        Args:
+            values: Of shape (batch, n_columns), or (batch, 2 * 2**n_wires) for states.
+            as_list: Whether the QNode returns a list or a tuple.
+        """
         if "state" in self.kinds:
             return torch.complex(*values.chunk(2, 1))
         if "var" in self.kinds:  # <O^2> - <O>^2
             of = [(kind, values[:, first : first + n]) for kind, first, n in self.readout.shapes]
             values = torch.cat([v[:, 1:] - v[:, :1] ** 2 if kind == "var" else v for kind, v in of], 1)
-        return values if self.trace.as_list or self.kinds == {"probs"} else values[:, 0]
+        return values if as_list or self.kinds == {"probs"} else values[:, 0]
 
-    def run(self, rows: Tensor, vectors: Sequence[Tensor], *, keep: bool = True) -> Tensor:
+    def measured(self, values: Tensor) -> Any:
+        """A tensor for each measurement, as PennyLane returns them, from shaped values (..., n_columns)."""
+        if "state" in self.kinds:
+            return values
+        widths = [1 if kind == "var" else n for kind, _, n in self.readout.shapes]
+        parts = zip(values.split(widths, -1), self.readout.shapes, strict=True)
+        each: list[Tensor] = list(part if kind == "probs" else part[..., 0] for part, (kind, _, _) in parts)
+        return tuple(each) if len(each) > 1 else each[0]
+
+    def run(self, rows: Tensor, vector: Tensor, *, keep: bool = True) -> Tensor:
         """Values of shape (batch, n_columns), or states of shape (batch, 2 * 2**n_wires).
 
         Args:
-            rows: Inputs or their angles, of shape (batch, n); batch 1 if nothing depends on them.
-            vectors: Weights, or their angles.
+            rows: A row for each sample, of shape (batch, n); batch 1 if nothing depends on them.
+            vector: What all samples share.
             keep: Whether states may be kept for the way back; else they are computed again there.
         """
         if autograd_must():
-            return self.plain(rows, vectors)
-        if torch.is_grad_enabled():
-            return _Run.apply(self, keep, rows, *vectors)
-        return torch.as_tensor(self.compute(*self.given(rows, vectors), None)[0])
+            return self.plain(rows, vector)
+        if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
+            return _Run.apply(self, keep, rows, vector)
+        return torch.as_tensor(self.compute(*self.given(rows, vector), None)[0])
 
-    def given(self, rows: Tensor, vectors: Sequence[Tensor]) -> tuple[Any, Sequence[Array], Array]:
-        """What runs a batch; its parts, in columns, and one vector of all weights, as that takes them."""
-        columns, vector = rows.detach().t(), self.flat(vectors).detach()
-        way, is_seen = self._way(rows, vector), self.device.type == "cpu" and _is_plain(rows)
-        columns = self._reduced(columns.numpy() if way is self.near else columns, is_seen)
-        return way, self.parts(way, columns), vector.numpy() if way is self.near else vector
+    def given(self, rows: Tensor, vector: Tensor) -> tuple[Any, Sequence[Array], Array]:
+        """What runs a batch; its parts, in columns, and the vector, as that takes them."""
+        columns, vector = rows.detach().t(), vector.detach()
+        way = self._way(rows, vector)
+        if way is self.near:
+            return way, self.parts(way, columns.numpy()), vector.numpy().copy()
+        return way, self.parts(way, columns), vector.clone()  # it may change before the way back
 
     def _way(self, rows: Tensor, vector: Tensor) -> Any:
         """What runs a batch: `far`, `mixed` or `near`."""
@@ -262,40 +299,13 @@ class Fused:
         is_small = self.near is not None and len(rows) * self.state_bytes <= SMALL_BYTES
         return self.near if is_small and self._n_chunks(len(rows)) else self.mixed
 
-    def plain(self, rows: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+    def plain(self, rows: Tensor, vector: Tensor) -> Tensor:
         """The same in plain torch, which autograd can follow."""
-        (matrices, _), state = self.matrices.forward(self.flat(vectors)), None
-        columns = self._reduced(rows.t(), seen=False)
+        (matrices, _), state, columns = self.matrices.forward(vector), None, rows.t()
         for step in self.steps:
             state = step.run(state, columns, matrices)
         assert state is not None  # a program has steps
         return state.t()
-
-    def _reduced(self, columns: Array, seen: bool) -> Array:
-        """The columns with angles in one period, so that their sums keep their digits.
-
-        Args:
-            columns: Of shape (n, batch); what follows the angles is left as it is.
-            seen: Whether to look at their numbers first: most lie within one period anyway.
-        """
-        n = len(self.input_angles.matrix)
-        if self.period is None or not n:
-            return columns
-        if seen:
-            if isinstance(columns, Tensor):  # along memory, which is ten times faster
-                least, most = (columns if columns.is_contiguous() else columns.t()).aminmax()
-            else:
-                least, most = 0, np.abs(columns).max()
-            if -self.period <= least and most <= self.period:
-                return columns
-        with np.errstate(all="ignore"):
-            angles = without_periods(columns if n == len(columns) else columns[:n], self.period)
-        return angles if n == len(columns) else xp(columns).concatenate([angles, columns[n:]])
-
-    def flat(self, vectors: Sequence[Tensor]) -> Tensor:
-        if len(vectors) == 1:
-            return vectors[0].reshape(-1)
-        return torch.cat([v.reshape(-1) for v in vectors]) if vectors else self.matrices.offset.new_zeros(0)
 
     def compute(
         self, way: Any, parts: Sequence[Array], vector: Array, tapes: list | None
@@ -356,6 +366,14 @@ class Fused:
         return max(ALWAYS_KEPT, KEPT_SHARE.get(self.device.type, 0.25) * memory(self.device)[1])
 
 
+def _reduced(angles: Tensor, period: float | None) -> Tensor:
+    """The same angles within one period, to the last digit of each: cos and sin take angles of any size."""
+    if period is None or not angles.numel():
+        return angles
+    turns = angles * (2 * np.pi / period)
+    return torch.atan2(turns.sin(), turns.cos()) * (period / (2 * np.pi))
+
+
 @functools.cache
 def chunks(samples: int, threads: int) -> int:
     """In how many a part of a batch is cut: the same number of samples in each; 1 where that cannot be."""
@@ -406,29 +424,48 @@ def memory(device: torch.device) -> tuple[int, int]:
 
 
 def autograd_must() -> bool:
-    """Whether the gradients by hand do not serve: under functional transforms, forward mode, a compiler."""
+    """Whether the gradients by hand do not serve: under functional transforms, forward mode, torch.jit."""
     # Neither has a public name; autograd.Function itself asks the first.
     return (
-        torch.compiler.is_compiling()
+        torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
     )
 
 
+def _old_vmap() -> int:
+    """The level of torch's older vmap, which only backward passes use; 0 outside."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
 class _Run(torch.autograd.Function):
-    """Rows and weights -> values; see `Fused.run`."""
+    """Rows and the shared vector -> values; see `Fused.run`."""
 
     @staticmethod
-    def forward(ctx: Any, program: Fused, keep: bool, rows: Tensor, *vectors: Tensor) -> Tensor:
-        ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, program.given(rows, vectors)
+    def forward(ctx: Any, program: Fused, keep: bool, rows: Tensor, vector: Tensor) -> Tensor:
+        ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, program.given(rows, vector)
         values, ctx.built = program.compute(*ctx.given, ctx.tapes)
-        ctx.save_for_backward(rows, *vectors)
+        # Not by save_for_backward: the first way back needs neither, so both may change before it.
+        ctx.arguments, ctx.versions = (rows, vector), None if rows.is_inference() else rows._version
         # a state may be on the tape itself: no cycle through this node
         return torch.as_tensor(values).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        kind = gradient.device.type
+        kind, level = gradient.device.type, _old_vmap()
+        if level:  # of is_grads_batched, which follows no arrays: row by row
+            private: Any = torch
+            torch._C._vmapmode_decrement_nesting()
+            try:
+                rows = private._remove_batch_dim(gradient, level, 1, 0)
+                each = zip(*(_Run.backward(ctx, row) for row in rows), strict=True)
+                return tuple(
+                    None if g[0] is None else private._add_batch_dim(torch.stack(g), 0, level) for g in each
+                )
+            finally:
+                torch._C._vmapmode_increment_nesting()
         if torch.is_grad_enabled() or autograd_must():
             return _Run._again(ctx, gradient)
         uncast = torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext()
@@ -436,27 +473,42 @@ class _Run(torch.autograd.Function):
             return _Run._backward(ctx, gradient)
 
     @staticmethod
+    def _rows(ctx: Any) -> Tensor:
+        """The rows, as long as nobody has changed them in place."""
+        rows = ctx.arguments[0]
+        if ctx.versions is not None and rows._version != ctx.versions:
+            raise RuntimeError(
+                "Argument `inputs` must keep its values until the second backward pass, but was changed in "
+                "place. Change a clone."
+            )
+        return rows
+
+    @staticmethod
     def _again(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        """The gradients so that they can be differentiated again: by autograd, through plain torch."""
-        needed, given = ctx.needs_input_grad[2:], ctx.saved_tensors
+        """The gradients so that they can be differentiated again, or mapped: by torch, through `plain`."""
         # torch itself goes back, and would round
         program = ctx.program.double if rounds(gradient.device.type) else ctx.program
+        rows, vector = _Run._rows(ctx), ctx.arguments[1]
+        before = torch.as_tensor(ctx.given[2])
+        if not torch.equal(before, vector.detach()):  # changed since
+            vector = vector - vector.detach() + before
         with torch.enable_grad():
-            rows, *vectors = (each.to(program.dtype) for each in given)
-            values = program.plain(rows, vectors).to(gradient.dtype)
-        wanted = [each for each, needs in zip(given, needed, strict=True) if needs]
-        found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True, allow_unused=True))
-        return (None, None, *(next(found) if needs else None for needs in needed))
+            each = [part.to(program.dtype) for part in (rows, vector)]
+            values, back = torch.func.vjp(program.plain, *each)[:2]
+            gradients = back(gradient.to(values.dtype))
+        needed, given = ctx.needs_input_grad[2:], (rows, vector)
+        gradients = [g.to(e.dtype) if n else None for g, e, n in zip(gradients, given, needed, strict=True)]
+        return None, None, *gradients
 
     @staticmethod
     def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        program, needed, vectors = ctx.program, ctx.needs_input_grad[2:], ctx.saved_tensors[1:]
+        program, needed = ctx.program, ctx.needs_input_grad[2:]
         # What the forward pass kept goes with the first backward pass, as autograd's does.
         built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
         gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
         built = built or matrices.forward(vector)
-        first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if any(needed[1:]) else None
+        first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if needed[1] else None
         for i, part in enumerate(parts):
             flowing = gradients[:, first : (first := first + _samples(part))]
             flowing = _in_chunks(flowing, len(part) if part.ndim == 3 else 1)
@@ -464,15 +516,12 @@ class _Run(torch.autograd.Function):
             if tapes:
                 tape, tapes[i] = tapes[i], None
             if tape is None:
+                _Run._rows(ctx)
                 program.forward(way, part, built[0], tape := [])
             to = steps.Gradients(part if needed[0] else None, to_matrices)
             for step in reversed(steps_):
                 flowing = step.backward(flowing, tape.pop(), built[0], to)
             to_rows.append(0 * part if to.columns is None else to.columns)
-        found: list[Any] = [torch.as_tensor(_rows(to_rows))]
-        if to_matrices is None:
-            return (None, None, *found, *[None] * len(vectors))
-        to_vector = torch.as_tensor(matrices.backward(to_matrices, built[1]))
-        each = to_vector.split([v.numel() for v in vectors]) if len(vectors) > 1 else [to_vector]
-        found += [part.view(v.shape) for part, v in zip(each, vectors, strict=True)]
-        return (None, None, *(part if needs else None for part, needs in zip(found, needed, strict=True)))
+        to_row = torch.as_tensor(_rows(to_rows)) if needed[0] else None
+        to_vector = None if to_matrices is None else torch.as_tensor(matrices.backward(to_matrices, built[1]))
+        return None, None, to_row, to_vector

@@ -7,8 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qnnkit.simulator.gates import EXACT, Turn, constant, is_monomial, local_states, states_of, turn
-from qnnkit.simulator.graph import Node
+from qnnkit.simulator.gates import (
+    EXACT,
+    Turn,
+    constant,
+    is_monomial,
+    is_unitary,
+    local_states,
+    states_of,
+    turn,
+)
+from qnnkit.simulator.graph import Node, NotFusable
 from qnnkit.simulator.trace import Trace
 
 DENSE_WIRES = 6
@@ -27,7 +36,7 @@ class Item:
     """A constant gate has a matrix."""
     angle: int | None = None
     """Index of its angle, among those of the inputs or among those of the weights."""
-    on_inputs: bool = False
+    on_rows: bool = False
 
     @property
     def permutes(self) -> bool:
@@ -154,6 +163,7 @@ def seen(items: Sequence[Item]) -> list[Item]:
         wires, form = set(item.wires), item.form
         matrix = form.basis if isinstance(form, Turn) else form
         is_diagonal = np.count_nonzero(matrix - np.diag(np.diag(matrix))) == 0
+        is_diagonal = is_diagonal and is_unitary(matrix, EXACT)
         if is_diagonal and not wires & blocked:
             continue
         if wires & blocked or not item.permutes:
@@ -163,21 +173,27 @@ def seen(items: Sequence[Item]) -> list[Item]:
 
 
 def items(trace: Trace) -> tuple[list[Item], list[Node], list[Node]]:
-    """The traced gates; the angles that depend on the weights alone, and those that depend on the inputs."""
-    found, on_weights, on_inputs = [], [], []
+    """The traced gates; the angles that all samples share, and those that each sample has.
+
+    Raises:
+        NotFusable: A gate is not unitary, or depends on its angle in an unknown way.
+    """
+    found, shared, on_rows = [], [], []
     for gate in trace.gates:
         wires = gate.wires or (0,)  # a global phase acts anywhere
         if gate.angle is None:
             matrix = constant(gate.operation)
+            if not is_unitary(matrix):
+                raise NotFusable(f"the matrix of {gate.operation.name} is not unitary")
             found.append(Item(wires, matrix if gate.wires else np.kron(matrix, np.eye(2))))
             continue
-        angles, form = on_inputs if gate.on_inputs else on_weights, turn(gate.operation)
+        angles, form = on_rows if gate.on_rows else shared, turn(gate.operation)
         form = form if gate.wires else form.on_one_more()
         if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # such as a swap with a phase
             found.append(Item(wires, form.start))
-        found.append(Item(wires, form, len(angles), gate.on_inputs))
+        found.append(Item(wires, form, len(angles), gate.on_rows))
         angles.append(gate.angle)
-    return found, on_weights, on_inputs
+    return found, shared, on_rows
 
 
 # --- blocks and permutations ----------------------------------------------------------------------
@@ -301,7 +317,7 @@ def _gather(item: Item) -> list[Item]:
             far = max(wires)
             swaps.append(Item((target, far), SWAP))
             wires[wires.index(far)] = target
-    return [*swaps, Item(tuple(wires), item.form, item.angle, item.on_inputs), *reversed(swaps)]
+    return [*swaps, Item(tuple(wires), item.form, item.angle, item.on_rows), *reversed(swaps)]
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -327,7 +343,7 @@ class Plan:
 
 def plan(items: Sequence[Item], n_wires: int, n_angles: int, *, given: bool = False) -> Plan:
     """The plan of a circuit whose inputs give `n_angles` angles, on |0...0> or on a given state."""
-    segments, phases = alternate(items, turns=lambda item: item.on_inputs, earliest=1)
+    segments, phases = alternate(items, turns=lambda item: item.on_rows, earliest=1)
     states, turned = [np.eye(2, dtype=complex)[:, 0]] * n_wires, {}
     product = None if given else product_start(segments[0], phases, n_wires, n_angles)
     if product is not None:
@@ -356,7 +372,7 @@ def product_start(
         segment: Constants before the phases, basis change included.
         phases: Those of the circuit.
         n_wires: Number of wires.
-        n_angles: Number of the inputs' angles.
+        n_angles: Number of the samples' angles.
 
     Returns:
         States u of all wires, and for those that are turned the rates r, (n_angles,), of exp(-+i r @ angles).
@@ -386,7 +402,7 @@ def start_of_cell(
     Args:
         states: Of each wire of the cell, (2,).
         turned: Of each, the rates of its angle h, (n_angles,), or None.
-        n_angles: Number of the inputs' angles.
+        n_angles: Number of the samples' angles.
 
     Returns:
         (columns, waves): state = columns @ (cos, sin)(waves @ angles); of shapes (2**n_wires, 2 n_waves), or

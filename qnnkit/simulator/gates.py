@@ -18,6 +18,8 @@ EXACT = 1e-12
 PROBE = 0.37
 """Radians: small enough that no eigenphase wraps, odd enough that no two coincide by chance."""
 CHECKED = (1.9, -1.3, 2.9, 3.9)
+ROUNDED = 1e-6
+"""Largest deviation from a unitary matrix that counts as rounding in float32."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Turn:
 def constant(operation: qp.operation.Operator) -> np.ndarray:
     """Matrix of a gate without a traced angle."""
     return np.asarray(qp.matrix(operation, wire_order=operation.wires), dtype=complex)
+
+
+def is_unitary(matrix: np.ndarray, tolerance: float = ROUNDED) -> bool:
+    return bool(np.abs(matrix.conj().T @ matrix - np.eye(len(matrix))).max() < tolerance)
 
 
 def turn(operation: qp.operation.Operator) -> Turn:
@@ -69,6 +75,8 @@ def _found_turn(operation: qp.operation.Operator) -> Turn:
     # multiples of 1/4, or of 1/8 in excitations of half an angle
     rates = -np.angle(np.diag(basis.conj().T @ unitary @ basis)) / PROBE
     found = Turn(basis, np.round(rates * 8) / 8, start)
+    if not is_unitary(start, 1e-10):
+        raise NotFusable(f"the matrix of {operation.name} is not unitary")
     if any(np.abs(found.at(angle) - at(operation, angle)).max() > 1e-10 for angle in CHECKED):
         raise NotFusable(f"{operation.name} depends on its angle in an unknown way")
     return found
@@ -87,7 +95,10 @@ def real_form(matrix: np.ndarray) -> np.ndarray:
 
 def is_monomial(matrix: np.ndarray) -> bool:
     """Whether it only renames basis states and turns their phases, as CNOT, SWAP, CZ and T do."""
-    return bool((np.count_nonzero(np.abs(matrix) > EXACT, axis=0) == 1).all())
+    size = np.abs(matrix)
+    return bool(
+        np.all((size < EXACT) | (abs(size - 1) < EXACT)) and np.all(np.count_nonzero(size > EXACT, 0) == 1)
+    )
 
 
 def local_states(wires: Sequence[Any], among: Sequence[Any]) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""What a QNode's Python does to tensors, recorded without values, and what follows from the record.
+"""What Python does to tensors, recorded without values, and what follows from the record.
 
-The QNode runs on tensors that have a shape and a dtype, but no values, once for each of two sizes of batch.
-What differs between the two records depends on the size; the rest is one graph. Its operations tell, without
-a look at any number, which angles are linear and that no sample depends on another.
+The Python runs on tensors that have a shape and a dtype, but no values, once for each of two batch sizes.
+What differs between the two records depends on the size; the rest is one graph. Its operations show, without
+reading any number, which angles are linear and that no sample depends on another.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import autoray
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,8 +27,8 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-INPUTS, WEIGHTS = 1, 2
-"""Bits that tell what a tensor was computed from."""
+ROWS, SHARED = 1, 2
+"""Bits: a tensor was computed from what differs between samples, from what all samples share."""
 aten = torch.ops.aten
 
 MOVES = names(
@@ -58,43 +59,45 @@ class NotFusable(Exception):
     """Why a circuit has no fused program, in words that complete "because ..."."""
 
 
+class NotFollowed(NotFusable):
+    """Some Python needs the numbers of its arguments."""
+
+
+class Changed(NotFusable):
+    """Classes are not as PennyLane made them."""
+
+    def __init__(self, kinds: set[type]):
+        super().__init__(f"{min(kind.__name__ for kind in kinds)} is not as PennyLane made it")
+        self.kinds = kinds
+
+
 class Traced(Tensor):
-    """A tensor without values: whoever looks at one stops the trace."""
+    """A tensor without values: reading one stops the trace."""
 
     node: Node
     recorder: Recorder
     __torch_function__: Any = torch._C._disabled_torch_function_impl
-    __module__, __qualname__ = "torch", "Tensor"
-    __class__ = property(lambda self: Tensor)  # pyright: ignore  # as autoray and the user's Python see it
 
     @staticmethod
     def __new__(cls, node: Node, recorder: Recorder) -> Traced:
         like: Any = node.shadow
-        found = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+        traced = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=recorder.device
         )
-        found.node, found.recorder = node, recorder
-        return found
+        traced.node, traced.recorder = node, recorder
+        return traced
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        traced = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Traced))
-        raise traced.recorder.refuse("it computes where it cannot be followed")
+        raise NotFollowed("its Python computes where it cannot be followed")
+
+    def _read(self, *arguments: Any) -> Any:
+        raise self.recorder.refuse("its Python looks at the values of its arguments")
+
+    numpy = tolist = __array__ = data_ptr = _read  # pyright: ignore[reportAssignmentType]
 
 
-def _refuse(what: str) -> Any:
-    def look(self: Traced, *given: Any, **named: Any) -> Any:
-        raise self.recorder.refuse(f"its Python {what}")
-
-    return look
-
-
-Traced.__name__ = "Tensor"
-for name in ("data", "grad", "requires_grad", "grad_fn", "is_leaf", "_version", "_base"):
-    setattr(Traced, name, property(_refuse(f"reads `.{name}` of a tensor")))
-for name in ("numpy", "tolist", "register_hook", "requires_grad_", "__array__", "data_ptr", "is_inference"):
-    setattr(Traced, name, _refuse(f"calls `.{name}()` of a tensor"))
-
+autoray.register_backend(Traced, "torch")  # PennyLane's qp.math asks autoray
 
 BATCH = object()
 """Stands for the number of samples where a recorded operation takes it."""
@@ -111,13 +114,11 @@ class Node:
     shadow: Any = None
     """The result, a tensor on the meta device, which tells shape and dtype."""
     sources: int = 0
-    """Bits: INPUTS, WEIGHTS."""
+    """Bits: ROWS, SHARED."""
     degree: int = 0
     """0: a constant; 1: affine in the sources; 2: anything."""
     axis: int | None = None
     """Which axis holds the samples."""
-    instead: Callable[..., Any] | None = None
-    """Run in place of `func`."""
 
     @property
     def name(self) -> str:
@@ -161,7 +162,7 @@ class Recorder(TorchDispatchMode):
     def refuse(self, reason: str) -> NotFusable:
         """The exception for a reason, which holds even if somebody catches it."""
         self.refusal = self.refusal or reason
-        return NotFusable(reason)
+        return NotFollowed(reason)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, leaves = kwargs or {}, tree_leaves((args, kwargs))
@@ -169,7 +170,7 @@ class Recorder(TorchDispatchMode):
             raise self.refuse("its Python draws random numbers")
         outside = [leaf for leaf in leaves if type(leaf) is not Traced and isinstance(leaf, Tensor)]
         if any(leaf.requires_grad for leaf in outside):
-            raise self.refuse("it uses a tensor from outside that asks for a gradient")
+            raise self.refuse("it uses a tensor from outside that requires a gradient")
         if not any(type(leaf) is Traced for leaf in leaves):
             return func(*args, **kwargs)
         looks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
@@ -243,8 +244,8 @@ def merge(nodes: Sequence[Node], others: Sequence[Node], sizes: tuple[int, int])
             _describe(node, other, sizes)
 
 
-_DIFFERS = "its Python does something else each time it runs"
-_ON_SIZE = "its Python depends on the size of the batch, or on how numbers are printed"
+_DIFFERS = "its Python computes something else each time it runs"
+_ON_SIZE = "its Python depends on the size of the batch"
 _MIXES = "its Python mixes samples of the batch"
 
 
@@ -352,7 +353,7 @@ def _keeps_samples(node: Node, had: list[Node]) -> bool:
 
 
 class Graph:
-    """Some results of recorded operations, as a function of inputs and weights.
+    """Some results of recorded operations, as a function of the arguments.
 
     Args:
         nodes: In the order in which they were computed; the first are the arguments.
@@ -370,7 +371,7 @@ class Graph:
         self._copies: dict[tuple, Tensor] = {}
 
     def _moved(self, constant: Tensor, device: torch.device, double: bool) -> Tensor:
-        """A constant where it is computed with; moved once, since a device waits for what the host sends."""
+        """A constant on a device; moved once, since a device waits for what the host sends."""
         key = id(constant), device, double
         if key not in self._copies:
             dtype = torch.float64 if double and constant.is_floating_point() else constant.dtype
@@ -386,63 +387,62 @@ class Graph:
         """Whether there are only sums and products."""
         return all(node.degree < 2 or node.name in LINEAR | PRODUCTS for node in self.nodes)
 
-    def __call__(self, inputs: Tensor, weights: Sequence[Tensor], *, double: bool = False) -> list[Tensor]:
-        """The results for inputs of shape (batch, n_features) or (n_features,).
+    def __call__(self, arguments: Sequence[Tensor], batch: int, *, double: bool = False) -> list[Tensor]:
+        """The results.
 
         Args:
-            inputs: The first argument.
-            weights: The others.
+            arguments: As recorded, for any batch size.
+            batch: Number of samples.
             double: Whether constants are taken as float64.
         """
-        found = dict(zip(map(id, self.arguments), (inputs, *weights), strict=True))
+        results: dict[int, Any] = dict(zip(map(id, self.arguments), arguments, strict=True))
+        device = arguments[0].device if arguments else torch.device("cpu")
 
         def result(node: Node) -> Any:
             args, kwargs = tree_map(put, (node.args, node.kwargs))
-            return (node.instead or node.func)(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
+            return node.func(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
 
         def put(leaf: Any) -> Any:
-            if isinstance(leaf, Node):  # what is made of constants alone stands in no list
-                return found[id(leaf)] if id(leaf) in found else result(leaf)
+            if isinstance(leaf, Node):  # a node made of constants alone is in no list
+                return results[id(leaf)] if id(leaf) in results else result(leaf)
             if leaf is BATCH:
-                return len(inputs)
+                return batch
             if isinstance(leaf, Tensor):
-                return self._moved(leaf, inputs.device, double)
+                return self._moved(leaf, device, double)
             if isinstance(leaf, torch.dtype) and leaf.is_floating_point and double:
                 return torch.float64
-            return inputs.device if isinstance(leaf, torch.device) else leaf
+            return device if isinstance(leaf, torch.device) else leaf
 
         for node in self.nodes:
-            found[id(node)] = result(node)
-        return [found[id(node)] for node in self.wanted]
+            results[id(node)] = result(node)
+        return [results[id(node)] for node in self.wanted]
 
 
 class Angles:
-    """Angles as a function of one vector, of shape (n, batch), or of the weights, of shape (n,).
+    """Angles as a function of one vector: a sample's row, or what all samples share.
 
-    If all are affine in it, matrix and offset tell them: angles = vector @ matrix + offset. Else the traced
-    graph is run, and the vector is the angles themselves.
+    If all are affine in it, they are vector @ matrix + offset. Else the graph has to be run, and the vector
+    is the angles themselves.
 
     Args:
-        graph: What gives the angles.
-        shapes: Of the graph's arguments, batch aside.
-        of: Number of the argument that they may depend on; None for all but the first, flattened.
+        graph: Computes the angles.
+        shapes: Of the graph's arguments, for a batch of one.
+        free: Numbers of the arguments that they may depend on, flattened and joined.
+        sources: The bits of these arguments.
     """
 
-    def __init__(self, graph: Graph, shapes: Sequence[tuple[int, ...]], of: int | None):
+    def __init__(self, graph: Graph, shapes: Sequence[tuple[int, ...]], free: Sequence[int], sources: int):
         self.graph, self.size, self.affine = graph, len(graph.wanted), False
         self.matrix, self.offset = np.eye(self.size), np.zeros(self.size)
-        free = [i for i in range(len(shapes)) if (i == of if of is not None else i > 0)]
-        sources = INPUTS if of is not None else ~INPUTS
         if not self.size or graph.degree > 1 or any(node.sources & ~sources for node in graph.wanted):
             return
         sizes = [math.prod(shapes[i]) for i in free]
 
         def angles(vector: Tensor) -> Tensor:
             parts = iter(vector.split(sizes))
-            given = [
-                next(parts).reshape(s) if i in free else vector.new_zeros(s) for i, s in enumerate(shapes)
-            ]
-            return torch.stack([angle.reshape(()) for angle in graph(given[0], given[1:], double=True)])
+            given = enumerate(shapes)
+            each = [next(parts).reshape(s) if i in free else vector.new_zeros(s) for i, s in given]
+            return torch.stack([angle.reshape(()) for angle in graph(each, 1, double=True)])
 
         n = sum(sizes)
         points = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)])

@@ -80,7 +80,8 @@ class Matrices:
             halves.append(rates.reshape(n_rows, len(offset)))
             tables.append(np.concatenate([rates, rates], 2).reshape(2 * n_rows, len(offset)))
         table = np.concatenate(tables)  # the same angles for real and for imaginary parts
-        self.rates, self.offset = put(table @ matrix.T), put(table @ offset)
+        self.by_vector = table @ matrix.T
+        self.rates, self.offset = put(self.by_vector), put(table @ offset)
         self.back = put((np.concatenate(halves) @ matrix.T).T)
 
     def forward(self, vector: Array) -> tuple[list[Array], Saved]:

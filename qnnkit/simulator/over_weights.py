@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +14,9 @@ from torch import Tensor
 
 from qnnkit import checks
 from qnnkit.simulator.fused import Fused
-from qnnkit.simulator.graph import Graph
-from qnnkit.simulator.trace import apart, trace
+from qnnkit.simulator.graph import Graph, NotFusable
+from qnnkit.simulator.queueing import queue, transformed
+from qnnkit.simulator.trace import Argument, trace
 
 
 class OverWeights(Fused):
@@ -52,17 +52,18 @@ class OverWeights(Fused):
         self.weight_shapes, self.n_features = dict(weight_shapes), n_features
         self.sizes = [n_features, *(math.prod(shape) for shape in weight_shapes.values())]
 
-        def function(row: Tensor) -> Any:
-            features, *parts = row.split(self.sizes)
+        def record(arguments: Sequence[Tensor]) -> Any:
+            features, *parts = arguments[0].split(self.sizes)
             shapes = self.weight_shapes.items()
-            given = {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
-            return qnode.func(**({input_name: features} if n_features else {}), **given)
+            weights = {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
+            tape, _ = queue(qnode, {**({input_name: features} if n_features else {}), **weights})
+            [tape], finish = transformed(qnode, tape)
+            if finish is not None:
+                raise NotFusable("a transform of it computes with the measured values")
+            return tape.operations, tape.measurements
 
-        of_row = copy.copy(qnode)  # with the transforms that were applied to it
-        of_row.func = function
-        shape = (sum(self.sizes),)
-        traced = apart(lambda: trace(of_row, shape, {}, torch.float64, "row"))
-        apart(lambda: super(OverWeights, self).__init__(traced, shape, [], torch.float64, "cpu"))
+        row = Argument((sum(self.sizes),), torch.float64, on_rows=True, batched=False)
+        super().__init__(trace(record, [row], qnode.device.wires), torch.float64, "cpu")
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.
@@ -71,11 +72,13 @@ class OverWeights(Fused):
             inputs: Of shape (batch, n_features), or (n_features,) for the same in every row; in radians.
             weights: By name, each of shape (batch, *shape).
         """
-        return super().__call__(self._rows(inputs, weights), ())
+        rows = self._rows(inputs, weights)
+        values = self.shaped(super().__call__([rows], len(rows)))
+        return values if len(values) == len(rows) else values.expand(len(rows), *values.shape[1:])
 
-    def results(self, graph: Graph, inputs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    def results(self, graph: Graph, arguments: Sequence[Tensor], batch: int) -> list[Tensor]:
         """Row by row: the graph is that of a single one."""
-        return torch.func.vmap(lambda row: graph(row, weights))(inputs) if graph.wanted else []
+        return torch.func.vmap(lambda row: graph([row], 1))(arguments[0]) if graph.wanted else []
 
     def _rows(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Features and weights side by side, of shape (batch, n_features + n_weights)."""

@@ -1,129 +1,336 @@
-"""The fused programs of a QNode, each used only while everything that it was traced from is as it was."""
+"""The fused programs of a QNode: from inputs and weights to a program and what it takes."""
+
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pennylane as qp
+import torch
 from torch import Tensor
 
 from qnnkit.simulator.fused import Fused
-from qnnkit.simulator.graph import NotFusable
-from qnnkit.simulator.guards import Watch, watch
-from qnnkit.simulator.trace import Trace, apart, trace
+from qnnkit.simulator.graph import Changed, NotFollowed, NotFusable
+from qnnkit.simulator.pure import Names, NotPure
+from qnnkit.simulator.queueing import check, is_known, queue, rebound, replayed, structure, transformed
+from qnnkit.simulator.shots import METHODS, Sampled, diagonal
+from qnnkit.simulator.structure import Methods, Unkeyable, is_pennylanes, measurement_key
+from qnnkit.simulator.trace import ONE_AT_A_TIME, Argument, apart, trace
 
-MOST_STATES = 8
-"""So many states of what the Python reads are kept with their programs, the last ones."""
-CALLS_OF_A_STATE = 16
-"""A QNode whose Python reads something new more often than once in so many calls is not traced again."""
-MOST_SIZES = 4096
-"""So many sizes of batch are traced, each when it is first met, to see that they give the same circuit."""
-AUDITS = frozenset(4**n for n in range(3, 16))
-"""At these calls the Python runs again: a net under the watch."""
+EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
+"""PennyLane devices whose exact results the programs give as well."""
+EXACT_METHODS = ("best", "backprop", "adjoint", "parameter-shift", "hadamard", "device")
+"""Ways of differentiating that give the gradient itself."""
+SPEED = ("grad_on_execution", "cache", "cachesize", "max_diff", "device_vjp", "executor_backend")
+"""Options of a QNode that decide how fast it runs, not what it computes."""
+MOST_PROGRAMS = 16
+"""So many are kept, those used last."""
+MOST_NEW, REMEMBERED = 8, 256
+"""After so many new structures one after the other, only those are made into programs that come back."""
+MOST_FORMS = 32
+"""A pure function is traced for so many forms of inputs; sizes of the batch count if it reads them."""
 
 
 @dataclass
-class State:
-    """What the Python reads, and the programs of it: by form of the inputs, and by every size of batch."""
+class Call:
+    """Programs with what they take, and how their values become those of the QNode."""
 
-    watch: Watch
-    by_form: dict[tuple, Fused | str] = field(default_factory=dict)
-    by_size: dict[tuple, Fused | str] = field(default_factory=dict)
+    parts: list[tuple[Fused | Sampled, Sequence[Tensor], int | None]]
+    """(program, arguments, batch or None)."""
+    as_list: bool
+    finish: Callable[[Any], Any] | None = None
+    """From the results of all parts, as PennyLane's devices give them, to the QNode's."""
 
 
 class Programs:
-    """Finds the program for some rows, or why there is none.
+    """The programs of a QNode, found anew at every call.
 
     Args:
-        qnode: Takes `input_name` and the names of `weight_shapes`.
-        weight_shapes: Shapes by name, in the order in which the programs take the weights.
+        qnode: Takes `input_name` and the weights by name.
         input_name: Name of the argument that takes the data.
     """
 
-    def __init__(self, qnode: qp.QNode, weight_shapes: Mapping[str, tuple[int, ...]], input_name: str):
-        self.qnode, self.weight_shapes, self.input_name = qnode, dict(weight_shapes), input_name
-        self.last: Fused | str | None = None
-        """What the last call found."""
-        self.settled: str | None = None
-        """Why there is no program any more, whatever the rows."""
-        self.states: list[State] = []
-        """The current one first."""
-        self._calls, self._changes = 0, 0.0
+    def __init__(self, qnode: qp.QNode, input_name: str):
+        self.qnode, self.input_name = qnode, input_name
+        self.last: Fused | Sampled | str | None = None
+        """What ran last, or why it did not."""
+        self.generator: torch.Generator | None = None
+        """Draws the shots; where it is given, all of them."""
+        self.tape: Any = None
+        """What the Python queued at the last call, if it ran here."""
+        self.names: Names | None = None
+        """Of a pure function."""
+        self._pure: dict[tuple, Fused | None] = {}
+        self._fused: OrderedDict[tuple, tuple[Fused, Methods] | str] = OrderedDict()
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        self.why_queued = ""
+        self._new, self._constant, self._impure = 0, {qp.BasisState, qp.BasisEmbedding}, None
+        self._methods = Methods([type(qnode.device)])
 
-    def find(self, rows: Tensor) -> Fused | str:
-        """The program for rows of shape (batch, n_features) or (n_features,); or why there is none."""
-        self._calls += 1
-        if self.settled is None:
-            if self.states and self.states[0].watch.holds():
-                self._changes = max(0.0, self._changes - 1 / CALLS_OF_A_STATE)
-            else:
-                self._look(_size(rows))
-        self.last = self.settled or self._of_size(rows)
-        return self.last
+    def program_for(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
+        """The program for a call; or the QNode, to be called on its own device, as `last` says why.
 
-    def _look(self, size: tuple) -> None:
-        """Finds the state of what the Python reads now among the known ones, or takes it in.
-
-        One that holds in value serves where nothing is traced: only the very objects can be put back.
+        Args:
+            rows: Inputs of shape (batch, n_features) or (n_features,).
+            weights: By name; of the dtype and device of `rows`.
         """
-        for i, state in enumerate(self.states):
-            is_traced = size in state.by_size and self._calls not in AUDITS
-            if state.watch.holds() or (is_traced and state.watch.holds(in_value=True)):
-                self.states.insert(0, self.states.pop(i))
-                return
-        self._changes += 1
-        if self._changes > MOST_STATES:
-            self.settled = f"what its Python reads has changed {MOST_STATES} times, one soon after the other"
-            return
+        if (
+            tracing := torch._C._get_tracing_state()
+        ) is not None:  # of torch.jit, which checks a second trace
+            torch._C._set_tracing_state(None)
+            try:
+                self.program_for(rows, weights)
+            finally:
+                torch._C._set_tracing_state(tracing)
+        reason = own_device(self.qnode) if self._methods.hold() else "its device was changed"
+        if reason is None and self.qnode.shots and not self._samples(rows):
+            reason = "it has a finite number of shots"
+        if reason is not None:
+            self.last = reason
+            return self.qnode
+        program = None if self.qnode.shots else self._traced(rows)
+        if program is not None:
+            self.last = program
+            return Call([(program, [rows, *weights.values()], _batch(rows))], program.as_list)
+        return self._queued(rows, weights)
+
+    def _samples(self, rows: Tensor) -> bool:
+        """Whether shots are drawn here: on request, and where PennyLane has no gradient."""
+        has_no_gradient = torch.is_grad_enabled() and rows.requires_grad and rows.ndim == 2
+        is_plain = not self.qnode.shots.has_partitioned_shots and self.qnode.diff_method in METHODS
+        return is_plain and (has_no_gradient or self.generator is not None)
+
+    @property
+    def how(self) -> str:
+        """How often the QNode's Python runs, and why."""
+        if self.names is not None and self.last in self._pure.values():
+            return "its Python reads only its arguments and constants, and ran once"
+        many = f", and has queued {len(self._seen)} different circuits so far" if len(self._seen) > 1 else ""
+        why = f", since it holds {self.why_queued}" if self.why_queued else ""
+        return f"its Python runs at every call{why}{many}"
+
+    # --- pure ---------------------------------------------------------------------------------------
+
+    def _traced(self, rows: Tensor) -> Fused | None:
+        """The program of a pure function for rows of this form, if it has one already."""
+        if self.names is None:
+            return None
+        if not self.names.hold() or self._impure is not self.qnode.func:
+            self.names, self._impure = None, None
+            self._pure.clear()
+            return None
+        program = self._pure.get(self._form(rows))
+        return program if program is not None and program.methods.hold() else None
+
+    def _form(self, rows: Tensor) -> tuple:
+        sizes = rows.shape if self.names is not None and self.names.reads_sizes else rows.shape[1:]
+        return rows.ndim, _batch(rows) == 1, sizes, rows.dtype, rows.device, self.qnode.device.wires
+
+    def _trace(self, tape: Any, rows: Tensor, weights: Mapping[str, Tensor], as_list: bool) -> Fused | None:
+        """The program of a pure function for rows of this form: traced, unless that failed before.
+
+        Args:
+            tape: What it queued at this call.
+            rows: Inputs.
+            weights: By name.
+            as_list: Whether it returns a list or a tuple.
+        """
+        if self._impure is not self.qnode.func:  # not looked at yet
+            self._impure = self.qnode.func
+            try:
+                self.names = Names(self.qnode.func)
+            except NotPure as reason:
+                self.names, self.why_queued = None, str(reason)
+        if self.names is None or not self.names.hold():
+            return None
+        form = self._form(rows)
+        if (form in self._pure and self._pure[form] is None) or len(self._pure) >= MOST_FORMS:
+            return None
+        arguments = [Argument(tuple(rows.shape), rows.dtype, on_rows=True, batched=rows.ndim == 2)]
+        arguments += [
+            Argument(tuple(w.shape), rows.dtype, on_rows=False, batched=False) for w in weights.values()
+        ]
+
+        def record(traced: Sequence[Tensor]) -> Any:
+            named = dict(zip((self.input_name, *weights), traced, strict=True))
+            tape, _ = queue(self.qnode, named)
+            [tape], finish = transformed(self.qnode, tape)
+            if finish is not None:
+                raise NotFusable("a transform of it computes with the measured values")
+            return tape.operations, tape.measurements
+
+        self._pure[form] = None
         try:
-            self.states = [State(watch(self.qnode)), *self.states[: MOST_STATES - 1]]
-        except NotFusable as reason:
-            self.settled = str(reason)
+            with qp.QueuingManager.stop_recording():
+                check(self.qnode, structure(tape, self._constant))
+            program = self._pure[form] = self._program(record, arguments, rows)
+        except (NotFusable, Unkeyable):
+            return None
+        program.as_list = as_list
+        return program
 
-    def _of_size(self, rows: Tensor) -> Fused | str:
-        """The program for rows of this size, traced when it is first met, and now and then."""
-        known, key = self.states[0].by_size, _size(rows)
-        found, is_audit = known.get(key), self._calls in AUDITS
-        if found is None or (is_audit and not isinstance(found, str)):
-            found = self._traced(rows, is_audit)
-            if len(known) < MOST_SIZES:
-                known[key] = found
-        return found
+    def _program(self, record: Any, arguments: Sequence[Argument], rows: Tensor) -> Fused:
+        traced = trace(record, arguments, self.qnode.device.wires, rows.device)
+        if changed := {kind for kind in traced.kinds if not is_pennylanes(kind)}:
+            raise Changed(changed)
+        with apart():
+            program = Fused(traced, rows.dtype, rows.device)
+        program.methods = Methods([*traced.kinds, type(self.qnode.device)])
+        return program
 
-    def _traced(self, rows: Tensor, is_audit: bool) -> Fused | str:
-        """The program for rows of this form, made when it is first met, else compared with a new trace."""
-        state, is_one = self.states[0], rows.ndim == 2 and len(rows) == 1
-        form = rows.ndim, is_one, rows.shape[-1], rows.dtype, rows.device
-        known = state.by_form.get(form)
-        if isinstance(known, str) or (known and len(state.by_size) >= MOST_SIZES and not is_audit):
-            return known
-        shape, shapes = tuple(rows.shape), self.weight_shapes
+    # --- queued -------------------------------------------------------------------------------------
 
-        def make() -> tuple[Trace, Fused]:
-            new = trace(self.qnode, shape, shapes, rows.dtype, self.input_name, rows.device, self.changed)
-            return new, known or Fused(new, shape, list(shapes.values()), rows.dtype, rows.device)
+    def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
+        """Runs the Python, and finds a program for each tape that it and its transforms make."""
+        with ONE_AT_A_TIME:  # PennyLane's recording is one for all threads
+            return self._found(rows, weights)
 
+    def _found(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
+        tape, result = queue(self.qnode, {self.input_name: rows, **weights})
+        self.tape, twin = tape, replayed(self.qnode, tape, result)
         try:
-            new, found = apart(make)
-            if new.signature != found.trace.signature:
-                self.settled = "its Python makes another circuit, and nothing that is watched changed"
+            returned = list(result) if isinstance(result, list | tuple) else [result]
+            if [id(each) for each in returned] != [id(each) for each in tape.measurements]:
+                raise NotFusable("it returns something else than its measurements, in their order")
+            tapes, finish = transformed(self.qnode, tape)
+            as_list = isinstance(result, list | tuple)
+            if self.qnode.shots:
+                return self._sampled(tapes, finish, rows, as_list)
+            if finish is None and (program := self._trace(tapes[0], rows, weights, as_list)):
+                self.last = program
+                return Call([(program, [rows, *weights.values()], _batch(rows))], as_list)
+            parts: list[Any] = [self._part(each, rows) for each in tapes]
+        except (NotFusable, Unkeyable) as reason:
+            self.last = str(reason) if isinstance(reason, NotFusable) else f"it holds {reason}"
+            return twin
+        self.last = parts[0][0]
+        return Call(parts, as_list, finish)
+
+    def _sampled(self, tapes: Sequence[Any], finish: Any, rows: Tensor, as_list: bool) -> Call:
+        """Programs for the exact distributions of the tapes, and shots of them."""
+        parts, finishes = [], []
+        for tape in tapes:
+            exact, measurements, recombine = diagonal(tape)
+            program, arguments, batch = self._part(exact, rows)
+            key = tuple(map(measurement_key, measurements)), self.qnode.shots.total_shots
+            if key not in program.sampled:
+                program.sampled[key] = Sampled(program, measurements, self.qnode.shots.total_shots)
+            program.sampled[key].generator = self.generator
+            parts.append((program.sampled[key], arguments, batch))
+            finishes.append(recombine)
+        self.last = parts[0][0]
+
+        def results(found: Sequence[Any]) -> Any:
+            found = tuple(recombine(each) for recombine, each in zip(finishes, found, strict=True))
+            return found[0] if finish is None else finish(found)
+
+        return Call(parts, as_list, results)
+
+    def _part(self, tape: Any, rows: Tensor) -> tuple[Fused, Sequence[Tensor], int | None]:
+        """The program of a tape, and what it takes at this call.
+
+        Raises:
+            NotFusable: It has none.
+        """
+        made = structure(tape, self._constant)
+        key = made.key, rows.dtype, rows.device, self.qnode.device.wires
+        found = self._fused.get(key)
+        if found is not None and not isinstance(found, str) and not found[1].hold():
+            found = None
+        if found is None:
+            found = self._fuse(made, key, rows)
+            if found is None:  # numbers of some operators became part of the structure
+                return self._part(tape, rows)
+            self._fused[key] = found
+            if len(self._fused) > MOST_PROGRAMS:
+                self._fused.popitem(last=False)
+        else:
+            self._fused.move_to_end(key)
+            self._new = max(0, self._new - 1)
+        if isinstance(found, str):
+            raise NotFusable(found)
+        return found[0], _tensors(made.leaves, rows), made.batch
+
+    def _fuse(self, made: Any, key: tuple, rows: Tensor) -> tuple[Fused, Methods] | str | None:
+        seen = hash(key) in self._seen
+        self._seen[hash(key)] = None
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        self._new += 1
+        if self._new > MOST_NEW and not seen:
+            raise NotFusable("its Python makes another circuit at nearly every call")
+        arguments = [
+            Argument(
+                tuple(leaf.shape) if isinstance(leaf, Tensor) else (), _dtype(leaf, rows), batched, batched
+            )
+            for leaf, batched in zip(made.leaves, made.batched, strict=True)
+        ]
+        try:
+            with qp.QueuingManager.stop_recording():
+                check(self.qnode, made)
+            program = self._program(
+                lambda traced: (rebound(made, traced), made.measurements), arguments, rows
+            )
         except NotFusable as reason:
-            found = str(reason)
-        if self.settled is None:
-            self.changed()
-        found = state.by_form[form] = self.settled or found
-        return found
-
-    def changed(self) -> bool:
-        """Whether the Python, run just now, has changed what it reads; then that is put back."""
-        watch = self.states[0].watch
-        if watch.holds():
-            return False
-        watch.restore()
-        self.settled = "its Python changes what it reads"
-        return True
+            pairs = zip(made.operations, made.free, strict=True)
+            looked = {type(each) for each, n in pairs if n > 0 and not _is_angle(each)}
+            looked = reason.kinds if isinstance(reason, Changed) else looked
+            if isinstance(reason, Changed | NotFollowed) and looked - self._constant:
+                self._constant |= looked
+                return None
+            return str(reason)
+        return program, program.methods
 
 
-def _size(rows: Tensor) -> tuple:
-    return rows.shape, rows.dtype, rows.device
+def _is_angle(operation: Any) -> bool:
+    """Whether its numbers are angles of one gate."""
+    return is_known(operation) and operation.num_params == 1 and tuple(operation.ndim_params) == (0,)
+
+
+def _batch(rows: Tensor) -> int | None:
+    return len(rows) if rows.ndim == 2 else None
+
+
+def _dtype(leaf: Any, rows: Tensor) -> torch.dtype:
+    is_complex = isinstance(leaf, Tensor) and leaf.is_complex()
+    return rows.dtype.to_complex() if is_complex else rows.dtype
+
+
+def _tensors(leaves: Sequence[Any], rows: Tensor) -> list[Tensor]:
+    """The leaves in the dtype and on the device of the rows; all plain numbers in one copy."""
+    numbers = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+    plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
+    return [
+        leaf.to(rows.device, _dtype(leaf, rows)) if isinstance(leaf, Tensor) else next(plain)
+        for leaf in leaves
+    ]
+
+
+def own_device(qnode: qp.QNode) -> str | None:
+    """Why a QNode runs on its own device, whatever it queues; None where a program may run."""
+    device = qnode.device
+    if qp.capture.enabled():
+        return "program capture is enabled"
+    if device.name not in EXACT_DEVICES:
+        return "only that device knows what it computes"
+    if type(qnode) is not qp.QNode or {"construct", "_impl_call"} & vars(qnode).keys():
+        return "the QNode was customised"
+    if type(device).__name__ not in DEVICE_CLASSES or any(
+        callable(getattr(type(device), name, None)) for name in vars(device)
+    ):
+        return "the device was customised"
+    if qnode.diff_method not in EXACT_METHODS:
+        return f"its gradients are asked for by diff_method={qnode.diff_method}"
+    if qnode.gradient_kwargs and qnode.diff_method not in ("backprop", "adjoint"):
+        return f"it has gradient_kwargs={qnode.gradient_kwargs}"
+    if other := {k: v for k, v in qnode.execute_kwargs.items() if k not in SPEED and v is not None}:
+        return f"it has the options {other}"
+    return None
+
+
+DEVICE_CLASSES = ("DefaultQubit", "LightningQubit", "LightningGPU", "LightningKokkos")

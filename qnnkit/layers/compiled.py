@@ -1,0 +1,105 @@
+"""A `QuantumLayer` inside `torch.compile`: one opaque operation of the graph, forward and backward.
+
+The compiler sees neither the QNode's Python nor the program: both run as they do without it. What a backward
+pass needs is kept from the forward pass, for the last few of these; for others it is computed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+MOST_KEPT = 16
+"""Forward passes whose way back is kept."""
+_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_kept: OrderedDict[int, tuple[Tensor, list[Tensor]]] = OrderedDict()
+_numbers = itertools.count()
+
+
+@torch.compiler.assume_constant_result
+def number_of(layer: torch.nn.Module) -> int:
+    """The number by which the operation finds its layer."""
+    _layers[id(layer)] = layer
+    return id(layer)
+
+
+def _measured(
+    inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """The outputs with their graph, and its leaves."""
+    own = _layers[layer]
+    leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in (inputs, *weights)]
+    names = own.qnode_weights
+    # Below an operation's own autograd, torch records nothing unless it is asked to.
+    records = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+    with records, torch.enable_grad():
+        return own._measured(leaves[0], dict(zip(names, leaves[1:], strict=True)), dtype), leaves
+
+
+@torch.library.custom_op("qnnkit::circuit", mutates_args=())
+def circuit(
+    inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """The outputs of a layer, and a number for its way back."""
+    number = next(_numbers)
+    if keep:
+        outputs, leaves = _measured(inputs, weights, layer, dtype)
+        _kept[number] = outputs, leaves
+        if len(_kept) > MOST_KEPT:
+            _kept.popitem(last=False)
+    else:
+        own = _layers[layer]
+        outputs = own._measured(inputs, dict(zip(own.qnode_weights, weights, strict=True)), dtype)
+    return outputs.detach().clone(memory_format=torch.contiguous_format), torch.tensor(number)
+
+
+@circuit.register_fake
+def _(inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype, keep: bool) -> Any:
+    with _disable_current_modes(), torch.no_grad():
+        own = _layers[layer]
+        device = next((weight.device for weight in own._weights().values()), torch.device("cpu"))
+        sample = torch.ones(1, inputs.shape[-1], dtype=dtype, device=device)
+        one = own._measured(sample, own._weights(), dtype)
+    shape = (*inputs.shape[:-1], *one.shape[1:])
+    return inputs.new_empty(shape, dtype=one.dtype), torch.empty((), dtype=torch.int64)
+
+
+@torch.library.custom_op("qnnkit::circuit_backward", mutates_args=())
+def circuit_backward(
+    gradient: Tensor, number: Tensor, inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype
+) -> list[Tensor]:
+    """The gradients by inputs and weights."""
+    kept = _kept.pop(int(number), None)
+    outputs, leaves = _measured(inputs, weights, layer, dtype) if kept is None else kept
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    found = iter(torch.autograd.grad(outputs, wanted, gradient, allow_unused=True))
+    gradients = [next(found) if leaf.requires_grad else None for leaf in leaves]
+    return [
+        torch.zeros_like(a) if g is None else g.clone(memory_format=torch.contiguous_format)
+        for a, g in zip(leaves, gradients, strict=True)
+    ]
+
+
+@circuit_backward.register_fake
+def _(gradient: Any, number: Any, inputs: Any, weights: Any, layer: int, dtype: torch.dtype) -> list[Tensor]:
+    return [torch.empty_like(each) for each in (inputs, *weights)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    rows, weights, ctx.layer, ctx.dtype, _ = inputs
+    ctx.save_for_backward(output[1], rows, *weights)
+
+
+def _back(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
+    number, rows, *weights = ctx.saved_tensors
+    to_rows, *to_weights = circuit_backward(gradient, number, rows, weights, ctx.layer, ctx.dtype)
+    return to_rows, to_weights, None, None, None
+
+
+circuit.register_autograd(_back, setup_context=_save)

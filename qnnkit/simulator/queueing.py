@@ -1,0 +1,283 @@
+"""A QNode's own Python, run at every call, as programs and what they take.
+
+PennyLane's queue collects the operators. Their structure is all that decides the result except numbers: it
+looks a program up. The numbers are the program's arguments; torch differentiates the arithmetic behind them.
+"""
+
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pennylane as qp
+import torch
+from pennylane.operation import Operator
+from torch import Tensor
+
+from qnnkit.simulator.graph import NotFusable
+from qnnkit.simulator.structure import Unkeyable, is_pennylanes, measurement_key, operator_key, value_key
+
+NUMBERS = (float, int, np.floating, np.integer)
+
+
+@dataclass
+class Structure:
+    """A circuit apart from its numbers."""
+
+    key: tuple
+    operations: list[Operator]
+    measurements: list[Any]
+    leaves: list[Tensor | float] = field(default_factory=list)
+    """Numbers that the program takes, in the order of the operations."""
+    batched: list[bool] = field(default_factory=list)
+    """Of which leaves axis 0 is the batch."""
+    free: list[int] = field(default_factory=list)
+    """How many of these each operation has; -1 where its numbers are constants."""
+    batch: int | None = None
+    """Number of samples; None where nothing differs between them."""
+
+
+def queue(qnode: qp.QNode, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The tape that the QNode's Python queues, and what it returns."""
+    with qp.queuing.AnnotatedQueue() as queued:
+        result = qnode.func(**arguments)
+    return qp.tape.QuantumScript.from_queue(queued, shots=qnode.shots), result
+
+
+def replayed(qnode: qp.QNode, tape: Any, result: Any) -> qp.QNode:
+    """The QNode with Python that queues what was queued already: it runs once a call, wherever that ends."""
+
+    def again(*arguments: Any, **named: Any) -> Any:
+        for each in (*tape.operations, *tape.measurements):
+            qp.QueuingManager.append(each)
+        return result
+
+    twin = copy.copy(qnode)
+    twin.func = again
+    return twin
+
+
+def transformed(qnode: qp.QNode, tape: Any) -> tuple[Sequence[Any], Callable[[Any], Any] | None]:
+    """The tapes that the QNode's transforms make of one, and what they make of the results, if anything."""
+    pipeline = qnode.compile_pipeline
+    if not pipeline:
+        return [tape], None
+    if pipeline.has_final_transform or pipeline.is_informative:
+        raise NotFusable("a transform of it returns something else than its measurements")
+    with qp.QueuingManager.stop_recording():
+        tapes, finish = pipeline((tape,))
+    mark = object()
+    with contextlib.suppress(Exception):  # of one that computes
+        if len(tapes) == 1 and finish((mark,))[0] is mark:
+            return tapes, None
+    return tapes, lambda results: finish(results)[0]
+
+
+def structure(tape: Any, constant: set[type]) -> Structure:
+    """Takes a tape apart.
+
+    Args:
+        tape: Of PennyLane, with the numbers of this call.
+        constant: Classes whose numbers are part of the structure.
+
+    Raises:
+        NotFusable: Something in it has no fused form.
+    """
+    made = Structure((), [], tape.measurements)
+    keys: list[Any] = []
+    for operation, key, leaves, dims in _taken(tape.operations, constant):
+        made.operations.append(operation)
+        if dims is None:
+            keys.append((key, *map(value_key, leaves)))
+            made.free.append(-1)
+            continue
+        shapes = [_leaf(made, leaf, ndim) for leaf, ndim in zip(leaves, dims, strict=True)]
+        keys.append((key, *shapes))
+        made.free.append(len(leaves))
+    measured = [measurement_key(each) for each in tape.measurements]
+    made.key = tuple(keys), tuple(measured), made.batch if made.batch in (None, 1) else 2
+    return made
+
+
+def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
+    """Takes a number, or an array of `ndim` axes for each sample, as an argument; its part of the key."""
+    if isinstance(leaf, NUMBERS):
+        made.leaves.append(float(leaf))
+        made.batched.append(False)
+        return None
+    if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iufc":
+            raise NotFusable(f"a gate takes a {type(leaf).__name__}")
+        leaf = torch.as_tensor(leaf)
+    is_batched = leaf.ndim == ndim + 1
+    if (is_batched and made.batch not in (None, len(leaf))) or leaf.ndim > ndim + 1:
+        raise NotFusable("its gates have batches of different sizes")
+    if is_batched:
+        made.batch = len(leaf)
+    made.leaves.append(leaf)
+    made.batched.append(is_batched)
+    return leaf.shape[is_batched:], is_batched, leaf.is_complex()
+
+
+Taken = tuple[Operator, Hashable, Sequence[Any], Sequence[int] | None]
+"""An operator, its key and its numbers; how many axes each has without a batch, or None for constants."""
+
+
+@functools.cache
+def _is_simple(kind: type[Operator]) -> bool:
+    """Whether the numbers of a class are angles or, of a template, arrays of them, and all that it holds."""
+    is_nested = issubclass(kind, qp.ops.CompositeOp | qp.ops.SymbolicOp)
+    return is_pennylanes(kind) and kind._flatten is Operator._flatten and not is_nested
+
+
+@functools.cache
+def _takes_arrays(kind: type[Operator]) -> bool:
+    return kind.__module__.startswith("pennylane.templates") or issubclass(kind, qp.StatePrep)
+
+
+def _taken(operations: Sequence[Operator], constant: set[type]) -> Iterator[Taken]:
+    """The operators apart; what cannot be taken so is decomposed with the numbers of this call."""
+    for operation in operations:
+        kind = type(operation)
+        if kind in constant or not isinstance(operation, Operator) or not _is_simple(kind):
+            yield from _nested(operation, constant)
+            continue
+        dims = operation.ndim_params
+        if any(dims) and not _takes_arrays(kind):  # a matrix
+            yield from _nested(operation, constant)
+            continue
+        try:
+            settings = operation.hyperparameters
+            key = kind, operation.wires.labels, value_key(settings) if settings else None
+        except Unkeyable:
+            yield from _nested(operation, constant)
+        else:
+            yield operation, key, operation.data, dims
+
+
+def _nested(operation: Any, constant: set[type]) -> Iterator[Taken]:
+    """As `_taken`, of a matrix, of what holds other operators, or of a class of the user's own.
+
+    Raises:
+        NotFusable: The numbers of a matrix are no constants, or nothing is known of the operator.
+    """
+    if not isinstance(operation, Operator):
+        raise NotFusable(f"{type(operation).__name__} is no unitary gate")
+    inner, known = operation, is_known(operation)
+    while isinstance(inner, qp.ops.Adjoint | qp.ops.Controlled):
+        inner = inner.base
+    evolves = isinstance(inner, qp.ops.Evolution)
+    is_whole = type(operation) in constant
+    is_whole |= isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not evolves
+    is_matrix = not (is_whole or evolves or _takes_arrays(type(inner))) and any(operation.ndim_params)
+    is_constant = _is_constant(operation)
+    if known and is_matrix and not is_constant:
+        raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
+    if known and (is_constant or not is_whole):
+        leaves: list[Any] = []
+        try:
+            key = operator_key(operation, leaves)
+            if is_whole or is_matrix:
+                yield operation, key, leaves, None
+                return
+            if evolves:  # its generator is no part of its data
+                yield operation, (key, *map(value_key, leaves[:-1])), operation.data, [0]
+                return
+            dims = operation.ndim_params
+            if len(dims) == len(leaves) and all(a is b for a, b in zip(operation.data, leaves, strict=True)):
+                yield operation, key, leaves, dims
+                return
+        except Unkeyable:
+            pass
+    with qp.QueuingManager.stop_recording():
+        if operation.has_matrix and is_constant:
+            parts: Any = [qp.QubitUnitary(qp.matrix(operation, wire_order=operation.wires), operation.wires)]
+        elif operation.has_decomposition and (known or not operation.has_matrix):
+            try:
+                parts = operation.decomposition()
+            except Exception as error:
+                raise NotFusable(f"{operation.name} cannot be decomposed here") from error
+        else:
+            raise NotFusable(f"{operation.name} has no form that is known for all its numbers")
+        yield from _taken(parts, constant)
+
+
+_is_pennylanes = functools.cache(is_pennylanes)
+
+
+def is_known(operation: Operator) -> bool:
+    """Whether an operator, and what it is made of, are of PennyLane's own classes."""
+    return all(_is_pennylanes(type(each)) for each in _within(operation))
+
+
+def _within(operation: Operator) -> list[Operator]:
+    """An operator and those that it is made of."""
+    parts = [operation]
+    for each in parts:  # grows on the way
+        inner = getattr(each, "base", None), *(getattr(each, "operands", None) or ())
+        parts += [part for part in inner if isinstance(part, Operator)]
+    return parts
+
+
+def _is_constant(operation: Operator) -> bool:
+    return operation.batch_size is None and not any(
+        isinstance(value, Tensor)
+        and (value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value))
+        for value in operation.data
+    )
+
+
+def rebound(made: Structure, leaves: Sequence[Any]) -> list[Operator]:
+    """The operations with other numbers in place of their leaves."""
+    operations, rest = [], iter(leaves)
+    for operation, n in zip(made.operations, made.free, strict=True):
+        numbers = [next(rest) for _ in range(max(n, 0))]
+        if not numbers:
+            operations.append(operation)
+        elif isinstance(operation, qp.StatePrep) or qp.ops.Evolution in map(type, _within(operation)):
+            # the first would check its norm again, the second cannot be made anew
+            twin = copy.copy(operation)
+            twin.data = tuple(numbers)
+            operations.append(twin)
+        else:
+            operations.append(qp.ops.functions.bind_new_parameters(operation, numbers))
+    return operations
+
+
+def check(qnode: qp.QNode, made: Structure) -> None:
+    """Asks PennyLane whether it would run such a circuit: one sample, with any numbers.
+
+    Raises:
+        NotFusable: It would raise an error.
+    """
+    sample: list[Any] = []
+    for leaf, is_batched in zip(made.leaves, made.batched, strict=True):
+        if not isinstance(leaf, Tensor):
+            sample.append(leaf)
+            continue
+        shape = leaf.shape[is_batched:]
+        number = 1 / max(1, shape.numel()) ** 0.5  # amplitudes have norm 1
+        dtype = leaf.dtype if leaf.is_floating_point() or leaf.is_complex() else torch.float64
+        sample.append(torch.full(shape, number, dtype=dtype, requires_grad=leaf.requires_grad))
+    operations = rebound(made, sample)
+
+    def function() -> Any:
+        for each in (*operations, *made.measurements):
+            qp.QueuingManager.append(each)
+        return list(made.measurements) if len(made.measurements) > 1 else made.measurements[0]
+
+    twin = copy.copy(qnode)
+    twin.func, twin._compile_pipeline = function, qp.CompilePipeline()
+    try:
+        with torch.enable_grad():
+            qp.workflow.construct_batch(twin, level="device")()
+    except Exception as error:  # which PennyLane raises itself then
+        raise NotFusable(f"PennyLane raises {type(error).__name__}") from error

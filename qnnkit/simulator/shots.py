@@ -1,0 +1,182 @@
+"""Training under a finite number of shots: measurements drawn from the exact distribution of every circuit.
+
+PennyLane differentiates no batch of circuits by the parameter-shift rule (its issues 4462 and 6078). Here all
+shifted circuits of a batch are one program, in which every row has angles of its own. Each row is measured
+`shots` times, as a device would measure it.
+
+For a gate exp(-i t G) the rule is f'(t) = sum_k c_k f(t + s_k), with (c_k, s_k) from the differences of G's
+eigenvalues. Every f is estimated by shots of its own, so that the gradient of expectation values and
+probabilities is unbiased; a variance is <O^2> - <O>^2 of the same shots.
+
+Reference: Schuld et al. (2019), arXiv:1811.11184; Wierichs et al. (2022), arXiv:2107.12390, for the rule.
+"""
+
+# PennyLane makes most of its names at run time, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pennylane as qp
+import torch
+from torch import Tensor
+
+from qnnkit.simulator.fused import Fused
+from qnnkit.simulator.gates import local_states, turn
+from qnnkit.simulator.graph import ROWS, Node, NotFusable, aten
+from qnnkit.simulator.trace import Argument, Trace, apart
+
+METHODS = ("best", "parameter-shift")
+"""Ways of differentiating that mean the parameter-shift rule when there are shots."""
+AT_ONCE = 2**22
+"""Amplitudes of shifted circuits that are computed at a time."""
+
+
+def diagonal(tape: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """The tape in the eigenbasis of what it measures.
+
+    Returns:
+        The exact tape that measures the probabilities of all basis states; the measurements, each of one
+        observable; and a function from their results to those of the given tape.
+
+    Raises:
+        NotFusable: It measures something else than expval, var and probs of observables that commute.
+    """
+    kinds = qp.measurements.ExpectationMP, qp.measurements.VarianceMP, qp.measurements.ProbabilityMP
+    if any(type(each) not in kinds or getattr(each, "mv", None) is not None for each in tape.measurements):
+        raise NotFusable("it measures samples, and not only expectation values, variances and probabilities")
+    with qp.QueuingManager.stop_recording():
+        tapes, finish = qp.transforms.split_non_commuting(tape, grouping_strategy="qwc")
+        if len(tapes) != 1:
+            raise NotFusable("it measures observables with a finite number of shots that do not commute")
+        [single] = tapes
+        every = qp.wires.Wires.all_wires([tape.wires, *(each.wires for each in single.measurements)])
+        operations = [*single.operations, *single.diagonalizing_gates]
+        exact = qp.tape.QuantumScript(operations, [qp.probs(wires=every)])
+    return exact, single.measurements, lambda results: finish((results,))
+
+
+class Sampled:
+    """A circuit measured a finite number of times, differentiable by the parameter-shift rule.
+
+    Args:
+        program: Gives the probabilities of all basis states.
+        measurements: Diagonal in that basis.
+        shots: Number of measurements of every circuit.
+        generator: Draws them; torch's own, if None.
+    """
+
+    def __init__(self, program: Fused, measurements: Sequence[Any], shots: int, generator: Any = None):
+        self.program, self.measurements, self.shots, self.generator = program, measurements, shots, generator
+        self.angles = [gate.angle for gate in program.trace.gates if gate.angle is not None]
+        self.graph = program.trace.graph(self.angles)
+        with apart():
+            rates = [turn(gate.operation).rates for gate in program.trace.gates if gate.angle is not None]
+            self.rules = [_rule(each) for each in rates]
+            self.by_row = Fused(_by_row(program.trace), program.dtype, program.device)
+
+    def __call__(self, arguments: Sequence[Tensor], batch: int, *, keep: bool = True) -> Tensor:
+        """Frequencies of all basis states, of shape (batch, 2**n_wires)."""
+        if self.program.prepared is not None and self.program.amplitudes is not None:
+            raise NotFusable("its first state depends on the inputs")
+        columns = [angle.reshape(-1).expand(batch) for angle in self.graph(arguments, batch)]
+        angles = torch.stack(columns, 1) if columns else self.program.matrices.offset.new_zeros(batch, 0)
+        return _Shots.apply(self, [column.requires_grad for column in columns], angles)
+
+    def frequencies(self, angles: Tensor) -> Tensor:
+        """Measures each row, of shape (n, n_angles), `shots` times."""
+        parts = []
+        for part in angles.split(max(1, AT_ONCE >> (self.program.n_wires + 1))):
+            probabilities = self.by_row([part], len(part)).clamp(min=0)
+            probabilities = probabilities.expand(len(part), -1)
+            parts.append(self._drawn(probabilities.double()).to(angles.dtype) / self.shots)
+        return torch.cat(parts)
+
+    def _drawn(self, probabilities: Tensor) -> Tensor:
+        """Counts of each outcome: halved again and again, each half a binomial number of what is left."""
+        counts = probabilities.new_full((len(probabilities), 1), float(self.shots))
+        for level in range(self.program.n_wires):
+            halves = probabilities.reshape(len(probabilities), 2 ** (level + 1), -1).sum(-1)
+            first, second = halves[:, ::2], halves[:, 1::2]
+            share = (first / (first + second)).nan_to_num(0.5).clamp(0, 1)
+            left = torch.binomial(counts, share, generator=self.generator)
+            counts = torch.stack([left, counts - left], -1).flatten(1)
+        return counts
+
+    def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
+        return values
+
+    def measured(self, values: Tensor) -> Any:
+        """The results as PennyLane's devices return them, from frequencies of shape (..., 2**n_wires)."""
+        results, wires = [], self.program.trace.wires
+        for each in self.measurements:
+            own = each.wires or qp.wires.Wires(wires)
+            states = torch.from_numpy(local_states(tuple(own), wires)).to(values.device)
+            if isinstance(each, qp.measurements.ProbabilityMP):
+                found = values.new_zeros(*values.shape[:-1], 2 ** len(own)).index_add(-1, states, values)
+            else:
+                value = torch.as_tensor(np.real(each.eigvals()), dtype=values.dtype, device=values.device)[
+                    states
+                ]
+                found = values @ value
+                if isinstance(each, qp.measurements.VarianceMP):
+                    found = values @ value**2 - found**2
+            results.append(found)
+        return tuple(results) if len(results) > 1 else results[0]
+
+
+class _Shots(torch.autograd.Function):
+    """Angles of shape (batch, n_angles) -> frequencies; see `Sampled`."""
+
+    @staticmethod
+    def forward(ctx: Any, sampled: Sampled, wanted: list[bool], angles: Tensor) -> Tensor:
+        ctx.sampled, ctx.wanted = sampled, wanted
+        ctx.save_for_backward(angles)
+        return sampled.frequencies(angles)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        [angles] = ctx.saved_tensors
+        found, shifts = torch.zeros_like(angles), []
+        for j, rule in enumerate(ctx.sampled.rules):
+            shifts += [(j, c, s) for c, s in rule] if ctx.wanted[j] else []
+        if shifts:
+            moved = angles.repeat(len(shifts), 1, 1)  # (n_shifts, batch, n_angles)
+            for k, (j, _, shift) in enumerate(shifts):
+                moved[k, :, j] += shift
+            measured = ctx.sampled.frequencies(moved.flatten(0, 1)).reshape(len(shifts), *gradient.shape)
+            slopes = (measured * gradient).sum(-1)  # (n_shifts, batch)
+            for k, (j, coefficient, _) in enumerate(shifts):
+                found[:, j] += coefficient * slopes[k]
+        return None, None, found
+
+
+def _rule(rates: np.ndarray) -> list[tuple[float, float]]:
+    """(c, s) of the parameter-shift rule of a gate, from the eigenvalues of its generator."""
+    differences = np.unique(np.abs(np.subtract.outer(rates, rates)).round(9))
+    frequencies = tuple(float(each) for each in differences if each > 0)
+    if not frequencies:
+        return []
+    return [(float(c), float(s)) for c, s in qp.gradients.generate_shift_rule(frequencies)]
+
+
+def _by_row(trace: Trace) -> Trace:
+    """The same circuit as a function of its angles, all of which differ from row to row."""
+    gates, n = [], sum(gate.angle is not None for gate in trace.gates)
+    dtype = next((each.dtype for each in trace.arguments), torch.float32)
+    shadow = torch.empty(n, dtype=dtype, device="meta")
+    row = Node(None, shadow=shadow, sources=ROWS, degree=1)
+    nodes = [row]
+    for gate in trace.gates:
+        if gate.angle is not None:
+            node = Node(aten.select.int, (row, 0, len(nodes) - 1), {}, shadow[0], ROWS, 1)
+            nodes.append(node)
+            gate = dataclasses.replace(gate, angle=node)
+        gates.append(gate)
+    argument = Argument((n,), dtype, on_rows=True, batched=False)
+    return dataclasses.replace(trace, arguments=(argument,), gates=tuple(gates), nodes=nodes)

@@ -1,0 +1,460 @@
+"""`QuantumLayer` against PennyLane's `TorchLayer`, call by call, while everything that may change does.
+
+The table has small QNodes by kind. Each runs several times, with a change before each further call; values
+and gradients (by the inputs, by every weight, by tensors from outside) are TorchLayer's at every call.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pennylane as qp
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad, gradgradcheck
+from torch.autograd.functional import jacobian
+
+from qnnkit import QuantumLayer, circuits
+from qnnkit.layers import Quanv2d
+from tests.toys import mixed_gradients, uniform
+
+TorchLayer = qp.qnn.TorchLayer
+
+# --- the comparison -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Case:
+    """A QNode, and what happens between its calls."""
+
+    qnode: qp.QNode
+    changes: Sequence[Callable[[], Any]]
+    """Before the second call, before the third, ..."""
+    shapes: Any = None
+    rows: Sequence[tuple[int, ...]] = ((5,),)
+    """Leading shapes of the inputs, one after the other; () is a single sample without a batch axis."""
+    scale: float = 1.0
+    """Factor of the inputs and the weights, which are between 0 and pi."""
+    before: Callable[[int, Any], Any] = lambda call, layer: None
+    """Runs before each of the two layers' calls, so that both start from the same state."""
+    layout: Callable[[Tensor], Tensor] = lambda inputs: inputs
+    """Gives the inputs another layout in memory."""
+    outside: Sequence[Tensor] = ()
+    """Tensors that no layer owns, whose gradients are compared."""
+    dtype: torch.dtype = torch.float64
+
+
+def both(case: Case, ours: type = QuantumLayer) -> list[Any]:
+    """PennyLane's layer and ours, of equal weights."""
+    shapes, made = (case.shapes or {"weights": (3,)}), []
+    for kind in (TorchLayer, ours):
+        starts = {name: case.scale * uniform(*shapes[name], seed=i) for i, name in enumerate(shapes)}
+        made.append(kind(case.qnode, shapes, starts).to(case.dtype))
+    return made
+
+
+def attempted(case: Case, call: int, layer: nn.Module) -> list[Tensor] | Exception:
+    """Outputs and gradients, or the exception that the layer raises, with every generator seeded."""
+    shape = (*case.rows[call % len(case.rows)], 3)
+    inputs = (case.scale * uniform(*shape, seed=call)).to(case.dtype).requires_grad_()
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(call)
+    try:
+        with torch.enable_grad():
+            case.before(call, layer)
+            outputs = layer(case.layout(inputs))
+        return [outputs.detach(), *mixed_gradients(outputs, [inputs, *layer.parameters(), *case.outside])]
+    except Exception as error:
+        return error
+
+
+def same(found: Any, true: Any, tolerance: float = 1e-10) -> None:
+    """Asserts that tensors agree one by one, or that the same exception was raised."""
+    if isinstance(found, Exception) or isinstance(true, Exception):
+        assert (type(found), str(found)) == (type(true), str(true)), f"{found!r}, where TorchLayer: {true!r}"
+    else:
+        torch.testing.assert_close(found, true, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def agree(case: Case, where: str, ours: type) -> None:
+    """Compares both layers at every call, and where ours ran with where it must."""
+    (theirs, layer), places = both(case, ours), set()
+    for call in range(max(len(case.changes) + 1, len(case.rows), 3)):
+        if 0 < call <= len(case.changes):
+            case.changes[call - 1]()
+        true, found = (attempted(case, call, each) for each in (theirs, layer))
+        same(found, true, 1e-10 if case.dtype == torch.float64 else 1e-5)
+        places.add("error" if isinstance(true, Exception) else getattr(layer, "backend", "batched"))
+    raised, elsewhere = "error" in places, case.qnode.device.name in places
+    assert raised == (where == "error") and elsewhere == (where == "device" and ours is QuantumLayer), places
+    assert not elsewhere or re.fullmatch(r"(?!.*[.!?] [A-Z])[A-Z].* because \S.*\.", layer.explain())
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Restores the global state that a case changes, and fails what waits for ever."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    signal.signal(signal.SIGALRM, lambda *given: pytest.fail("it waits for ever"))
+    signal.setitimer(signal.ITIMER_REAL, 20, 2)  # again, as what is left then may wait, too
+    with torch.random.fork_rng(devices=[]):
+        yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    random.setstate(python)
+    np.random.set_state(numpy)  # noqa: NPY002
+
+
+# --- what the cases are made of -----------------------------------------------------------------------
+
+
+def gates(inputs: Tensor, weights: Tensor) -> None:
+    """Features, weights and entanglement on three wires."""
+    qp.AngleEmbedding(inputs, wires=range(3))
+    for i in range(3):
+        qp.RY(weights[i], wires=i)
+        qp.CNOT(wires=[i, (i + 1) % 3])
+
+
+def expvals(*queued: Any) -> list:
+    """<Z> of each wire, after gates that are queued where they are arguments."""
+    return [qp.expval(qp.Z(i)) for i in range(3)]
+
+
+def body(inputs: Tensor, weights: Tensor) -> list:
+    return expvals(gates(inputs, weights))
+
+
+def templates(inputs: Tensor, weights: Tensor) -> list:
+    """PennyLane's templates, which add some angles up."""
+    return expvals(qp.AngleEmbedding(inputs, range(3)), qp.StronglyEntanglingLayers(weights, range(3)))
+
+
+def basic(inputs: Tensor, weights: Tensor) -> list:
+    """Templates whose gates turn by one angle each."""
+    return expvals(qp.AngleEmbedding(inputs, range(3)), qp.BasicEntanglerLayers(weights, range(3)))
+
+
+def wired(labels: Sequence[Any], measure: Callable[[], Any]) -> Callable:
+    """A circuit on three labels."""
+    embed = functools.partial(qp.AngleEmbedding, wires=labels)
+    return lambda inputs, weights: last(embed(inputs * weights), qp.CNOT(labels[:2]), measure())
+
+
+def last(*values: Any) -> Any:
+    return values[-1]
+
+
+def on(wires: Any, name: str = "default.qubit") -> Any:
+    return circuits.make_device(name, wires)
+
+
+def halved(run: Callable) -> Callable:
+    """A function of PennyLane's that gives half of its numbers."""
+    return lambda *given, **named: torch.utils._pytree.tree_map(lambda each: each / 2, run(*given, **named))
+
+
+WORLD = """
+import builtins, itertools, os
+scale, axis, bit, state, items, labels = 1.0, "X", 0, {"scale": 1.0, "n": 0}, [1.0, 2.0], ["b", "a", "c"]
+net, device, array, tensor = nn.Linear(3, 3).double(), on(3), np.ones(3), torch.ones(3).double()
+matrix, long, other = np.eye(2, dtype=complex), np.zeros(3000), np.eye(1, 3000, 1500)  # which print alike
+hermitian, hamiltonian = qp.Hermitian(matrix, 1), 0.5 * qp.Z(0) + 0.3 * qp.X(1)
+class Base: scale = 1.0
+class Other(Base):
+    def of(self, x): return self.scale * x / 2
+class It(Base):
+    def of(self, x): return self.scale * x
+    def __getattr__(self, name): return state[name[:5]]
+class Kick(qp.operation.Operation):
+    num_wires, num_params, strength = 1, 0, 1.0
+    def decomposition(self): return [qp.RX(self.strength, wires=self.wires)]
+class Share(qp.operation.Operation):
+    num_wires, num_params, ndim_params = 1, 1, (0,)
+    def __init__(self, angle, wires, share):
+        super().__init__(angle, wires=wires)
+        self._hyperparameters = {"share": share}
+    compute_matrix = staticmethod(lambda angle, share: qp.RX.compute_matrix(angle * float(np.sum(share))))
+def read(x, factor=1.0): return factor * scale * x
+def caught(x):
+    try: return x * state["scale"] * float(f"{x.detach().sum():.3f}") / 9
+    except KeyError: return x / 3
+def moved(call, layer): layer.weights.data = torch.cat([layer.weights.data] * 2)[3:]
+it, rule = It(), staticmethod(lambda angles, *given, **named: [qp.RY(angles.flatten()[0], 0)])
+put(os, "environ", {**os.environ}), put(builtins, "SCALE", 1.0, raising=False)
+"""
+"""What every case finds: numbers, containers, objects and functions, which its changes change."""
+CIRCUIT = "def circuit(inputs, weights):\n x, w = inputs, weights\n gates({}, {})\n return {}"
+VALUES = "0.5", "1.25", "1.0"
+"""What stands in place of VALUE in a change, one after the other."""
+SIZES, ROWS, SAMPLE = ((5,), (), (1,), (2, 3)), ((5,), (3,), (1,)), ((),)
+FAR, FARTHER = ({"dtype": torch.float32, "scale": scale} for scale in (1e6, 1e8))
+TEMPLATES = {"shapes": {"weights": (2, 3, 3)}, "circuit": templates}
+BASIC = {"shapes": {"weights": (2, 3)}, "circuit": basic}
+BACKPROP, ADJOINT, SHIFT = ({"diff_method": name} for name in ("backprop", "adjoint", "parameter-shift"))
+TABLE = r"""
+== batched
+plain(rows=SIZES): x
+module_global: scale * x | scale = VALUE
+containers: state["scale"] * x + sum(items) | state["scale"] = VALUE | items[0] = 2.0 | items.append(0.3)
+attributes_of_classes: it.of(x) | Base.scale = 0.5 | It.scale = -1.5 | it.scale = 2.0
+class_exchanged: it.of(x) | it.__class__ = Other | put(Other, "of", lambda self, x: x / 3)
+attribute_made_up: it.scale_of_all * x | state["scale"] = VALUE
+parts_of_a_function: read(x) | read.__defaults__ = (VALUE,) | read.__code__ = (lambda x, y: x / 2).__code__
+function_exchanged: read(x) | read = lambda x: x / 2 | read = lambda x: x * items[0] | items[0] = 3
+builtins_exchanged: SCALE * abs(-1) * x | builtins.SCALE = VALUE | abs = lambda x: 0.5
+array_in_place: float(array.sum()) * x | array[1] = VALUE
+tensor_in_place: tensor * x | tensor.mul_(2) | tensor.data.fill_(0.3) | tensor.numpy()[0] = 2.0
+number_then_tensor: scale * x | scale = tensor / 2 | scale = np.float64(0.125) | scale = 2
+module_with_weights(outside=[*net.parameters()]): net(x) | net.bias.data.add_(0.5)
+training_flag: x if net.training else x / 2 | net.eval() | net.train()
+tensor_that_asks_for_gradients(outside=[tensor.requires_grad_()]): x * tensor | tensor.data.add_(0.5)
+environment: float(os.environ.get("SCALE", "1")) * x | os.environ["SCALE"] = "VALUE"
+random_numbers: random.random() * np.random.rand() * x + 0.1 * torch.rand(3, dtype=x.dtype)
+iterator(before=lambda call, layer: state.update(it=itertools.count(1 + call))): next(state["it"]) / 9 * x
+log_that_is_read(before=lambda call, layer: items.clear()): (items.append(1) or 1 / len(items)) * x
+annealed(before=lambda call, layer: state.update(scale=1 / (1 + call))): state["scale"] * x
+centred_batch(rows=ROWS): x - x.mean(0)
+over_the_batch_size(rows=ROWS): x.flip(0) / len(x)
+large_batches_differ(rows=ROWS): x if len(x) > 3 else 0.5 * x
+loop_over_rows(rows=ROWS): torch.stack([row / row.sum() for row in x])
+branch_on_a_value: x if x.sum() > 23 else 0.5 * x
+branch_on_a_weight(before=lambda call, layer: layer.weights.data.fill_(call)): x; w if w[0] > 0.5 else w + 2
+numbers_of_values: x * x.sum().item() / 9 + w[0].item() + torch.tensor(x.tolist())
+features_changed_in_place: x.clone().mul_(2) + 0.1 * x.clone().uniform_()
+straight_through: x + (x.round() - x).detach()
+hook_on_a_gradient: last(y := x * 1, y.register_hook(lambda gradient: 2 * gradient), y)
+gradient_mode(before=lambda call, layer: torch.set_grad_enabled(call != 1)): x / (1 + torch.is_grad_enabled())
+error_that_is_caught: caught(x) | state.pop("scale")
+features_of_a_sample(rows=SIZES): torch.tanh(x - x.mean(-1, keepdim=True)) * w + x.sort(-1).values
+three_weights(rows=SIZES, shapes={"a": (3,), "b": ()}, circuit=lambda inputs, a, b: body(inputs * b, a)): x
+one_angle_for_one_sample(shapes={"weights": (1,)}, rows=SAMPLE): x; w[[0, 0, 0]]; expvals(qp.RX(w, 0))
+inputs_without_use(rows=((), (1,))): w / 2
+bits_of_the_inputs(rows=SAMPLE): w; w; expvals(qp.BasisState((x > 1.5).int(), wires=range(3)))
+state_of_another_norm(circuit=lambda inputs, weights: expvals(qp.StatePrep(inputs, [2, 0], 0))): x
+contiguous_or_not(layout=lambda x: x.T.contiguous().T): x if x.is_contiguous() else x / 2
+stride_of_the_inputs(layout=lambda x: x[:, :1].expand(-1, 3)): (1 + x.stride()[-1]) * x
+address(layout=lambda x: state.update(at=x.data_ptr()) or x): x / (1 + (x.data_ptr() == state["at"]))
+three_axes(rows=((2, 3), (3, 2)), layout=lambda x: x.mT.contiguous().mT): (1 + x.is_contiguous()) * x
+offset_of_the_weights(before=moved): (1 + w.storage_offset()) * x
+angle_far_out(**FAR): x; 2 * w
+angle_far_out_times_pi(**FAR): x * torch.pi
+angle_far_out_of_changing_python(**FAR): scale * x * torch.pi; scale * w | scale = 2.0
+angles_far_out_added(**FAR): x + w; x.sum() * w / 1e6
+templates_far_out(**FAR, **BASIC): x
+templates_farther_out(**FARTHER, **BASIC): x
+operator_exchanged: x; w; expvals(qp.RX(0.7, 0), qp.RY(0.7, 0)) | put(qp, "RX", qp.RZ) | put(qp, "RX", qp.RY)
+matrix_exchanged: x | put(qp.RX, "compute_matrix", staticmethod(qp.RZ.compute_matrix))
+embedding_exchanged(rows=SAMPLE): x | put(qp.AngleEmbedding, "compute_decomposition", rule)
+template_exchanged(**TEMPLATES): x | put(qp.StronglyEntanglingLayers, "compute_decomposition", rule)
+random_gate: x; w; expvals(getattr(qp, random.choice(["RX", "RY", "RZ", "PhaseShift"]))(0.7, 0))
+random_wires: x; w; expvals(qp.CNOT(random.sample(range(3), 2)), qp.RX(0.3, random.randrange(3)))
+barriers_and_phases: x; w; expvals(qp.Barrier(), qp.GlobalPhase(scale), qp.Snapshot()) | scale = VALUE
+powers_and_exponentials: x; w; expvals(qp.pow(qp.RX(w[0], 0), scale), qp.exp(qp.X(1), -0.3j)) | scale = VALUE
+other_operators_of_operators: x; w; expvals(qp.adjoint(qp.RX(scale, 0)), qp.prod(qp.X(0), qp.Z(1)), \
+qp.ctrl(qp.RX(x[..., 0], 1), 0, control_values=[bit])) | scale = VALUE | bit = 1
+matrix_in_place: x; w; expvals(qp.QubitUnitary(matrix, 0)) | matrix[0, 0] = -1 | matrix[1, 1] = 1j
+decomposed_by_an_attribute: x; w; expvals(Kick(0)) | Kick.strength = VALUE
+coefficients: x; w; qp.expval(qp.Hamiltonian(items, [qp.Z(0), qp.X(1)])) | items[0] = VALUE
+hamiltonian_in_place: x; w; qp.expval(hamiltonian) | hamiltonian.operands[0].scalar = VALUE
+hermitian_in_place: x; w; qp.expval(hermitian) | matrix[0, 0] = VALUE
+results_exchanged: x; w; qp.probs(wires=2) if bit else [qp.var(getattr(qp, axis)(0))] | axis = "Y" | bit = 1
+labels_on_the_device(rows=SIZES, device=on(["x", 1, "y"]), circuit=wired(("y", "x", 1), qp.probs)): x
+labels_that_change(device=on(["a", "b", "c"]), circuit=wired(labels, qp.probs)): x | labels.reverse()
+rotations_merged(rows=SIZES, transform=qp.transforms.merge_rotations): x; w; expvals(qp.Z(2), qp.RY(w[0], 1))
+compiled_by_pennylane(transform=qp.compile): scale * x | scale = VALUE
+deferred(transform=qp.defer_measurements, device=on(4)): x; w; expvals(qp.cond(qp.measure(0), qp.X)(1))
+terms_apart(rows=SIZES, transform=qp.transforms.split_non_commuting): x; w; qp.expval(qp.X(0) + 0.3 * qp.Z(0))
+gates_added_and_results_scaled(transform=qp.transform(lambda tape: ([tape.copy(operations=[qp.RX(scale, 0), \
+*tape.operations])], lambda results: tuple(scale * value for value in results[0])))): x | scale = VALUE
+qnode_changed(transform=lambda q: state.update(q=q) or q): x | state["q"].func = wired((0, 1, 2), expvals)
+parameter_shift(rows=SAMPLE, options=SHIFT): scale * x | scale = VALUE
+adjoint(options={**ADJOINT, "device_vjp": True}): x; w; [qp.expval(qp.Z(0)), qp.probs(wires=1)]
+backprop(options={**BACKPROP, "gradient_kwargs": {"h": 1}, "max_diff": 2, "cache": True}): x
+lightning(device=on(3, "lightning.qubit"), dtype=torch.float32): scale * x | scale = VALUE
+== device
+matrix_by_an_array: x; w; expvals(Share(x[..., 0], 0, long)) | long = other | long = other / 2
+coefficients_of_weights: x; w; qp.expval(qp.dot([w[0], 0.3], [qp.Z(0), qp.X(1)]))
+finite_differences(rows=SAMPLE, options={"diff_method": "finite-diff", "gradient_kwargs": {"h": 0.1}}): x
+shots(rows=SAMPLE, transform=functools.partial(qp.set_shots, shots=20), before=lambda call, layer: \
+setattr(device, "_rng", np.random.default_rng(call))): x
+matrix_that_is_not_unitary: x; w; expvals(qp.QubitUnitary(np.diag([1.0, scale]), 0)) | scale = 0.5
+matrix_of_inputs_that_is_not_unitary: x; w; expvals(qp.QubitUnitary(1.1 * qp.RX.compute_matrix(x[..., 0]), 0))
+operators_that_are_no_gates(options=ADJOINT): x; w; expvals(qp.sum(qp.X(0), qp.Z(1)), qp.s_prod(0.5, qp.X(1)))
+device_of_ones_own: x | put(device, "preprocess_transforms", circuits.drop_entanglement( \
+on(3)).preprocess_transforms) | put(device, "execute", halved(device.execute))
+device_with_a_transform(device=circuits.drop_entanglement(on(3))): x
+qnode_of_ones_own(kind=type("Own", (qp.QNode,), {"__call__": halved(qp.QNode.__call__)})): x
+== error
+python_that_raises: (1 / scale) * x | scale = 0 | scale = 2.0
+wires_that_the_device_lacks: x; w; expvals(qp.X(state["n"])) | state["n"] = 7 | state["n"] = 2
+error_of_ones_own: {}["no such table"]
+sample_without_shots: x; w; qp.sample(qp.Z(0))
+dictionary_of_results: x; w; {"a": qp.expval(qp.Z(0))}
+shots_with_backprop(options=BACKPROP, transform=functools.partial(qp.set_shots, shots=20)): x
+adjoint_of_probs_on_lightning(device=on(3, "lightning.qubit"), options=ADJOINT): x; w; qp.probs(wires=[0, 1])
+device_vjp_of_parameter_shift(options={**SHIFT, "device_vjp": True}): x
+no_derivatives(options={"diff_method": None}): x
+gradient_kwargs_that_are_unknown(rows=SAMPLE, options={**SHIFT, "gradient_kwargs": {"foo": 1}}): x
+shifts_that_are_too_few(rows=SAMPLE, options={**SHIFT, "gradient_kwargs": {"shifts": [(0.3,)]}}): x
+state_of_a_wrong_norm(circuit=lambda inputs, weights: expvals(qp.AmplitudeEmbedding(inputs, [2, 0], 0))): x
+projector_as_a_gate: x; w; expvals(qp.Projector([0], 0))
+coefficients_of_many_inputs: x; w; qp.expval(qp.dot([x[..., 0], 0.3], [qp.Z(0), qp.X(1)]))
+"""
+"""Rows `name(options): angles; weights; results | changes`; options are fields of `Case` or of its QNode."""
+CASES: dict[str, tuple[str, str, str]] = {}
+for row in TABLE.replace("\\\n", "").strip().split("\n"):
+    heading = row[3:] if row.startswith("==") else heading  # noqa: F821
+    CASES |= {name: (heading, *rest) for name, *rest in re.findall(r"^(\w+)(\(.*?\))?: (.*)$", row)}
+
+
+def of(name: str, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """The case that a row of the table describes."""
+    (first, *changes), space = CASES[name][2].split(" | "), {**globals(), "put": monkeypatch.setattr}
+    parts = first.split("; ")
+    exec(WORLD + CIRCUIT.format(*parts, *("w", "expvals()")[len(parts) - 1 :]), space)
+    lines = [line.replace("VALUE", v) for line in changes for v in VALUES[: 3 if "VALUE" in line else 1]]
+    fields = {"kind": qp.QNode, "options": {}, "transform": lambda qnode: qnode, **space}
+    fields |= (given := eval(f"dict{CASES[name][1] or '()'}", space))
+    qnode = fields["transform"](fields["kind"](fields["circuit"], fields["device"], **fields["options"]))
+    given = {key: value for key, value in given.items() if key in Case.__dataclass_fields__}
+    return Case(qnode, [functools.partial(exec, line, space) for line in lines], **given)
+
+
+# --- the tests ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ours", [QuantumLayer, pytest.param(TorchLayer, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CASES)
+def test_every_call_agrees(name, ours, monkeypatch):
+    """As TorchLayer does with itself, so both layers start each call from the same state."""
+    agree(of(name, monkeypatch), CASES[name][0], ours)
+
+
+def test_most_cases_are_batched():
+    assert 100 <= len(CASES) >= 7 * sum(where == "device" for where, *_ in CASES.values())
+
+
+INPUTS = uniform(4, 3).double()
+PURE_AND_NOT = pytest.mark.parametrize("name", ["plain", "module_global"])
+
+
+@pytest.mark.parametrize("name", ["module_global", *(n for n in CASES if CASES[n][0] != "batched")])
+def test_python_runs_once_at_every_call(name, monkeypatch):
+    case, runs = of(name, monkeypatch), []
+    func = case.qnode.func
+    case.qnode.func = functools.wraps(func)(lambda **given: last(runs.append(1), func(**given)))
+    layer = both(case)[1]
+    found = [attempted(case, call, layer) for call in range(3)]
+    assert len(runs) == len(found)
+
+
+@PURE_AND_NOT
+@pytest.mark.parametrize("kind", [Tensor.detach, nn.Parameter])
+def test_weights_that_are_put_elsewhere(name, kind, monkeypatch):
+    """As tied weights are: values and gradients are of the tensor in `qnode_weights`, in copies as well."""
+    found = []
+    for layer in both(of(name, monkeypatch)):
+        layer(INPUTS)
+        layer.qnode_weights = {} if kind is nn.Parameter else layer.qnode_weights
+        layer.qnode_weights["weights"] = kind(uniform(3, seed=5).double()).requires_grad_()
+        for each in (layer, copy.deepcopy(layer)):
+            found += [each(INPUTS), *mixed_gradients(each(INPUTS), [each.qnode_weights["weights"]])]
+    same(found[4:], found[:4])
+
+
+def replica(layer: Any) -> Any:
+    """As torch's DataParallel makes them, in which weights are plain tensors."""
+    twin = layer._replicate_for_data_parallel()
+    twin.weights = layer.weights.clone()
+    return twin
+
+
+@PURE_AND_NOT
+@pytest.mark.parametrize("duplicate", [lambda layer: layer, copy.deepcopy, replica])
+def test_four_threads(name, duplicate, monkeypatch):
+    theirs, layer = both(of(name, monkeypatch))
+    batches = [uniform(3 + i, 3, seed=i).double() for i in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda twin, batch: twin(batch), [duplicate(layer) for _ in batches], batches))
+    same(found, [theirs(batch) for batch in batches])
+
+
+WAYS = {
+    "jacobian": lambda f, x, w: jacobian(f, x, vectorize=True),
+    "is_grads_batched": lambda f, x, w: grad(
+        f(x), w, torch.eye(12).double().view(12, 4, 3), is_grads_batched=True
+    )[0],
+    "jit.trace": lambda f, x, w: torch.jit.trace(f, x)(x + 1),
+    "jvp": lambda f, x, w: torch.func.jvp(f, (x,), (x + 1,))[1],
+    "gradgradcheck": lambda f, x, w: torch.tensor(gradgradcheck(f, x[:1].requires_grad_())),
+    "inference": lambda f, x, w: grad(f(torch.inference_mode()(torch.clone)(x)).sum(), w)[0],
+    "changed": lambda f, x, w: grad(last(y := f(x).sum(), torch.no_grad()(w.add_)(1), y), w)[0],
+    "twice": lambda f, x, w: last(y := f(x).sum(), grad(y, w, retain_graph=True), grad(y, w)[0]),
+}
+"""Derivatives; "changed" are weights after the values were computed with the old ones."""
+OVER_WEIGHTS = {
+    "grad": (lambda f, w: torch.func.grad(lambda w: f(w).sum())(w), lambda f, w: jacobian(f, w).sum((0, 1))),
+    "jacrev": (lambda f, w: torch.func.jacrev(f)(w), jacobian),
+    "jvp": (lambda f, w: torch.func.jvp(f, (w,), (w,))[1], lambda f, w: jacobian(f, w) @ w),
+    "vmap": (lambda f, w: torch.func.vmap(f)(w.outer(w)), lambda f, w: torch.stack([*map(f, w.outer(w))])),
+}
+"""Each of a functional call, which TorchLayer does not take, and of the QNode itself."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@PURE_AND_NOT
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_of_differentiating(name, way, monkeypatch):
+    found = [WAYS[way](layer, INPUTS.clone(), layer.weights) for layer in both(of(name, monkeypatch))]
+    same(found[1], found[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["plain", "module_global", "matrix_of_inputs_that_is_not_unitary"])
+@pytest.mark.parametrize("way", OVER_WEIGHTS)
+def test_functions_of_the_weights(name, way, monkeypatch):
+    """They agree, and the layer can be pickled afterwards."""
+    layer, (of_layer, of_qnode) = both(of(name, monkeypatch))[1], OVER_WEIGHTS[way]
+    weights, call = layer.weights.detach(), functools.partial(torch.func.functional_call, layer)
+    found = of_layer(lambda weights: call({"weights": weights}, (INPUTS,)), weights)
+    same(found, of_qnode(lambda weights: torch.stack(layer.qnode(INPUTS, weights), -1), weights))
+    same(pickle.loads(pickle.dumps(layer))(INPUTS), layer(INPUTS))
+
+
+def test_an_empty_batch_of_images():
+    images = torch.zeros(0, 2, 6, 6, requires_grad=True)
+    outputs = Quanv2d(2, "data_reuploading")(images)
+    outputs.sum().backward()
+    assert outputs.shape == (0, 8, 3, 3) and images.grad.shape == images.shape
+
+
+def test_another_interface_is_refused():
+    with pytest.raises(ValueError, match=r"interface.*torch.*auto.*\."):
+        QuantumLayer(qp.QNode(body, on(3), interface="numpy"), {"weights": 3})
+
+
+def test_a_circuit_that_differs_at_every_call_is_explained(monkeypatch):
+    layer = both(of("random_wires", monkeypatch))[1]
+    assert re.search(r"(every|each) call", [last(layer(INPUTS), layer.explain()) for _ in range(5)][-1])
+
+
+@PURE_AND_NOT
+@pytest.mark.parametrize("context", [qp.queuing.AnnotatedQueue, qp.tape.QuantumTape, torch.enable_grad])
+def test_a_first_call_while_something_is_recorded(name, context, monkeypatch):
+    """In a queue, a tape or (third) a QNode: values are right, and nothing is added to what is recorded."""
+    (theirs, layer), found = both(of(name, monkeypatch)), []
+    outer = lambda: last(qp.X(0), found.append(layer(INPUTS)), qp.expval(qp.Z(0)))  # noqa: E731
+    with context() as queue:
+        value = outer() if queue is not None else qp.QNode(outer, on(1))()
+    assert value == -1 if queue is None else queue.queue == [qp.X(0), value]
+    same(found, [theirs(INPUTS)])

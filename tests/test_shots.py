@@ -1,0 +1,119 @@
+"""Training under a finite number of shots, where PennyLane has no gradient: by parameter-shift."""
+
+from __future__ import annotations
+
+import pennylane as qp
+import pytest
+import torch
+from torch import nn
+
+from qnnkit import QuantumLayer, circuits
+
+ROUNDS, SHOTS, FAR = 300, 100, 4.5
+"""Steps that are averaged, shots of each, and standard errors that no mean may be away (1 in 150,000)."""
+WEIGHTS, INPUTS = torch.tensor([0.4, 1.1]), torch.tensor([[0.3, 1.2], [0.9, 0.2], [2.0, 1.4]])
+MIXTURE = torch.linspace(-1, 2, 12).reshape(3, 4)
+
+
+def gates(inputs, weights):
+    """Of one and of two frequencies, and one with a scaled angle."""
+    qp.AngleEmbedding(inputs, wires=range(2))
+    qp.CRX(weights[0], wires=(0, 1))
+    qp.RY(2 * weights[1], wires=0)
+    qp.CNOT((0, 1))
+
+
+def linear(inputs, weights):
+    gates(inputs, weights)
+    return qp.expval(qp.X(0)), qp.probs(wires=1), qp.expval(0.5 * qp.Z(1) + 0.2 * qp.X(0))
+
+
+def one_value(inputs, weights):
+    gates(inputs, weights)
+    return qp.expval(qp.X(0))
+
+
+def layer_of(function, shots, seed: int | None = 0, **options) -> QuantumLayer:
+    qnode = qp.QNode(function, circuits.make_device("default.qubit", 2), **options)
+    qnode = qp.set_shots(qnode, shots) if shots else qnode
+    layer = QuantumLayer(qnode, {"weights": (2,)}, {"weights": WEIGHTS.clone()})
+    layer.generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return layer
+
+
+def step(layer, mixture=MIXTURE):
+    inputs = INPUTS.clone().requires_grad_()
+    values = layer(inputs)
+    return [values.detach(), *torch.autograd.grad((values * mixture).sum(), [inputs, layer.weights])]
+
+
+def test_values_and_gradients_are_unbiased_and_spread_as_shots_do():
+    exact, layer = step(layer_of(linear, None)), layer_of(linear, SHOTS)
+    rounds = [step(layer) for _ in range(ROUNDS)]
+    assert "100 shots" in layer.explain() and layer.backend == "batched"
+    for true, *drawn in zip(exact, *rounds, strict=True):
+        each = torch.stack(drawn)
+        error = each.std(0) / ROUNDS**0.5
+        assert (error > 0).all() and ((each.mean(0) - true).abs() / error).max() < FAR
+    values = torch.stack([each[0] for each in rounds])[..., 0]  # of <X>, whose shots are +1 or -1
+    wanted = (1 - exact[0][:, 0] ** 2) / SHOTS
+    assert torch.allclose(values.var(0), wanted, rtol=0.35)  # 4 standard errors of a variance of 300
+
+
+def test_the_gradient_of_an_angle_has_the_variance_of_two_shifted_circuits():
+    def one(inputs, weights):
+        qp.RX(inputs[..., 0] + weights[0], wires=0)
+        return qp.expval(qp.Z(0))
+
+    layer = layer_of(one, SHOTS)
+    slopes = torch.stack([step(layer, torch.ones(3))[1][:, 0] for _ in range(ROUNDS)])
+    shifted = [(INPUTS[:, 0] + WEIGHTS[0] + sign * torch.pi / 2).cos() for sign in (1, -1)]
+    wanted = sum(1 - value**2 for value in shifted) / (4 * SHOTS)
+    assert torch.allclose(slopes.var(0), wanted, rtol=0.35)
+
+
+def test_it_is_exact_as_shots_grow():
+    def with_variance(inputs, weights):
+        gates(inputs, weights)
+        return qp.expval(qp.X(0)), qp.probs(wires=1), qp.var(qp.Z(1))
+
+    exact, many = (step(layer_of(with_variance, shots)) for shots in (None, 10**7))
+    for true, found in zip(exact, many, strict=True):
+        assert torch.allclose(found, true, rtol=0, atol=0.01) and not torch.equal(found, true)
+
+
+def test_a_generator_fixes_every_shot():
+    first, again, other = (step(layer_of(linear, SHOTS, seed)) for seed in (1, 1, 2))
+    assert all(map(torch.equal, first, again)) and not any(map(torch.equal, first, other))
+
+
+def test_a_hybrid_net_trains_behind_a_classical_layer():
+    """Where TorchLayer raises; without a generator, from torch's own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = layer_of(one_value, SHOTS, seed=None)
+        model = nn.Sequential(nn.Linear(3, 2), layer)
+        inputs = torch.rand(16, 3)
+        targets = (inputs[:, 0] > 0.5).float() - 0.5
+        optimizer, losses = torch.optim.Adam(model.parameters(), 0.1), []
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = (model(inputs) - targets).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+            optimizer.step()
+        assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+        theirs = qp.qnn.TorchLayer(layer.qnode, {"weights": (2,)})
+        with pytest.raises(NotImplementedError, match="broadcasted"):
+            theirs(model[0](inputs)).sum().backward()
+
+
+def test_observables_that_do_not_commute_run_on_their_own_device():
+    def both(inputs, weights):
+        qp.AngleEmbedding(inputs, wires=range(2))
+        return qp.expval(qp.X(0)), qp.expval(qp.Z(0))
+
+    layer = layer_of(both, SHOTS)
+    with torch.no_grad():
+        assert layer(INPUTS).shape == (3, 2)
+    assert "commute" in layer.explain() and layer.backend == "default.qubit"
