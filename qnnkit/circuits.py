@@ -44,7 +44,7 @@ def amplitude(inputs: Any, wires: Wires) -> None:
     first = inputs[..., :1] + qp.math.expand_dims(blank, -1)
     padding = [0 * first] * (2 ** len(wires) - qp.math.shape(inputs)[-1])
     inputs = qp.math.concatenate([first, inputs[..., 1:], *padding], axis=-1)
-    norm = qp.math.norm(inputs, axis=-1)
+    norm = qp.math.sqrt(qp.math.sum(inputs**2, axis=-1))  # pyright: ignore[reportCallIssue]
     qp.AmplitudeEmbedding(inputs / qp.math.expand_dims(norm, -1), wires=wires, validate_norm=False)
 
 

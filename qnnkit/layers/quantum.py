@@ -135,9 +135,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """Why the circuit does not run as a fused program; None if it does, as far as is known."""
         if self.wanted_backend not in ("auto", "batched"):
             return "that device was asked for"
-        last = None if self._programs is None else self._programs.last
-        if last is None and self.qnode.device.name not in EXACT_DEVICES:
+        if self.qnode.device.name not in EXACT_DEVICES:
             return "only that device knows what it computes"
+        last = None if self._programs is None else self._programs.last
         return last if isinstance(last, str) else None
 
     def _call(self, rows: Tensor, weights: dict[str, Tensor]) -> Call | qp.QNode:

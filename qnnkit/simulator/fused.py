@@ -44,6 +44,8 @@ KEPT_SHARE = {"cpu": 1 / 128}
 """Share of the free memory that may be kept, a quarter on other devices; parts beyond run forward again."""
 LARGE = 8 * np.pi
 """Radians. Sums of larger angles lose digits, so these are reduced to one period first."""
+FEW = 1024
+"""Of so many numbers, the sum of squares tells sooner than the largest that none is large."""
 PART_SHARE = 0.05
 """Other devices than a CPU run a batch in parts whose states take this share of all their memory."""
 
@@ -108,6 +110,8 @@ class Fused:
             for angles in (self.weight_angles, self.row_angles)
         )
         """No angle is large as long as no number of the vector, or of a row, exceeds this."""
+        self.none: Tensor = self.matrices.offset.new_zeros(1, 0)
+        """No rows and no vector."""
         self.far, self.mixed, self.near = (self.matrices, self.steps), None, None
         """What runs a batch; on a CPU over torch's states alone, or, of small ones, over NumPy arrays."""
         if self.device.type == "cpu":
@@ -207,10 +211,9 @@ class Fused:
         """
         rows = [arguments[i] for i in self.by_row]
         rows = [each if each.ndim == 2 else each.reshape(batch, -1) for each in rows]
-        none: Tensor = self.matrices.offset.new_zeros(1, 0)
-        rows = rows[0] if len(rows) == 1 else torch.cat(rows, 1) if rows else none
+        rows = rows[0] if len(rows) == 1 else torch.cat(rows, 1) if rows else self.none
         shared = [arguments[i].reshape(-1) for i in self.by_all]
-        vector = shared[0] if len(shared) == 1 else torch.cat(shared) if shared else none[0]
+        vector = shared[0] if len(shared) == 1 else torch.cat(shared) if shared else self.none[0]
         plain = self.device.type == "cpu" and _is_plain(rows) and _is_plain(vector) and not autograd_must()
         if self.used is not None:
             rows = rows.index_select(1, self.used)
@@ -219,7 +222,7 @@ class Fused:
         if not self.weight_angles.affine:
             angles = self.weight_angles.graph(arguments, batch)
             angles = [angle.reshape(()).to(self.dtype) for angle in angles]
-            vector = torch.stack(angles) if angles else none[0]
+            vector = torch.stack(angles) if angles else self.none[0]
         if not self.row_angles.affine:
             angles = self.results(self.row_angles.graph, arguments, batch)
             columns = [angle.reshape(-1).expand(batch).to(self.dtype) for angle in angles]
@@ -239,6 +242,8 @@ class Fused:
         for each, limit in zip((vector, rows), self.limits, strict=True):
             if each.numel():
                 numbers = each.detach().numpy()
+                if numbers.size < FEW and numbers.flags.forc and _square(numbers) <= limit**2:
+                    continue
                 if not (-limit <= numbers.min() and numbers.max() <= limit):
                     return True
         return False
@@ -282,7 +287,7 @@ class Fused:
             return self.plain(rows, vector)
         if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
             return _Run.apply(self, keep, rows, vector)
-        return torch.as_tensor(self.compute(*self.given(rows, vector), None)[0])
+        return _tensor(self.compute(*self.given(rows, vector), None)[0])
 
     def given(self, rows: Tensor, vector: Tensor) -> tuple[Any, Sequence[Array], Array]:
         """What runs a batch; its parts, in columns, and the vector, as that takes them."""
@@ -433,6 +438,15 @@ def autograd_must() -> bool:
     )
 
 
+def _square(numbers: np.ndarray) -> float:
+    flat = numbers.ravel("K")
+    return float(flat @ flat)
+
+
+def _tensor(array: Array) -> Tensor:
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+
 def _old_vmap() -> int:
     """The level of torch's older vmap, which only backward passes use; 0 outside."""
     level = torch._C._vmapmode_increment_nesting() - 1
@@ -447,10 +461,11 @@ class _Run(torch.autograd.Function):
     def forward(ctx: Any, program: Fused, keep: bool, rows: Tensor, vector: Tensor) -> Tensor:
         ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, program.given(rows, vector)
         values, ctx.built = program.compute(*ctx.given, ctx.tapes)
-        # Not by save_for_backward: the first way back needs neither, so both may change before it.
-        ctx.arguments, ctx.versions = (rows, vector), None if rows.is_inference() else rows._version
+        # Weights may change before the backward pass, which has a copy; an inference tensor cannot be saved.
+        ctx.vector, ctx.rows = vector, rows if rows.is_inference() else None
+        ctx.save_for_backward(*([] if rows.is_inference() else [rows]))
         # a state may be on the tape itself: no cycle through this node
-        return torch.as_tensor(values).detach()
+        return _tensor(values).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -473,22 +488,11 @@ class _Run(torch.autograd.Function):
             return _Run._backward(ctx, gradient)
 
     @staticmethod
-    def _rows(ctx: Any) -> Tensor:
-        """The rows, as long as nobody has changed them in place."""
-        rows = ctx.arguments[0]
-        if ctx.versions is not None and rows._version != ctx.versions:
-            raise RuntimeError(
-                "Argument `inputs` must keep its values until the second backward pass, but was changed in "
-                "place. Change a clone."
-            )
-        return rows
-
-    @staticmethod
     def _again(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         """The gradients so that they can be differentiated again, or mapped: by torch, through `plain`."""
         # torch itself goes back, and would round
         program = ctx.program.double if rounds(gradient.device.type) else ctx.program
-        rows, vector = _Run._rows(ctx), ctx.arguments[1]
+        rows, vector = ctx.saved_tensors[0] if ctx.rows is None else ctx.rows, ctx.vector
         before = torch.as_tensor(ctx.given[2])
         if not torch.equal(before, vector.detach()):  # changed since
             vector = vector - vector.detach() + before
@@ -503,6 +507,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         program, needed = ctx.program, ctx.needs_input_grad[2:]
+        ctx.saved_tensors  # noqa: B018  # raises if the rows were changed; a checkpoint computes them again
         # What the forward pass kept goes with the first backward pass, as autograd's does.
         built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
         ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
@@ -516,12 +521,11 @@ class _Run(torch.autograd.Function):
             if tapes:
                 tape, tapes[i] = tapes[i], None
             if tape is None:
-                _Run._rows(ctx)
                 program.forward(way, part, built[0], tape := [])
             to = steps.Gradients(part if needed[0] else None, to_matrices)
             for step in reversed(steps_):
                 flowing = step.backward(flowing, tape.pop(), built[0], to)
             to_rows.append(0 * part if to.columns is None else to.columns)
-        to_row = torch.as_tensor(_rows(to_rows)) if needed[0] else None
-        to_vector = None if to_matrices is None else torch.as_tensor(matrices.backward(to_matrices, built[1]))
+        to_row = _tensor(_rows(to_rows)) if needed[0] else None
+        to_vector = None if to_matrices is None else _tensor(matrices.backward(to_matrices, built[1]))
         return None, None, to_row, to_vector

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,12 @@ def _found_turn(operation: qp.operation.Operator) -> Turn:
 
 def at(operation: qp.operation.Operator, angle: float) -> np.ndarray:
     """Matrix of a gate of one angle, at another angle."""
-    return constant(qp.ops.functions.bind_new_parameters(operation, [angle]))
+    try:
+        return constant(qp.ops.functions.bind_new_parameters(operation, [angle]))
+    except RuntimeError:  # it holds tensors that cannot be copied
+        twin = copy.copy(operation)
+        twin.data = (angle,)
+        return constant(twin)
 
 
 def real_form(matrix: np.ndarray) -> np.ndarray:

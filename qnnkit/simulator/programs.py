@@ -289,7 +289,8 @@ class Programs:
 
 def _is_angle(operation: Any) -> bool:
     """Whether its numbers are angles of one gate."""
-    return is_known(operation) and operation.num_params == 1 and tuple(operation.ndim_params) == (0,)
+    dims = getattr(operation, "ndim_params", ()) if not isinstance(operation, qp.ops.SymbolicOp) else ()
+    return is_known(operation) and operation.num_params == 1 and tuple(dims) == (0,)
 
 
 def _batch(rows: Tensor) -> int | None:

@@ -174,7 +174,7 @@ def _nested(operation: Any, constant: set[type]) -> Iterator[Taken]:
     inner, known = operation, is_known(operation)
     while isinstance(inner, qp.ops.Adjoint | qp.ops.Controlled):
         inner = inner.base
-    evolves = isinstance(inner, qp.ops.Evolution)
+    evolves = isinstance(operation, qp.ops.Evolution)
     is_whole = type(operation) in constant
     is_whole |= isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not evolves
     is_matrix = not (is_whole or evolves or _takes_arrays(type(inner))) and any(operation.ndim_params)
@@ -242,7 +242,7 @@ def rebound(made: Structure, leaves: Sequence[Any]) -> list[Operator]:
         numbers = [next(rest) for _ in range(max(n, 0))]
         if not numbers:
             operations.append(operation)
-        elif isinstance(operation, qp.StatePrep) or qp.ops.Evolution in map(type, _within(operation)):
+        elif isinstance(operation, qp.StatePrep | qp.ops.Evolution):
             # the first would check its norm again, the second cannot be made anew
             twin = copy.copy(operation)
             twin.data = tuple(numbers)

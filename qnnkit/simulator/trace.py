@@ -218,8 +218,8 @@ def is_elementary(operation: Operator) -> bool:
         return not operation.has_decomposition
     if len(operation.wires) > 4 and operation.has_decomposition:
         return False
-    traced = [value for value in operation.data if isinstance(value, Traced)]
-    return not traced or (operation.num_params == 1 and traced[0].ndim < 2)
+    numbers = [value for value in operation.data if isinstance(value, torch.Tensor)]
+    return not numbers or (operation.num_params == 1 and numbers[0].ndim < 2)
 
 
 def elementary(operation: Operator, kinds: set[type]) -> Iterator[Operator]:
