@@ -90,7 +90,12 @@ MUTANTS = (
         "patches.permute(5, 4, 0, 1, 2, 3)",
         "layers",
     ),
-    ("layers/quanvolution.py", "values.shape[-1]).movedim(-1, 2)", "values.shape[-1]).movedim(-1, 1)", "layers"),
+    (
+        "layers/quanvolution.py",
+        "values.shape[-1]).movedim(-1, 2)",
+        "values.shape[-1]).movedim(-1, 1)",
+        "layers",
+    ),
     ("layers/controls.py", "scaled = inputs / math.pi", "scaled = inputs", "layers"),
     (
         "layers/controls.py",
