@@ -26,10 +26,9 @@ run: .venv/installed  ## the main job: digits, a hybrid net beside its controls,
 	$(BIN)/qnnkit run --recipe digits_quanv --run-dir runs/first
 
 # Two files of tests at a time, the longest first (tests/conftest.py), each on one thread: on two cores, more
-# threads only wait for each other. MKL's products otherwise depend on where numbers lie in memory, on AMD too:
-# tests of equal bits would fail by chance.
+# threads only wait for each other.
 test: .venv/with-dev  ## every test but the slow ones
-	OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: .venv/with-dev  ## the tests that take long or ask a package registry
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200
