@@ -41,7 +41,8 @@ class Residual(nn.Module):
             )
 
     def forward(self, maps: Tensor) -> Tensor:
-        # Not the stride of a 1x1 convolution: its gradient writes past its memory on CPUs with AVX2 (oneDNN 6035).
+        # Not by the stride of a 1x1 convolution, whose gradient writes past its memory on CPUs with AVX2:
+        # oneDNN's issue 6035.
         taken = maps[..., :: self.stride, :: self.stride]
         return nn.functional.silu(self.inner(maps) + self.outer(taken))
 
