@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     ("simulator/gates.py", "np.round(rates * 8) / 8", "np.round(rates * 4) / 4", "random_circuits"),
     ("simulator/trace.py", "tuple(sorted(every)) if standard else", "", "contract"),
-    ("simulator/graph.py", "== sizes:\n        return BATCH", "== sizes:\n        return a", "contract"),
+    ("simulator/trace.py", "keys[0] != keys[1] or not agree(*graphs)", "keys[0] != keys[1]", "contract"),
     (
         "simulator/pure.py",
         "all(map(operator.is_, map(dict.get",

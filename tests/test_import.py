@@ -17,7 +17,7 @@ LINES = 500  # DESIGN.md, section 3
 
 LATE = (
     *("transformers", "peft", "tokenizers", "mido", "pandas", "sklearn", "accelerate", "papermill", "dask"),
-    *("distributed", "optuna", "rich", "tensorboard", "mlflow", "matplotlib", "IPython"),
+    *("distributed", "optuna", "rich", "tensorboard", "mlflow", "matplotlib", "IPython", "sympy"),
 )
 
 
@@ -69,7 +69,8 @@ IMPORT = """
             import qnnkit.tasks, qnnkit.data.text
             os.write(theirs, json.dumps({
                 "seconds": seconds, "changed": changed, "modules": sorted(new), "names": names,
-                "changed by the rest": rest, "of tasks": sorted(set(sys.modules) - modules),
+                "changed by the rest": rest,
+                "of tasks": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
             }).encode() + b"\\n")
             os._exit(0)
         os.wait()

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from qnnkit import checks, circuits, words
 from qnnkit.device import machine
-from qnnkit.layers import compiled
 from qnnkit.simulator import EXACT_DEVICES, Call, Fused, Programs, Sampled, autocasts, autograd_must, rounds
 
 BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
@@ -194,8 +193,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
         if autocasts(kind) and inputs.dtype != torch.float64:  # which autocast passes by
             surrounding = torch.get_autocast_dtype(kind)
         if torch.compiler.is_compiling():
-            keep = torch.is_grad_enabled()
-            number = compiled.number_of(self)
+            from qnnkit.layers import compiled  # with torch's compiler, a second's work
+
+            keep, number = torch.is_grad_enabled(), compiled.number_of(self)
             outputs, _ = compiled.circuit(inputs, list(weights.values()), number, dtype, keep)
             return outputs.to(inputs.device, outputs.dtype if outputs.is_complex() else surrounding)
         try:

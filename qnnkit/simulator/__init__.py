@@ -1,7 +1,8 @@
 """The batched simulator: a QNode as one fused torch program, exact, differentiable, on any torch device."""
 
 from qnnkit.simulator.array_api import autocasts, rounds
-from qnnkit.simulator.fused import Fused, autograd_must
+from qnnkit.simulator.by_hand import autograd_must
+from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.graph import NotFusable
 from qnnkit.simulator.over_weights import OverWeights
 from qnnkit.simulator.programs import EXACT_DEVICES, Call, Programs

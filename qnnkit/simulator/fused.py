@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from qnnkit.device import machine
 from qnnkit.simulator import array_api, fusion, steps
-from qnnkit.simulator.array_api import Array, autocasts, full_precision, in_numpy, rounds
+from qnnkit.simulator.array_api import Array, full_precision, in_numpy
+from qnnkit.simulator.by_hand import Run, autograd_must, in_chunks, joined, samples_of, tensor_of
 from qnnkit.simulator.gates import EXACT
 from qnnkit.simulator.graph import Graph, Node
 from qnnkit.simulator.matrices import Matrices, OverArrays
@@ -220,7 +220,7 @@ class Fused:
         if plain and self.weight_angles.affine and self.row_angles.affine and self._is_large(vector, rows):
             return self.by_angle(arguments, batch, keep=keep)
         if not self.weight_angles.affine:
-            angles = self.weight_angles.graph(arguments, batch)
+            angles = self.weight_angles.graph(arguments)
             angles = [angle.reshape(()).to(self.dtype) for angle in angles]
             vector = torch.stack(angles) if angles else self.none[0]
         if not self.row_angles.affine:
@@ -249,8 +249,16 @@ class Fused:
         return False
 
     def results(self, graph: Graph, arguments: Sequence[Tensor], batch: int) -> list[Tensor]:
-        """What a graph gives, of shape (batch or 1, ...) each, or of one sample."""
-        return graph(arguments, batch)
+        """What a graph gives, for each sample: of shape (batch, ...)."""
+        formed = self.trace.arguments
+
+        def of_one(*given: Tensor) -> list[Tensor]:
+            return graph([each.reshape(e.of_one) for each, e in zip(given, formed, strict=True)])
+
+        if not graph.wanted or not self.by_row:
+            return of_one(*arguments) if graph.wanted else []
+        given = [a.reshape(batch, -1) if e.on_rows else a for a, e in zip(arguments, formed, strict=True)]
+        return torch.func.vmap(of_one, tuple(0 if each.on_rows else None for each in formed))(*given)
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.
@@ -286,8 +294,8 @@ class Fused:
         if autograd_must():
             return self.plain(rows, vector)
         if torch.is_grad_enabled() and (rows.requires_grad or vector.requires_grad):
-            return _Run.apply(self, keep, rows, vector)
-        return _tensor(self.compute(*self.given(rows, vector), None)[0])
+            return Run.apply(self, keep, rows, vector)
+        return tensor_of(self.compute(*self.given(rows, vector), None)[0])
 
     def given(self, rows: Tensor, vector: Tensor) -> tuple[Any, Sequence[Array], Array]:
         """What runs a batch; its parts, in columns, and the vector, as that takes them."""
@@ -325,14 +333,14 @@ class Fused:
         """
         with full_precision(self.device.type), np.errstate(all="ignore"):  # what is not finite stays so
             built, values = way[0].forward(vector), []
-            left = 0 if tapes is None else self.kept_bytes(sum(map(_samples, parts)))
+            left = 0 if tapes is None else self.kept_bytes(sum(map(samples_of, parts)))
             for part in parts:
-                left -= _samples(part) * self.state_bytes * len(self.steps)
+                left -= samples_of(part) * self.state_bytes * len(self.steps)
                 tape = None if tapes is None or left < 0 else []
                 values.append(self.forward(way, part, built[0], tape))
                 if tapes is not None:
                     tapes.append(tape)
-            return _rows(values), built
+            return joined(values), built
 
     def forward(self, way: Any, columns: Array, matrices: Sequence[Array], tape: list[Any] | None) -> Array:
         """From columns and matrices to values; what the way back needs goes on the tape."""
@@ -349,7 +357,7 @@ class Fused:
         Each is of shape (n, samples), or (chunks, n, samples).
         """
         if way is self.near:
-            return (_in_chunks(columns, self._n_chunks(columns.shape[1])),)
+            return (in_chunks(columns, self._n_chunks(columns.shape[1])),)
         size, fewest = CACHE_BYTES * torch.get_num_threads(), FEWEST_COLUMNS
         if self.device.type != "cpu":
             size, fewest = int(PART_SHARE * memory(self.device)[0]) // len(self.steps), 1
@@ -357,7 +365,7 @@ class Fused:
         parts = (columns,) if columns.shape[1] <= most else columns.split(most, dim=1)
         if way is not self.mixed or self.near is None:  # somebody counts operations, or steps take no chunks
             return parts
-        return tuple(_in_chunks(part, chunks(part.shape[1], torch.get_num_threads())) for part in parts)
+        return tuple(in_chunks(part, chunks(part.shape[1], torch.get_num_threads())) for part in parts)
 
     def _n_chunks(self, samples: int) -> int:
         """In how many chunks NumPy takes a batch, so that its products stay on one thread; 0 for none."""
@@ -392,24 +400,6 @@ def even(samples: int, fewest: int) -> int:
     return next((n for n in range(fewest, samples // FEWEST_COLUMNS + 1) if samples % n == 0), 0)
 
 
-def _in_chunks(columns: Array, n: int) -> Array:
-    return columns if n == 1 else columns.reshape(len(columns), n, -1).swapaxes(0, 1)
-
-
-def _rows(parts: Sequence[Array]) -> Array:
-    """Of shape (batch, n), from parts of the batch, each of shape (n, samples) or (chunks, n, samples)."""
-    if len(parts) == 1:
-        [part] = parts
-        return part.T if part.ndim == 2 else part.swapaxes(1, 2).reshape(-1, part.shape[1])
-    if all(part.ndim == 2 for part in parts):
-        return torch.cat(list(parts), 1).T
-    return torch.cat([_rows([part]) for part in parts])
-
-
-def _samples(columns: Array) -> int:
-    return columns.shape[-1] * (len(columns) if columns.ndim == 3 else 1)
-
-
 def _is_plain(tensor: Tensor) -> bool:
     """Whether its memory holds its numbers, and nobody follows torch's operations, as fake tensors do."""
     is_own = type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_neg()
@@ -428,104 +418,6 @@ def memory(device: torch.device) -> tuple[int, int]:
     return total, free
 
 
-def autograd_must() -> bool:
-    """Whether the gradients by hand do not serve: under functional transforms, forward mode, torch.jit."""
-    # Neither has a public name; autograd.Function itself asks the first.
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-
-
 def _square(numbers: np.ndarray) -> float:
     flat = numbers.ravel("K")
     return float(flat @ flat)
-
-
-def _tensor(array: Array) -> Tensor:
-    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-
-
-def _old_vmap() -> int:
-    """The level of torch's older vmap, which only backward passes use; 0 outside."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    return level
-
-
-class _Run(torch.autograd.Function):
-    """Rows and the shared vector -> values; see `Fused.run`."""
-
-    @staticmethod
-    def forward(ctx: Any, program: Fused, keep: bool, rows: Tensor, vector: Tensor) -> Tensor:
-        ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, program.given(rows, vector)
-        values, ctx.built = program.compute(*ctx.given, ctx.tapes)
-        # Weights may change before the backward pass, which has a copy; an inference tensor cannot be saved.
-        ctx.vector, ctx.rows = vector, rows if rows.is_inference() else None
-        ctx.save_for_backward(*([] if rows.is_inference() else [rows]))
-        # a state may be on the tape itself: no cycle through this node
-        return _tensor(values).detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        kind, level = gradient.device.type, _old_vmap()
-        if level:  # of is_grads_batched, which follows no arrays: row by row
-            private: Any = torch
-            torch._C._vmapmode_decrement_nesting()
-            try:
-                rows = private._remove_batch_dim(gradient, level, 1, 0)
-                each = zip(*(_Run.backward(ctx, row) for row in rows), strict=True)
-                return tuple(
-                    None if g[0] is None else private._add_batch_dim(torch.stack(g), 0, level) for g in each
-                )
-            finally:
-                torch._C._vmapmode_increment_nesting()
-        if torch.is_grad_enabled() or autograd_must():
-            return _Run._again(ctx, gradient)
-        uncast = torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext()
-        with full_precision(kind), np.errstate(all="ignore"), uncast:
-            return _Run._backward(ctx, gradient)
-
-    @staticmethod
-    def _again(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        """The gradients so that they can be differentiated again, or mapped: by torch, through `plain`."""
-        # torch itself goes back, and would round
-        program = ctx.program.double if rounds(gradient.device.type) else ctx.program
-        rows, vector = ctx.saved_tensors[0] if ctx.rows is None else ctx.rows, ctx.vector
-        before = torch.as_tensor(ctx.given[2])
-        if not torch.equal(before, vector.detach()):  # changed since
-            vector = vector - vector.detach() + before
-        with torch.enable_grad():
-            each = [part.to(program.dtype) for part in (rows, vector)]
-            values, back = torch.func.vjp(program.plain, *each)[:2]
-            gradients = back(gradient.to(values.dtype))
-        needed, given = ctx.needs_input_grad[2:], (rows, vector)
-        gradients = [g.to(e.dtype) if n else None for g, e, n in zip(gradients, given, needed, strict=True)]
-        return None, None, *gradients
-
-    @staticmethod
-    def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        program, needed = ctx.program, ctx.needs_input_grad[2:]
-        ctx.saved_tensors  # noqa: B018  # raises if the rows were changed; a checkpoint computes them again
-        # What the forward pass kept goes with the first backward pass, as autograd's does.
-        built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
-        ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
-        gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
-        built = built or matrices.forward(vector)
-        first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if needed[1] else None
-        for i, part in enumerate(parts):
-            flowing = gradients[:, first : (first := first + _samples(part))]
-            flowing = _in_chunks(flowing, len(part) if part.ndim == 3 else 1)
-            tape = None
-            if tapes:
-                tape, tapes[i] = tapes[i], None
-            if tape is None:
-                program.forward(way, part, built[0], tape := [])
-            to = steps.Gradients(part if needed[0] else None, to_matrices)
-            for step in reversed(steps_):
-                flowing = step.backward(flowing, tape.pop(), built[0], to)
-            to_rows.append(0 * part if to.columns is None else to.columns)
-        to_row = _tensor(_rows(to_rows)) if needed[0] else None
-        to_vector = None if to_matrices is None else _tensor(matrices.backward(to_matrices, built[1]))
-        return None, None, to_row, to_vector

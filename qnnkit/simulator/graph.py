@@ -1,8 +1,8 @@
-"""What Python does to tensors, recorded without values, and what follows from the record.
+"""What Python does to tensors, recorded without values.
 
-The Python runs on tensors that have a shape and a dtype, but no values, once for each of two batch sizes.
-What differs between the two records depends on the size; the rest is one graph. Its operations show, without
-reading any number, which angles are linear and that no sample depends on another.
+The Python runs on tensors that have a shape and a dtype, but no values. Its operations show, without reading
+any number, which angles are affine in the arguments. A batch is one sample's record, for each of its samples:
+a second record, of several samples, has to give each the same numbers, whatever the others are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 def names(text: str) -> frozenset[str]:
@@ -31,28 +31,14 @@ ROWS, SHARED = 1, 2
 """Bits: a tensor was computed from what differs between samples, from what all samples share."""
 aten = torch.ops.aten
 
-MOVES = names(
+LINEAR = names(
     "reshape expand permute transpose t unsqueeze squeeze select slice unbind split split_with_sizes "
     "index_select flip roll diagonal clone alias cat stack repeat constant_pad_nd getitem index gather "
-    "lift_fresh_copy"
+    "lift_fresh_copy add sub rsub neg sum mean cumsum _to_copy"
 )
-"""Operations that copy numbers to other places."""
-LINEAR = MOVES | names("add sub rsub neg sum mean cumsum")
 PRODUCTS = names("mul mm bmm mv addmm baddbmm")
 CONSTANT = names("zeros_like ones_like full_like new_zeros new_ones new_full")
 """Operations whose result depends on the shape of a tensor only."""
-KEEP_SAMPLES = CONSTANT | names(
-    "expand permute transpose t unsqueeze clone alias detach repeat getitem lift_fresh_copy _to_copy stack"
-)
-"""Operations that never mix the entries of an axis which keeps its length, whatever axis it is."""
-ALONG = names(
-    "select slice unbind split split_with_sizes index_select flip roll gather cat squeeze sort topk median "
-    "cumsum cumprod sum mean prod amax amin max min argmax argmin any all std var logsumexp "
-    "linalg_vector_norm _softmax _log_softmax"
-)
-"""Operations that mix the entries of the axes named by `dim` or `dims`, and of no others."""
-SIZES = names("size shape repeats")
-"""Arguments that may be the size of the batch."""
 
 
 class NotFusable(Exception):
@@ -99,9 +85,6 @@ class Traced(Tensor):
 
 autoray.register_backend(Traced, "torch")  # PennyLane's qp.math asks autoray
 
-BATCH = object()
-"""Stands for the number of samples where a recorded operation takes it."""
-
 
 @dataclass(eq=False)
 class Node:
@@ -117,8 +100,6 @@ class Node:
     """Bits: ROWS, SHARED."""
     degree: int = 0
     """0: a constant; 1: affine in the sources; 2: anything."""
-    axis: int | None = None
-    """Which axis holds the samples."""
 
     @property
     def name(self) -> str:
@@ -128,13 +109,27 @@ class Node:
     def leaves(self) -> list[Any]:
         return tree_leaves((self.args, self.kwargs))
 
-    def argument(self, *names: str) -> Any:
-        """The argument of one of these names; None where the operation has none."""
-        if self.func is operator.getitem:
-            return None
-        given = {each.name: each.default_value for each in self.func._schema.arguments}  # pyright: ignore
-        given |= dict(zip(given, self.args, strict=False)) | (self.kwargs or {})
-        return next((given[name] for name in names if name in given), None)
+    def described(self) -> Node:
+        """The node, once its degree and its sources are known."""
+        given = [leaf for leaf in self.leaves if isinstance(leaf, Node)]
+        degrees, name = [each.degree for each in given], self.name
+        dtypes = {each.shadow.dtype for each in given if each.degree and each.shadow is not None}
+        self.degree = 2
+        if not any(degrees) or name in CONSTANT:
+            self.degree = 0
+        elif self.shadow is not None and any(
+            torch.promote_types(d, self.shadow.dtype) != self.shadow.dtype for d in dtypes
+        ):
+            pass  # digits are lost
+        elif name in LINEAR:
+            self.degree = max(degrees)
+        elif name in PRODUCTS:
+            self.degree = min(sum(degrees), 2)
+        elif name == "div" and isinstance(self.args[0], Node) and not any(degrees[1:]):
+            self.degree = degrees[0] if (self.kwargs or {}).get("rounding_mode") is None else 2
+        for each in given if self.degree else ():
+            self.sources |= each.sources
+        return self
 
 
 class Recorder(TorchDispatchMode):
@@ -152,12 +147,10 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would import its compiler, a second's work, to keep it out of here
 
-    def argument(
-        self, shape: Sequence[int], dtype: torch.dtype, sources: int, axis: int | None = None
-    ) -> Traced:
+    def argument(self, shape: Sequence[int], dtype: torch.dtype, sources: int) -> Traced:
         """A traced tensor that stands for an argument of the QNode."""
         shadow = torch.empty(shape, dtype=dtype, device="meta")
-        return self._traced(Node(None, shadow=shadow, sources=sources, degree=1, axis=axis))
+        return self._traced(Node(None, shadow=shadow, sources=sources, degree=1))
 
     def refuse(self, reason: str) -> NotFusable:
         """The exception for a reason, which holds even if somebody catches it."""
@@ -184,10 +177,11 @@ class Recorder(TorchDispatchMode):
         node = Node(func, tree_map(_kept, args), tree_map(_kept, kwargs))
         if isinstance(shadows, Tensor):
             node.shadow = shadows
-            return self._traced(node)
-        self.nodes.append(node)
+            return self._traced(node.described())
+        self.nodes.append(node.described())
         return type(shadows)(
-            self._traced(Node(operator.getitem, (node, i), {}, shadow)) for i, shadow in enumerate(shadows)
+            self._traced(Node(operator.getitem, (node, i), {}, shadow).described())
+            for i, shadow in enumerate(shadows)
         )
 
     def _traced(self, node: Node) -> Traced:
@@ -208,145 +202,6 @@ def _kept(given: Any) -> Any:
     if isinstance(given, Traced):
         return given.node
     return given.detach().clone() if isinstance(given, Tensor) else given
-
-
-# --- two records become one graph -----------------------------------------------------------------
-
-
-def merge(nodes: Sequence[Node], others: Sequence[Node], sizes: tuple[int, int]) -> None:
-    """Compares two records of the same Python; in the first, the size of the batch becomes `BATCH`.
-
-    Then tells of each node of the first what it depends on, and how; see `Node`.
-
-    Args:
-        nodes: At the first size of the batch.
-        others: At the other.
-        sizes: Both; equal where the arguments have no batch.
-
-    Raises:
-        NotFusable: The records differ in more than the size, or samples depend on each other.
-    """
-    differs = NotFusable(_DIFFERS if sizes[0] == sizes[1] else _ON_SIZE)
-    if len(nodes) != len(others):
-        raise differs
-    place = {id(node): i for i, node in enumerate(others)}
-    for node, other in zip(nodes, others, strict=True):
-        leaves, form = tree_flatten((node.args, node.kwargs))
-        if node.func is not other.func or len(leaves) != len(other.leaves):
-            raise differs
-        for k, (a, b) in enumerate(zip(leaves, other.leaves, strict=True)):
-            if not (nodes[place[id(b)]] is a if isinstance(b, Node) else _same(a, b)):
-                leaves[k] = _joined(a, b, sizes)
-                if leaves[k] is None:
-                    raise differs
-        node.args, node.kwargs = tree_unflatten(leaves, form)
-        if node.func is not None:
-            _describe(node, other, sizes)
-
-
-_DIFFERS = "its Python computes something else each time it runs"
-_ON_SIZE = "its Python depends on the size of the batch"
-_MIXES = "its Python mixes samples of the batch"
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        same = a.dtype == b.dtype and a.shape == b.shape
-        return same and (a.is_meta or torch.equal(a.nan_to_num(), b.nan_to_num()))
-    return type(a) is type(b) and bool(a == b or a != a)
-
-
-def _joined(a: Any, b: Any, sizes: tuple[int, int]) -> Any:
-    """What stands for arguments that differ between two sizes of the batch; None where nothing does."""
-    if sizes[0] != sizes[1] and type(a) is type(b) is int and (a, b) == sizes:
-        return BATCH
-    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.ndim == b.ndim:  # a column of ones, such as
-        for axis in [axis for axis in range(a.ndim) if (a.shape[axis], b.shape[axis]) == sizes]:
-            first = a.narrow(axis, 0, 1)
-            if _same(first.expand_as(a), a) and _same(first.expand_as(b), b):
-                shape = [*a.shape[:axis], BATCH, *a.shape[axis + 1 :]]
-                return Node(aten.expand.default, (first, shape), {}, a.to("meta"), axis=axis)
-    return None
-
-
-def _describe(node: Node, other: Node, sizes: tuple[int, int]) -> None:
-    """Tells what a node depends on, how, and which of its axes holds the samples."""
-    given = [leaf for leaf in node.leaves if isinstance(leaf, Node)]
-    node.degree = _degree(node, given)
-    for each in given if node.degree else ():
-        node.sources |= each.sources
-    if sizes[0] == sizes[1]:
-        return
-    if node.shadow is not None and other.shadow is not None:
-        shapes = list(zip(node.shadow.shape, other.shadow.shape, strict=True))
-        varying = [axis for axis, (a, b) in enumerate(shapes) if a != b]
-        lost = not varying and any(each.axis is not None for each in given)
-        if lost or len(varying) > 1 or (varying and shapes[varying[0]] != sizes):
-            raise NotFusable(_MIXES)
-        node.axis = varying[0] if varying else None
-    if not _keeps_samples(node, [each for each in given if each.axis is not None]):
-        raise NotFusable(_MIXES)
-
-
-def _degree(node: Node, given: list[Node]) -> int:
-    degrees, name = [each.degree for each in given], node.name
-    if not any(degrees) or name in CONSTANT:
-        return 0
-    if name in LINEAR | PRODUCTS | {"_to_copy"} and _loses_digits(node, given):
-        return 2
-    if name in LINEAR | {"_to_copy"}:
-        return max(degrees)
-    if name in PRODUCTS:
-        return min(sum(degrees), 2)
-    if name == "div" and node.argument("rounding_mode") is None:
-        return degrees[0] if isinstance(node.args[0], Node) and not any(degrees[1:]) else 2
-    return 2
-
-
-def _loses_digits(node: Node, given: list[Node]) -> bool:
-    """Whether the result has a dtype that holds fewer numbers than an argument's."""
-    if node.shadow is None:  # several results, of the argument's dtype
-        return False
-    to, shadows = node.shadow.dtype, [each.shadow for each in given if each.degree]
-    dtypes = [shadow.dtype for shadow in shadows if shadow is not None]
-    return any(not d.is_floating_point or torch.promote_types(d, to) != to for d in dtypes)
-
-
-def _keeps_samples(node: Node, had: list[Node]) -> bool:
-    """Whether an operation is known to leave every sample to itself.
-
-    Args:
-        node: The operation.
-        had: Its arguments that have an axis of samples.
-    """
-    if node.func is operator.getitem:
-        return True
-    names = [each.name for each in node.func._schema.arguments]  # pyright: ignore
-    if any(BATCH in tree_leaves([node.argument(name)]) for name in names if name not in SIZES):
-        raise NotFusable(_ON_SIZE)
-    behind = {id(each): each.axis - each.shadow.ndim for each in had}  # pyright: ignore  # counted from the last axis
-    if not had or node.name in KEEP_SAMPLES:
-        return True
-    if torch.Tag.pointwise in node.func.tags:  # pyright: ignore
-        return len(set(behind.values())) == 1
-    if node.name == "reshape":  # rows stay rows if as many numbers precede and follow
-        return had[0].shadow.shape[: had[0].axis].numel() == node.shadow.shape[: node.axis].numel()  # pyright: ignore
-    if node.name == "constant_pad_nd":
-        return min(node.args[1]) >= 0
-    if node.name == "index":
-        indices: Any = node.args[1]
-        axis: Any = node.args[0].axis if isinstance(node.args[0], Node) else None
-        return had == [node.args[0]] and (axis >= len(indices) or indices[axis] is None)
-    if node.name in PRODUCTS:
-        a, b = node.args[-2:]
-        return behind.get(id(a)) != -1 and behind.get(id(b)) != (-1 if node.name == "mv" else -2)
-    along = node.argument("dim", "dims")
-    along = along if isinstance(along, list | tuple) or along is None else [along]
-    is_first = node.name == "slice" and node.argument("start") in (None, 0) and node.argument("step") == 1
-    if is_first and ((end := node.argument("end")) is None or end is BATCH or end == 2**63 - 1):
-        return True
-    free = all(each.axis != axis % each.shadow.ndim for each in had for axis in along or ())  # pyright: ignore
-    return node.name in ALONG and bool(along) and free
 
 
 # --- the graph ------------------------------------------------------------------------------------
@@ -387,12 +242,11 @@ class Graph:
         """Whether there are only sums and products."""
         return all(node.degree < 2 or node.name in LINEAR | PRODUCTS for node in self.nodes)
 
-    def __call__(self, arguments: Sequence[Tensor], batch: int, *, double: bool = False) -> list[Tensor]:
+    def __call__(self, arguments: Sequence[Tensor], *, double: bool = False) -> list[Tensor]:
         """The results.
 
         Args:
-            arguments: As recorded, for any batch size.
-            batch: Number of samples.
+            arguments: Of the recorded shapes.
             double: Whether constants are taken as float64.
         """
         results: dict[int, Any] = dict(zip(map(id, self.arguments), arguments, strict=True))
@@ -405,8 +259,6 @@ class Graph:
         def put(leaf: Any) -> Any:
             if isinstance(leaf, Node):  # a node made of constants alone is in no list
                 return results[id(leaf)] if id(leaf) in results else result(leaf)
-            if leaf is BATCH:
-                return batch
             if isinstance(leaf, Tensor):
                 return self._moved(leaf, device, double)
             if isinstance(leaf, torch.dtype) and leaf.is_floating_point and double:
@@ -416,6 +268,43 @@ class Graph:
         for node in self.nodes:
             results[id(node)] = result(node)
         return [results[id(node)] for node in self.wanted]
+
+
+def agree(one: Graph, many: Graph) -> bool:
+    """Whether several samples get each what one gets alone, and no number of the others.
+
+    Args:
+        one: The results of one sample; axis 0 of its batched arguments has length 1.
+        many: Those of several.
+    """
+    generator = torch.Generator().manual_seed(0)
+    kinds = [
+        torch.float64.to_complex() if each.shadow.is_complex() else torch.float64 for each in many.arguments
+    ]
+    given = [
+        torch.rand(each.shadow.shape, generator=generator, dtype=kind)
+        for each, kind in zip(many.arguments, kinds, strict=True)
+    ]
+    pairs = [(a.shadow.shape, b.shadow.shape) for a, b in zip(one.arguments, many.arguments, strict=True)]
+    n = next(b[0] for a, b in pairs if a != b)
+    for sample in {0, n - 1}:
+        mine = torch.arange(n) == sample
+        alone = [each if a == b else each[mine] for each, (a, b) in zip(given, pairs, strict=True)]
+        among = [each.clone() if a != b else each for each, (a, b) in zip(given, pairs, strict=True)]
+        for each, (a, b) in zip(among, pairs, strict=True):
+            if a != b:
+                each[~mine] = math.nan
+        for x, y in zip(one(alone, double=True), many(among, double=True), strict=True):
+            y = (
+                y
+                if y.shape == x.shape
+                else y[mine]
+                if y.shape[1:] == x.shape[1:] and len(y) == n
+                else y.new_zeros(0)
+            )
+            if x.shape != y.shape or not torch.allclose(x, y, rtol=1e-5, atol=1e-6):
+                return False
+    return True
 
 
 class Angles:
@@ -442,7 +331,7 @@ class Angles:
             parts = iter(vector.split(sizes))
             given = enumerate(shapes)
             each = [next(parts).reshape(s) if i in free else vector.new_zeros(s) for i, s in given]
-            return torch.stack([angle.reshape(()) for angle in graph(each, 1, double=True)])
+            return torch.stack([angle.reshape(()) for angle in graph(each, double=True)])
 
         n = sum(sizes)
         points = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)])

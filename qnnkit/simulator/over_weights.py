@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qnnkit import checks
 from qnnkit.simulator.fused import Fused
-from qnnkit.simulator.graph import Graph, NotFusable
+from qnnkit.simulator.graph import NotFusable
 from qnnkit.simulator.queueing import queue, transformed
 from qnnkit.simulator.trace import Argument, trace
 
@@ -75,10 +75,6 @@ class OverWeights(Fused):
         rows = self._rows(inputs, weights)
         values = self.shaped(super().__call__([rows], len(rows)))
         return values if len(values) == len(rows) else values.expand(len(rows), *values.shape[1:])
-
-    def results(self, graph: Graph, arguments: Sequence[Tensor], batch: int) -> list[Tensor]:
-        """Row by row: the graph is that of a single one."""
-        return torch.func.vmap(lambda row: graph([row], 1))(arguments[0]) if graph.wanted else []
 
     def _rows(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Features and weights side by side, of shape (batch, n_features + n_weights)."""

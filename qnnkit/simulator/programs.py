@@ -66,7 +66,7 @@ class Programs:
         self.names: Names | None = None
         """Of a pure function."""
         self._pure: dict[tuple, Fused | None] = {}
-        self._fused: OrderedDict[tuple, tuple[Fused, Methods] | str] = OrderedDict()
+        self._fused: OrderedDict[tuple, Fused | str] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()
         self.why_queued = ""
         self._new, self._constant, self._impure = 0, {qp.BasisState, qp.BasisEmbedding}, None
@@ -79,10 +79,8 @@ class Programs:
             rows: Inputs of shape (batch, n_features) or (n_features,).
             weights: By name; of the dtype and device of `rows`.
         """
-        if (
-            tracing := torch._C._get_tracing_state()
-        ) is not None:  # of torch.jit, which checks a second trace
-            torch._C._set_tracing_state(None)
+        if (tracing := torch._C._get_tracing_state()) is not None:
+            torch._C._set_tracing_state(None)  # torch.jit compares with a second trace
             try:
                 self.program_for(rows, weights)
             finally:
@@ -97,7 +95,8 @@ class Programs:
         if program is not None:
             self.last = program
             return Call([(program, [rows, *weights.values()], _batch(rows))], program.as_list)
-        return self._queued(rows, weights)
+        with ONE_AT_A_TIME:  # PennyLane's recording is one for all threads
+            return self._queued(rows, weights)
 
     def _samples(self, rows: Tensor) -> bool:
         """Whether shots are drawn here: on request, and where PennyLane has no gradient."""
@@ -187,10 +186,6 @@ class Programs:
 
     def _queued(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         """Runs the Python, and finds a program for each tape that it and its transforms make."""
-        with ONE_AT_A_TIME:  # PennyLane's recording is one for all threads
-            return self._found(rows, weights)
-
-    def _found(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
         tape, result = queue(self.qnode, {self.input_name: rows, **weights})
         self.tape, twin = tape, replayed(self.qnode, tape, result)
         try:
@@ -240,9 +235,7 @@ class Programs:
         made = structure(tape, self._constant)
         key = made.key, rows.dtype, rows.device, self.qnode.device.wires
         found = self._fused.get(key)
-        if found is not None and not isinstance(found, str) and not found[1].hold():
-            found = None
-        if found is None:
+        if found is None or (isinstance(found, Fused) and not found.methods.hold()):
             found = self._fuse(made, key, rows)
             if found is None:  # numbers of some operators became part of the structure
                 return self._part(tape, rows)
@@ -254,9 +247,10 @@ class Programs:
             self._new = max(0, self._new - 1)
         if isinstance(found, str):
             raise NotFusable(found)
-        return found[0], _tensors(made.leaves, rows), made.batch
+        return found, _tensors(made.leaves, rows), made.batch
 
-    def _fuse(self, made: Any, key: tuple, rows: Tensor) -> tuple[Fused, Methods] | str | None:
+    def _fuse(self, made: Any, key: tuple, rows: Tensor) -> Fused | str | None:
+        """The program of a structure, or why it has none; None if its structure has to be taken anew."""
         seen = hash(key) in self._seen
         self._seen[hash(key)] = None
         if len(self._seen) > REMEMBERED:
@@ -273,9 +267,7 @@ class Programs:
         try:
             with qp.QueuingManager.stop_recording():
                 check(self.qnode, made)
-            program = self._program(
-                lambda traced: (rebound(made, traced), made.measurements), arguments, rows
-            )
+            return self._program(lambda traced: (rebound(made, traced), made.measurements), arguments, rows)
         except NotFusable as reason:
             pairs = zip(made.operations, made.free, strict=True)
             looked = {type(each) for each, n in pairs if n > 0 and not _is_angle(each)}
@@ -284,7 +276,6 @@ class Programs:
                 self._constant |= looked
                 return None
             return str(reason)
-        return program, program.methods
 
 
 def _is_angle(operation: Any) -> bool:

@@ -121,7 +121,7 @@ class Names:
             value = getattr(cell, "cell_contents", ABSENT)
             self.attributes.append((cell, "cell_contents", value))
             if not kits or type(value) in (types.FunctionType, functools.partial):
-                modules += self._found(value, name)
+                modules += self._accepted(value, name)
         for name in _names(function.__code__):
             value = self._looked_up(
                 vars(builtins) if _is_missing(function, name) else function.__globals__, name
@@ -131,14 +131,14 @@ class Names:
             if value is ABSENT:
                 left.append(name)
             elif not kits or _is_kits(value):  # else trusted, and compared
-                modules += self._found(value, name)
+                modules += self._accepted(value, name)
         self.reads_sizes |= not kits and bool(SIZES & set(_names(function.__code__)))
         if kits:  # trusted as a module
             return
         for module in (looked := list(dict.fromkeys(modules))):  # grows on the way
             for name in _names(function.__code__):
                 if (value := self._looked_up(vars(module), name)) is not ABSENT:
-                    more = self._found(value, name, of_user=module not in MODULES)
+                    more = self._accepted(value, name, of_user=module not in MODULES)
                     looked += [each for each in more if each not in looked]
                     left = [each for each in left if each != name]
         if unknown := set(left) - TENSOR:
@@ -150,7 +150,7 @@ class Names:
             self.dicts.append((holder, name, value))
         return value
 
-    def _found(self, value: Any, name: str, *, of_user: bool = False) -> list[Any]:
+    def _accepted(self, value: Any, name: str, *, of_user: bool = False) -> list[Any]:
         """Accepts what a name stands for; the module, if it is one, whose attributes are to be looked at."""
         if isinstance(value, types.ModuleType):
             plain = type(value) is types.ModuleType and "__getattr__" not in vars(value)

@@ -83,7 +83,9 @@ class Sampled:
         """Frequencies of all basis states, of shape (batch, 2**n_wires)."""
         if self.program.prepared is not None and self.program.amplitudes is not None:
             raise NotFusable("its first state depends on the inputs")
-        columns = [angle.reshape(-1).expand(batch) for angle in self.graph(arguments, batch)]
+        columns = [
+            angle.reshape(-1).expand(batch) for angle in self.program.results(self.graph, arguments, batch)
+        ]
         angles = torch.stack(columns, 1) if columns else self.program.matrices.offset.new_zeros(batch, 0)
         return _Shots.apply(self, [column.requires_grad for column in columns], angles)
 

@@ -30,7 +30,7 @@ from qnnkit.simulator.graph import (
     NotFusable,
     Recorder,
     Traced,
-    merge,
+    agree,
 )
 from qnnkit.simulator.readout import Readout, readout
 from qnnkit.simulator.structure import Unkeyable, operator_key, value_key
@@ -76,7 +76,7 @@ class Gate:
     @property
     def on_rows(self) -> bool:
         """Whether the angle differs from sample to sample."""
-        return self.angle is not None and (bool(self.angle.sources & ROWS) or self.angle.axis is not None)
+        return self.angle is not None and bool(self.angle.sources & ROWS)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Prepared:
 
     wires: tuple[int, ...]
     amplitudes: Node | np.ndarray
-    """Of shape (batch, 2**n) if it depends on samples, else (2**n,)."""
+    """Of shape (2**n,), or (1, 2**n) in a batch."""
 
     @property
     def is_complex(self) -> bool:
@@ -129,7 +129,7 @@ def trace(
     device_wires: Any,
     device: torch.device | str = "cpu",
 ) -> Trace:
-    """Runs Python on tensors without values, at two batch sizes, and compares.
+    """Runs Python on tensors without values: on one sample, and, of a batch, on several to compare.
 
     Args:
         record: The Python.
@@ -142,36 +142,34 @@ def trace(
             program can express.
     """
     batch = next((each.shape[0] for each in arguments if each.batched), 1)
-    sizes = (batch,) if batch == 1 else (batch, 2 if batch > 2 else 3)
     runs, kinds = [], set()
     with apart():
-        for size in sizes:
+        for size in {1: None, batch: None}:
             with Recorder(torch.device(device)) as recorder:
-                traced = [recorder.argument(*_at(each, size)) for each in arguments]
+                traced = [
+                    recorder.argument(
+                        (size, *each.shape[1:]) if each.batched else each.shape,
+                        each.dtype,
+                        ROWS if each.on_rows else SHARED,
+                    )
+                    for each in arguments
+                ]
                 operations, measurements = record(traced)
                 gates = [each for whole in operations for each in elementary(whole, kinds)]
             if recorder.refusal is not None:  # it may have been caught
                 raise NotFollowed(recorder.refusal)
             runs.append((recorder.nodes, gates, measurements))
-        (nodes, gates, measurements), (others, again, _) = runs[0], runs[-1]
-        merge(nodes, others, (sizes[0], sizes[-1]))
-        if len(sizes) > 1 and _signature(gates, nodes) != _signature(again, others):
-            raise NotFusable("its Python makes another circuit for another batch size")
+        nodes, gates, measurements = runs[0]
+        if batch > 1:
+            _compare(runs[0], runs[1], len(arguments))
         wires = _wires(device_wires, gates, measurements)
         if len(wires) > MOST_WIRES:
             gib = 2 ** (len(wires) + 3) / 2**30
             raise NotFusable(f"a state of {len(wires)} wires takes {gib:.3g} GiB for every sample")
-        is_alone = not any(each.batched for each in arguments) and batch == 1
-        prepared, assembled = _assembled(gates, wires, is_alone)
+        prepared, assembled = _assembled(gates, wires, any(each.batched for each in arguments))
         measured = readout(tuple(measurements), wires)
     kinds |= {type(each) for each in measurements} | {type(m.obs) for m in measurements if m.obs is not None}
     return Trace(tuple(arguments), prepared, assembled, measured, wires, nodes, frozenset(kinds))
-
-
-def _at(argument: Argument, size: int) -> tuple[Any, ...]:
-    shape = (size, *argument.shape[1:]) if argument.batched else argument.shape
-    sources = ROWS if argument.on_rows else SHARED
-    return shape, argument.dtype, sources, 0 if argument.batched and argument.shape[0] > 1 else None
 
 
 @contextlib.contextmanager
@@ -239,18 +237,20 @@ def elementary(operation: Operator, kinds: set[type]) -> Iterator[Operator]:
         yield from elementary(each, kinds)
 
 
-def _signature(gates: Sequence[Operator], nodes: Sequence[Node]) -> list[Any]:
-    """Equal for two records that are the same circuit."""
-    places, keys = {id(node): i for i, node in enumerate(nodes)}, []
-    for gate in gates:
+def _compare(one: tuple, many: tuple, n_arguments: int) -> None:
+    """Raises NotFusable unless a batch is the circuit of one sample, for each of its samples."""
+    keys, graphs = [], []
+    for nodes, gates, _ in (one, many):
         leaves: list[Any] = []
         try:
-            key = operator_key(gate, leaves)
-            numbers = [places[id(e.node)] if isinstance(e, Traced) else value_key(e) for e in leaves]
-        except (Unkeyable, KeyError) as error:
-            raise NotFusable(f"{gate.name} holds what cannot be compared") from error
-        keys.append((key, numbers))
-    return keys
+            key = [operator_key(gate, leaves) for gate in gates]
+            traced = [leaf.node for leaf in leaves if isinstance(leaf, Traced)]
+            keys.append((key, [None if isinstance(leaf, Traced) else value_key(leaf) for leaf in leaves]))
+        except Unkeyable as error:
+            raise NotFusable(f"it holds {error}, which cannot be compared") from error
+        graphs.append(Graph(nodes, n_arguments, traced))
+    if keys[0] != keys[1] or not agree(*graphs):
+        raise NotFusable("its Python mixes samples of the batch, or depends on its size")
 
 
 def _wires(device_wires: Any, operations: Sequence[Operator], measurements: Sequence[Any]) -> tuple[Any, ...]:
@@ -274,18 +274,16 @@ def _wires(device_wires: Any, operations: Sequence[Operator], measurements: Sequ
 
 
 def _assembled(
-    operations: Sequence[Operator], wires: tuple[Any, ...], is_alone: bool
+    operations: Sequence[Operator], wires: tuple[Any, ...], is_batched: bool
 ) -> tuple[Prepared | None, tuple[Gate, ...]]:
     """The state that a circuit begins with, and its gates."""
     place = {wire: i for i, wire in enumerate(wires)}
 
     def require_shape(value: Traced, operation: Operator, shape: tuple[int, ...]) -> Node:
-        node = value.node
-        one = [shape] if is_alone else [shape, (1, *shape)]  # PennyLane would take one row for a batch
-        expected = one if node.axis is None else [(value.shape[0], *shape)]
-        if tuple(value.shape) not in expected or node.axis not in (None, 0):
+        # alone, PennyLane would take one row for a batch
+        if tuple(value.shape) not in ([shape, (1, *shape)] if is_batched else [shape]):
             raise NotFusable(f"what {operation.name} takes is no single number for each sample")
-        return node
+        return value.node
 
     prepared, operations, gates = None, list(operations), []
     if operations and isinstance(operations[0], qp.StatePrep):

@@ -1,0 +1,133 @@
+"""The gradient of a fused program: by hand where that serves, else by torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qnnkit.simulator import steps
+from qnnkit.simulator.array_api import Array, autocasts, full_precision, rounds
+
+
+def autograd_must() -> bool:
+    """Whether the gradients by hand do not serve: under functional transforms, forward mode, torch.jit."""
+    # Neither has a public name; autograd.Function itself asks the first.
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+class Run(torch.autograd.Function):
+    """Rows and the shared vector -> values; see `Fused.run`."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Any, keep: bool, rows: Tensor, vector: Tensor) -> Tensor:
+        ctx.program, ctx.tapes, ctx.given = program, [] if keep else None, program.given(rows, vector)
+        values, ctx.built = program.compute(*ctx.given, ctx.tapes)
+        # Weights may change before the backward pass, which has a copy; an inference tensor cannot be saved.
+        ctx.vector, ctx.rows = vector, rows if rows.is_inference() else None
+        ctx.save_for_backward(*([] if rows.is_inference() else [rows]))
+        # a state may be on the tape itself: no cycle through this node
+        return tensor_of(values).detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        kind, level = gradient.device.type, _old_vmap()
+        if level:  # of is_grads_batched, which follows no arrays: row by row
+            private: Any = torch
+            torch._C._vmapmode_decrement_nesting()
+            try:
+                rows = private._remove_batch_dim(gradient, level, 1, 0)
+                each = zip(*(Run.backward(ctx, row) for row in rows), strict=True)
+                return tuple(
+                    None if g[0] is None else private._add_batch_dim(torch.stack(g), 0, level) for g in each
+                )
+            finally:
+                torch._C._vmapmode_increment_nesting()
+        if torch.is_grad_enabled() or autograd_must():
+            return Run._again(ctx, gradient)
+        uncast = torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext()
+        with full_precision(kind), np.errstate(all="ignore"), uncast:
+            return Run._backward(ctx, gradient)
+
+    @staticmethod
+    def _again(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        """The gradients so that they can be differentiated again, or mapped: by torch, through `plain`."""
+        # torch itself goes back, and would round
+        program = ctx.program.double if rounds(gradient.device.type) else ctx.program
+        rows, vector = ctx.saved_tensors[0] if ctx.rows is None else ctx.rows, ctx.vector
+        before = torch.as_tensor(ctx.given[2])
+        if not torch.equal(before, vector.detach()):  # changed since
+            vector = vector - vector.detach() + before
+        with torch.enable_grad():
+            each = [part.to(program.dtype) for part in (rows, vector)]
+            values, back = torch.func.vjp(program.plain, *each)[:2]
+            gradients = back(gradient.to(values.dtype))
+        needed, given = ctx.needs_input_grad[2:], (rows, vector)
+        gradients = [g.to(e.dtype) if n else None for g, e, n in zip(gradients, given, needed, strict=True)]
+        return None, None, *gradients
+
+    @staticmethod
+    def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        program, needed = ctx.program, ctx.needs_input_grad[2:]
+        ctx.saved_tensors  # noqa: B018  # raises if the rows were changed; a checkpoint computes them again
+        # What the forward pass kept goes with the first backward pass, as autograd's does.
+        built, tapes, (way, parts, vector) = ctx.built, ctx.tapes, ctx.given
+        ctx.built, ctx.tapes, (matrices, steps_) = None, None, way
+        gradients: Any = gradient.t().numpy() if way is program.near else gradient.t()
+        built = built or matrices.forward(vector)
+        first, to_rows, to_matrices = 0, [], [None] * len(built[0]) if needed[1] else None
+        for i, part in enumerate(parts):
+            flowing = gradients[:, first : (first := first + samples_of(part))]
+            flowing = in_chunks(flowing, len(part) if part.ndim == 3 else 1)
+            tape = None
+            if tapes:
+                tape, tapes[i] = tapes[i], None
+            if tape is None:
+                program.forward(way, part, built[0], tape := [])
+            to = steps.Gradients(part if needed[0] else None, to_matrices)
+            for step in reversed(steps_):
+                flowing = step.backward(flowing, tape.pop(), built[0], to)
+            to_rows.append(0 * part if to.columns is None else to.columns)
+        to_row = tensor_of(joined(to_rows)) if needed[0] else None
+        to_vector = None if to_matrices is None else tensor_of(matrices.backward(to_matrices, built[1]))
+        return None, None, to_row, to_vector
+
+
+def _old_vmap() -> int:
+    """The level of torch's older vmap, which only backward passes use; 0 outside."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
+# --- parts of a batch -----------------------------------------------------------------------------
+
+
+def in_chunks(columns: Array, n: int) -> Array:
+    return columns if n == 1 else columns.reshape(len(columns), n, -1).swapaxes(0, 1)
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Of shape (batch, n), from parts of the batch, each of shape (n, samples) or (chunks, n, samples)."""
+    if len(parts) == 1:
+        [part] = parts
+        return part.T if part.ndim == 2 else part.swapaxes(1, 2).reshape(-1, part.shape[1])
+    if all(part.ndim == 2 for part in parts):
+        return torch.cat(list(parts), 1).T
+    return torch.cat([joined([part]) for part in parts])
+
+
+def samples_of(columns: Array) -> int:
+    return columns.shape[-1] * (len(columns) if columns.ndim == 3 else 1)
+
+
+def tensor_of(array: Array) -> Tensor:
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
