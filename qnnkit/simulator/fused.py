@@ -250,15 +250,8 @@ class Fused:
 
     def results(self, graph: Graph, arguments: Sequence[Tensor], batch: int) -> list[Tensor]:
         """What a graph gives, for each sample: of shape (batch, ...)."""
-        formed = self.trace.arguments
-
-        def of_one(*given: Tensor) -> list[Tensor]:
-            return graph([each.reshape(e.of_one) for each, e in zip(given, formed, strict=True)])
-
-        if not graph.wanted or not self.by_row:
-            return of_one(*arguments) if graph.wanted else []
-        given = [a.reshape(batch, -1) if e.on_rows else a for a, e in zip(arguments, formed, strict=True)]
-        return torch.func.vmap(of_one, tuple(0 if each.on_rows else None for each in formed))(*given)
+        formed = zip(arguments, self.trace.arguments, strict=True)
+        return graph.for_each([a.reshape(batch, -1) if each.on_rows else a for a, each in formed])
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.

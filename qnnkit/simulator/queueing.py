@@ -171,10 +171,8 @@ def _nested(operation: Any, constant: set[type]) -> Iterator[Taken]:
     """
     if not isinstance(operation, Operator):
         raise NotFusable(f"{type(operation).__name__} is no unitary gate")
-    inner, known = operation, is_known(operation)
-    while isinstance(inner, qp.ops.Adjoint | qp.ops.Controlled):
-        inner = inner.base
-    evolves = isinstance(operation, qp.ops.Evolution)
+    inner, known = _inner(operation), is_known(operation)
+    evolves = isinstance(_evolution(operation), qp.ops.Evolution)
     is_whole = type(operation) in constant
     is_whole |= isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not evolves
     is_matrix = not (is_whole or evolves or _takes_arrays(type(inner))) and any(operation.ndim_params)
@@ -210,6 +208,17 @@ def _nested(operation: Any, constant: set[type]) -> Iterator[Taken]:
         yield from _taken(parts, constant)
 
 
+def _inner(operation: Operator) -> Operator:
+    """What is controlled or inverted."""
+    while isinstance(operation, qp.ops.Adjoint | qp.ops.Controlled):
+        operation = operation.base
+    return operation
+
+
+def _evolution(operation: Operator) -> Operator:
+    return operation.base if isinstance(operation, qp.ops.Adjoint) else operation
+
+
 _is_pennylanes = functools.cache(is_pennylanes)
 
 
@@ -242,7 +251,7 @@ def rebound(made: Structure, leaves: Sequence[Any]) -> list[Operator]:
         numbers = [next(rest) for _ in range(max(n, 0))]
         if not numbers:
             operations.append(operation)
-        elif isinstance(operation, qp.StatePrep | qp.ops.Evolution):
+        elif isinstance(operation, qp.StatePrep) or isinstance(_evolution(operation), qp.ops.Evolution):
             # the first would check its norm again, the second cannot be made anew
             twin = copy.copy(operation)
             twin.data = tuple(numbers)
