@@ -280,7 +280,7 @@ def test_a_fresh_process():
 def test_compiled():
     model = nn.Sequential(linear(2, 2), make(QuantumLayer, qnode_of()), linear(2, 2))
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for batch in (5, 3):
         same(measured(compiled, INPUTS[:batch]), measured(model, INPUTS[:batch]))
     torch.compiler.reset()

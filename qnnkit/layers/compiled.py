@@ -15,11 +15,21 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from qnnkit.simulator import as_outside
+
 MOST_KEPT = 16
 """Forward passes whose way back is kept."""
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _kept: OrderedDict[int, tuple[Tensor, list[Tensor]]] = OrderedDict()
 _numbers = itertools.count()
+_library = torch.library.Library("qnnkit", "DEF")  # not custom_op, whose checks cost 100 us a step
+_library.define(
+    "circuit(Tensor inputs, Tensor[] weights, int layer, ScalarType dtype, bool keep) -> Tensor[]"
+)
+_library.define(
+    "circuit_backward(Tensor gradient, Tensor number, Tensor inputs, Tensor[] weights, int layer, "
+    "ScalarType dtype) -> Tensor[]"
+)
 
 
 @torch.compiler.assume_constant_result
@@ -36,16 +46,14 @@ def _measured(
     own = _layers[layer]
     leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in (inputs, *weights)]
     names = own.qnode_weights
-    # Below an operation's own autograd, torch records nothing unless it is asked to.
-    records = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
-    with records, torch.enable_grad():
+    with as_outside(), torch.enable_grad():
         return own._measured(leaves[0], dict(zip(names, leaves[1:], strict=True)), dtype), leaves
 
 
-@torch.library.custom_op("qnnkit::circuit", mutates_args=())
-def circuit(
+@torch.library.impl(_library, "circuit", "CompositeExplicitAutograd")
+def _forward(
     inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype, keep: bool
-) -> tuple[Tensor, Tensor]:
+) -> list[Tensor]:
     """The outputs of a layer, and a number for its way back."""
     number = next(_numbers)
     if keep:
@@ -55,39 +63,41 @@ def circuit(
             _kept.popitem(last=False)
     else:
         own = _layers[layer]
-        outputs = own._measured(inputs, dict(zip(own.qnode_weights, weights, strict=True)), dtype)
-    return outputs.detach().clone(memory_format=torch.contiguous_format), torch.tensor(number)
+        with as_outside(), torch.no_grad():
+            outputs = own._measured(inputs, dict(zip(own.qnode_weights, weights, strict=True)), dtype)
+    return [outputs.detach().contiguous(), torch.tensor(number)]
 
 
-@circuit.register_fake
-def _(inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype, keep: bool) -> Any:
-    with _disable_current_modes(), torch.no_grad():
+@torch.library.register_fake("qnnkit::circuit", lib=_library)
+def _shapes(inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype, keep: bool) -> Any:
+    with as_outside(), _disable_current_modes(), torch.no_grad():
         own = _layers[layer]
         device = next((weight.device for weight in own._weights().values()), torch.device("cpu"))
         sample = torch.ones(1, inputs.shape[-1], dtype=dtype, device=device)
         one = own._measured(sample, own._weights(), dtype)
     shape = (*inputs.shape[:-1], *one.shape[1:])
-    return inputs.new_empty(shape, dtype=one.dtype), torch.empty((), dtype=torch.int64)
+    return [inputs.new_empty(shape, dtype=one.dtype), torch.empty((), dtype=torch.int64)]
 
 
-@torch.library.custom_op("qnnkit::circuit_backward", mutates_args=())
-def circuit_backward(
+@torch.library.impl(_library, "circuit_backward", "CompositeExplicitAutograd")
+def _backward(
     gradient: Tensor, number: Tensor, inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype
 ) -> list[Tensor]:
     """The gradients by inputs and weights."""
     kept = _kept.pop(int(number), None)
     outputs, leaves = _measured(inputs, weights, layer, dtype) if kept is None else kept
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    found = iter(torch.autograd.grad(outputs, wanted, gradient, allow_unused=True))
+    with as_outside():
+        found = iter(torch.autograd.grad(outputs, wanted, gradient, allow_unused=True))
     gradients = [next(found) if leaf.requires_grad else None for leaf in leaves]
-    return [
-        torch.zeros_like(a) if g is None else g.clone(memory_format=torch.contiguous_format)
-        for a, g in zip(leaves, gradients, strict=True)
-    ]
+    pairs = zip(leaves, gradients, strict=True)
+    return [torch.zeros_like(leaf) if g is None else g.contiguous() for leaf, g in pairs]
 
 
-@circuit_backward.register_fake
-def _(gradient: Any, number: Any, inputs: Any, weights: Any, layer: int, dtype: torch.dtype) -> list[Tensor]:
+@torch.library.register_fake("qnnkit::circuit_backward", lib=_library)
+def _like(
+    gradient: Any, number: Any, inputs: Any, weights: Any, layer: int, dtype: torch.dtype
+) -> list[Tensor]:
     return [torch.empty_like(each) for each in (inputs, *weights)]
 
 
@@ -96,10 +106,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(output[1], rows, *weights)
 
 
-def _back(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
+def _back(ctx: Any, gradients: Any) -> tuple[Any, ...]:
     number, rows, *weights = ctx.saved_tensors
-    to_rows, *to_weights = circuit_backward(gradient, number, rows, weights, ctx.layer, ctx.dtype)
+    to_rows, *to_weights = torch.ops.qnnkit.circuit_backward(
+        gradients[0], number, rows, weights, ctx.layer, ctx.dtype
+    )
     return to_rows, to_weights, None, None, None
 
 
-circuit.register_autograd(_back, setup_context=_save)
+torch.library.register_autograd("qnnkit::circuit", _back, setup_context=_save, lib=_library)
+circuit: Any = torch.ops.qnnkit.circuit

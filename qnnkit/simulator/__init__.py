@@ -1,6 +1,6 @@
 """The batched simulator: a QNode as one fused torch program, exact, differentiable, on any torch device."""
 
-from qnnkit.simulator.array_api import autocasts, rounds
+from qnnkit.simulator.array_api import as_outside, autocasts, rounds
 from qnnkit.simulator.by_hand import autograd_must
 from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.graph import NotFusable
@@ -10,6 +10,6 @@ from qnnkit.simulator.shots import Sampled
 from qnnkit.simulator.trace import is_elementary
 
 __all__ = [
-    "EXACT_DEVICES", "Call", "Fused", "NotFusable", "OverWeights", "Programs", "Sampled", "autocasts",
-    "autograd_must", "is_elementary", "rounds",
+    "EXACT_DEVICES", "Call", "Fused", "NotFusable", "OverWeights", "Programs", "Sampled", "as_outside",
+    "autocasts", "autograd_must", "is_elementary", "rounds",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from pennylane.operation import Operator
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from qnnkit.simulator.array_api import as_outside
 from qnnkit.simulator.gates import constant, is_unitary
 from qnnkit.simulator.graph import (
     ROWS,
@@ -182,6 +183,7 @@ def apart() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(ONE_AT_A_TIME)
         stack.enter_context(temporarily_clear_interpreter_stack())
+        stack.enter_context(as_outside())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
