@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from qnnkit import QuantumLayer, Quanv2d, circuits
 from qnnkit.simulator import OverWeights, array_api, steps
-from qnnkit.simulator.graph import Graph
-from qnnkit.simulator.trace import Trace
+from qnnkit.simulator.circuit import Circuit
 from tests.test_random_circuits import GATES
 from tests.toys import Fusion
 
@@ -31,7 +30,7 @@ def tensors_of(given: Any, seen: set[int]) -> list[Tensor]:
     seen.add(id(given))
     if isinstance(given, list | tuple):
         return [tensor for each in given for tensor in tensors_of(each, seen)]
-    if type(given).__module__.startswith("qnnkit.simulator") and not isinstance(given, Trace | Graph):
+    if type(given).__module__.startswith("qnnkit.simulator") and not isinstance(given, Circuit):
         return [tensor for each in vars(given).values() for tensor in tensors_of(each, seen)]
     return []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import math
 import os
 import re
 import resource
@@ -25,9 +26,10 @@ from PIL import Image
 import qnnkit
 from qnnkit import data, tasks
 from qnnkit.data.splits import SPLITS
-from qnnkit.simulator import Fused
-from qnnkit.simulator.queueing import queue
-from qnnkit.simulator.trace import Argument, trace
+from qnnkit.simulator import Fused, NotFusable
+from qnnkit.simulator.circuit import composed, taken
+from qnnkit.simulator.fused import Argument
+from qnnkit.simulator.queueing import ALWAYS_IN_PARTS, queue, structure
 
 
 class Digits:
@@ -277,7 +279,7 @@ def typing(monkeypatch: Any, capfd: Any) -> Callable[..., tuple[Any, str, str]]:
 
 
 class Fusion:
-    """The program of a QNode that is traced once, called as (inputs, [weights]).
+    """The program of a QNode, called as (inputs, [weights]): of these, or of the numbers that it queues.
 
     Args:
         qnode: Takes `inputs` and the names of `weight_shapes`.
@@ -288,18 +290,34 @@ class Fusion:
     """
 
     def __init__(self, qnode, inputs_shape, weight_shapes, dtype=torch.float32, device="cpu"):
-        batched = len(inputs_shape) == 2
-        arguments = [Argument(tuple(inputs_shape), dtype, on_rows=True, batched=batched)]
-        arguments += [Argument(tuple(each), dtype, False, False) for each in weight_shapes.values()]
+        shapes, in_parts = [tuple(inputs_shape), *map(tuple, weight_shapes.values())], set(ALWAYS_IN_PARTS)
 
-        def record(traced):
-            tape, result = queue(qnode, dict(zip(("inputs", *weight_shapes), traced, strict=True)))
+        def record(arguments):
+            tape, result = queue(qnode, dict(zip(("inputs", *weight_shapes), arguments, strict=True)))
             self.as_list = isinstance(result, list | tuple)
-            return tape.operations, tape.measurements
+            return structure(tape, in_parts)
 
-        self.fused = Fused(trace(record, arguments, qnode.device.wires, device), dtype, device)
+        given = [uniform(*shape, dtype=torch.float64) for shape in shapes]
+        made, circuit = taken(lambda: record(given), in_parts, qnode.device.wires)
+        try:
+            circuit, self.record = composed(circuit, made.key, record, shapes), None
+            arguments = [
+                Argument(math.prod(shape[-1:] if i == 0 else shape), i == 0) for i, shape in enumerate(shapes)
+            ]
+        except NotFusable:
+            self.record = record
+            pairs = zip(made.leaves, made.batched, strict=True)
+            arguments = [
+                Argument(math.prod(torch.as_tensor(leaf).shape[each:]), each) for leaf, each in pairs
+            ]
+        self.fused = Fused(circuit, arguments, dtype, device)
 
     def __call__(self, inputs, weights, *, keep=True):
-        batch = len(inputs) if inputs.ndim == 2 else 1
-        values = self.fused.shaped(self.fused([inputs, *weights], batch, keep=keep), as_list=self.as_list)
+        batch, given = len(inputs) if inputs.ndim == 2 else 1, [inputs, *weights]
+        if self.record is not None:
+            given = [
+                torch.as_tensor(leaf, dtype=inputs.dtype, device=inputs.device)
+                for leaf in self.record(given).leaves
+            ]
+        values = self.fused.shaped(self.fused(given, batch, keep=keep), as_list=self.as_list)
         return values[0] if inputs.ndim == 1 else values.expand(batch, *values.shape[1:])

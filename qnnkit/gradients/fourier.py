@@ -21,6 +21,7 @@ from qnnkit.simulator.gates import Turn
 EXACT = 1e-9
 POWER = 1e-12
 """A mean |c|^2 below this is rounding, in float64."""
+POINTS = 64
 MOST = 2000
 """Frequencies of a feature; more are not told."""
 FRACTIONS = range(1, 13)
@@ -82,7 +83,7 @@ def spectrum(
     checks.positive("n_features", n_features)
     checks.positive("n", n)
     program = OverWeights(qnode, weight_shapes, n_features)
-    if program.amplitudes is not None:
+    if program.is_given:
         why = "the features are amplitudes of the first state, not angles: there is no Fourier series"
         return [Spectrum(feature, (), (), why) for feature in range(n_features)]
     return [_of_feature(program, feature, n, seed + feature) for feature in range(n_features)]
@@ -97,7 +98,7 @@ def _of_feature(program: OverWeights, feature: int, n: int, seed: int) -> Spectr
         )
         return Spectrum(feature, (), (), why)
     found = np.zeros(1)
-    for item in items(program.trace)[0]:
+    for item in items(program.circuit, np.ones(program.circuit.matrix.shape[1], bool))[0]:
         if item.angle is not None and item.on_rows and scales[item.angle]:
             assert isinstance(item.form, Turn)
             rates = item.form.rates
@@ -116,22 +117,19 @@ def _of_feature(program: OverWeights, feature: int, n: int, seed: int) -> Spectr
 
 def _scales(program: OverWeights, feature: int) -> np.ndarray | None:
     """How much each angle grows with the feature, (n_angles,); None where an angle is not linear in it."""
-    angles = program.row_angles
-    if not angles.size:
-        return np.zeros(0)
-    if angles.affine:
-        return angles.matrix[feature]
+    matrix, used = program.circuit.matrix, program.circuit.matrix.any(axis=1)
+    if program.is_affine:
+        return matrix[used, feature]
     generator = torch.Generator().manual_seed(0)
-    rows = 6 * torch.rand(3, sum(program.sizes), generator=generator, dtype=torch.float64)
-    steps = torch.tensor([[1.0], [0.7], [-1.9]], dtype=torch.float64)
+    rows = (
+        4 * math.pi * (torch.rand(POINTS, sum(program.sizes), generator=generator, dtype=torch.float64) - 0.5)
+    )
+    steps = torch.linspace(-2.3, 1.9, POINTS, dtype=torch.float64)[:, None]
     moved = rows.clone()
     moved[:, feature] += steps[:, 0]
-    after, before = (torch.stack(program.results(angles.graph, [e], len(e)), 1) for e in (moved, rows))
-    slopes = ((after - before) / steps).detach()
-    if not torch.allclose(slopes, slopes[:1].expand(3, -1), rtol=0, atol=EXACT):
-        return None
-    moving = [node for node, slope in zip(angles.graph.wanted, slopes[0].tolist(), strict=True) if slope]
-    if not program.trace.graph(moving).is_polynomial:  # of a polynomial a few random points tell for certain
+    after, before = (torch.cat([e.reshape(len(r), -1) for e in program.numbers(r)], 1) for r in (moved, rows))
+    slopes = ((after - before) / steps) @ torch.from_numpy(matrix[used].T)
+    if not torch.allclose(slopes, slopes[:1].expand_as(slopes), rtol=0, atol=EXACT):
         return None
     return torch.where(slopes[0].abs() < EXACT, 0, slopes[0]).numpy()
 

@@ -2,12 +2,12 @@
 
 from qnnkit.simulator.array_api import as_outside, autocasts, rounds
 from qnnkit.simulator.by_hand import autograd_must
+from qnnkit.simulator.circuit import is_elementary
 from qnnkit.simulator.fused import Fused
-from qnnkit.simulator.graph import NotFusable
+from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.over_weights import OverWeights
 from qnnkit.simulator.programs import EXACT_DEVICES, Call, Programs
 from qnnkit.simulator.shots import Sampled
-from qnnkit.simulator.trace import is_elementary
 
 __all__ = [
     "EXACT_DEVICES", "Call", "Fused", "NotFusable", "OverWeights", "Programs", "Sampled", "as_outside",

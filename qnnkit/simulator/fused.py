@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from qnnkit.device import machine
 from qnnkit.simulator import array_api, fusion, steps
 from qnnkit.simulator.array_api import Array, full_precision, in_numpy
 from qnnkit.simulator.by_hand import Run, autograd_must, in_chunks, joined, samples_of, tensor_of
+from qnnkit.simulator.circuit import Circuit
 from qnnkit.simulator.gates import EXACT
-from qnnkit.simulator.graph import Graph, Node
 from qnnkit.simulator.matrices import Matrices, OverArrays
-from qnnkit.simulator.trace import Trace
 
 CACHE_BYTES = 2**20
 """On a CPU, a batch is run in parts whose state takes this much for each thread: what its own cache holds."""
@@ -50,64 +49,69 @@ PART_SHARE = 0.05
 """Other devices than a CPU run a batch in parts whose states take this share of all their memory."""
 
 
+class Argument(NamedTuple):
+    """A tensor that a program takes."""
+
+    size: int
+    """Numbers of it, for each sample if these differ."""
+    on_rows: bool
+    """Whether each sample has its own."""
+
+
 class Fused:
     """A circuit as a program of torch operations, differentiable by autograd in its arguments.
 
     Args:
-        trace: What the circuit does.
+        circuit: What it does with its numbers.
+        arguments: Where these are, in their order; an argument with amplitudes comes first.
         dtype: float32 or float64, of arguments and constants.
         device: Likewise.
-        by_angle: Whether the angles come from the recorded arithmetic in any case, one by one.
 
     Raises:
         NotFusable: Something in it has no fused form.
     """
 
     def __init__(
-        self, trace: Trace, dtype: torch.dtype, device: torch.device | str, *, by_angle: bool = False
+        self,
+        circuit: Circuit,
+        arguments: Sequence[Argument],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ):
-        self.trace, self.readout, self.n_wires = trace, trace.readout, len(trace.wires)
-        self.dtype, self.device = dtype, torch.device(device)
+        self.circuit, self.readout, self.n_wires = circuit, circuit.readout, len(circuit.wires)
+        self.arguments, self.dtype, self.device = tuple(arguments), dtype, torch.device(device)
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
         self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
-        items, shared, on_rows = fusion.items(trace)
-        self.weight_angles = trace.angles(shared, on_rows=False)
-        self.row_angles = trace.angles(on_rows, on_rows=True)
-        self.is_by_angle = by_angle
-        if by_angle:
-            for angles in (self.weight_angles, self.row_angles):
-                angles.affine = False
-                angles.matrix, angles.offset = np.eye(angles.size), np.zeros(angles.size)
+        self.prepared = circuit.prepared
+        self.is_given = self.prepared is not None and self.prepared.amplitudes is None
+        if self.prepared is not None and self.prepared.amplitudes is not None:
+            self.fixed = self._put(self.prepared.amplitudes)
+        numbers = list(enumerate(self.arguments))[self.is_given :]
+        self.by_row = [i for i, each in numbers if each.on_rows]
+        self.by_all = [i for i, each in numbers if not each.on_rows]
+        on_rows = np.repeat([each.on_rows for _, each in numbers], [each.size for _, each in numbers])
+        items, self.shared_angles, self.row_angles = fusion.items(circuit, on_rows.astype(bool))
         self.sampled: dict[tuple, Any] = {}
         """By what is measured: the same circuit under a finite number of shots."""
-        self.by_row = [i for i, each in enumerate(trace.arguments) if each.on_rows]
-        self.by_all = [i for i, each in enumerate(trace.arguments) if not each.on_rows]
         self.used = None
         """Columns of the rows that some angle depends on, where not all do: others may be NaN."""
-        used = self.row_angles.matrix.any(axis=1)
-        if self.row_angles.affine and not used.all():
+        used = self.row_angles[0].any(axis=1)
+        if not used.all():
             self.used = self._put(np.flatnonzero(used))
-            self.row_angles.matrix = self.row_angles.matrix[used]
-        self.prepared, self.amplitudes = trace.prepared, None
-        if self.prepared is not None and isinstance(self.prepared.amplitudes, Node):
-            self.amplitudes = trace.graph([self.prepared.amplitudes])
-        elif self.prepared is not None:
-            self.fixed = self._put(self.prepared.amplitudes)
-        items, is_given = fusion.seen(items) if self.weighs else items, self.prepared is not None
-        self.plan = fusion.plan(items, self.n_wires, self.row_angles.size, given=is_given)
+            self.row_angles = self.row_angles[0][used], self.row_angles[1]
+        items, n_angles = fusion.seen(items) if self.weighs else items, len(self.row_angles[1])
+        self.plan = fusion.plan(items, self.n_wires, n_angles, given=self.prepared is not None)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
         self._rates: list[np.ndarray] = []
         with torch.inference_mode(False), torch.no_grad():  # constants outlive the caller's mode
-            self.matrices = Matrices(
-                self.plan.blocks, self.weight_angles.matrix, self.weight_angles.offset, self._put
-            )
+            self.matrices = Matrices(self.plan.blocks, *self.shared_angles, self._put)
             self.steps = self._steps()
         self.periods = self._period([self.matrices.by_vector]), self._period(self._rates)
         """Of the shared angles' vector and of a sample's row, in radians; None where there is none."""
         self.limits: tuple[float, ...] = tuple(
-            LARGE / max(1.0, float(np.abs(angles.matrix).sum(0).max(initial=0)))
-            for angles in (self.weight_angles, self.row_angles)
+            LARGE / max(1.0, float(np.abs(matrix).sum(0).max(initial=0)))
+            for matrix, _ in (self.shared_angles, self.row_angles)
         )
         """No angle is large as long as no number of the vector, or of a row, exceeds this."""
         self.none: Tensor = self.matrices.offset.new_zeros(1, 0)
@@ -128,17 +132,12 @@ class Fused:
         """The same in float64."""
         if self.dtype == torch.float64:
             return self
-        return Fused(self.trace, torch.float64, self.device, by_angle=self.is_by_angle)
-
-    @functools.cached_property
-    def by_angle(self) -> Fused:
-        """The same with every angle from the recorded arithmetic, reduced to one period."""
-        return Fused(self.trace, self.dtype, self.device, by_angle=True)
+        return Fused(self.circuit, self.arguments, torch.float64, self.device)
 
     @staticmethod
     def _period(rates: Sequence[np.ndarray]) -> float | None:
         """The period of all angles in each number that they are computed from, if there is one."""
-        flat = np.concatenate([each.ravel() for each in rates or [np.full(1, np.nan)]])
+        flat = np.concatenate([np.zeros(0), *(each.ravel() for each in rates)])
         whole = (k for k in (1, 2, 4, 8) if np.all(np.abs((k * flat).round() - k * flat) < EXACT))
         return next((2 * np.pi * k for k in whole), None)
 
@@ -152,7 +151,7 @@ class Fused:
 
     def _affine(self, table: np.ndarray, used: Sequence[int]) -> steps.Affine:
         """The angles that a step turns by, from its rates of those that are used, a column for each."""
-        matrix, offset = self.row_angles.matrix, self.row_angles.offset
+        matrix, offset = self.row_angles
         rows = np.flatnonzero(matrix[:, used].any(axis=1))
         self._rates.append(table @ matrix[rows][:, used].T)
         reads_all = len(rows) == len(matrix) and self.prepared is None  # whose columns hold amplitudes, too
@@ -170,7 +169,7 @@ class Fused:
         elif plan_.waves is None:
             made.append(steps.Start(None, plan_.n_waves))
         else:
-            waves = self._affine(plan_.waves, range(self.row_angles.size))
+            waves = self._affine(plan_.waves, range(len(self.row_angles[1])))
             made.append((steps.StartOfOneCell if block == 1 else steps.Start)(waves, plan_.n_waves))
         renamed = np.arange(n_states)
         for step in plan_.steps:
@@ -209,33 +208,32 @@ class Fused:
             batch: Number of samples. The values are of shape (1, n) if nothing depends on them.
             keep: Whether states may be kept for the way back; else they are computed again there.
         """
+        rows, vector = self._numbers(arguments, batch)
+        is_plain = self.device.type == "cpu" and _is_plain(rows) and _is_plain(vector) and not autograd_must()
+        if not is_plain or self._is_large(vector, rows):
+            vector, rows = _reduced(vector, self.periods[0]), _reduced(rows, self.periods[1])
+        if self.prepared is not None:
+            a = (arguments[0] if self.is_given else self.fixed).reshape(-1, self.n_amplitudes)
+            a = torch.cat([a.real, a.imag], 1) if a.is_complex() else a
+            height = max(len(rows), len(a))
+            rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
+        return self.run(rows, vector, keep=keep)
+
+    def _numbers(self, arguments: Sequence[Tensor], batch: int) -> tuple[Tensor, Tensor]:
+        """The numbers of each sample, of shape (batch, n), and those that all share, (n,)."""
         rows = [arguments[i] for i in self.by_row]
         rows = [each if each.ndim == 2 else each.reshape(batch, -1) for each in rows]
         rows = rows[0] if len(rows) == 1 else torch.cat(rows, 1) if rows else self.none
         shared = [arguments[i].reshape(-1) for i in self.by_all]
         vector = shared[0] if len(shared) == 1 else torch.cat(shared) if shared else self.none[0]
-        plain = self.device.type == "cpu" and _is_plain(rows) and _is_plain(vector) and not autograd_must()
-        if self.used is not None:
-            rows = rows.index_select(1, self.used)
-        if plain and self.weight_angles.affine and self.row_angles.affine and self._is_large(vector, rows):
-            return self.by_angle(arguments, batch, keep=keep)
-        if not self.weight_angles.affine:
-            angles = self.weight_angles.graph(arguments)
-            angles = [angle.reshape(()).to(self.dtype) for angle in angles]
-            vector = torch.stack(angles) if angles else self.none[0]
-        if not self.row_angles.affine:
-            angles = self.results(self.row_angles.graph, arguments, batch)
-            columns = [angle.reshape(-1).expand(batch).to(self.dtype) for angle in angles]
-            rows = torch.stack(columns).t() if columns else rows.new_zeros(1, 0)
-        if not plain or (not self.row_angles.affine and self._is_large(vector, rows)):
-            vector, rows = _reduced(vector, self.periods[0]), _reduced(rows, self.periods[1])
-        if self.prepared is not None:
-            [a] = [self.fixed] if self.amplitudes is None else self.results(self.amplitudes, arguments, batch)
-            a = a.reshape(-1, self.n_amplitudes)
-            a = torch.cat([a.real, a.imag], 1) if a.is_complex() else a
-            height = max(len(rows), len(a))
-            rows = torch.cat([rows.expand(height, -1), a.to(rows.dtype).expand(height, -1)], 1)
-        return self.run(rows, vector, keep=keep)
+        return rows if self.used is None else rows.index_select(1, self.used), vector
+
+    def keeps_digits(self, arguments: Sequence[Tensor], batch: int) -> bool:
+        """Whether angles are small, or are sums of numbers that can be reduced to one period."""
+        if None not in self.periods or self.device.type != "cpu":
+            return True
+        rows, vector = self._numbers(arguments, batch)
+        return not (_is_plain(rows) and _is_plain(vector) and self._is_large(vector, rows))
 
     def _is_large(self, vector: Tensor, rows: Tensor) -> bool:
         """Whether some angle may be large: read off the numbers that it is computed from."""
@@ -247,11 +245,6 @@ class Fused:
                 if not (-limit <= numbers.min() and numbers.max() <= limit):
                     return True
         return False
-
-    def results(self, graph: Graph, arguments: Sequence[Tensor], batch: int) -> list[Tensor]:
-        """What a graph gives, for each sample: of shape (batch, ...)."""
-        formed = zip(arguments, self.trace.arguments, strict=True)
-        return graph.for_each([a.reshape(batch, -1) if each.on_rows else a for a, each in formed])
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
         """Numbers of shape (batch, n_columns), or states, (batch, 2**n_wires), as TorchLayer has them.

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from qnnkit.simulator.circuit import Circuit
 from qnnkit.simulator.gates import (
     EXACT,
+    Gate,
     Turn,
-    constant,
-    is_monomial,
     is_unitary,
     local_states,
     states_of,
-    turn,
 )
-from qnnkit.simulator.graph import Node, NotFusable
-from qnnkit.simulator.trace import Trace
 
 DENSE_WIRES = 6
 """Up to here a segment is one matrix on all wires."""
 BLOCK_WIRES = 5
 """Beyond, it is cut into blocks of at most this many neighbouring wires."""
 SWAP = np.eye(4)[[0, 2, 1, 3]].astype(complex)
-
-
-@dataclass(frozen=True)
-class Item:
-    """A gate on its own wires."""
-
-    wires: tuple[int, ...]
-    form: Turn | np.ndarray
-    """A constant gate has a matrix."""
-    angle: int | None = None
-    """Index of its angle, among those of the inputs or among those of the weights."""
-    on_rows: bool = False
-
-    @property
-    def permutes(self) -> bool:
-        """Whether it is constant, and only renames basis states and turns their phases."""
-        return isinstance(self.form, np.ndarray) and is_monomial(self.form)
 
 
 @dataclass
@@ -77,11 +58,11 @@ class Phases:
 
 
 def alternate(
-    items: Sequence[Item],
-    turns: Callable[[Item], bool] = lambda item: item.angle is not None,
+    items: Sequence[Gate],
+    turns: Callable[[Gate], bool] = lambda item: item.angle is not None,
     earliest: int = 0,
     through: bool = False,
-) -> tuple[list[list[Item]], list[Phases]]:
+) -> tuple[list[list[Gate]], list[Phases]]:
     """The gates as segments with phases between them: U(t) = V exp(-i rates t) V^dagger.
 
     V^dagger goes into the segment before the phases, V into the one after.
@@ -95,7 +76,7 @@ def alternate(
     Returns:
         Segments, one more than there are phases; the phases.
     """
-    segments: list[list[Item]] = [[]]
+    segments: list[list[Gate]] = [[]]
     phases: list[Phases] = []
     touched: list[set[int]] = [set()]  # wires of each segment, basis changes aside
     for item in items:
@@ -128,15 +109,15 @@ def alternate(
             touched.append(set())
         is_there = any(there == item.wires for there, *_ in phases[home].members)  # with its basis change
         if not is_there and not _is_identity(basis):
-            segments[home].append(Item(item.wires, basis.conj().T))
-            segments[home + 1].insert(0, Item(item.wires, basis))
+            segments[home].append(Gate(item.wires, basis.conj().T))
+            segments[home + 1].insert(0, Gate(item.wires, basis))
         basis = basis if on == item.wires else np.eye(len(rates))
         phases[home].members.append((on, basis, rates, item.angle))
     return segments, phases
 
 
 def _before(
-    segment: Sequence[Item], wires: tuple[int, ...], rates: np.ndarray
+    segment: Sequence[Gate], wires: tuple[int, ...], rates: np.ndarray
 ) -> tuple[tuple[int, ...], np.ndarray] | None:
     """Wires and rates of a diagonal gate behind the segment, moved to the front of it: D P = P (P^-1 D P).
 
@@ -156,7 +137,7 @@ def _before(
     return wires, rates
 
 
-def seen(items: Sequence[Item]) -> list[Item]:
+def seen(items: Sequence[Gate]) -> list[Gate]:
     """The gates without those that probabilities do not see: diagonal, with only permutations after them."""
     kept, blocked = [], set()
     for item in reversed(items):
@@ -172,28 +153,42 @@ def seen(items: Sequence[Item]) -> list[Item]:
     return kept[::-1]
 
 
-def items(trace: Trace) -> tuple[list[Item], list[Node], list[Node]]:
-    """The traced gates; the angles that all samples share, and those that each sample has.
+def items(
+    circuit: Circuit, on_rows: np.ndarray
+) -> tuple[list[Gate], tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """The gates, each of whose angles is shared by all samples or a sample's own.
 
-    Raises:
-        NotFusable: A gate is not unitary, or depends on its angle in an unknown way.
+    Args:
+        circuit: A gate of it may turn by both: two gates, then.
+        on_rows: Which of its numbers each sample has, (n_numbers,).
+
+    Returns:
+        The gates; (matrix, offset) of the angles that are shared, vector @ matrix + offset, and of those that
+        are a sample's, row @ matrix + offset.
     """
-    found, shared, on_rows = [], [], []
-    for gate in trace.gates:
-        wires = gate.wires or (0,)  # a global phase acts anywhere
+    found: list[Gate] = []
+    maps: dict[bool, list[tuple[np.ndarray, float]]] = {False: [], True: []}
+    for gate in circuit.gates:
         if gate.angle is None:
-            matrix = constant(gate.operation)
-            if not is_unitary(matrix):
-                raise NotFusable(f"the matrix of {gate.operation.name} is not unitary")
-            found.append(Item(wires, matrix if gate.wires else np.kron(matrix, np.eye(2))))
+            found.append(gate)
             continue
-        angles, form = on_rows if gate.on_rows else shared, turn(gate.operation)
-        form = form if gate.wires else form.on_one_more()
-        if np.abs(form.start - np.eye(len(form.start))).max() > EXACT:  # such as a swap with a phase
-            found.append(Item(wires, form.start))
-        found.append(Item(wires, form, len(angles), gate.on_rows))
-        angles.append(gate.angle)
-    return found, shared, on_rows
+        assert isinstance(gate.form, Turn)
+        rates, start = circuit.matrix[gate.angle], float(circuit.offset[gate.angle])
+        moving = [(own, rates[on_rows == own]) for own in (True, False) if rates[on_rows == own].any()]
+        if not moving:
+            found.append(Gate(gate.wires, gate.form.at(start)))
+        for own, each in moving:
+            found.append(dataclasses.replace(gate, angle=len(maps[own]), on_rows=own))
+            maps[own].append((each, start))
+            start = 0.0
+    shared, own = (
+        (
+            np.array([m for m, _ in maps[k]]).reshape(len(maps[k]), (on_rows == k).sum()).T,
+            np.array([o for _, o in maps[k]]),
+        )
+        for k in (False, True)
+    )
+    return found, shared, own
 
 
 # --- blocks and permutations ----------------------------------------------------------------------
@@ -204,7 +199,7 @@ class Block:
     """Gates on neighbouring wires, one matrix: K_m D_m ... K_1 D_1 K_0, D_j = diag exp(-i rates_j angles)."""
 
     wires: tuple[int, ...]
-    items: list[Item]
+    items: list[Gate]
     columns: np.ndarray | None = None
     """At the start of a circuit: the state of these wires in terms of features, (2**n_wires, n_features)."""
 
@@ -213,10 +208,10 @@ class Block:
         """Of its matrix in real form; features are real."""
         return 2 ** (len(self.wires) + 1) if self.columns is None else self.columns.shape[1]
 
-    def takes(self, item: Item) -> bool:
+    def takes(self, item: Gate) -> bool:
         return set(item.wires) <= set(self.wires)
 
-    def touches(self, item: Item) -> bool:
+    def touches(self, item: Gate) -> bool:
         used = self.wires if self.columns is not None else {w for other in self.items for w in other.wires}
         return bool(set(used) & set(item.wires))
 
@@ -239,12 +234,12 @@ class Permutation:
     """Gates that only rename basis states: new[i] = phases[i] * old[index[i]]."""
 
     n_wires: int
-    items: list[Item]
+    items: list[Gate]
 
-    def takes(self, item: Item) -> bool:
+    def takes(self, item: Gate) -> bool:
         return item.permutes
 
-    def touches(self, item: Item) -> bool:
+    def touches(self, item: Gate) -> bool:
         return any(set(other.wires) & set(item.wires) for other in self.items)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -262,7 +257,7 @@ class Permutation:
         return index, phases
 
 
-def arrange(segment: Sequence[Item], n_wires: int, start: Sequence[Block] = ()) -> list[Block | Permutation]:
+def arrange(segment: Sequence[Gate], n_wires: int, start: Sequence[Block] = ()) -> list[Block | Permutation]:
     """Gates without phases of the inputs between them, as few blocks and permutations as a greedy pass finds.
 
     A gate joins the earliest group that may hold it and from which it can be reached past gates on other
@@ -296,7 +291,7 @@ def cells(n_wires: int) -> list[tuple[int, ...]]:
     return [tuple(map(int, part)) for part in np.array_split(range(n_wires), -(-n_wires // BLOCK_WIRES))]
 
 
-def _block_wires(item: Item, n_wires: int) -> tuple[int, ...] | None:
+def _block_wires(item: Gate, n_wires: int) -> tuple[int, ...] | None:
     """The run of wires for a new block that holds the gate: its cell, or a window; None if it is spread."""
     first, last = min(item.wires), max(item.wires)
     for cell in cells(n_wires):
@@ -309,15 +304,15 @@ def _block_wires(item: Item, n_wires: int) -> tuple[int, ...] | None:
     return tuple(range(first, first + width))
 
 
-def _gather(item: Item) -> list[Item]:
+def _gather(item: Gate) -> list[Gate]:
     """The gate on the neighbours of its first wire, between swaps that bring its wires there and back."""
     swaps, wires, first = [], list(item.wires), min(item.wires)
     for target in range(first, first + len(wires)):
         if target not in wires:
             far = max(wires)
-            swaps.append(Item((target, far), SWAP))
+            swaps.append(Gate((target, far), SWAP))
             wires[wires.index(far)] = target
-    return [*swaps, Item(tuple(wires), item.form, item.angle, item.on_rows), *reversed(swaps)]
+    return [*swaps, Gate(tuple(wires), item.form, item.angle, item.on_rows), *reversed(swaps)]
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -341,7 +336,7 @@ class Plan:
         return [*self.start, *(step for step in self.steps if isinstance(step, Block))]
 
 
-def plan(items: Sequence[Item], n_wires: int, n_angles: int, *, given: bool = False) -> Plan:
+def plan(items: Sequence[Gate], n_wires: int, n_angles: int, *, given: bool = False) -> Plan:
     """The plan of a circuit whose inputs give `n_angles` angles, on |0...0> or on a given state."""
     segments, phases = alternate(items, turns=lambda item: item.on_rows, earliest=1)
     states, turned = [np.eye(2, dtype=complex)[:, 0]] * n_wires, {}
@@ -364,7 +359,7 @@ def plan(items: Sequence[Item], n_wires: int, n_angles: int, *, given: bool = Fa
 
 
 def product_start(
-    segment: Sequence[Item], phases: Sequence[Phases], n_wires: int, n_angles: int
+    segment: Sequence[Gate], phases: Sequence[Phases], n_wires: int, n_angles: int
 ) -> tuple[list[np.ndarray], dict[int, np.ndarray]] | None:
     """The first embedding on |0...0>: the state of each wire, (2,), and how it is turned.
 
@@ -424,7 +419,7 @@ def start_of_cell(
 # --- small things ---------------------------------------------------------------------------------
 
 
-def _product(segment: Sequence[Item], wires: tuple[int, ...]) -> np.ndarray:
+def _product(segment: Sequence[Gate], wires: tuple[int, ...]) -> np.ndarray:
     n = len(wires)
     product = np.eye(2**n, dtype=complex).reshape([2] * n + [-1])
     for item in segment:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,6 @@ from typing import Any
 import numpy as np
 import pennylane as qp
 
-from qnnkit.simulator.graph import NotFusable
-
 EXACT = 1e-12
 """Largest deviation that counts as rounding, in float64."""
 PROBE = 0.37
@@ -21,6 +20,10 @@ PROBE = 0.37
 CHECKED = (1.9, -1.3, 2.9, 3.9)
 ROUNDED = 1e-6
 """Largest deviation from a unitary matrix that counts as rounding in float32."""
+
+
+class NotFusable(Exception):
+    """Why a circuit has no fused program, in words that complete "because ..."."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,25 @@ class Turn:
     def on_one_more(self) -> Turn:
         """The same on a wire more, with which nothing happens."""
         return Turn(np.kron(self.basis, np.eye(2)), np.repeat(self.rates, 2), np.kron(self.start, np.eye(2)))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A unitary gate of at most one angle, on its own wires."""
+
+    wires: tuple[int, ...]
+    """Positions, most significant first."""
+    form: Turn | np.ndarray
+    """A constant gate has a matrix."""
+    angle: int | None = None
+    """Index of its angle."""
+    on_rows: bool = False
+    """Whether the angle differs from sample to sample."""
+
+    @property
+    def permutes(self) -> bool:
+        """Whether it is constant, and only renames basis states and turns their phases."""
+        return isinstance(self.form, np.ndarray) and is_monomial(self.form)
 
 
 def constant(operation: qp.operation.Operator) -> np.ndarray:
@@ -85,12 +107,21 @@ def _found_turn(operation: qp.operation.Operator) -> Turn:
 
 def at(operation: qp.operation.Operator, angle: float) -> np.ndarray:
     """Matrix of a gate of one angle, at another angle."""
-    try:
-        return constant(qp.ops.functions.bind_new_parameters(operation, [angle]))
-    except RuntimeError:  # it holds tensors that cannot be copied
-        twin = copy.copy(operation)
-        twin.data = (angle,)
-        return constant(twin)
+    return constant(with_numbers(operation, [angle]))
+
+
+def with_numbers(operation: qp.operation.Operator, numbers: Sequence[Any]) -> qp.operation.Operator:
+    """The same operator with other numbers."""
+    if isinstance(operation, qp.ops.Evolution):
+        return qp.ops.Evolution(operation.base, *numbers)
+    if isinstance(operation, qp.ops.Adjoint) and isinstance(operation.base, qp.ops.Evolution):
+        return qp.ops.Adjoint(qp.ops.Evolution(operation.base.base, *numbers))
+    if not isinstance(operation, qp.StatePrep):  # which would check its norm
+        with contextlib.suppress(RuntimeError):  # it holds tensors of a transform that has ended
+            return qp.ops.functions.bind_new_parameters(operation, numbers)
+    twin = copy.copy(operation)
+    twin.data = tuple(numbers)
+    return twin
 
 
 def real_form(matrix: np.ndarray) -> np.ndarray:

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor
 
 from qnnkit import checks
-from qnnkit.simulator.fused import Fused
-from qnnkit.simulator.graph import NotFusable
-from qnnkit.simulator.queueing import queue, transformed
-from qnnkit.simulator.trace import Argument, trace
+from qnnkit.simulator.circuit import apart, composed, taken
+from qnnkit.simulator.fused import Argument, Fused
+from qnnkit.simulator.gates import NotFusable
+from qnnkit.simulator.queueing import ALWAYS_IN_PARTS, Structure, queue, structure, transformed
 
 
 class OverWeights(Fused):
@@ -52,7 +52,7 @@ class OverWeights(Fused):
         self.weight_shapes, self.n_features = dict(weight_shapes), n_features
         self.sizes = [n_features, *(math.prod(shape) for shape in weight_shapes.values())]
 
-        def record(arguments: Sequence[Tensor]) -> Any:
+        def record(arguments: Sequence[Tensor]) -> Structure:
             features, *parts = arguments[0].split(self.sizes)
             shapes = self.weight_shapes.items()
             weights = {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
@@ -60,10 +60,31 @@ class OverWeights(Fused):
             [tape], finish = transformed(qnode, tape)
             if finish is not None:
                 raise NotFusable("a transform of it computes with the measured values")
-            return tape.operations, tape.measurements
+            return structure(tape, in_parts)
 
-        row = Argument((sum(self.sizes),), torch.float64, on_rows=True, batched=False)
-        super().__init__(trace(record, [row], qnode.device.wires), torch.float64, "cpu")
+        in_parts, n = set(ALWAYS_IN_PARTS), sum(self.sizes)
+        self._record = record
+        one = torch.full((n,), max(1, n_features) ** -0.5, dtype=torch.float64)  # amplitudes have norm 1
+        with apart():
+            made, of_numbers = taken(lambda: record([one]), in_parts, qnode.device.wires)
+        self.is_affine = True
+        """Whether the angles are an affine map of a row."""
+        try:
+            own, arguments = composed(of_numbers, made.key, record, [(n,)]), [Argument(n, True)]
+        except NotFusable:
+            self.is_affine, own = False, of_numbers
+            arguments = [Argument(math.prod(np.shape(leaf)), True) for leaf in made.leaves]
+        super().__init__(own, arguments, torch.float64)
+
+    def numbers(self, rows: Tensor) -> list[Tensor]:
+        """What the program takes, for features and weights of shape (batch, n)."""
+        if self.is_affine:
+            return [rows]
+
+        def of_one(row: Tensor) -> tuple[Tensor, ...]:
+            return tuple(torch.as_tensor(leaf, dtype=torch.float64) for leaf in self._record([row]).leaves)
+
+        return list(torch.func.vmap(of_one)(rows))
 
     def __call__(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Measured values of shape (batch, n_outputs), or states of shape (batch, 2**n_wires), on the CPU.
@@ -73,7 +94,7 @@ class OverWeights(Fused):
             weights: By name, each of shape (batch, *shape).
         """
         rows = self._rows(inputs, weights)
-        values = self.shaped(super().__call__([rows], len(rows)))
+        values = self.shaped(super().__call__(self.numbers(rows), len(rows)))
         return values if len(values) == len(rows) else values.expand(len(rows), *values.shape[1:])
 
     def _rows(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

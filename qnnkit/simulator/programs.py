@@ -5,22 +5,32 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.fused import Fused
-from qnnkit.simulator.graph import Changed, NotFollowed, NotFusable
+from qnnkit.simulator.circuit import ONE_AT_A_TIME, Circuit, apart, composed, taken
+from qnnkit.simulator.fused import Argument, Fused
+from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.pure import Names, NotPure
-from qnnkit.simulator.queueing import check, is_known, queue, rebound, replayed, structure, transformed
+from qnnkit.simulator.queueing import (
+    ALWAYS_IN_PARTS,
+    Structure,
+    check,
+    queue,
+    replayed,
+    structure,
+    transformed,
+)
 from qnnkit.simulator.shots import METHODS, Sampled, diagonal
-from qnnkit.simulator.structure import Methods, Unkeyable, is_pennylanes, measurement_key
-from qnnkit.simulator.trace import ONE_AT_A_TIME, Argument, apart, trace
+from qnnkit.simulator.structure import Methods, Unkeyable, measurement_key
 
 EXACT_DEVICES = ("default.qubit", "lightning.qubit", "lightning.gpu", "lightning.kokkos")
 """PennyLane devices whose exact results the programs give as well."""
@@ -69,7 +79,7 @@ class Programs:
         self._fused: OrderedDict[tuple, Fused | str] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()
         self.why_queued = ""
-        self._new, self._constant, self._impure = 0, {qp.BasisState, qp.BasisEmbedding}, None
+        self._new, self._in_parts, self._impure = 0, set(ALWAYS_IN_PARTS), None
         self._methods = Methods([type(qnode.device)])
 
     def program_for(self, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | qp.QNode:
@@ -92,9 +102,8 @@ class Programs:
             self.last = reason
             return self.qnode
         program = None if self.qnode.shots else self._traced(rows)
-        if program is not None:
-            self.last = program
-            return Call([(program, [rows, *weights.values()], _batch(rows))], program.as_list)
+        if program is not None and (call := self._of_pure(program, rows, weights)):
+            return call
         with ONE_AT_A_TIME:  # PennyLane's recording is one for all threads
             return self._queued(rows, weights)
 
@@ -110,7 +119,7 @@ class Programs:
         if self.names is not None and self.last in self._pure.values():
             return "its Python reads only its arguments and constants, and ran once"
         many = f", and has queued {len(self._seen)} different circuits so far" if len(self._seen) > 1 else ""
-        why = f", since it holds {self.why_queued}" if self.why_queued else ""
+        why = f", since {self.why_queued}" if self.why_queued else ""
         return f"its Python runs at every call{why}{many}"
 
     # --- pure ---------------------------------------------------------------------------------------
@@ -123,8 +132,19 @@ class Programs:
             self.names, self._impure = None, None
             self._pure.clear()
             return None
-        program = self._pure.get(self._form(rows))
-        return program if program is not None and program.methods.hold() else None
+        form = self._form(rows)
+        program = self._pure.get(form)
+        if program is not None and not program.methods.hold():
+            program = self._pure.pop(form) and None
+        return program
+
+    def _of_pure(self, program: Fused, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | None:
+        """The call, unless sums of its large angles would lose digits: PennyLane reduces each alone."""
+        arguments, batch = [rows, *weights.values()], _batch(rows)
+        if not program.keeps_digits(arguments, batch or 1):
+            return None
+        self.last = program
+        return Call([(program, arguments, batch)], program.as_list)
 
     def _form(self, rows: Tensor) -> tuple:
         sizes = rows.shape if self.names is not None and self.names.reads_sizes else rows.shape[1:]
@@ -144,42 +164,41 @@ class Programs:
             try:
                 self.names = Names(self.qnode.func)
             except NotPure as reason:
-                self.names, self.why_queued = None, str(reason)
+                self.names, self.why_queued = None, f"it holds {reason}"
         if self.names is None or not self.names.hold():
             return None
-        form = self._form(rows)
-        if (form in self._pure and self._pure[form] is None) or len(self._pure) >= MOST_FORMS:
+        form, named = self._form(rows), (self.input_name, *weights)
+        if form in self._pure or len(self._pure) >= MOST_FORMS:  # in vain, or its angles are large now
             return None
-        arguments = [Argument(tuple(rows.shape), rows.dtype, on_rows=True, batched=rows.ndim == 2)]
-        arguments += [
-            Argument(tuple(w.shape), rows.dtype, on_rows=False, batched=False) for w in weights.values()
-        ]
 
-        def record(traced: Sequence[Tensor]) -> Any:
-            named = dict(zip((self.input_name, *weights), traced, strict=True))
-            tape, _ = queue(self.qnode, named)
-            [tape], finish = transformed(self.qnode, tape)
-            if finish is not None:
-                raise NotFusable("a transform of it computes with the measured values")
-            return tape.operations, tape.measurements
+        def record(arguments: Sequence[Tensor]) -> Structure:
+            tape, _ = queue(self.qnode, dict(zip(named, arguments, strict=True)))
+            return structure(transformed(self.qnode, tape)[0][0], self._in_parts)
 
         self._pure[form] = None
         try:
-            with qp.QueuingManager.stop_recording():
-                check(self.qnode, structure(tape, self._constant))
-            program = self._pure[form] = self._program(record, arguments, rows)
-        except (NotFusable, Unkeyable):
+            made, of_numbers = self._taken(tape)
+            shapes = [tuple(each.shape) for each in (rows, *weights.values())]
+            own = composed(of_numbers, made.key, record, shapes)
+        except (NotFusable, Unkeyable) as reason:
+            self.why_queued = str(reason)
             return None
+        arguments = [Argument(rows.shape[-1], True), *(Argument(w.numel(), False) for w in weights.values())]
+        program = self._pure[form] = self._program(own, arguments, rows)
         program.as_list = as_list
         return program
 
-    def _program(self, record: Any, arguments: Sequence[Argument], rows: Tensor) -> Fused:
-        traced = trace(record, arguments, self.qnode.device.wires, rows.device)
-        if changed := {kind for kind in traced.kinds if not is_pennylanes(kind)}:
-            raise Changed(changed)
+    def _taken(self, tape: Any) -> tuple[Structure, Circuit]:
+        """The structure and the circuit of a tape, which PennyLane would run."""
+        made, found = taken(lambda: structure(tape, self._in_parts), self._in_parts, self.qnode.device.wires)
+        with qp.QueuingManager.stop_recording():
+            check(self.qnode, made)
+        return made, found
+
+    def _program(self, circuit: Circuit, arguments: Sequence[Argument], rows: Tensor) -> Fused:
         with apart():
-            program = Fused(traced, rows.dtype, rows.device)
-        program.methods = Methods([*traced.kinds, type(self.qnode.device)])
+            program = Fused(circuit, arguments, rows.dtype, rows.device)
+        program.methods = Methods([*circuit.kinds, type(self.qnode.device)])
         return program
 
     # --- queued -------------------------------------------------------------------------------------
@@ -196,9 +215,9 @@ class Programs:
             as_list = isinstance(result, list | tuple)
             if self.qnode.shots:
                 return self._sampled(tapes, finish, rows, as_list)
-            if finish is None and (program := self._trace(tapes[0], rows, weights, as_list)):
-                self.last = program
-                return Call([(program, [rows, *weights.values()], _batch(rows))], as_list)
+            program = self._trace(tapes[0], rows, weights, as_list) if finish is None else None
+            if program is not None and (call := self._of_pure(program, rows, weights)):
+                return call
             parts: list[Any] = [self._part(each, rows) for each in tapes]
         except (NotFusable, Unkeyable) as reason:
             self.last = str(reason) if isinstance(reason, NotFusable) else f"it holds {reason}"
@@ -232,56 +251,42 @@ class Programs:
         Raises:
             NotFusable: It has none.
         """
-        made = structure(tape, self._constant)
-        key = made.key, rows.dtype, rows.device, self.qnode.device.wires
-        found = self._fused.get(key)
+        made = structure(tape, self._in_parts)
+        found = self._fused.get(self._key(made, rows))
         if found is None or (isinstance(found, Fused) and not found.methods.hold()):
-            found = self._fuse(made, key, rows)
-            if found is None:  # numbers of some operators became part of the structure
-                return self._part(tape, rows)
-            self._fused[key] = found
+            made, found = self._fuse(made, tape, rows)
+            self._fused[self._key(made, rows)] = found
             if len(self._fused) > MOST_PROGRAMS:
                 self._fused.popitem(last=False)
         else:
-            self._fused.move_to_end(key)
+            self._fused.move_to_end(self._key(made, rows))
             self._new = max(0, self._new - 1)
         if isinstance(found, str):
             raise NotFusable(found)
         return found, _tensors(made.leaves, rows), made.batch
 
-    def _fuse(self, made: Any, key: tuple, rows: Tensor) -> Fused | str | None:
-        """The program of a structure, or why it has none; None if its structure has to be taken anew."""
-        seen = hash(key) in self._seen
-        self._seen[hash(key)] = None
+    def _key(self, made: Structure, rows: Tensor) -> tuple:
+        return made.key, rows.dtype, rows.device, self.qnode.device.wires
+
+    def _fuse(self, made: Structure, tape: Any, rows: Tensor) -> tuple[Structure, Fused | str]:
+        """The program of a tape, or why it has none; and its structure, of which more may be in parts now."""
+        key = hash(self._key(made, rows))
+        seen = key in self._seen
+        self._seen[key] = None
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         self._new += 1
         if self._new > MOST_NEW and not seen:
             raise NotFusable("its Python makes another circuit at nearly every call")
-        arguments = [
-            Argument(
-                tuple(leaf.shape) if isinstance(leaf, Tensor) else (), _dtype(leaf, rows), batched, batched
-            )
-            for leaf, batched in zip(made.leaves, made.batched, strict=True)
-        ]
         try:
-            with qp.QueuingManager.stop_recording():
-                check(self.qnode, made)
-            return self._program(lambda traced: (rebound(made, traced), made.measurements), arguments, rows)
+            made, circuit = self._taken(tape)
+            pairs = zip(made.leaves, made.batched, strict=True)
+            arguments = [
+                Argument(math.prod(np.shape(leaf)[is_batched:]), is_batched) for leaf, is_batched in pairs
+            ]
+            return made, self._program(circuit, arguments, rows)
         except NotFusable as reason:
-            pairs = zip(made.operations, made.free, strict=True)
-            looked = {type(each) for each, n in pairs if n > 0 and not _is_angle(each)}
-            looked = reason.kinds if isinstance(reason, Changed) else looked
-            if isinstance(reason, Changed | NotFollowed) and looked - self._constant:
-                self._constant |= looked
-                return None
-            return str(reason)
-
-
-def _is_angle(operation: Any) -> bool:
-    """Whether its numbers are angles of one gate."""
-    dims = getattr(operation, "ndim_params", ()) if not isinstance(operation, qp.ops.SymbolicOp) else ()
-    return is_known(operation) and operation.num_params == 1 and tuple(dims) == (0,)
+            return made, str(reason)
 
 
 def _batch(rows: Tensor) -> int | None:

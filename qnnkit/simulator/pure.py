@@ -26,7 +26,7 @@ from pennylane.measurements import MeasurementProcess
 from pennylane.operation import Operator
 
 from qnnkit import circuits
-from qnnkit.simulator.graph import names
+from qnnkit.simulator.affine import names
 from qnnkit.simulator.structure import is_pennylanes
 
 CONSTANTS = (int, float, complex, str, bool, type(None), range, slice, type(...))

@@ -22,9 +22,11 @@ import torch
 from pennylane.operation import Operator
 from torch import Tensor
 
-from qnnkit.simulator.graph import NotFusable
+from qnnkit.simulator.gates import NotFusable, with_numbers
 from qnnkit.simulator.structure import Unkeyable, is_pennylanes, measurement_key, operator_key, value_key
 
+ALWAYS_IN_PARTS = qp.BasisState, qp.BasisEmbedding
+"""Their numbers are bits, which gates there are."""
 NUMBERS = (float, int, np.floating, np.integer)
 
 
@@ -81,19 +83,19 @@ def transformed(qnode: qp.QNode, tape: Any) -> tuple[Sequence[Any], Callable[[An
     return tapes, lambda results: finish(results)[0]
 
 
-def structure(tape: Any, constant: set[type]) -> Structure:
+def structure(tape: Any, in_parts: set[type]) -> Structure:
     """Takes a tape apart.
 
     Args:
         tape: Of PennyLane, with the numbers of this call.
-        constant: Classes whose numbers are part of the structure.
+        in_parts: Classes that are decomposed with the numbers of this call.
 
     Raises:
         NotFusable: Something in it has no fused form.
     """
     made = Structure((), [], tape.measurements)
     keys: list[Any] = []
-    for operation, key, leaves, dims in _taken(tape.operations, constant):
+    for operation, key, leaves, dims in _taken(tape.operations, in_parts):
         made.operations.append(operation)
         if dims is None:
             keys.append((key, *map(value_key, leaves)))
@@ -143,27 +145,27 @@ def _takes_arrays(kind: type[Operator]) -> bool:
     return kind.__module__.startswith("pennylane.templates") or issubclass(kind, qp.StatePrep)
 
 
-def _taken(operations: Sequence[Operator], constant: set[type]) -> Iterator[Taken]:
+def _taken(operations: Sequence[Operator], in_parts: set[type]) -> Iterator[Taken]:
     """The operators apart; what cannot be taken so is decomposed with the numbers of this call."""
     for operation in operations:
         kind = type(operation)
-        if kind in constant or not isinstance(operation, Operator) or not _is_simple(kind):
-            yield from _nested(operation, constant)
+        if kind in in_parts or not isinstance(operation, Operator) or not _is_simple(kind):
+            yield from _nested(operation, in_parts)
             continue
         dims = operation.ndim_params
         if any(dims) and not _takes_arrays(kind):  # a matrix
-            yield from _nested(operation, constant)
+            yield from _nested(operation, in_parts)
             continue
         try:
             settings = operation.hyperparameters
             key = kind, operation.wires.labels, value_key(settings) if settings else None
         except Unkeyable:
-            yield from _nested(operation, constant)
+            yield from _nested(operation, in_parts)
         else:
             yield operation, key, operation.data, dims
 
 
-def _nested(operation: Any, constant: set[type]) -> Iterator[Taken]:
+def _nested(operation: Any, in_parts: set[type]) -> Iterator[Taken]:
     """As `_taken`, of a matrix, of what holds other operators, or of a class of the user's own.
 
     Raises:
@@ -171,15 +173,15 @@ def _nested(operation: Any, constant: set[type]) -> Iterator[Taken]:
     """
     if not isinstance(operation, Operator):
         raise NotFusable(f"{type(operation).__name__} is no unitary gate")
-    inner, known = _inner(operation), is_known(operation)
+    inner, is_apart = _inner(operation), type(operation) in in_parts
+    known = is_pennylanes(type(operation)) if is_apart else is_known(operation)
     evolves = isinstance(_evolution(operation), qp.ops.Evolution)
-    is_whole = type(operation) in constant
-    is_whole |= isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not evolves
+    is_whole = isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not evolves
     is_matrix = not (is_whole or evolves or _takes_arrays(type(inner))) and any(operation.ndim_params)
     is_constant = _is_constant(operation)
     if known and is_matrix and not is_constant:
         raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
-    if known and (is_constant or not is_whole):
+    if known and not is_apart and (is_constant or not is_whole):
         leaves: list[Any] = []
         try:
             key = operator_key(operation, leaves)
@@ -205,7 +207,7 @@ def _nested(operation: Any, constant: set[type]) -> Iterator[Taken]:
                 raise NotFusable(f"{operation.name} cannot be decomposed here") from error
         else:
             raise NotFusable(f"{operation.name} has no form that is known for all its numbers")
-        yield from _taken(parts, constant)
+        yield from _taken(parts, in_parts)
 
 
 def _inner(operation: Operator) -> Operator:
@@ -246,19 +248,9 @@ def _is_constant(operation: Operator) -> bool:
 
 def rebound(made: Structure, leaves: Sequence[Any]) -> list[Operator]:
     """The operations with other numbers in place of their leaves."""
-    operations, rest = [], iter(leaves)
-    for operation, n in zip(made.operations, made.free, strict=True):
-        numbers = [next(rest) for _ in range(max(n, 0))]
-        if not numbers:
-            operations.append(operation)
-        elif isinstance(operation, qp.StatePrep) or isinstance(_evolution(operation), qp.ops.Evolution):
-            # the first would check its norm again, the second cannot be made anew
-            twin = copy.copy(operation)
-            twin.data = tuple(numbers)
-            operations.append(twin)
-        else:
-            operations.append(qp.ops.functions.bind_new_parameters(operation, numbers))
-    return operations
+    rest = iter(leaves)
+    pairs = zip(made.operations, made.free, strict=True)
+    return [with_numbers(each, [next(rest) for _ in range(n)]) if n > 0 else each for each, n in pairs]
 
 
 def check(qnode: qp.QNode, made: Structure) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pennylane as qp
 
-from qnnkit.simulator.gates import local_states
-from qnnkit.simulator.graph import NotFusable
+from qnnkit.simulator.gates import NotFusable, local_states
 
 MOST_COLUMNS = 4096
 MOST_NUMBERS = 2**25

@@ -17,6 +17,7 @@ Reference: Schuld et al. (2019), arXiv:1811.11184; Wierichs et al. (2022), arXiv
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,10 +26,8 @@ import pennylane as qp
 import torch
 from torch import Tensor
 
-from qnnkit.simulator.fused import Fused
-from qnnkit.simulator.gates import local_states, turn
-from qnnkit.simulator.graph import ROWS, Node, NotFusable, aten
-from qnnkit.simulator.trace import Argument, Trace, apart
+from qnnkit.simulator.fused import Argument, Fused
+from qnnkit.simulator.gates import NotFusable, Turn, local_states
 
 METHODS = ("best", "parameter-shift")
 """Ways of differentiating that mean the parameter-shift rule when there are shots."""
@@ -72,22 +71,30 @@ class Sampled:
 
     def __init__(self, program: Fused, measurements: Sequence[Any], shots: int, generator: Any = None):
         self.program, self.measurements, self.shots, self.generator = program, measurements, shots, generator
-        self.angles = [gate.angle for gate in program.trace.gates if gate.angle is not None]
-        self.graph = program.trace.graph(self.angles)
-        with apart():
-            rates = [turn(gate.operation).rates for gate in program.trace.gates if gate.angle is not None]
-            self.rules = [_rule(each) for each in rates]
-            self.by_row = Fused(_by_row(program.trace), program.dtype, program.device)
+        circuit = program.circuit
+        self.rules = [_rule(gate.form.rates) for gate in circuit.gates if isinstance(gate.form, Turn)]
+        n = len(circuit.offset)
+        own = dataclasses.replace(circuit, matrix=np.eye(n), offset=np.zeros(n))
+        self.by_row = Fused(own, [Argument(n, True)], program.dtype, program.device)
 
     def __call__(self, arguments: Sequence[Tensor], batch: int, *, keep: bool = True) -> Tensor:
         """Frequencies of all basis states, of shape (batch, 2**n_wires)."""
-        if self.program.prepared is not None and self.program.amplitudes is not None:
+        if self.program.is_given:
             raise NotFusable("its first state depends on the inputs")
-        columns = [
-            angle.reshape(-1).expand(batch) for angle in self.program.results(self.graph, arguments, batch)
+        matrix, offset = self.program.circuit.matrix, self.program.circuit.offset
+        each = [
+            a.reshape(-1, of.size).expand(batch, -1)
+            for a, of in zip(arguments, self.program.arguments, strict=True)
         ]
-        angles = torch.stack(columns, 1) if columns else self.program.matrices.offset.new_zeros(batch, 0)
-        return _Shots.apply(self, [column.requires_grad for column in columns], angles)
+        wanted = np.repeat([a.requires_grad for a in arguments], [of.size for of in self.program.arguments])
+        dtype = torch.float32 if self.program.device.type == "mps" else torch.float64  # which nobody rounds
+        put = functools.partial(torch.as_tensor, dtype=dtype, device=self.program.device)
+        angles = put(offset).expand(batch, -1)
+        if each:
+            angles = angles + torch.cat(each, 1).to(dtype) @ put(matrix.T)
+        return _Shots.apply(
+            self, matrix[:, wanted.astype(bool)].any(1).tolist(), angles.to(self.program.dtype)
+        )
 
     def frequencies(self, angles: Tensor) -> Tensor:
         """Measures each row, of shape (n, n_angles), `shots` times."""
@@ -114,7 +121,7 @@ class Sampled:
 
     def measured(self, values: Tensor) -> Any:
         """The results as PennyLane's devices return them, from frequencies of shape (..., 2**n_wires)."""
-        results, wires = [], self.program.trace.wires
+        results, wires = [], self.program.circuit.wires
         for each in self.measurements:
             own = each.wires or qp.wires.Wires(wires)
             states = torch.from_numpy(local_states(tuple(own), wires)).to(values.device)
@@ -165,20 +172,3 @@ def _rule(rates: np.ndarray) -> list[tuple[float, float]]:
     if not frequencies:
         return []
     return [(float(c), float(s)) for c, s in qp.gradients.generate_shift_rule(frequencies)]
-
-
-def _by_row(trace: Trace) -> Trace:
-    """The same circuit as a function of its angles, all of which differ from row to row."""
-    gates, n = [], sum(gate.angle is not None for gate in trace.gates)
-    dtype = next((each.dtype for each in trace.arguments), torch.float32)
-    shadow = torch.empty(n, dtype=dtype, device="meta")
-    row = Node(None, shadow=shadow, sources=ROWS, degree=1)
-    nodes = [row]
-    for gate in trace.gates:
-        if gate.angle is not None:
-            node = Node(aten.select.int, (row, 0, len(nodes) - 1), {}, shadow[0], ROWS, 1)
-            nodes.append(node)
-            gate = dataclasses.replace(gate, angle=node)
-        gates.append(gate)
-    argument = Argument((n,), dtype, on_rows=True, batched=False)
-    return dataclasses.replace(trace, arguments=(argument,), gates=tuple(gates), nodes=nodes)

@@ -22,7 +22,7 @@ from pennylane.measurements import MeasurementProcess
 from pennylane.operation import Operator
 from torch import Tensor
 
-from qnnkit.simulator.graph import NotFusable
+from qnnkit.simulator.gates import NotFusable
 
 BY_ITSELF = (int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType)
 """Types of values that are their own key; a float is not, since nan differs from itself."""
