@@ -1,7 +1,7 @@
 """How numbers depend on others: as an affine map, found by running the Python a few times at once.
 
-The Python runs under `torch.vmap`, where looking at a number raises an error, and it may only add, multiply,
-divide and pick numbers that depend on what it is given. So every result is a quotient of polynomials: if it is
+The Python runs under `torch.vmap`, where looking at a number raises an error. It may only add, multiply,
+divide and pick numbers that depend on what it is given, so every result is a quotient of polynomials: if it is
 not affine, a random point shows that with probability one.
 """
 
@@ -50,10 +50,14 @@ class _Rational(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+is_wrapped: Any = vars(torch._C)["_functorch"].is_functorch_wrapped_tensor
+"""Whether a tensor stands for many, or belongs to a transform of torch.func."""
+
+
 def _depends(given: Any) -> bool:
     if isinstance(given, list | tuple):
         return any(map(_depends, given))
-    return isinstance(given, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(given)
+    return isinstance(given, Tensor) and is_wrapped(given)
 
 
 def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np.ndarray]:

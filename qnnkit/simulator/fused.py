@@ -99,8 +99,8 @@ class Fused:
         if not used.all():
             self.used = self._put(np.flatnonzero(used))
             self.row_angles = self.row_angles[0][used], self.row_angles[1]
-        items, n_angles = fusion.seen(items) if self.weighs else items, len(self.row_angles[1])
-        self.plan = fusion.plan(items, self.n_wires, n_angles, given=self.prepared is not None)
+        is_given, n_angles = self.prepared is not None, len(self.row_angles[1])
+        self.plan = fusion.plan(items, self.n_wires, n_angles, given=is_given)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
         self._rates: list[np.ndarray] = []
@@ -221,11 +221,8 @@ class Fused:
 
     def _numbers(self, arguments: Sequence[Tensor], batch: int) -> tuple[Tensor, Tensor]:
         """The numbers of each sample, of shape (batch, n), and those that all share, (n,)."""
-        rows = [arguments[i] for i in self.by_row]
-        rows = [each if each.ndim == 2 else each.reshape(batch, -1) for each in rows]
-        rows = rows[0] if len(rows) == 1 else torch.cat(rows, 1) if rows else self.none
-        shared = [arguments[i].reshape(-1) for i in self.by_all]
-        vector = shared[0] if len(shared) == 1 else torch.cat(shared) if shared else self.none[0]
+        rows = _piled([arguments[i] for i in self.by_row], (batch,)) if self.by_row else self.none
+        vector = _piled([arguments[i] for i in self.by_all], ()) if self.by_all else self.none[0]
         return rows if self.used is None else rows.index_select(1, self.used), vector
 
     def keeps_digits(self, arguments: Sequence[Tensor], batch: int) -> bool:
@@ -363,6 +360,14 @@ class Fused:
         if n_columns * self.state_bytes * len(self.steps) <= ALWAYS_KEPT:
             return ALWAYS_KEPT
         return max(ALWAYS_KEPT, KEPT_SHARE.get(self.device.type, 0.25) * memory(self.device)[1])
+
+
+def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Arrays of shape (*shape, ...) as one, (*shape, n)."""
+    if all(each.shape == shape for each in arrays):
+        return torch.stack(arrays, -1)
+    arrays = [each if each.ndim == len(shape) + 1 else each.reshape(*shape, -1) for each in arrays]
+    return torch.cat(arrays, -1) if len(arrays) > 1 else arrays[0]
 
 
 def _reduced(angles: Tensor, period: float | None) -> Tensor:

@@ -13,7 +13,6 @@ from qnnkit.simulator.gates import (
     EXACT,
     Gate,
     Turn,
-    is_unitary,
     local_states,
     states_of,
 )
@@ -135,22 +134,6 @@ def _before(
         after = states - places[local] + places[target[local]]
         wires, rates = both, rates[local_states(wires, both)][after]
     return wires, rates
-
-
-def seen(items: Sequence[Gate]) -> list[Gate]:
-    """The gates without those that probabilities do not see: diagonal, with only permutations after them."""
-    kept, blocked = [], set()
-    for item in reversed(items):
-        wires, form = set(item.wires), item.form
-        matrix = form.basis if isinstance(form, Turn) else form
-        is_diagonal = np.count_nonzero(matrix - np.diag(np.diag(matrix))) == 0
-        is_diagonal = is_diagonal and is_unitary(matrix, EXACT)
-        if is_diagonal and not wires & blocked:
-            continue
-        if wires & blocked or not item.permutes:
-            blocked |= wires
-        kept.append(item)
-    return kept[::-1]
 
 
 def items(

@@ -22,11 +22,17 @@ import torch
 from pennylane.operation import Operator
 from torch import Tensor
 
+from qnnkit.simulator.affine import is_wrapped
 from qnnkit.simulator.gates import NotFusable, with_numbers
 from qnnkit.simulator.structure import Unkeyable, is_pennylanes, measurement_key, operator_key, value_key
 
 ALWAYS_IN_PARTS = qp.BasisState, qp.BasisEmbedding
 """Their numbers are bits, which gates there are."""
+CONTROLLED = {
+    qp.CNOT, qp.CY, qp.CZ, qp.CH, qp.CSWAP, qp.Toffoli, qp.CCZ, qp.CRX, qp.CRY, qp.CRZ, qp.CRot,
+    qp.ControlledPhaseShift,
+}  # fmt: skip
+"""Controlled gates that are known by their classes alone."""
 NUMBERS = (float, int, np.floating, np.integer)
 
 
@@ -136,8 +142,10 @@ Taken = tuple[Operator, Hashable, Sequence[Any], Sequence[int] | None]
 @functools.cache
 def _is_simple(kind: type[Operator]) -> bool:
     """Whether the numbers of a class are angles or, of a template, arrays of them, and all that it holds."""
-    is_nested = issubclass(kind, qp.ops.CompositeOp | qp.ops.SymbolicOp)
-    return is_pennylanes(kind) and kind._flatten is Operator._flatten and not is_nested
+    is_nested = (
+        issubclass(kind, qp.ops.CompositeOp | qp.ops.SymbolicOp) or kind._flatten is not Operator._flatten
+    )
+    return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested)
 
 
 @functools.cache
@@ -157,7 +165,7 @@ def _taken(operations: Sequence[Operator], in_parts: set[type]) -> Iterator[Take
             yield from _nested(operation, in_parts)
             continue
         try:
-            settings = operation.hyperparameters
+            settings = None if kind in CONTROLLED else operation.hyperparameters
             key = kind, operation.wires.labels, value_key(settings) if settings else None
         except Unkeyable:
             yield from _nested(operation, in_parts)
@@ -178,10 +186,9 @@ def _nested(operation: Any, in_parts: set[type]) -> Iterator[Taken]:
     evolves = isinstance(_evolution(operation), qp.ops.Evolution)
     is_whole = isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp) and not evolves
     is_matrix = not (is_whole or evolves or _takes_arrays(type(inner))) and any(operation.ndim_params)
-    is_constant = _is_constant(operation)
-    if known and is_matrix and not is_constant:
+    if known and is_matrix and not _is_constant(operation):
         raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
-    if known and not is_apart and (is_constant or not is_whole):
+    if known and not is_apart and (not is_whole or _is_constant(operation)):
         leaves: list[Any] = []
         try:
             key = operator_key(operation, leaves)
@@ -198,7 +205,7 @@ def _nested(operation: Any, in_parts: set[type]) -> Iterator[Taken]:
         except Unkeyable:
             pass
     with qp.QueuingManager.stop_recording():
-        if operation.has_matrix and is_constant:
+        if operation.has_matrix and _is_constant(operation):
             parts: Any = [qp.QubitUnitary(qp.matrix(operation, wire_order=operation.wires), operation.wires)]
         elif operation.has_decomposition and (known or not operation.has_matrix):
             try:
@@ -240,9 +247,7 @@ def _within(operation: Operator) -> list[Operator]:
 
 def _is_constant(operation: Operator) -> bool:
     return operation.batch_size is None and not any(
-        isinstance(value, Tensor)
-        and (value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value))
-        for value in operation.data
+        isinstance(value, Tensor) and (value.requires_grad or is_wrapped(value)) for value in operation.data
     )
 
 
@@ -254,29 +259,19 @@ def rebound(made: Structure, leaves: Sequence[Any]) -> list[Operator]:
 
 
 def check(qnode: qp.QNode, made: Structure) -> None:
-    """Asks PennyLane whether it would run such a circuit: one sample, with any numbers.
+    """Asks PennyLane whether it would run such a circuit, with the numbers of the first sample.
 
     Raises:
         NotFusable: It would raise an error.
     """
-    sample: list[Any] = []
-    for leaf, is_batched in zip(made.leaves, made.batched, strict=True):
-        if not isinstance(leaf, Tensor):
-            sample.append(leaf)
-            continue
-        shape = leaf.shape[is_batched:]
-        number = 1 / max(1, shape.numel()) ** 0.5  # amplitudes have norm 1
-        dtype = leaf.dtype if leaf.is_floating_point() or leaf.is_complex() else torch.float64
-        sample.append(torch.full(shape, number, dtype=dtype, requires_grad=leaf.requires_grad))
-    operations = rebound(made, sample)
-
-    def function() -> Any:
-        for each in (*operations, *made.measurements):
-            qp.QueuingManager.append(each)
-        return list(made.measurements) if len(made.measurements) > 1 else made.measurements[0]
-
-    twin = copy.copy(qnode)
-    twin.func, twin._compile_pipeline = function, qp.CompilePipeline()
+    pairs = zip(made.leaves, made.batched, strict=True)
+    operations = rebound(
+        made, [leaf[0] if isinstance(leaf, Tensor) and is_batched else leaf for leaf, is_batched in pairs]
+    )
+    one = qp.tape.QuantumScript(operations, made.measurements)
+    result = list(made.measurements) if len(made.measurements) > 1 else made.measurements[0]
+    twin = replayed(qnode, one, result)
+    twin._compile_pipeline = qp.CompilePipeline()  # they were applied
     try:
         with torch.enable_grad():
             qp.workflow.construct_batch(twin, level="device")()

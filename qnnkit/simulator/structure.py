@@ -22,6 +22,7 @@ from pennylane.measurements import MeasurementProcess
 from pennylane.operation import Operator
 from torch import Tensor
 
+from qnnkit.simulator.affine import is_wrapped
 from qnnkit.simulator.gates import NotFusable
 
 BY_ITSELF = (int, str, bool, bytes, type(None), type, complex, types.BuiltinFunctionType)
@@ -66,8 +67,7 @@ def _tensor_key(value: Tensor) -> Hashable:
     """The numbers of a constant tensor."""
     if value.requires_grad:
         raise NotFusable("a constant of it requires a gradient")
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
-    if type(value) not in (Tensor, torch.nn.Parameter) or wrapped:
+    if type(value) not in (Tensor, torch.nn.Parameter) or is_wrapped(value):
         raise Unkeyable("a tensor without numbers")
     plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return value.dtype, tuple(value.shape), plain.view(torch.uint8).numpy().tobytes()
