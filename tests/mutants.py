@@ -128,8 +128,8 @@ MUTANTS = (
     ),
     ("simulator/gates.py", "np.round(rates * 8) / 8", "np.round(rates * 4) / 4", "random_circuits"),
     ("simulator/circuit.py", "tuple(sorted(every)) if standard else", "", "contract"),
-    ("simulator/circuit.py", "if not np.allclose(", "if np.isnan(", "contract"),
-    ("simulator/affine.py", "if not np.allclose(", "if np.isnan(", "over_weights contract"),
+    ("simulator/circuit.py", "if not torch.allclose(", "if None is torch.allclose(", "contract"),
+    ("simulator/affine.py", "if not torch.allclose(", "if None is torch.allclose(", "over_weights contract"),
     ("simulator/affine.py", "if name not in RATIONAL and", "if False and", "contract"),
     (
         "simulator/pure.py",

@@ -1,8 +1,8 @@
 """How numbers depend on others: as an affine map, found by running the Python a few times at once.
 
 The Python runs under `torch.vmap`, where looking at a number raises an error. It may only add, multiply,
-divide and pick numbers that depend on what it is given, so every result is a quotient of polynomials: if it is
-not affine, a random point shows that with probability one.
+divide and pick numbers that depend on what it is given, so every result is a quotient of polynomials. If one
+is not affine, a random point shows that with probability one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ RATIONAL = names(
 NOT_AFFINE = "its angles are no sums of multiples of inputs and weights"
 POINTS = 4
 EXACT = 1e-9
+"""Largest deviation that counts as rounding."""
 
 
 class _Rational(TorchFunctionMode):
@@ -74,8 +75,8 @@ def affine(function: Callable[[Tensor], Tensor], n: int) -> tuple[np.ndarray, np
     random = 3 * torch.randn(POINTS, n, generator=generator, dtype=torch.float64)
     points = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64), random])
     with _Rational():
-        values = torch.func.vmap(function)(points).numpy()
+        values = torch.func.vmap(function)(points)
     offset, matrix = values[0], (values[1 : n + 1] - values[0]).T
-    if not np.allclose(random.numpy() @ matrix.T + offset, values[n + 1 :], EXACT, EXACT):
+    if not torch.allclose(random @ matrix.T + offset, values[n + 1 :], EXACT, EXACT):
         raise NotFusable(NOT_AFFINE)
-    return matrix, offset
+    return matrix.numpy(), offset.numpy()

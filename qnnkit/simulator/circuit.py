@@ -216,11 +216,11 @@ def composed(
         flat = torch.cat(
             [rows.reshape(batch, -1), *(each.reshape(1, -1).expand(batch, -1) for each in rest)], 1
         )
-        if not np.allclose(
-            numbers([rows, *rest], batch).numpy(), flat.numpy() @ matrix.T + offset, EXACT, EXACT
-        ):
+        found = flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset)  # NumPy would wake threads
+        if not torch.allclose(numbers([rows, *rest], batch), found, EXACT, EXACT):
             raise NotFusable("its Python mixes samples of the batch, or depends on its size")
-    return dataclasses.replace(made, matrix=made.matrix @ matrix, offset=made.matrix @ offset + made.offset)
+    both = (torch.from_numpy(made.matrix) @ torch.from_numpy(matrix)).numpy()
+    return dataclasses.replace(made, matrix=both, offset=made.matrix @ offset + made.offset)
 
 
 @contextlib.contextmanager
