@@ -219,7 +219,7 @@ def composed(
         found = flat @ torch.from_numpy(matrix.T) + torch.from_numpy(offset)  # NumPy would wake threads
         if not torch.allclose(numbers([rows, *rest], batch), found, EXACT, EXACT):
             raise NotFusable("its Python mixes samples of the batch, or depends on its size")
-    both = (torch.from_numpy(made.matrix) @ torch.from_numpy(matrix)).numpy()
+        both = (torch.from_numpy(made.matrix) @ torch.from_numpy(matrix)).numpy()
     return dataclasses.replace(made, matrix=both, offset=made.matrix @ offset + made.offset)
 
 
