@@ -286,6 +286,39 @@ def test_compiled():
     torch.compiler.reset()
 
 
+def test_the_compiled_operation_is_what_the_compiler_takes_it_for():
+    """Shapes, layouts and dtypes, also of inputs that lie in memory as a quanvolution's patches do."""
+    from qnnkit.layers import compiled
+
+    layer = make(QuantumLayer, qnode_of())
+    weights, number = list(layer.parameters()), compiled.number_of(layer)
+    for inputs in (INPUTS, INPUTS.t().contiguous().t()):
+        given = (inputs.clone().requires_grad_(), weights, number, torch.float32)
+        torch.library.opcheck(
+            compiled.circuit.default, (*given, True), test_utils=("test_schema", "test_faketensor")
+        )
+        outputs, key = compiled.circuit(*given, True)
+        back = torch.ops.qnnkit.circuit_backward.default
+        torch.library.opcheck(back, (torch.ones_like(outputs), key, *given), test_utils="test_faketensor")
+
+
+def test_compiled_nets_keep_what_many_calls_need(monkeypatch):
+    """A net that calls its circuit for each patch computes each once."""
+    from qnnkit.layers import compiled
+
+    layer = make(QuantumLayer, qnode_of())
+    compiled._kept.clear()  # of other tests, which went no way back
+    compiled._sizes.clear()
+    rows = uniform(40, 1, 2).requires_grad_()
+    values = [
+        compiled.circuit(row, list(layer.parameters()), compiled.number_of(layer), torch.float32, True)[0]
+        for row in rows
+    ]
+    monkeypatch.setattr(compiled, "_measured", None)  # it would compute again
+    torch.cat(values).sum().backward()
+    assert rows.grad is not None and not compiled._kept and not compiled._sizes
+
+
 # --- bad input ----------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,13 @@
 """A `QuantumLayer` inside `torch.compile`: one opaque operation of the graph, forward and backward.
 
 The compiler sees neither the QNode's Python nor the program: both run as they do without it. What a backward
-pass needs is kept from the forward pass, for the last few of these; for others it is computed again.
+pass needs is kept from the forward pass, for the last of these; for others it is computed again.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qnnkit.simulator import as_outside
+from qnnkit.simulator import Fused, as_outside
 
-MOST_KEPT = 16
-"""Forward passes whose way back is kept."""
+MOST_PASSES, MOST_BYTES = 1024, 2**28
+"""Forward passes kept for the way back, and bytes of their states; the last one whatever its size."""
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _kept: OrderedDict[int, tuple[Tensor, list[Tensor]]] = OrderedDict()
+_sizes: dict[int, int] = {}
 _numbers = itertools.count()
 _library = torch.library.Library("qnnkit", "DEF")  # not custom_op, whose checks cost 100 us a step
 _library.define(
@@ -58,14 +60,21 @@ def _forward(
     number = next(_numbers)
     if keep:
         outputs, leaves = _measured(inputs, weights, layer, dtype)
-        _kept[number] = outputs, leaves
-        if len(_kept) > MOST_KEPT:
-            _kept.popitem(last=False)
+        _keep(number, (outputs, leaves), _layers[layer], math.prod(inputs.shape[:-1]))
     else:
         own = _layers[layer]
         with as_outside(), torch.no_grad():
             outputs = own._measured(inputs, dict(zip(own.qnode_weights, weights, strict=True)), dtype)
     return [outputs.detach().contiguous(), torch.tensor(number)]
+
+
+def _keep(number: int, made: tuple[Tensor, list[Tensor]], layer: Any, samples: int) -> None:
+    """Keeps a forward pass, and lets the oldest go where they are too many."""
+    program = layer._programs and layer._programs.last
+    one = program.state_bytes * len(program.steps) if isinstance(program, Fused) else 2**16
+    _kept[number], _sizes[number] = made, samples * one
+    while len(_kept) > 1 and (len(_kept) > MOST_PASSES or sum(_sizes.values()) > MOST_BYTES):
+        del _sizes[_kept.popitem(last=False)[0]]
 
 
 @torch.library.register_fake("qnnkit::circuit", lib=_library)
@@ -84,21 +93,21 @@ def _backward(
     gradient: Tensor, number: Tensor, inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype
 ) -> list[Tensor]:
     """The gradients by inputs and weights."""
-    kept = _kept.pop(int(number), None)
+    kept, _ = _kept.pop(int(number), None), _sizes.pop(int(number), None)
     outputs, leaves = _measured(inputs, weights, layer, dtype) if kept is None else kept
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     with as_outside():
         found = iter(torch.autograd.grad(outputs, wanted, gradient, allow_unused=True))
     gradients = [next(found) if leaf.requires_grad else None for leaf in leaves]
     pairs = zip(leaves, gradients, strict=True)
-    return [torch.zeros_like(leaf) if g is None else g.contiguous() for leaf, g in pairs]
+    return [leaf.new_zeros(leaf.shape) if g is None else g.contiguous() for leaf, g in pairs]
 
 
 @torch.library.register_fake("qnnkit::circuit_backward", lib=_library)
 def _like(
     gradient: Any, number: Any, inputs: Any, weights: Any, layer: int, dtype: torch.dtype
 ) -> list[Tensor]:
-    return [torch.empty_like(each) for each in (inputs, *weights)]
+    return [each.new_empty(each.shape) for each in (inputs, *weights)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -99,8 +99,8 @@ class Fused:
         if not used.all():
             self.used = self._put(np.flatnonzero(used))
             self.row_angles = self.row_angles[0][used], self.row_angles[1]
-        is_given, n_angles = self.prepared is not None, len(self.row_angles[1])
-        self.plan = fusion.plan(items, self.n_wires, n_angles, given=is_given)
+        items, n_angles = fusion.seen(items) if self.weighs else items, len(self.row_angles[1])
+        self.plan = fusion.plan(items, self.n_wires, n_angles, given=self.prepared is not None)
         self.state_bytes = 2 ** (self.n_wires + 1) * dtype.itemsize
         """Of one sample."""
         self._rates: list[np.ndarray] = []
@@ -364,10 +364,12 @@ class Fused:
 
 def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     """Arrays of shape (*shape, ...) as one, (*shape, n)."""
+    if len(arrays) == 1:
+        return arrays[0] if arrays[0].ndim == len(shape) + 1 else arrays[0].reshape(*shape, -1)
     if all(each.shape == shape for each in arrays):
         return torch.stack(arrays, -1)
     arrays = [each if each.ndim == len(shape) + 1 else each.reshape(*shape, -1) for each in arrays]
-    return torch.cat(arrays, -1) if len(arrays) > 1 else arrays[0]
+    return torch.cat(arrays, -1)
 
 
 def _reduced(angles: Tensor, period: float | None) -> Tensor:
