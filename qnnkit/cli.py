@@ -295,7 +295,7 @@ def list_recipes() -> None:
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Tell what this machine is, what can compute here, and what is missing."""
-    found = device.report()
+    found = device.report(workspace.home())
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else device.table(found))
 
 

@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import time
+import unicodedata
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -20,18 +21,23 @@ from typing import Any, BinaryIO
 import yaml
 
 from qnnkit import checks
+from qnnkit.device.machine import on_colab
 
 FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 """Error numbers that mean: no more fits here."""
 DRIVE = Path("/content/drive")
-"""Where Colab mounts Google Drive."""
+"""Where Colab mounts Google Drive, if nobody has said otherwise."""
+VARIABLES = {"home": "QNNKIT_HOME", "local": "QNNKIT_LOCAL"}
 
 
 def home() -> Path:
-    """The folder that relative run folders are meant from.
+    """The folder that relative run folders are meant from: the first of these that there is.
 
-    `QNNKIT_HOME` where it is set (on Colab: a folder on Drive); else the current folder, or the one around it
-    when that is a `notebooks/` with numbered notebooks in it, so that the shell and JupyterLab agree.
+    - `QNNKIT_HOME`.
+    - What `remember` wrote down on this machine (on Colab: a folder on Drive).
+    - On Colab, a folder on Drive, if that is mounted.
+    - The current folder, or the one around it when that is a `notebooks/` with numbered notebooks in it, so
+      that the shell and JupyterLab agree.
 
     Raises:
         NotADirectoryError: `QNNKIT_HOME` names a file.
@@ -44,21 +50,82 @@ def home() -> Path:
     return here.parent if here.name == "notebooks" and any(here.glob("0[0-6]_*.ipynb")) else here
 
 
+def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> Path:
+    """Writes down where the workspace is, for every process of this user on this machine.
+
+    Args:
+        home: The folder that keeps runs.
+        local: The folder on fast local disk where they are worked on.
+        mount: Where the disk of `home` is mounted.
+
+    Returns:
+        The file: `workspace.json` in the user's config folder. Variables come before it.
+    """
+    file = _remembered_in()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"home": str(home), "local": str(local), "mount": str(mount)})
+    return file
+
+
+def _remembered_in() -> Path:
+    import platformdirs
+
+    return platformdirs.user_config_path("qnnkit") / "workspace.json"
+
+
+def _remembered() -> dict[str, str]:
+    """What `remember` wrote; nothing where the file is missing or damaged."""
+    try:
+        found = read_json(_remembered_in())
+    except (OSError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def is_known() -> bool:
+    """Whether the workspace can be used: on Colab, somebody has chosen it and its disk is mounted."""
+    return not on_colab() or (_named("QNNKIT_HOME") is not None and not is_away(home()))
+
+
+def is_away(path: Path) -> bool:
+    """Whether a path lies on Drive, and Drive is not mounted: what is written there would bar its way back."""
+    mount, path = Path(_remembered().get("mount", DRIVE)), _flat(path)
+    return _flat(mount) in (path, *path.parents) and on_colab() and not mount.is_mount()
+
+
+def require_mounted(path: Path) -> None:
+    """Raises OSError where `is_away`."""
+    if is_away(path):
+        mount = _remembered().get("mount", DRIVE)
+        step = f"Mount it, by colab_setup.ipynb or `from google.colab import drive; drive.mount('{mount}')`"
+        told = f"Drive is not mounted at `{mount}`, where `{path}` would lie. {step}, and run this again"
+        raise OSError(errno.ENODEV, told)
+
+
 def shelf(name: str) -> Path | None:
     """The folder `name` of the workspace, for what may be made again; None where no workspace is in use.
 
-    One is in use where `QNNKIT_HOME` names it, or where it holds runs: a plain script leaves no files behind.
+    One is in use where somebody has named it, or where it holds runs: a plain script leaves no files behind.
+    None is while its Drive is not mounted.
     It stays there even where `QNNKIT_LOCAL` is set: what lies on it is written once, never again, and a run
     that goes on elsewhere must decide by the same measurements.
     """
     folder = home()
-    return folder / name if os.environ.get("QNNKIT_HOME") or (folder / "runs").is_dir() else None
+    in_use = _named("QNNKIT_HOME") is not None or (folder / "runs").is_dir()
+    return folder / name if in_use and not is_away(folder) else None
 
 
 def place(path: str | Path) -> Path:
-    """`path`, made absolute: a relative one is meant from `home()`."""
+    """`path`, made absolute: a relative one is meant from `home()`.
+
+    A Mac writes accents apart from their letters (NFD), Linux as one (NFC): the form that is there is taken.
+    """
     path = Path(path).expanduser()
-    return path if path.is_absolute() else (home() / path).absolute()
+    path = path if path.is_absolute() else (home() / path).absolute()
+    if not str(path).isascii() and not path.exists():
+        forms = (Path(unicodedata.normalize(form, str(path))) for form in ("NFC", "NFD"))
+        return next((each for each in forms if each.exists()), path)
+    return path
 
 
 def data_place(root: str) -> str:
@@ -142,6 +209,7 @@ def run_folder(run_dir: str | Path) -> Path:
             run that has begun there must not be begun again here.
     """
     path, local = place(run_dir), local_home()
+    require_mounted(path)
     inside = None if local is None else _inside(path, home())
     if local is None or inside is None:
         return path
@@ -171,8 +239,14 @@ def local_limit() -> int:
 
 
 def _named(variable: str) -> Path | None:
-    """The path in an environment variable; an empty one counts as unset."""
-    value = os.environ.get(variable)
+    """The path in an environment variable, or what this machine remembers where none of them is set."""
+    told = {name: os.environ.get(name) for name in VARIABLES.values()}  # an empty one counts as unset
+    if not any(told.values()):
+        known = _remembered()
+        if not known and on_colab() and DRIVE.is_mount():
+            known = {"home": str(DRIVE / "MyDrive" / "qnnkit"), "local": "/content/qnnkit-local"}
+        told = {VARIABLES[name]: value for name, value in known.items() if name in VARIABLES}
+    value = told.get(variable)
     return Path(value).expanduser() if value else None
 
 
@@ -210,8 +284,9 @@ def make_folder(path: Path) -> Path:
     Raises:
         NotADirectoryError: A file is there, or on the way there.
         PermissionError: Nothing may be written there; found by writing.
-        OSError: The disk is full or read-only.
+        OSError: The disk is full, read-only or not mounted.
     """
+    require_mounted(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe.{os.getpid()}"
@@ -267,6 +342,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: The disk is full or read-only; the message says what to do.
     """
+    require_mounted(path)
     draft = draft_of(path)
     try:
         with draft.open("wb") as file:
@@ -433,6 +509,7 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         OSError: The disk is full or read-only.
     """
     folder = Path(folder).expanduser().absolute()
+    require_mounted(folder)
     _clear_folders(folder)
     own = f"{draft_of(folder).name}-{uuid.uuid4().hex[:8]}"  # threads and containers share numbers
     draft, old = (folder.with_name(f"{own}.{kind}") for kind in ("part", "old"))

@@ -1,13 +1,14 @@
 """colab_setup.ipynb, and the first cell of each numbered notebook, on a stand-in for a Colab machine.
 
 The stand-in is a folder: a Python of its own that sees the packages of this one but installs only into
-itself, a `google.colab` that mounts a folder, and a repository that holds a small package named qnnkit.
-git and pip are real.
+itself, a `google.colab` that mounts a folder, and a repository that holds qnnkit with a command of its own that
+only writes down what it is asked. git and pip are real.
 """
 
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import os
 import re
@@ -17,9 +18,11 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import threading
 import tomllib
 import venv
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 
@@ -40,26 +43,40 @@ really_is_mount = pathlib.Path.is_mount
 pathlib.Path.is_mount = lambda path: str(path) in google.colab.drive.mounted() or really_is_mount(path)
 """
 
+# As Colab's, it mounts on an empty folder alone. What is on Drive outlasts the mount and the machine.
 DRIVE = """
 import os, pathlib
-log = pathlib.Path(os.environ["STAND_IN"], "mounted.txt")
+stand_in = pathlib.Path(os.environ["STAND_IN"])
+log = stand_in / "mounted.txt"
 
 def mounted():
-    return log.read_text().splitlines() if log.exists() else []
+    return [path for path in log.read_text().splitlines() if pathlib.Path(path, "MyDrive").is_symlink()] if log.exists() else []
 
 def mount(mountpoint):
     if "STAND_IN_REFUSES_DRIVE" in os.environ:
         raise ValueError("mount failed: access was not allowed")
-    pathlib.Path(mountpoint, "MyDrive").mkdir(parents=True)
-    log.write_text("\\n".join([*mounted(), mountpoint]))
+    pathlib.Path(mountpoint).mkdir(parents=True, exist_ok=True)
+    if any(pathlib.Path(mountpoint).iterdir()):
+        raise ValueError("Mountpoint must not already contain files")
+    (stand_in / "gdrive").mkdir(exist_ok=True)
+    pathlib.Path(mountpoint, "MyDrive").symlink_to(stand_in / "gdrive")
+    with log.open("a") as file:
+        file.write(mountpoint + "\\n")
+"""
+
+USERDATA = """
+import os
+
+def get(name):
+    return os.environ["STAND_IN_SECRET_" + name]  # as Colab's, it raises an error where there is none
 """
 
 # The command line of the stand-in package: it writes down what it was asked, and for which workspace.
 MAIN = """
 import json, os, pathlib, sys
+from qnnkit import workspace
 print("stand-in qnnkit", *sys.argv[1:])
-asked = {"arguments": sys.argv[1:]}
-asked |= {name: os.environ.get(f"QNNKIT_{name.upper()}") for name in ("home", "local")}
+asked = {"arguments": sys.argv[1:], "home": str(workspace.home()), "local": str(workspace.local_home())}
 with pathlib.Path(os.environ["STAND_IN"], "asked.jsonl").open("a") as log:
     log.write(json.dumps(asked) + "\\n")
 """
@@ -151,6 +168,7 @@ class Machine:
             **inherited,
             "STAND_IN": str(self.folder),
             "IPYTHONDIR": str(self.folder / "ipython"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
             "JUPYTER_PREFER_ENV_PATH": "1",
             "PIP_NO_INDEX": "1",  # everything that is asked for is already there
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -238,6 +256,18 @@ class Machine:
         log = self.folder / "mounted.txt"
         return log.read_text().splitlines() if log.exists() else []
 
+    def lose_drive(self) -> Path:
+        """Drive's mount goes, and leaves an empty folder."""
+        (self.content / "drive" / "MyDrive").unlink()
+        return self.content / "drive"
+
+    def first_cell(self, path: Path = NUMBERED[0]) -> str:
+        """The first cell of a numbered notebook, and what it runs, with this machine's places."""
+        return self.here(setup_cell(path))
+
+    def here(self, text: str) -> str:
+        return without_address(text).replace("/content/", f"{self.content}/").replace("MyDrive/qnnkit", "MyDrive/my runs")
+
     def asked(self) -> list[dict[str, object]]:
         """What the stand-in package was asked to do."""
         log = self.folder / "asked.jsonl"
@@ -276,9 +306,12 @@ def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(made.folder / "gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
     write(made.folder / "colab" / "google" / "colab" / "__init__.py", "")
     write(made.folder / "colab" / "google" / "colab" / "drive.py", DRIVE)
+    write(made.folder / "colab" / "google" / "colab" / "userdata.py", USERDATA)
     write(made.folder / "colab" / "sitecustomize.py", SITECUSTOMIZE)
     for name, options in {"repository.git": ["--bare"], "author": []}.items():
         made.git(made.content, "init", "--quiet", "--initial-branch=main", *options, str(made.folder / name))
+    leave_out = shutil.ignore_patterns("__pycache__", "__main__.py")
+    shutil.copytree(ROOT / "qnnkit", made.folder / "author" / "qnnkit", ignore=leave_out)
     made.publish(
         {
             "pyproject.toml": PYPROJECT,
@@ -746,7 +779,7 @@ def test_setup_cell_finds_its_own_checkout(machine: Machine, bootstrap: str) -> 
 
 @pytest.mark.parametrize(
     ("colab", "told"),
-    [(False, "qnnkit is not installed here: type make run;"), (True, "on Colab, fill in `address`.")],
+    [(False, "Type make run;"), (True, "on Colab, fill in `address`.")],
 )
 def test_setup_cell_says_what_to_do_and_fetches_nothing(
     machine: Machine, bootstrap: str, colab: bool, told: str
@@ -758,6 +791,11 @@ def test_setup_cell_says_what_to_do_and_fetches_nothing(
     assert told in (done.stdout + done.stderr).strip().splitlines()[-1]
     assert not (machine.folder / "git.txt").exists(), "git was called"
     assert list(machine.content.iterdir()) == [] and machine.mounts() == []
+
+
+def test_setup_cell_says_what_a_private_repository_needs(machine: Machine, bootstrap: str) -> None:
+    done = machine.run_ipython(machine.here(bootstrap), QNNKIT_REPOSITORY="file:///nowhere")
+    assert "git could not fetch `address`; a private one: see docs/mac_to_colab.md." in done.stdout + done.stderr
 
 
 @NEEDS_MAKE
@@ -789,3 +827,114 @@ def test_setup_cell_sets_colab_up(machine: Machine, tree: Path, source: str) -> 
     if whole:
         assert done.stdout.endswith(f"{content}drive/MyDrive/qnnkit 1\n")
         assert [asked["arguments"] for asked in machine.asked()] == [["doctor"]], "the main job is not asked"
+
+
+# --- after a restart, a crash, a Drive that dropped ---------------------------------------------------------
+
+
+@pytest.fixture
+def begun(machine: Machine) -> Machine:
+    """A machine that was set up by the first cell of a notebook, whose kernel has ended since."""
+    machine.publish({"colab_setup.ipynb": machine.here(NOTEBOOK.read_text())})
+    done = machine.run_ipython(machine.first_cell(), QNNKIT_REPOSITORY=machine.repository)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert machine.asked()[0] | {"arguments": []} == {
+        "arguments": [], "home": str(machine.workspace), "local": f"{machine.checkout}-local"
+    }  # fmt: skip
+    return machine
+
+
+PLACES = "from qnnkit import workspace; print(workspace.home(), workspace.local_home(), sep='\\n')"
+
+
+@pytest.mark.parametrize("notebook", NUMBERED[2:4], ids=lambda path: path.stem)
+def test_after_a_restart_all_is_where_it_was(begun: Machine, notebook: Path) -> None:
+    begun.publish({"qnnkit/__init__.py": "edition = 2\n"})
+    before, trace = begun.head(), str(begun.folder / "git.txt")
+    done = begun.run_ipython(f"{begun.first_cell(notebook)}\n{PLACES}", GIT_TRACE=trace)
+    assert done.stdout.splitlines() == [str(begun.workspace), f"{begun.checkout}-local"], done.stderr
+    assert begun.head() == before and begun.fetched() == [] and len(begun.mounts()) == len(begun.asked()) == 1
+    assert begun.run_code(PLACES).stdout == done.stdout, "a terminal"
+    other = {"QNNKIT_HOME": str(begun.folder / "other")}
+    assert begun.run_code(PLACES, **other).stdout.splitlines() == [other["QNNKIT_HOME"], "None"]
+
+
+def test_a_drive_that_dropped_is_mounted_again_by_the_first_cell(begun: Machine) -> None:
+    begun.lose_drive()
+    done = begun.run_ipython(f"{begun.first_cell()}\n{PLACES}")
+    assert done.stdout.splitlines()[-2:] == [str(begun.workspace), f"{begun.checkout}-local"], done.stderr
+    assert len(begun.mounts()) == 2
+
+
+def test_nothing_is_written_below_a_mount_point_without_drive(begun: Machine) -> None:
+    mount = begun.lose_drive()
+    write_all = f"""
+from pathlib import Path
+import qnnkit
+from qnnkit import workspace
+from qnnkit.checkpoint.mirror import Mirror
+from qnnkit.runs import open_run
+home = workspace.home()
+print(workspace.shelf("features"))
+for do in (
+    lambda: open_run("runs/first", "digits_quanv"),
+    lambda: workspace.make_folder(home / "runs"),
+    lambda: workspace.write_json(home / "machines.json", {{}}),
+    lambda: workspace.whole_folder(home / "tensors").__enter__(),
+    lambda: Mirror(Path({str(begun.folder / "local")!r}), home / "runs" / "first").sync(),
+):
+    try:
+        do()
+    except OSError as error:
+        print(error)
+"""
+    Path(begun.folder / "local").mkdir()
+    done = begun.run_code(write_all)
+    told = done.stdout.splitlines()
+    assert told[0] == "None" and len(told) == 6, done.stdout + done.stderr
+    assert all(f"Drive is not mounted at `{mount}`" in each and "drive.mount(" in each for each in told[1:])
+    assert list(mount.iterdir()) == []
+
+
+def test_what_bars_the_mount_is_moved_aside_and_named(begun: Machine) -> None:
+    mount = begun.lose_drive()
+    write(mount / "MyDrive" / "my runs" / "notes.txt", "three years of work\n")
+    done = begun.run_ipython(begun.first_cell())
+    assert f"{mount} held MyDrive, which bars Drive's way: now in" in done.stdout, done.stdout + done.stderr
+    [kept] = Path(f"{begun.checkout}-local").glob("found_below_drive_*/MyDrive/my runs/notes.txt")
+    assert kept.read_text() == "three years of work\n"
+    assert len(begun.mounts()) == 2 and (mount / "MyDrive").is_symlink()
+
+
+def test_a_run_that_will_vanish_is_said_to(machine: Machine) -> None:
+    code = f"import sys; sys.path.insert(0, {str(machine.folder / 'author')!r})\n"
+    code += "from qnnkit.runs import open_run; open_run('runs/first', 'digits_quanv')"
+    told = "UserWarning: This run will vanish with this Colab machine: no folder is known that outlasts it. Run"
+    done = machine.run_code(code)
+    assert done.returncode == 0 and told in done.stderr, done.stderr
+    machine.colab = False
+    assert "vanish" not in machine.run_code(code.replace("first", "second")).stderr
+
+
+def test_a_token_of_colabs_secrets_opens_a_private_repository(machine: Machine) -> None:
+    heard = []
+
+    class Private(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.headers["Authorization"])
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="private"')
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Private) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        repository = f"http://127.0.0.1:{server.server_port}/a/private"
+        code = "\n\n".join(machine.cells(until="Its last commit:", repository=repository))
+        without, with_token = machine.run_code(code), machine.run_code(code, STAND_IN_SECRET_GITHUB_TOKEN="of-mine")
+        server.shutdown()
+    assert "add the secret GITHUB_TOKEN" in sentence(without) and "add the secret" in sentence(with_token)
+    assert set(heard) == {None, f"Basic {base64.b64encode(b'token:of-mine').decode()}"}
+    written = [path for path in machine.folder.rglob("*") if path.is_file() and b"of-mine" in path.read_bytes()]
+    assert written == []

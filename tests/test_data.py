@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import re
+import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from PIL import Image
 
 from qnnkit import data, recipes
-from qnnkit.data import DATASETS, ImageSet, ImageSplits, images, kind, load, write_sample
+from qnnkit.data import DATASETS, ImageSet, ImageSplits, images, kind, load, places, write_sample
 from qnnkit.data.batches import _Rows
+from qnnkit.data.captioned_files import listing
 from qnnkit.data.images import read
 from qnnkit.data.splits import SPLITS, split_rows
 from qnnkit.settings import Settings
@@ -578,3 +581,45 @@ def test_a_sample_overwrites_nothing(tmp_path: Path) -> None:
         with refused("splits"):
             write_sample(odd, tmp_path / "x", per_class=1)
     assert not (tmp_path / "x").exists()
+
+
+# --- names with accents: a Mac writes them apart (NFD), Colab and Linux as one (NFC) ------------------------
+
+
+def accented(root: Path, form: str) -> Path:
+    """Two classes of thirty images, a file that no class holds, and captions, with names in a form of Unicode."""
+    for k, name in enumerate(("caf\u00e9", "\u00fcber")):
+        names = [unicodedata.normalize(form, f"{i} na\u00efve {i % 7}\u00e9.png") for i in range(30)]
+        fill(root / unicodedata.normalize(form, name), names, 100 * k)
+    return root
+
+
+def zipped(root: Path) -> Path:
+    return Path(shutil.make_archive(str(root), "zip", root))
+
+
+def test_names_of_a_mac_and_of_colab_are_the_same_data(tmp_path):
+    mac, colab = (accented(tmp_path / form, form) for form in ("NFD", "NFC"))
+    found = [data.load("class_folder", root=each) for each in (mac, colab, zipped(mac), zipped(colab))]
+    assert len({each.fingerprint() for each in found}) == 1
+    assert len({each.split(side).sources for each in found for side in ("train",)}) == 1
+    assert found[0].classes == ("caf\u00e9", "\u00fcber")
+    with places.names_in("NFD"):
+        assert data.load("class_folder", root=mac).fingerprint() != found[0].fingerprint(), "no accent counts"
+
+
+def test_captions_find_images_whose_names_are_written_another_way(tmp_path):
+    name = "caf\u00e9.png"
+    for here, there in (("NFC", "NFD"), ("NFD", "NFC")):
+        folder = fill(tmp_path / here, [unicodedata.normalize(here, name)])
+        content = [{"image": unicodedata.normalize(there, name), "captions": ["a cup"]}]
+        (folder / "captions.json").write_text(json.dumps(content))
+        with places.open_place(folder) as place:
+            assert list(listing(place).captions.values()) == [("a cup",)]
+
+
+def test_names_that_a_mac_takes_for_one_are_refused(tmp_path):
+    for form in ("NFC", "NFD"):
+        accented(tmp_path / "both", form)
+    with refused("root"):
+        data.load("class_folder", root=tmp_path / "both")

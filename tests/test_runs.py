@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import unicodedata
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -19,13 +20,13 @@ import pytest
 import torch
 from PIL import Image
 
-from qnnkit import gradients, runs, workspace
+from qnnkit import data, gradients, runs, workspace
 from qnnkit.checkpoint import Store
 from qnnkit.checkpoint.mirror import Mirror
 from qnnkit.runs import chain
 from qnnkit.runs.lock import alone
 from tests import forked
-from tests.toys import AsFloat, Digits, each_epoch, refused, room_for
+from tests.toys import AsFloat, Digits, each_epoch, fill, refused, room_for
 
 launching = import_module("qnnkit.runs.launch")  # `runs.launch` is the function
 # A net of a few hundred weights on 24 images of 6x6 pixels: an epoch takes milliseconds.
@@ -188,10 +189,30 @@ def test_a_run_is_trained_on_one_dataset(pictures, tiny, tmp_path):
     run = tiny(data_dir=str(own), epochs=1)
     assert len(list(runs.train_all(run))) == 2
     Image.new("L", (6, 6)).save(own / "above" / "later.png")
-    with pytest.raises(ValueError, match=r"trained on other data: `.*own` has changed since"):
+    with pytest.raises(ValueError, match=r"trained on other data than `.*own` holds"):
         list(runs.train_all(runs.open_run(run.folder)))
     (own / "above" / "later.png").unlink()
     assert len(list(runs.train_all(runs.open_run(run.folder)))) == 2
+
+
+def test_a_run_begun_on_a_mac_goes_on_on_colab(tiny, tmp_path):
+    """Also one of before names had one form, whose split is that of names written apart."""
+    mac, colab = tmp_path / "mac", tmp_path / "colab"
+    for root, form in ((mac, "NFD"), (colab, "NFC")):
+        for k, name in enumerate(("caf\u00e9", "\u00fcber")):
+            names = [unicodedata.normalize(form, f"{i} na\u00efve {i % 7}\u00e9.png") for i in range(20)]
+            fill(root / unicodedata.normalize(form, name), names, 100 * k, (6, 6))
+    with data.places.names_in(None):
+        older = tiny("older", data_dir=str(mac), epochs=1)
+    for run in (older, tiny("newer", data_dir=str(mac), epochs=1)):
+        list(runs.train_all(runs.open_run(run.folder)))
+        moved = runs.open_run(run.folder, "folder_quanv", data_dir=str(colab), epochs=2)
+        assert moved.config.data_dir == str(colab) and moved.splits.fingerprint() == run.provenance["data"]
+        assert len(list(runs.train_all(moved))) == 2
+    assert older.provenance["data"] != run.provenance["data"]
+    fill(colab / "caf\u00e9", ["one more.png"], size=(6, 6))
+    with pytest.raises(ValueError, match="was trained on other data than"):
+        runs.open_run(run.folder, "folder_quanv", data_dir=str(colab))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")

@@ -235,6 +235,7 @@ class Mirror:
 
     def _require_same_disk(self) -> None:
         """A Drive that is no longer mounted leaves an ordinary folder behind, which must not be filled."""
+        workspace.require_mounted(self.remote)
         above = self.remote
         while not above.exists():
             above = above.parent

@@ -240,6 +240,7 @@ def finish(remote: Path, state: State, beat: Callable[[], None] = lambda: None) 
         beat()
         draft = drafts.pop(draft_of(remote, path, files[path]).name, None)
         if draft is not None:
+            workspace.require_mounted(remote)
             (remote / path).parent.mkdir(parents=True, exist_ok=True)
             draft.replace(remote / path)
     for path, (size, _) in state.gone.items():

@@ -63,7 +63,7 @@ def listing(place: Place) -> Listing:
     empty, missing = [], []
     for folder, file in read.items():
         for name, caption in _rows(place.text(file.name), file):
-            clean = name.strip().replace("\\", "/").removeprefix("./")
+            clean = places.plain(name.strip().replace("\\", "/").removeprefix("./"))
             alike = by_base.get(clean.rpartition("/")[2], [])
             member = by_name.get(folder + clean) or by_name.get(f"{folder}images/{clean}")
             member = alike[0] if member is None and len(alike) == 1 else member

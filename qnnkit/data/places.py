@@ -13,12 +13,14 @@ import io
 import json
 import re
 import tarfile
+import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from qnnkit import checks, words
 
@@ -63,8 +65,30 @@ class Level:
         return [member for member in self.files if member.is_image]
 
 
+_form: ContextVar[Literal["NFC", "NFD"] | None] = ContextVar("form", default="NFC")
+
+
+@contextlib.contextmanager
+def names_in(form: Literal["NFD"] | None) -> Iterator[None]:
+    """Names of files count in another form of Unicode inside, or as they are written: so they did once."""
+    token = _form.set(form)
+    try:
+        yield
+    finally:
+        _form.reset(token)
+
+
+def plain(name: str) -> str:
+    """A name in the form in which names are hashed, sorted and compared.
+
+    A Mac writes an accent apart from its letter (NFD), Linux and Colab both as one (NFC).
+    """
+    form = _form.get()
+    return name if form is None else unicodedata.normalize(form, name)
+
+
 class Place:
-    """The files of a folder or an archive, by name; hidden ones are passed over.
+    """The files of a folder or an archive, by name (see `plain`); hidden ones are passed over.
 
     Attributes:
         path: The folder or archive; of a single file, the folder it lies in.
@@ -82,6 +106,11 @@ class Place:
         with contextlib.ExitStack() as stack:
             self.path, (names, self._read) = _opened(path, single, stack, self.left_out)
             self._close = stack.pop_all().close
+        self._written = {plain(name): name for name in names}
+        if twice := sorted(set(names) - set(self._written.values())):
+            step = f"A Mac would take two for one, such as {twice[0]!r}: rename one of them."
+            raise refusal("hold names that differ, however accents are written", str(path), step)
+        names = {name: _named(names[written], name) for name, written in self._written.items()}
         self.members = sorted((each for each in names.values() if each), key=lambda each: natural(each.name))
         self._folders = {name for name, member in names.items() if member is None}
         for name in names:
@@ -103,7 +132,7 @@ class Place:
             ValueError: It is damaged, larger than 4 GiB, or no regular file; the message is the reason alone.
             OSError: It cannot be read.
         """
-        return self._read(name)
+        return self._read(self._written.get(name, name))
 
     def text(self, name: str) -> str:
         """All of one file of text, with plain line ends.
@@ -306,7 +335,7 @@ def pattern(argument: str, written: str) -> re.Pattern[str]:
         ValueError: It is none; the message names the argument.
     """
     try:
-        return re.compile(written)
+        return re.compile(plain(written))
     except re.error as error:
         step = f"Python says: {error}."
         raise ValueError(checks.message(argument, "be a regular expression", written, step)) from None
@@ -318,6 +347,10 @@ LINKS = "links or devices"
 def left_out(names: dict[str, list[str]]) -> list[str]:
     """Sentences on what is not read, by what it is."""
     return [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]
+
+
+def _named(member: Member | None, name: str) -> Member | None:
+    return member if member is None or member.name == name else replace(member, name=name)
 
 
 def _member(name: str, path: Path) -> Member:

@@ -33,12 +33,16 @@ class Report:
         return json.loads(json.dumps(asdict(self)))
 
 
-def report() -> Report:
-    """What this machine is, what computes on it and what is missing; takes a few seconds."""
+def report(place: Path) -> Report:
+    """What this machine is, what computes on it and what is missing; takes a few seconds.
+
+    Args:
+        place: The workspace.
+    """
     import psutil
     import torch
 
-    place = Path(os.environ.get("QNNKIT_HOME") or Path.cwd()).expanduser().absolute()
+    place = place.absolute()
     existing = next(folder for folder in (place, *place.parents) if folder.exists())
     ram_total, ram_available = machine.memory()
     found = accelerators.accelerators()

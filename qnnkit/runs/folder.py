@@ -106,20 +106,33 @@ class Run:
 
     @cached_property
     def splits(self) -> Splits:
-        """The data, as the recipe loads them.
+        """The data, as the recipe loads them; see `own_data`."""
+        return self.own_data()
+
+    def own_data(self, *, cached: bool = True) -> Splits:
+        """The data, if they are those that the run was trained on.
+
+        Args:
+            cached: As of `load_data`.
 
         Raises:
-            ValueError: They cannot be used, or are not those that the run was trained on.
+            ValueError: They cannot be used, or are others.
         """
-        splits = self.load_data()
-        trained_on = self.provenance.get("data")
-        if trained_on is not None and splits.fingerprint() != trained_on:
-            place = getattr(self.config, "data_dir", None) or splits.name
-            raise ValueError(
-                f"Run folder `{self.folder}` was trained on other data: "
-                f"`{place}` has changed since. Put the files back as they were, or begin another run_dir."
-            )
-        return splits
+        from qnnkit.data import places
+
+        splits, trained_on = self.load_data(cached=cached), self.provenance.get("data")
+        for form in ("NFD", None):  # as names counted before they had one form
+            if trained_on is None or splits.fingerprint() == trained_on:
+                return splits
+            with places.names_in(form):
+                splits = self.load_data(cached=cached)
+        if splits.fingerprint() == trained_on:
+            return splits
+        place = getattr(self.config, "data_dir", None) or splits.name
+        raise ValueError(
+            f"Run folder `{self.folder}` was trained on other data than `{place}` holds: files have changed, or "
+            "their split. Put the files back as they were, or begin another run_dir."
+        )
 
     def load_data(self, *, cached: bool = True) -> Splits:
         """The data, whatever the run was trained on.

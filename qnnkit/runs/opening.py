@@ -55,6 +55,10 @@ def open_run(run_dir: str | Path, recipe: Any = None, **settings: FlatValue) -> 
         if folder in (Path(folder.anchor), Path.home(), workspace.home().absolute()):
             rule, step = "be a folder of its own", "Use a new one, such as runs/mine."
             raise ValueError(checks.message("run_dir", rule, str(folder), step))
+        if not workspace.is_known():
+            told = "This run will vanish with this Colab machine: no folder is known that outlasts it. Run "
+            step = "colab_setup.ipynb first, which mounts Drive, or set QNNKIT_HOME to a folder of your own."
+            warnings.warn(told + step, stacklevel=2)
         run = Run(folder, checked(named, given))
         require_usable(run)
         workspace.make_folder(folder)
@@ -159,8 +163,8 @@ def _moved(
         return given, begun
     moved, trained_on = begun.override(**places), Run(folder, begun).provenance.get("data")
     same = False
-    with contextlib.suppress(ValueError, OSError):  # what cannot be read is not the same
-        same = trained_on is not None and Run(folder, moved).load_data().fingerprint() == trained_on
+    with contextlib.suppress(OSError):  # what cannot be read is not the same
+        same = trained_on is not None and Run(folder, moved).splits is not None
     rest = {name: value for name, value in given.items() if name not in places}
     return (rest, moved) if same else (given, begun)
 
