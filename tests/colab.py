@@ -1,0 +1,328 @@
+"""A folder that stands for a Colab machine.
+
+It has a Python of its own that sees the packages of another but installs only into itself, a `google.colab` that
+mounts a folder, and a repository that holds qnnkit. git and pip are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK = ROOT / "colab_setup.ipynb"
+NUMBERED = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+
+# What Python runs first on the stand-in machine. Colab imports google.colab before the first cell, and its
+# Drive is a mount point, which a test cannot make without being root.
+SITECUSTOMIZE = """
+import pathlib
+import google.colab.drive
+really_is_mount = pathlib.Path.is_mount
+pathlib.Path.is_mount = lambda path: str(path) in google.colab.drive.mounted() or really_is_mount(path)
+"""
+
+# As Colab's, it mounts on an empty folder alone. What is on Drive outlasts the mount and the machine.
+DRIVE = """
+import os, pathlib
+stand_in = pathlib.Path(os.environ["STAND_IN"])
+log = stand_in / "mounted.txt"
+
+def mounted():
+    return [path for path in log.read_text().splitlines() if pathlib.Path(path, "MyDrive").is_symlink()] if log.exists() else []
+
+def mount(mountpoint):
+    if "STAND_IN_REFUSES_DRIVE" in os.environ:
+        raise ValueError("mount failed: access was not allowed")
+    pathlib.Path(mountpoint).mkdir(parents=True, exist_ok=True)
+    if any(pathlib.Path(mountpoint).iterdir()):
+        raise ValueError("Mountpoint must not already contain files")
+    (stand_in / "gdrive").mkdir(exist_ok=True)
+    pathlib.Path(mountpoint, "MyDrive").symlink_to(stand_in / "gdrive")
+    with log.open("a") as file:
+        file.write(mountpoint + "\\n")
+"""
+
+USERDATA = """
+import os
+
+def get(name):
+    return os.environ["STAND_IN_SECRET_" + name]  # as Colab's, it raises an error where there is none
+"""
+
+# The command line of the stand-in package: it writes down what it was asked, and for which workspace.
+MAIN = """
+import json, os, pathlib, sys
+from qnnkit import workspace
+print("stand-in qnnkit", *sys.argv[1:])
+asked = {"arguments": sys.argv[1:], "home": str(workspace.home()), "local": str(workspace.local_home())}
+with pathlib.Path(os.environ["STAND_IN"], "asked.jsonl").open("a") as log:
+    log.write(json.dumps(asked) + "\\n")
+"""
+
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "qnnkit"
+version = "0.1.0"
+"""
+
+# A build backend of its own: an editable install of qnnkit that asks no registry for setuptools.
+BACKEND = """
+import pathlib, zipfile
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    name = "qnnkit-0.1.0-py3-none-any.whl"
+    about = "qnnkit-0.1.0.dist-info"
+    with zipfile.ZipFile(pathlib.Path(wheel_directory, name), "w") as wheel:
+        wheel.writestr("qnnkit.pth", str(pathlib.Path.cwd()) + "\\n")
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\\nName: qnnkit\\nVersion: 0.1.0\\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return name
+"""
+
+# A pip that does the one thing that must never happen: it puts another numpy before the image's.
+MOVING_PIP = """
+import pathlib, sysconfig
+about = pathlib.Path(sysconfig.get_path("purelib"), "numpy-0.0.1.dist-info")
+about.mkdir(exist_ok=True)
+(about / "METADATA").write_text("Metadata-Version: 2.1\\nName: numpy\\nVersion: 0.0.1\\n")
+"""
+
+
+def write(path: Path, text: str) -> None:
+    """Writes `text` to `path`, making its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text).lstrip())
+
+
+@dataclass
+class Machine:
+    """A folder that stands for a Colab machine; see the top of this file."""
+
+    folder: Path
+    colab: bool = True
+
+    @property
+    def content(self) -> Path:
+        """What /content is on Colab: where notebooks start, and where the checkout lies."""
+        return self.folder / "content"
+
+    @property
+    def checkout(self) -> Path:
+        # Named like the package and lying where notebooks start, as on Colab: a trap for imports.
+        return self.content / "qnnkit"
+
+    @property
+    def workspace(self) -> Path:
+        return self.content / "drive" / "MyDrive" / "my runs"
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "venv" / "bin" / "python"
+
+    @property
+    def repository(self) -> str:
+        return (self.folder / "repository.git").as_uri()  # a plain path would make git ignore --depth
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        return {
+            "repository": self.repository,
+            "checkout": str(self.checkout),
+            "drive_mount": str(self.content / "drive"),
+            "drive_folder": str(self.workspace),
+            "run_main_job": False,
+        }
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """The environment variables of every process on this machine."""
+        leave_out = ("QNNKIT_", "JUPYTER", "PYTHON", "GIT_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(leave_out)}
+        return {
+            **inherited,
+            "STAND_IN": str(self.folder),
+            "HOME": str(self.folder / "home"),
+            "IPYTHONDIR": str(self.folder / "ipython"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "PIP_NO_INDEX": "1",  # everything that is asked for is already there
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": str(self.folder / "gitconfig"),
+            **({"PYTHONPATH": str(self.folder / "colab")} if self.colab else {}),
+            **variables,
+        }
+
+    def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command where a notebook would start."""
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=self.content,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    def git(self, folder: Path, *words: str) -> str:
+        """What git prints; it must succeed."""
+        done = self.run("git", "-C", folder, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def publish(self, files: dict[str, str]) -> str:
+        """Commits `files` to the repository that notebooks clone, and gives the commit's name."""
+        author = self.folder / "author"
+        for name, text in files.items():
+            write(author / name, text)
+        self.git(author, "add", "--all")
+        self.git(author, "commit", "--quiet", "--message", f"Write {', '.join(files)}")
+        self.git(author, "push", "--quiet", str(self.folder / "repository.git"), "main")
+        return self.head(author)
+
+    def head(self, folder: Path | None = None) -> str:
+        """The commit at which a checkout stands."""
+        return self.git(folder or self.checkout, "rev-parse", "HEAD")
+
+    def cells(self, until: str = "", **changes: object) -> list[str]:
+        """The code of the notebook with its parameters exchanged, up to the cell that holds `until`."""
+        sources = []
+        for cell in code_cells(NOTEBOOK):
+            sources.append(cell.source)
+            if "parameters" in cell.metadata.get("tags", []):
+                values = self.parameters | changes
+                sources.append("\n".join(f"{name} = {value!r}" for name, value in values.items()))
+            if until and until in cell.source:
+                return sources
+        assert not until, f"no cell holds {until!r}"
+        return sources
+
+    def run_cells(self, until: str = "", **changes: object) -> subprocess.CompletedProcess[str]:
+        """Runs the notebook's code in a plain Python: quicker than a kernel, and the same code."""
+        return self.run_code("\n\n".join(self.cells(until, **changes)))
+
+    def fetched(self) -> list[str]:
+        """The git commands that fetch code, of processes that were given `GIT_TRACE` at `git.txt`."""
+        trace = self.folder / "git.txt"
+        lines = trace.read_text().splitlines() if trace.exists() else []
+        return [line for line in lines if re.search(r"built-in: git (clone|fetch|pull)", line)]
+
+    def run_code(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs `code` with __file__ unknown, as it is in a notebook."""
+        return self.run(self.python, "-c", code, **variables)
+
+    def run_ipython(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs `code` as one cell, which may hold lines that begin with ! or %."""
+        return self.run(self.python, "-m", "IPython", "--colors=NoColor", "-c", code, **variables)
+
+    def run_kernel(self, **changes: object) -> str:
+        """Runs the notebook through papermill in this machine's kernel; gives all that it printed."""
+        values = self.parameters | changes
+        given = [word for name, value in values.items() for word in ("-p", name, str(value))]
+        output = self.folder / "executed.ipynb"
+        done = self.run(self.python, "-m", "papermill", "--no-progress-bar", NOTEBOOK, output, *given)
+        assert done.returncode == 0, done.stderr
+        outputs = [part for cell in code_cells(output) for part in cell.outputs]
+        assert {part.output_type for part in outputs} == {"stream"}
+        return "".join(part.text for part in outputs)
+
+    def mounts(self) -> list[str]:
+        """Where Drive was mounted, once for each time."""
+        log = self.folder / "mounted.txt"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def lose_drive(self) -> Path:
+        """Drive's mount goes, and leaves an empty folder."""
+        (self.content / "drive" / "MyDrive").unlink()
+        return self.content / "drive"
+
+    def first_cell(self, path: Path = NUMBERED[0]) -> str:
+        """The first cell of a numbered notebook, and what it runs, with this machine's places."""
+        return self.here(setup_cell(path))
+
+    def here(self, text: str) -> str:
+        return (
+            without_address(text)
+            .replace("/content/", f"{self.content}/")
+            .replace("MyDrive/qnnkit", "MyDrive/my runs")
+        )
+
+    def asked(self) -> list[dict[str, object]]:
+        """What the stand-in package was asked to do."""
+        log = self.folder / "asked.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def code_cells(path: Path) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line of a failure, which is what a reader of the notebook sees at the bottom."""
+    assert done.returncode != 0
+    return done.stderr.strip().splitlines()[-1]
+
+
+def without_address(source: str) -> str:
+    """A cell as it is before `make address` was run."""
+    return re.sub(r'(\\?")[^"]*"(?=  # written by `make address`)', r"\1\1", source)
+
+
+def setup_cell(path: Path) -> str:
+    """The one cell that is tagged `setup`."""
+    tagged = [cell.source for cell in code_cells(path) if "setup" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1, f"{path.name} has {len(tagged)} cells tagged setup"
+    return tagged[0]
+
+
+def make_machine(folder: Path, python: str = sys.executable, *, command: str | None = MAIN) -> Machine:
+    """A new machine.
+
+    Args:
+        folder: Where it stands; made.
+        python: Whose packages it sees.
+        command: The code of `python -m qnnkit`; None for the kit's own.
+    """
+    made = Machine(folder)
+    made.content.mkdir(parents=True)
+    subprocess.run([python, "-m", "venv", "--without-pip", "--symlinks", folder / "venv"], check=True)
+    # It sees that Python's packages, last of all, and cannot change them: pip removes nothing outside a venv.
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+    own = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    (own / "zz_developer.pth").write_text(packages)
+    write(folder / "gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
+    for name, text in {"__init__": "", "drive": DRIVE, "userdata": USERDATA}.items():
+        write(folder / "colab" / "google" / "colab" / f"{name}.py", text)
+    write(folder / "colab" / "sitecustomize.py", SITECUSTOMIZE)
+    for name, options in {"repository.git": ["--bare"], "author": []}.items():
+        made.git(made.content, "init", "--quiet", "--initial-branch=main", *options, str(folder / name))
+    leave_out = shutil.ignore_patterns("__pycache__", *([] if command is None else ["__main__.py"]))
+    for name in ("qnnkit", "notebooks"):
+        shutil.copytree(ROOT / name, folder / "author" / name, ignore=leave_out)
+    if command is not None:
+        write(folder / "author" / "qnnkit" / "__main__.py", command)
+    made.publish(
+        {
+            "pyproject.toml": PYPROJECT,
+            "backend.py": BACKEND,
+            "colab_setup.ipynb": made.here(NOTEBOOK.read_text()),
+            "requirements-colab.txt": "-e .\ntorch\nnumpy\nnbformat>=5.10\n",
+            ".gitignore": "__pycache__/\n",
+        }
+    )
+    return made
