@@ -88,7 +88,7 @@ def is_known() -> bool:
 
 
 def is_away(path: Path) -> bool:
-    """Whether a path lies on Drive, and Drive is not mounted: what is written there would bar its way back."""
+    """Whether a path lies on Drive, and Drive is not mounted: a file there would bar its way back."""
     mount, path = Path(_remembered().get("mount", DRIVE)), _flat(path)
     return _flat(mount) in (path, *path.parents) and on_colab() and not mount.is_mount()
 

@@ -1,7 +1,7 @@
 """A folder that stands for a Colab machine.
 
-It has a Python of its own that sees the packages of another but installs only into itself, a `google.colab` that
-mounts a folder, and a repository that holds qnnkit. git and pip are real.
+It has a Python of its own that sees the packages of another but installs only into itself, a `google.colab`
+that mounts a folder, and a repository that holds qnnkit. git and pip are real.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ stand_in = pathlib.Path(os.environ["STAND_IN"])
 log = stand_in / "mounted.txt"
 
 def mounted():
-    return [path for path in log.read_text().splitlines() if pathlib.Path(path, "MyDrive").is_symlink()] if log.exists() else []
+    known = log.read_text().splitlines() if log.exists() else []
+    return [path for path in known if pathlib.Path(path, "MyDrive").is_symlink()]
 
 def mount(mountpoint):
     if "STAND_IN_REFUSES_DRIVE" in os.environ:
@@ -306,7 +307,7 @@ def make_machine(folder: Path, python: str = sys.executable, *, command: str | N
     own = next((folder / "venv" / "lib").glob("python*/site-packages"))
     (own / "zz_developer.pth").write_text(packages)
     write(folder / "gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
-    for name, text in {"__init__": "", "drive": DRIVE, "userdata": USERDATA}.items():
+    for name, text in {"__init__": "", "drive": DRIVE, "output": "", "userdata": USERDATA}.items():
         write(folder / "colab" / "google" / "colab" / f"{name}.py", text)
     write(folder / "colab" / "sitecustomize.py", SITECUSTOMIZE)
     for name, options in {"repository.git": ["--bare"], "author": []}.items():

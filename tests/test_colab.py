@@ -1,8 +1,8 @@
 """colab_setup.ipynb, and the first cell of each numbered notebook, on a stand-in for a Colab machine.
 
 The stand-in is a folder: a Python of its own that sees the packages of this one but installs only into
-itself, a `google.colab` that mounts a folder, and a repository that holds qnnkit with a command of its own that
-only writes down what it is asked. git and pip are real.
+itself, a `google.colab` that mounts a folder, and a repository that holds qnnkit with a command of its own
+that only writes down what it is asked. git and pip are real.
 """
 
 from __future__ import annotations
@@ -150,8 +150,7 @@ def test_set_up_twice(machine: Machine) -> None:
 
 def test_a_failed_doctor_stops_the_notebook(machine: Machine) -> None:
     machine.publish({"qnnkit/__main__.py": "raise SystemExit('no such thing as a circuit')\n"})
-    code = [cell for cell in machine.cells(run_main_job=True) if '"pip"' not in cell]
-    done = machine.run_code("\n\n".join(code))
+    done = machine.run_cells(run_main_job=True)
     assert "no such thing as a circuit" in done.stdout
     assert sentence(done).startswith("RuntimeError: qnnkit is installed but its check failed;")
     assert machine.asked() == []
@@ -495,7 +494,6 @@ def test_setup_cell_does_nothing_where_qnnkit_is(machine: Machine, bootstrap: st
 def test_setup_cell_finds_its_own_checkout(machine: Machine, bootstrap: str) -> None:
     machine.colab = False
     notebooks = machine.folder / "author" / "notebooks"
-    notebooks.mkdir()
     code = f"import os\nos.chdir({str(notebooks)!r})\n{bootstrap}\nimport qnnkit\nprint(qnnkit.__file__)"
     done = machine.run_ipython(code)
     assert done.stdout.strip() == str(machine.folder / "author" / "qnnkit" / "__init__.py"), done.stderr
@@ -546,7 +544,7 @@ def test_setup_cell_sets_colab_up(machine: Machine, tree: Path, source: str) -> 
         clone = ("clone", "--quiet", "--depth", "1", machine.repository, str(machine.checkout))
         machine.git(machine.content, *clone)
     code = bootstrap.replace("/content/", content)
-    code += "\nimport os, qnnkit\nprint(os.environ['QNNKIT_HOME'], qnnkit.edition)" * whole
+    code += "\nimport qnnkit.workspace\nprint(qnnkit.workspace.home(), qnnkit.edition)" * whole
     done = machine.run_ipython(code, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "It is up to date with 'main'." in done.stdout and machine.mounts() == [f"{content}drive"]

@@ -587,7 +587,7 @@ def test_a_sample_overwrites_nothing(tmp_path: Path) -> None:
 
 
 def accented(root: Path, form: str) -> Path:
-    """Two classes of thirty images, a file that no class holds, and captions, with names in a form of Unicode."""
+    """Two classes of thirty images, with names in a form of Unicode."""
     for k, name in enumerate(("caf\u00e9", "\u00fcber")):
         names = [unicodedata.normalize(form, f"{i} na\u00efve {i % 7}\u00e9.png") for i in range(30)]
         fill(root / unicodedata.normalize(form, name), names, 100 * k)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,7 +36,7 @@ def here(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("disk") / "not" / "yet"))
         before = state()
-        found = device.report()
+        found = device.report(Path.cwd())
         assert state() == before
         yield found
 

@@ -130,8 +130,8 @@ class Run:
             return splits
         place = getattr(self.config, "data_dir", None) or splits.name
         raise ValueError(
-            f"Run folder `{self.folder}` was trained on other data than `{place}` holds: files have changed, or "
-            "their split. Put the files back as they were, or begin another run_dir."
+            f"Run folder `{self.folder}` was trained on other data than `{place}` holds: files have changed, "
+            "or their split. Put the files back as they were, or begin another run_dir."
         )
 
     def load_data(self, *, cached: bool = True) -> Splits:
