@@ -57,7 +57,7 @@ def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except metadata.PackageNotFoundError:
         pytest.skip("this Python has no pip, which the notebook needs")
     made = make_machine(tmp_path_factory.mktemp("machine") / "new")
-    made.publish({"qnnkit/__init__.py": "edition = 1\n"})
+    made.publish({"qnnkit/__init__.py": f"{(ROOT / 'qnnkit' / '__init__.py').read_text()}\nedition = 1\n"})
     return made.folder
 
 
@@ -573,7 +573,7 @@ PLACES = "from qnnkit import workspace; print(workspace.home(), workspace.local_
 
 @pytest.mark.parametrize("notebook", NUMBERED[2:4], ids=lambda path: path.stem)
 def test_after_a_restart_all_is_where_it_was(begun: Machine, notebook: Path) -> None:
-    begun.publish({"qnnkit/__init__.py": "edition = 2\n"})
+    begun.publish({"qnnkit/extra.py": "more = True\n"})
     before, trace = begun.head(), str(begun.folder / "git.txt")
     done = begun.run_ipython(f"{begun.first_cell(notebook)}\n{PLACES}", GIT_TRACE=trace)
     assert done.stdout.splitlines() == [str(begun.workspace), f"{begun.checkout}-local"], done.stderr

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,12 +32,10 @@ def state():
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """This machine's report, which changes no global."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QNNKIT_HOME", str(tmp_path_factory.mktemp("disk") / "not" / "yet"))
-        before = state()
-        found = device.report(Path.cwd())
-        assert state() == before
-        yield found
+    before = state()
+    found = device.report(tmp_path_factory.mktemp("disk") / "not" / "yet")
+    assert state() == before
+    return found
 
 
 def python(code: str, **environment: str) -> str:
