@@ -160,6 +160,7 @@ class Machine:
             "IPYTHONDIR": str(self.folder / "ipython"),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "JUPYTER_PREFER_ENV_PATH": "1",
+            "JUPYTER_PATH": (self.folder / "jupyter.txt").read_text(),
             "PIP_NO_INDEX": "1",  # everything that is asked for is already there
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_CONFIG_GLOBAL": str(self.folder / "gitconfig"),
@@ -302,10 +303,12 @@ def make_machine(folder: Path, python: str = sys.executable, *, command: str | N
     made.content.mkdir(parents=True)
     subprocess.run([python, "-m", "venv", "--without-pip", "--symlinks", folder / "venv"], check=True)
     # It sees that Python's packages, last of all, and cannot change them: pip removes nothing outside a venv.
-    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+    ask = "import sys, sysconfig; print(sysconfig.get_path('purelib'), sys.prefix, sep='\\n')"
+    told = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+    packages, prefix = told.splitlines()
+    (folder / "jupyter.txt").write_text(f"{prefix}/share/jupyter")  # nbconvert's templates
     own = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    (own / "zz_developer.pth").write_text(packages)
+    (own / "zz_developer.pth").write_text(f"{packages}\n")
     write(folder / "gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
     for name, text in {"__init__": "", "drive": DRIVE, "output": "", "userdata": USERDATA}.items():
         write(folder / "colab" / "google" / "colab" / f"{name}.py", text)

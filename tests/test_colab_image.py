@@ -24,7 +24,7 @@ from tests.colab import Machine, make_machine, without_address
 
 IMAGE = os.environ.get("QNNKIT_COLAB_IMAGE")
 """The Python of the image, which `make colab` names."""
-TINY = ("image_size=8", "n_layers=1", "epochs=6", "n_seeds=1", 'controls=["classical"]', "train_fraction=0.3")
+TINY = ("image_size=8", "n_layers=1", "epochs=60", "n_seeds=1", 'controls=["classical"]', "train_fraction=0.3")
 RUN = ("run", "--recipe", "digits_quanv", "--run-dir", "runs/first", *(w for s in TINY for w in ("--set", s)))
 
 
