@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 export PYTORCH_ENABLE_MPS_FALLBACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow lint format type lab docs torture bench address clean
+.PHONY: help run test slow colab lint format type lab docs torture bench address clean
 
 help:  ## what each target does
 	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
@@ -33,6 +33,22 @@ test: .venv/with-dev  ## every test but the slow ones
 slow: .venv/with-dev  ## the tests that take long or ask a package registry
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200
 	QNNKIT_EXAMPLES=all $(BIN)/python -m pytest tests/test_random_circuits.py
+
+# A Python with the versions of Colab's image. Name another interpreter: make colab IMAGE_PYTHON=/path/to/python3.13
+IMAGE_PYTHON ?= $(firstword $(foreach each,python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[32]*/bin/python) $(shell uv python find 3.13 2>/dev/null),$(shell $(each) -c 'import sys; print(sys.executable)' 2>/dev/null)))
+.colab-image/installed: pyproject.toml constraints.txt tests/colab_image.txt
+	$(IMAGE_PYTHON) -m venv --clear .colab-image
+	.colab-image/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/colab_image.txt "$$(grep ^torch== constraints.txt)" datasets '.[music,cluster,sweep,track]'
+	.colab-image/bin/python -m pip uninstall --quiet --yes qnnkit
+	@touch $@
+
+colab: .venv/with-dev  ## a day on Colab, on its Python and versions: restarts, crashes, a lost machine, a Drive that drops
+ifeq ($(IMAGE_PYTHON),)
+	@echo "There is no Python 3.13 or 3.12 here, so nothing was run. Name one: make colab IMAGE_PYTHON=/path/to/python3.13"
+else
+	@$(MAKE) --no-print-directory .colab-image/installed
+	QNNKIT_COLAB_IMAGE=$(CURDIR)/.colab-image/bin/python $(BIN)/python -m pytest -s -m "slow or not slow" -o faulthandler_timeout=1200 tests/test_colab_image.py
+endif
 
 lint: .venv/with-dev  ## style, common mistakes and which part imports which
 	$(BIN)/ruff check .
@@ -63,4 +79,4 @@ address:  ## write the repository's address into badges and notebooks: make addr
 	@$(PYTHON) docs/address.py '$(REPO)'
 
 clean:  ## remove the environment and caches, keep runs
-	rm -rf .venv .pytest_cache .ruff_cache docs/_build docs/api docs/notebooks *.egg-info
+	rm -rf .venv .colab-image .pytest_cache .ruff_cache docs/_build docs/api docs/notebooks *.egg-info
