@@ -35,7 +35,7 @@ slow: .venv/with-dev  ## the tests that take long or ask a package registry
 	QNNKIT_EXAMPLES=all $(BIN)/python -m pytest tests/test_random_circuits.py
 
 # A Python with the versions of Colab's image. Name another interpreter: make colab IMAGE_PYTHON=/path/to/python3.13
-IMAGE_PYTHON ?= $(firstword $(foreach each,python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[32]*/bin/python) $(shell uv python find 3.13 2>/dev/null),$(shell $(each) -c 'import sys; print(sys.executable)' 2>/dev/null)))
+IMAGE_PYTHON ?= $(firstword $(foreach each,python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python) $(shell uv python find 3.13 2>/dev/null),$(shell $(each) -c 'import sys; print(sys.executable)' 2>/dev/null)))
 .colab-image/installed: pyproject.toml constraints.txt tests/colab_image.txt
 	$(IMAGE_PYTHON) -m venv --clear .colab-image
 	.colab-image/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/colab_image.txt "$$(grep ^torch== constraints.txt)" datasets '.[music,cluster,sweep,track]'

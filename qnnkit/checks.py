@@ -6,7 +6,9 @@ import contextlib
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 if TYPE_CHECKING:
     import torch
@@ -108,3 +110,49 @@ def folder(name: str, path: str | Path, next_step: str) -> Path:
         return path
     error = NotADirectoryError if path.exists() else FileNotFoundError
     raise error(message(name, "be an existing folder", str(path), next_step))
+
+
+def read_yaml(path: Path, kind: str) -> Any:
+    """The plain values in a YAML file that a person wrote; nothing in it is ever executed.
+
+    Args:
+        path: The file.
+        kind: What it is called in a refusal, such as "batch file".
+
+    Raises:
+        ValueError: It is no plain YAML, gives a key twice or links.
+        OSError: It cannot be read.
+    """
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(message("file", "be a YAML text", str(path), "Save it as UTF-8.")) from None
+    except OSError as error:
+        sentence = f"Cannot read {kind} `{path}` ({error.strerror}). Give its path."
+        raise type(error)(error.errno, sentence) from None
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it links with `*`; write the value out")  # nested, they make gigabytes
+        return yaml.load(text, _OnceLoader)  # a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split()).rstrip(".")
+        step = "Write plain keys, numbers, texts and lists only."
+        raise ValueError(
+            f"{kind.capitalize()} `{path}` must be plain YAML, but is not{where}: {problem}. {step}"
+        ) from None
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently keep the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            is_word = isinstance(key.value, str)
+            if not is_word or key.value in seen:
+                fault = f"`{key.value}` is given twice" if is_word else "a key is no word"
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)

@@ -94,7 +94,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         ValueError: It holds something else.
         OSError: It cannot be read.
     """
-    found = workspace.read_yaml(path, "settings file")
+    found = checks.read_yaml(path, "settings file")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"Settings file `{path}` must hold lines such as `epochs: 2`, but does not.")
     for name, value in found.items():

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
-
 from qnnkit import checks
 from qnnkit.device.machine import on_colab
 
@@ -36,8 +34,7 @@ def home() -> Path:
     - `QNNKIT_HOME`.
     - What `remember` wrote down on this machine (on Colab: a folder on Drive).
     - On Colab, a folder on Drive, if that is mounted.
-    - The current folder, or the one around it when that is a `notebooks/` with numbered notebooks in it, so
-      that the shell and JupyterLab agree.
+    - The current folder; the one around it if it is a `notebooks/` with numbered notebooks in it.
 
     Raises:
         NotADirectoryError: `QNNKIT_HOME` names a file.
@@ -58,8 +55,7 @@ def remember(home: str | Path, local: str | Path, mount: str | Path = DRIVE) -> 
         local: The folder on fast local disk where they are worked on.
         mount: Where the disk of `home` is mounted.
 
-    Returns:
-        The file: `workspace.json` in the user's config folder. Variables come before it.
+    The file is `workspace.json` in the user's config folder, and is returned. Variables come before it.
     """
     file = _remembered_in()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -75,11 +71,9 @@ def _remembered_in() -> Path:
 
 def _remembered() -> dict[str, str]:
     """What `remember` wrote; nothing where the file is missing or damaged."""
-    try:
-        found = read_json(_remembered_in())
-    except (OSError, ValueError):
-        found = None
-    return found if isinstance(found, dict) else {}
+    with contextlib.suppress(OSError, ValueError):
+        return dict(read_json(_remembered_in()) or {})
+    return {}
 
 
 def is_known() -> bool:
@@ -97,7 +91,7 @@ def require_mounted(path: Path) -> None:
     """Raises OSError where `is_away`."""
     if is_away(path):
         mount = _remembered().get("mount", DRIVE)
-        step = f"Mount it, by colab_setup.ipynb or `from google.colab import drive; drive.mount('{mount}')`"
+        step = f"Mount it, by colab_setup.ipynb or `google.colab.drive.mount('{mount}')`"
         told = f"Drive is not mounted at `{mount}`, where `{path}` would lie. {step}, and run this again"
         raise OSError(errno.ENODEV, told)
 
@@ -426,52 +420,6 @@ def read_json(path: Path) -> Any:
             f"File `{path}` is damaged ({error}). Put it back from a copy, or delete it and run the same "
             "command again."
         ) from None
-
-
-def read_yaml(path: Path, kind: str) -> Any:
-    """The plain values in a YAML file that a person wrote; nothing in it is ever executed.
-
-    Args:
-        path: The file.
-        kind: What it is called in a refusal, such as "batch file".
-
-    Raises:
-        ValueError: It is no plain YAML, gives a key twice or links.
-        OSError: It cannot be read.
-    """
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(checks.message("file", "be a YAML text", str(path), "Save it as UTF-8.")) from None
-    except OSError as error:
-        sentence = f"Cannot read {kind} `{path}` ({error.strerror}). Give its path."
-        raise type(error)(error.errno, sentence) from None
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("it links with `*`; write the value out")  # nested, they make gigabytes
-        return yaml.load(text, _OnceLoader)  # a SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split()).rstrip(".")
-        step = "Write plain keys, numbers, texts and lists only."
-        raise ValueError(
-            f"{kind.capitalize()} `{path}` must be plain YAML, but is not{where}: {problem}. {step}"
-        ) from None
-
-
-class _OnceLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would silently keep the last."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            is_word = isinstance(key.value, str)
-            if not is_word or key.value in seen:
-                fault = f"`{key.value}` is given twice" if is_word else "a key is no word"
-                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def whole_length(file: BinaryIO) -> int:

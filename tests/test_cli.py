@@ -309,7 +309,7 @@ def test_ctrl_c_says_where_it_stopped_and_the_same_command_continues(home, pictu
 
 
 def test_ctrl_c_in_a_command_that_keeps_nothing(qnnkit, monkeypatch):
-    def interrupted():
+    def interrupted(place):
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("qnnkit.device.report", interrupted)
@@ -370,7 +370,7 @@ def test_training_tells_what_the_data_are(tmp_path, monkeypatch, qnnkit):
     made = runs.open_run(tmp_path / "run", "digits_quanv", epochs=1, n_seeds=1, controls=[])
     splits = replace(made.splits, notes=("Left out 2 files that cannot be read.",))
     final = {"net": "hybrid", "seed": 0, "test_accuracy": 0.9, "best_epoch": 1}
-    monkeypatch.setattr(runs.Run, "load_data", lambda self: splits)
+    monkeypatch.setattr(runs.Run, "load_data", lambda self, cached: splits)
     monkeypatch.setattr("qnnkit.runs.trainings._train", lambda *given: final)
     status, out, err = qnnkit("train", "--run-dir", str(tmp_path / "run"))
     assert status == 0, err

@@ -177,7 +177,7 @@ def test_a_path_of_its_own_is_meant_from_the_workspace_and_moves_with_it(
     assert again.config.table == moved / "waves" / "table.csv"
     assert [final["test_r2"] for final in runs.train_all(again)] == [first["test_r2"]]
     np.savetxt(moved / "other.csv", np.linspace(-1, 2, 90))
-    with pytest.raises(ValueError, match="holds another experiment"):
+    with pytest.raises(ValueError, match="was trained on other data than"):
         runs.open_run("runs/one", str(moved / "mine.py"), table="other.csv")
 
 

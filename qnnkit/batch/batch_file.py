@@ -154,7 +154,7 @@ def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
         ValueError: It is no plain YAML, or a key or value breaks its rule; nothing in it is ever executed.
         OSError: The file cannot be read.
     """
-    values = source if isinstance(source, Mapping) else workspace.read_yaml(Path(source), "batch file")
+    values = source if isinstance(source, Mapping) else checks.read_yaml(Path(source), "batch file")
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         known = ", ".join(BatchConfig.model_fields)
         raise ValueError(f"A batch must hold keys and values, but `{source}` does not. Keys are {known}.")

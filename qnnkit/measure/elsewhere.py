@@ -157,7 +157,7 @@ def load(prices: str | Path | None = None) -> Table:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    values = workspace.read_yaml(path, "machine table")
+    values = checks.read_yaml(path, "machine table")
     if not isinstance(values, dict):
         step = f"Its keys are {', '.join(Table.model_fields)}."
         raise ValueError(checks.message(path.name, "hold keys and values", values, step))
