@@ -89,8 +89,18 @@ def run(
     fork: Annotated[Path | None, Option(metavar="NEW_DIR", help="Go on there, with other settings.")] = None,
     on_oom: OnOom = None,
     notebooks: Annotated[str | None, Option(metavar="NAMES", help="Run these alone: 03_train,...")] = None,
+    on: Annotated[str | None, Option(metavar="colab", help="Write a script that runs it there.")] = None,
 ) -> None:
     """Run notebooks 00 to 04 in order. Run again, it finishes what is unfinished and only prints the rest."""
+    if on is not None:
+        checks.choice("--on", on, ("colab",))
+        from qnnkit.runs import on_colab
+
+        words = sys.argv[2:]
+        at = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--on")
+        path = on_colab.write(run_dir, [*words[:at], *words[at + (2 if words[at] == "--on" else 1) :]])
+        typer.echo(f"Wrote {path}. Start it by: colab run --gpu T4 {path}")
+        return
     warm.begin()
     with _ending_cleanly():
         with warm.importing():
