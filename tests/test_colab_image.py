@@ -123,6 +123,7 @@ def undisturbed(new_machine: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     set_up(machine)
     done = qnnkit(machine, *RUN)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "frozen modules" not in done.stdout + done.stderr
     return machine
 
 

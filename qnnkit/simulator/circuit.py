@@ -248,7 +248,7 @@ def apart() -> Iterator[None]:
         except NotFusable:
             raise
         except Exception as error:
-            reason = f"it could not be followed without values ({type(error).__name__}: {error})"
+            reason = f"its Python cannot be run on numbers in general ({type(error).__name__}: {error})"
             raise NotFusable(reason.splitlines()[0]) from error
         finally:
             if traced is not None:
