@@ -23,16 +23,6 @@ from tests.wheels import clean_environment
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("environment.yml", "requirements-colab.txt")
 
-# Colab's image, as far as it bears on what may be chosen. PyPI has no +cu128 build; 2.11.0 stands for it.
-COLAB_IMAGE = {
-    "torch": "==2.11.0",
-    "numpy": "==2.1.*",
-    "ipywidgets": "==7.7.1",
-    "transformers": "==5.15.*",
-    "peft": "==0.20.*",
-    "accelerate": "==1.14.*",
-}
-
 
 def by_name(lines: list[str]) -> dict[str, Requirement]:
     """The requirements in `lines` by package; a package that is named twice is an error."""
@@ -40,6 +30,12 @@ def by_name(lines: list[str]) -> dict[str, Requirement]:
     names = [requirement.name for requirement in found]
     assert len(names) == len(set(names)), f"named twice: {sorted(n for n in names if names.count(n) > 1)}"
     return dict(zip(names, found, strict=True))
+
+
+def colab_image() -> dict[str, Requirement]:
+    """What Colab's image has, by tests/colab_image.txt. PyPI has no +cu128 build of torch: 2.11.0 stands for it."""
+    lines = (ROOT / "tests" / "colab_image.txt").read_text().splitlines()
+    return by_name(["torch==2.11.0", *(line for line in lines if line and not line.startswith("#"))])
 
 
 def project() -> dict[str, Any]:
@@ -67,6 +63,16 @@ def asked(source: str) -> list[str]:
     assert found, "the list stands in pyproject.toml alone"
     extras = project()["optional-dependencies"]
     return [*project()["dependencies"], *(line for name in found[1].split(",") for line in extras[name])]
+
+
+def test_the_kit_takes_what_colabs_image_has() -> None:
+    """Else pip would replace it there, or stop."""
+    wanted = by_name(project()["dependencies"]) | by_name(
+        sum(project()["optional-dependencies"].values(), [])
+    )
+    for name, has in colab_image().items():
+        version = str(has.specifier).removeprefix("==").replace("*", "0")
+        assert name not in wanted or Version(version) in wanted[name].specifier, (name, version)
 
 
 def test_pyproject_names_what_was_prescribed() -> None:
@@ -144,12 +150,12 @@ def resolve(folder: Path, lines: list[str], *options: str, **variables: str) -> 
 )
 def test_it_resolves(registry: None, tmp_path: Path, source: str, python: str, platform: str) -> None:
     options, mac = ["--python-version", python, "--python-platform", platform], "apple" in platform
-    image = COLAB_IMAGE if "colab" in source else {"torch": ">=2.6", "numpy": ">=2.0"}
+    image = colab_image() if "colab" in source else by_name(["torch>=2.6", "numpy>=2.0"])
     if "colab" in source:
-        (tmp_path / "image.txt").write_text("".join(f"{name}{version}\n" for name, version in image.items()))
+        (tmp_path / "image.txt").write_text("".join(f"{each}\n" for each in image.values()))
         options += ["-c", str(tmp_path / "image.txt")]
     chosen = resolve(tmp_path, asked(source), *options, MACOSX_DEPLOYMENT_TARGET="14.0")
-    assert all(chosen[name] in Requirement(name + version).specifier for name, version in image.items())
+    assert all(chosen[name] in each.specifier for name, each in image.items() if name in chosen)
     simulators = ("pennylane", "pennylane-lightning", *([] if mac else ["pennylane-lightning-gpu"]))
     assert all(chosen[name].release[:2] == (0, 45) for name in simulators)
     of_cuda = [name for name in chosen if "cuda" in name or name.endswith(("-gpu", "-cu12", "-cu13"))]

@@ -259,14 +259,15 @@ def wide(inputs, weights):
     return [qp.expval(qp.Z(wire)) for wire in range(16)]
 
 torch.set_num_threads(1)
+imported = peak()
 layer = QuantumLayer(*circuits.build("data_reuploading", n_qubits=4, n_layers=2), backend="batched")
 run(layer, 2048, 4, 3)
 found = {"awake": run(layer, 2048, 4, 60)[0], "faults": run(layer, 8192, 4, 61)[1]}
 qnode = qp.QNode(wide, qp.device("default.qubit", wires=16))
 run(QuantumLayer(qnode, {"weights": (3, 16, 3)}, backend="batched"), 64, 16, 1)
-found["wide"] = peak()
+found["wide"] = peak() - imported
 run(layer, 1_000_000, 4, 1)
-print(json.dumps({**found, "many": peak()}))
+print(json.dumps({**found, "many": peak() - imported}))
 """
 
 
@@ -292,9 +293,9 @@ def test_freed_memory_is_not_given_back_after_every_step(fresh) -> None:
     assert fresh["faults"] < 60
 
 
-@pytest.mark.parametrize(("which", "gib"), [("wide", 1), ("many", 2)])
-def test_memory_stays_small(which: str, gib: int, fresh) -> None:
-    """In GiB, of the whole process, in which PennyLane and torch alone take 0.35."""
+@pytest.mark.parametrize(("which", "gib"), [("wide", 0.65), ("many", 1.65)])
+def test_memory_stays_small(which: str, gib: float, fresh) -> None:
+    """In GiB, beside what PennyLane and torch take alone: 0.35 with torch for CPUs, more with CUDA's."""
     assert fresh[which] < gib
 
 

@@ -277,6 +277,7 @@ def test_a_fresh_process():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch hides it itself
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_compiled():
     model = nn.Sequential(linear(2, 2), make(QuantumLayer, qnode_of()), linear(2, 2))
     torch.compiler.reset()
