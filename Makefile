@@ -43,12 +43,12 @@ IMAGE_PYTHON ?= $(firstword $(foreach each,python3.13 python3.12 $(wildcard $(HO
 	@touch $@
 
 colab: .venv/with-dev  ## a day on Colab, on its Python and versions: restarts, crashes, a lost machine, a Drive that drops
-ifeq ($(IMAGE_PYTHON),)
-	@echo "There is no Python 3.13 or 3.12 here, so nothing was run. Name one: make colab IMAGE_PYTHON=/path/to/python3.13"
-else
-	@$(MAKE) --no-print-directory .colab-image/installed
-	QNNKIT_COLAB_IMAGE=$(CURDIR)/.colab-image/bin/python $(BIN)/python -m pytest -s -m "slow or not slow" -o faulthandler_timeout=1200 tests/test_colab_image.py
-endif
+	@if [ -z "$(IMAGE_PYTHON)" ]; then \
+	  echo "There is no Python 3.13 or 3.12 here, so nothing was run. Name one: make colab IMAGE_PYTHON=/path/to/python3.13"; \
+	else \
+	  $(MAKE) --no-print-directory .colab-image/installed && QNNKIT_COLAB_IMAGE=$(CURDIR)/.colab-image/bin/python \
+	  $(BIN)/python -m pytest -s -m "slow or not slow" -o faulthandler_timeout=1200 tests/test_colab_image.py; \
+	fi
 
 lint: .venv/with-dev  ## style, common mistakes and which part imports which
 	$(BIN)/ruff check .

@@ -98,7 +98,8 @@ def run(
 
         words = sys.argv[2:]
         at = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--on")
-        path = on_colab.write(run_dir, [*words[:at], *words[at + (2 if words[at] == "--on" else 1) :]])
+        read = [str(each) for each in (recipe, *(files or ())) if each]
+        path = on_colab.write(run_dir, read, [*words[:at], *words[at + (2 if words[at] == "--on" else 1) :]])
         typer.echo(f"Wrote {path}. Start it by: colab run --gpu T4 {path}")
         return
     warm.begin()

@@ -5,15 +5,11 @@ what is printed; now and then the first then waits for it in vain, for ten secon
 has ended before anything else is closed.
 """
 
-import os
 import sys
 from pathlib import Path
 
 if __name__ == "__main__" and (sys.path[0] == "" or Path(sys.path[0]) == Path.cwd()):
     del sys.path[0]  # as ipykernel's launcher: what lies in the current folder is for the cells alone
-
-# debugpy, which ipykernel imports, would warn of Python's frozen modules, in six lines for each kernel
-os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 
 from ipykernel.kernelapp import IPKernelApp
 

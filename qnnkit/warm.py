@@ -58,6 +58,7 @@ def importing() -> Iterator[None]:
 def begin() -> None:
     """Starts the process that others are forked from, once; it imports meanwhile, and ends with this one."""
     global _nursery, _fresh
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a kernel's debugger warns
     if sys.platform != "linux" or _nursery is not None:
         return
     sys.stdout.flush()

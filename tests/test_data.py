@@ -602,7 +602,7 @@ def test_names_of_a_mac_and_of_colab_are_the_same_data(tmp_path):
     mac, colab = (accented(tmp_path / form, form) for form in ("NFD", "NFC"))
     found = [data.load("class_folder", root=each) for each in (mac, colab, zipped(mac), zipped(colab))]
     assert len({each.fingerprint() for each in found}) == 1
-    assert len({each.split(side).sources for each in found for side in ("train",)}) == 1
+    assert len({each.train.sources for each in found}) == 1
     assert found[0].classes == ("caf\u00e9", "\u00fcber")
     with places.names_in("NFD"):
         assert data.load("class_folder", root=mac).fingerprint() != found[0].fingerprint(), "no accent counts"

@@ -309,7 +309,6 @@ def test_compiled_nets_keep_what_many_calls_need(monkeypatch):
 
     layer = make(QuantumLayer, qnode_of())
     compiled._kept.clear()  # of other tests, which went no way back
-    compiled._sizes.clear()
     rows = uniform(40, 1, 2).requires_grad_()
     values = [
         compiled.circuit(row, list(layer.parameters()), compiled.number_of(layer), torch.float32, True)[0]
@@ -317,7 +316,7 @@ def test_compiled_nets_keep_what_many_calls_need(monkeypatch):
     ]
     monkeypatch.setattr(compiled, "_measured", None)  # it would compute again
     torch.cat(values).sum().backward()
-    assert rows.grad is not None and not compiled._kept and not compiled._sizes
+    assert rows.grad is not None and not compiled._kept
 
 
 # --- bad input ----------------------------------------------------------------------------------------

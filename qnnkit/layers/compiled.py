@@ -21,8 +21,8 @@ from qnnkit.simulator import Fused, as_outside
 MOST_PASSES, MOST_BYTES = 1024, 2**28
 """Forward passes kept for the way back, and bytes of their states; the last one whatever its size."""
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_kept: OrderedDict[int, tuple[Tensor, list[Tensor]]] = OrderedDict()
-_sizes: dict[int, int] = {}
+_kept: OrderedDict[int, tuple[Tensor, list[Tensor], int]] = OrderedDict()
+"""By number: outputs with their graph, its leaves, and bytes of its states."""
 _numbers = itertools.count()
 _library = torch.library.Library("qnnkit", "DEF")  # not custom_op, whose checks cost 100 us a step
 _library.define(
@@ -60,7 +60,9 @@ def _forward(
     number = next(_numbers)
     if keep:
         outputs, leaves = _measured(inputs, weights, layer, dtype)
-        _keep(number, (outputs, leaves), _layers[layer], math.prod(inputs.shape[:-1]))
+        _kept[number] = outputs, leaves, math.prod(inputs.shape[:-1]) * _bytes(_layers[layer])
+        while len(_kept) > 1 and (len(_kept) > MOST_PASSES or sum(e[2] for e in _kept.values()) > MOST_BYTES):
+            _kept.popitem(last=False)
     else:
         own = _layers[layer]
         with as_outside(), torch.no_grad():
@@ -68,13 +70,10 @@ def _forward(
     return [outputs.detach().contiguous(), torch.tensor(number)]
 
 
-def _keep(number: int, made: tuple[Tensor, list[Tensor]], layer: Any, samples: int) -> None:
-    """Keeps a forward pass, and lets the oldest go where they are too many."""
+def _bytes(layer: Any) -> int:
+    """Of the states of one sample."""
     program = layer._programs and layer._programs.last
-    one = program.state_bytes * len(program.steps) if isinstance(program, Fused) else 2**16
-    _kept[number], _sizes[number] = made, samples * one
-    while len(_kept) > 1 and (len(_kept) > MOST_PASSES or sum(_sizes.values()) > MOST_BYTES):
-        del _sizes[_kept.popitem(last=False)[0]]
+    return program.state_bytes * len(program.steps) if isinstance(program, Fused) else 2**16
 
 
 @torch.library.register_fake("qnnkit::circuit", lib=_library)
@@ -93,8 +92,8 @@ def _backward(
     gradient: Tensor, number: Tensor, inputs: Tensor, weights: list[Tensor], layer: int, dtype: torch.dtype
 ) -> list[Tensor]:
     """The gradients by inputs and weights."""
-    kept, _ = _kept.pop(int(number), None), _sizes.pop(int(number), None)
-    outputs, leaves = _measured(inputs, weights, layer, dtype) if kept is None else kept
+    kept = _kept.pop(int(number), None)
+    outputs, leaves = _measured(inputs, weights, layer, dtype) if kept is None else kept[:2]
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     with as_outside():
         found = iter(torch.autograd.grad(outputs, wanted, gradient, allow_unused=True))

@@ -11,18 +11,19 @@ from pathlib import Path
 from qnnkit import checks, workspace
 
 
-def write(run_dir: Path, words: Sequence[str]) -> Path:
+def write(run_dir: Path, files: Sequence[str], words: Sequence[str]) -> Path:
     """Writes the script into the current folder.
 
     Args:
         run_dir: Of the run, relative to the workspace.
+        files: What the command reads from here, a recipe or settings; names of shipped recipes are none.
         words: What is typed after `qnnkit run`, without `--on`.
 
     Returns:
         The script: `colab_job.py` with this run in it. It clones the branch that is checked out here.
 
     Raises:
-        ValueError: The run's folder is no relative path, a recipe is not committed, or there is no address.
+        ValueError: The run's folder is no relative path, a file is not committed, or there is no address.
     """
     if run_dir.is_absolute() or ".." in run_dir.parts:
         step = "Colab has another workspace: give a path inside it, such as runs/mine."
@@ -31,10 +32,10 @@ def write(run_dir: Path, words: Sequence[str]) -> Path:
     if not address:
         step = "Run this in a checkout that was pushed: Colab clones it from there."
         raise ValueError(checks.message("--on", "have a git remote `origin` to fetch from", "colab", step))
-    for word in words:
-        if word.endswith(".py") and not _git("ls-files", word):
+    for file in files:
+        if Path(file).is_file() and not _git("ls-files", "--", file):
             step = "Commit and push it: Colab clones the repository."
-            raise ValueError(checks.message("--recipe", "be a file of the repository", word, step))
+            raise ValueError(checks.message("file", "be in the repository", file, step))
     job = {"address": address, "branch": _git("branch", "--show-current") or "main"}
     job |= {"words": ["run", *words], "run_dir": run_dir.as_posix()}
     script = Path(__file__).with_name("colab_job.py").read_text(encoding="utf-8")

@@ -135,7 +135,8 @@ class Programs:
         form = self._form(rows)
         program = self._pure.get(form)
         if program is not None and not program.methods.hold():
-            program = self._pure.pop(form) and None
+            del self._pure[form]
+            return None
         return program
 
     def _of_pure(self, program: Fused, rows: Tensor, weights: Mapping[str, Tensor]) -> Call | None:
