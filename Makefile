@@ -38,7 +38,7 @@ slow: .venv/with-dev  ## the tests that take long or ask a package registry
 IMAGE_PYTHON ?= $(firstword $(foreach each,python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python) $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python) $(shell uv python find 3.13 2>/dev/null),$(shell $(each) -c 'import sys; print(sys.executable)' 2>/dev/null)))
 .colab-image/installed: pyproject.toml constraints.txt tests/colab_image.txt
 	$(IMAGE_PYTHON) -m venv --clear .colab-image
-	.colab-image/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/colab_image.txt "$$(grep ^torch== constraints.txt)" datasets '.[music,cluster,sweep,track]'
+	.colab-image/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/colab_image.txt "$$(grep ^torch== constraints.txt)" '.[music,cluster,sweep,track]'
 	.colab-image/bin/python -m pip uninstall --quiet --yes qnnkit
 	@touch $@
 
