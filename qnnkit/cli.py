@@ -161,9 +161,7 @@ def train(
 
         for final in runs.train_all(begun, on_row=show, on_warning=tell):
             if is_main():
-                score = begun.score
-                reached = f"{score.column}: {score.tell(final[f'test_{score.name}'])}"
-                tell(f"{final['net']}, seed {final['seed']}: {reached}, best epoch {final['best_epoch']}")
+                tell(runs.epoch_line(begun, final))
 
 
 @app.command()

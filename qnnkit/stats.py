@@ -163,20 +163,91 @@ def compare(values: Sequence[float], others: Sequence[float]) -> Comparison:
     return Comparison(gap.mean, gap.low, gap.high, effect, p, gap.n)
 
 
-_RISING = frozenset(
-    "accuracy acc precision recall specificity f1 auc auroc auprc ap map r2 iou miou dice jaccard mcc "
-    "kappa ndcg mrr bleu rouge meteor cider psnr ssim fidelity likelihood hits correlation pearson spearman".split()
-)
-_FALLING = frozenset(
-    "loss error err cost mse mae rmse nmse mape msle nll ece bce crossentropy perplexity ppl brier hinge huber "
-    "wer cer kl kld divergence fid regret residual infidelity".split()
-)
-_FILLERS = frozenset(
-    "train test validation val valid mean avg average median total sum macro micro weighted balanced top at per "
-    "token sample step batch epoch score rate k".split()
-)
+_RISING = {
+    *(
+        "accuracy",
+        "acc",
+        "precision",
+        "recall",
+        "specificity",
+        "f1",
+        "auc",
+        "auroc",
+        "auprc",
+        "ap",
+        "map",
+        "r2",
+    ),
+    *(
+        "iou",
+        "miou",
+        "dice",
+        "jaccard",
+        "mcc",
+        "kappa",
+        "ndcg",
+        "mrr",
+        "bleu",
+        "rouge",
+        "meteor",
+        "cider",
+        "psnr",
+    ),
+    *("ssim", "fidelity", "likelihood", "hits", "correlation", "pearson", "spearman"),
+}
+_FALLING = {
+    *(
+        "loss",
+        "error",
+        "err",
+        "cost",
+        "mse",
+        "mae",
+        "rmse",
+        "nmse",
+        "mape",
+        "msle",
+        "nll",
+        "ece",
+        "bce",
+        "brier",
+    ),
+    *("crossentropy", "perplexity", "ppl", "hinge", "huber", "wer", "cer", "kl", "kld", "divergence", "fid"),
+    *("regret", "residual", "infidelity"),
+}
+_FILLERS = {
+    *(
+        "train",
+        "test",
+        "validation",
+        "val",
+        "valid",
+        "mean",
+        "avg",
+        "average",
+        "median",
+        "total",
+        "sum",
+        "macro",
+    ),
+    *(
+        "micro",
+        "weighted",
+        "balanced",
+        "top",
+        "at",
+        "per",
+        "token",
+        "sample",
+        "step",
+        "batch",
+        "epoch",
+        "score",
+    ),
+    *("rate", "k"),
+}
 """Words, and numbers, that change nothing of a name's direction."""
-_NEGATIONS = frozenset("minus neg negative inverse inv one 1 anti".split())
+_NEGATIONS = {"minus", "neg", "negative", "inverse", "inv", "one", "1", "anti"}
 _TERMS = {"negative_log_likelihood": "nll", "neg_log_likelihood": "nll", "cross_entropy": "crossentropy"}
 
 
@@ -226,7 +297,7 @@ class Score:
     digits: int = 1
     """After the point."""
     larger: bool | None = None
-    """Whether a larger one is better; None reads it from the name, and is refused where that does not tell."""
+    """Whether a larger one is better; None reads it from the name, which is refused if it does not tell."""
     watched: str = ""
     """What of the validation split stands for it while it trains, where that is another number."""
     criterion: str = "min_accuracy"

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from qnnkit.stats import ACCURACY, LOSS, Score, compare, direction, holm, mean_interval, verdict, verdicts, wilson
+from qnnkit.stats import (
+    ACCURACY,
+    LOSS,
+    Score,
+    compare,
+    direction,
+    holm,
+    mean_interval,
+    verdict,
+    verdicts,
+    wilson,
+)
 from tests.toys import refused
 
 ERROR = 1e-12

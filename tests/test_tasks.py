@@ -162,7 +162,9 @@ def test_what_is_reported_chooses_the_epoch_in_the_direction_of_its_name(monitor
     assert (progress.best_epoch == 1) == larger, "the loss falls, so it is best at first where more is better"
 
 
-@pytest.mark.parametrize("monitor", ["distance", "error_free", "accuracy_gap", "neg_loss", "1-accuracy", "entropy"])
+@pytest.mark.parametrize(
+    "monitor", ["distance", "error_free", "accuracy_gap", "neg_loss", "1-accuracy", "entropy"]
+)
 def test_a_number_of_unknown_direction_is_refused_until_the_score_says_it(monitor):
     task = Regression(monitor, **{monitor: of_loss})
     with refused("score"):
@@ -177,9 +179,15 @@ def test_a_number_of_unknown_direction_is_refused_until_the_score_says_it(monito
 
 
 def test_fit_reads_the_direction_of_a_users_task():
-    loaders = {"train": Batches(POINTS, VALUES, 8, shuffle=True), "validation": Batches(POINTS, VALUES, 6, shuffle=False)}
+    loaders = {
+        "train": Batches(POINTS, VALUES, 8, shuffle=True),
+        "validation": Batches(POINTS, VALUES, 6, shuffle=False),
+    }
     progress = train.fit(
-        line(), Regression("cross_entropy", cross_entropy=of_loss), loaders, Settings(epochs=4, learning_rate=0.1)
+        line(),
+        Regression("cross_entropy", cross_entropy=of_loss),
+        loaders,
+        Settings(epochs=4, learning_rate=0.1),
     )
     assert progress.best_epoch == 4, "it falls, and less is better"
 
@@ -205,7 +213,9 @@ def test_a_score_of_ones_own():
     task.score = Score("r2", "R²", watched="minus_distance", criterion="")
     assert complete(task).monitor == "minus_distance"
     task.score = LOSS
-    with pytest.raises(ValueError, match=r"`score` must watch `minus_distance`, .*, but is 'loss'\. .*watched="):
+    with pytest.raises(
+        ValueError, match=r"`score` must watch `minus_distance`, .*, but is 'loss'\. .*watched="
+    ):
         complete(task)
 
 

@@ -38,7 +38,7 @@ BESIDE = {
         stats.Score("ece", "ECE", larger=False),
     ),
     "recall_1": (
-        stats.Score("zero_shot", "zero-shot accuracy"),
+        stats.Score("zero_shot", "zero-shot accuracy", larger=True),
         stats.Score("loss", "loss", "nats / pair", 1, "nats", 3, larger=False),
     ),
     "loss": (stats.Score("perplexity", "perplexity", "", 1, "", 2, larger=False),),
