@@ -285,7 +285,8 @@ REFUSED = {
         "error,",
         "report `loss` as a sum over the batch, one number",
     ),
-    "no such number": ('monitor = "r2"', 'monitor = "r3"', "`r3`"),
+    "no such number": ('monitor = "r2"', 'monitor = "f1"', "`f1`"),
+    "a number of unknown direction": ('monitor = "r2"', 'monitor = "height"', "say whether more is better"),
     "a control that does not take the data": (
         "class Regression",
         "def controls():\n    return {'a': lambda: nn.Linear(4, 1)}\n\n\nclass Regression",

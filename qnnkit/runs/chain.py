@@ -194,7 +194,7 @@ def _parameters(run: Run, notebook: Path, own: Mapping[str, Any]) -> dict[str, A
 def epoch_line(run: Run, row: dict[str, Any]) -> str:
     """A row of metrics.jsonl for people, of an epoch or of the test of a trained net."""
     score, whose = run.score, f"{row['net']:<17} seed {row['seed']}"
-    if row["event"] == "test":
+    if "best_epoch" in row:
         reached = f"{score.column}: {score.tell(row[f'test_{score.name}'])}"
         peak = words.size(row["peak_memory"])
         return f"{whose}  {reached}, best epoch {row['best_epoch']}, peak memory {peak}"
