@@ -287,6 +287,13 @@ class Settings(Base):
         return bool(types & {str, Path}) and not types & {int, float, bool}
 
     @classmethod
+    def is_list(cls, name: str, text: str) -> bool:
+        """Whether a text given for a setting is a list of values, not a word that the setting knows."""
+        members = _members(cls.model_fields[name].annotation) if name in cls.model_fields else ()
+        words = [word for each in members if get_origin(each) is Literal for word in get_args(each)]
+        return text not in words and any(get_origin(each) in (tuple, list) for each in members)
+
+    @classmethod
     def describe(cls, name: str) -> str:
         """What a setting means, in one line."""
         return (cls.model_fields[name].description or "").replace("\n", " ")
