@@ -60,6 +60,16 @@ class Base(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def of_kit(self, name: str, default: Any = None) -> Any:
+        """The value of a setting that a class of the kit declares; a recipe's own of that name is another.
+
+        Example:
+            >>> Settings().of_kit("epochs"), Settings().of_kit("circuit")
+            (20, None)
+        """
+        declared = any(is_kits(kind, name) for kind in type(self).__mro__)
+        return getattr(self, name, default) if declared else default
+
 
 class Settings(Base):
     """The settings of a training and of a run; recipes add theirs.
@@ -327,6 +337,16 @@ class Recorded(Settings):
     @property
     def recipe(self) -> str:
         return self.recorded
+
+    def of_kit(self, name: str, default: Any = None) -> Any:
+        """As recorded: nobody can tell whose it was."""
+        return getattr(self, name, default)
+
+
+def is_kits(kind: type, name: str) -> bool:
+    """Whether a class of the kit's, not of a recipe, has a setting of this name."""
+    own = kind.__module__.startswith("qnnkit.") and not kind.__module__.startswith("qnnkit.recipes")
+    return own and name in getattr(kind, "model_fields", {})
 
 
 def digest_of(values: Any) -> str:

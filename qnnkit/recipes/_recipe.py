@@ -19,7 +19,7 @@ from pydantic import create_model
 
 from qnnkit import checks
 from qnnkit.recipes._source import RecipeError, digest
-from qnnkit.settings import MAIN_NETS, Settings, types_of
+from qnnkit.settings import MAIN_NETS, Settings, is_kits, types_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +73,7 @@ class Recipe:
             if own.exclude or own.alias or own.validation_alias:
                 rule = f"have `{name}` in config.json, by that name"
                 raise self.refusal("Settings", rule, repr(own), "Declare it without exclude or alias.")
-            known = next((kind.model_fields[name] for kind in base.__mro__ if _has(kind, name)), own)
+            known = next((kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)), own)
             own = copy.copy(own)
             narrows = types_of(own.annotation) <= types_of(known.annotation)  # `str` for a `Literal`
             if known is not own and (name in Settings.model_fields or narrows):
@@ -312,12 +312,6 @@ def _frames(error: Exception) -> list[traceback.FrameSummary]:
     libraries = (*libraries, str(Path(__file__).parents[1]), "<frozen", "<string>")
     frames = traceback.extract_tb(error.__traceback__)
     return [each for each in frames if not each.filename.startswith(libraries)]
-
-
-def _has(kind: type, name: str) -> bool:
-    """Whether a settings class of the kit's has this field."""
-    own = kind.__module__.startswith("qnnkit.") and not kind.__module__.startswith("qnnkit.recipes")
-    return own and name in getattr(kind, "model_fields", {})
 
 
 def _is_module(value: Any) -> bool:
