@@ -242,7 +242,7 @@ def test_a_run_that_has_left_its_plan_is_called_by_what_it_is(space):
     assert [each.split(", ")[-1] for each in space.models()] == ["epochs 1", "epochs 2"]
     assert not space.read().notes
     space.runs[-1]["settings"] |= {"epochs": 1, "n_layers": 7}
-    space.plan("last", {})
+    space.plan("last", {"train_fraction": 1.0, "epochs": 3})
     assert [each.split(", ")[1:] for each in space.models()] == [["epochs 1"], ["epochs 2", "n_layers 2"]]
     [note] = space.read().notes
     assert folder.name in note and "epochs 2 instead of 1, n_layers 2 instead of 7" in note
