@@ -17,9 +17,8 @@ from typing import ClassVar
 import fsspec
 import pytest
 
-from qnnkit.data import fetch, load, places
+from qnnkit.data import fetch, load, places, text_files
 from qnnkit.data.music_sources import collect
-from qnnkit.data import text_files
 from qnnkit.data.text_files import documents
 
 

@@ -123,7 +123,8 @@ class Unused:
 
     def note(self) -> list[str]:
         """A sentence on all of them; none where every key is used."""
-        told = [f"{key!r} ({n:,})" for key, n in sorted(self.keys.items(), key=lambda pair: (-pair[1], pair[0]))]
+        ordered = sorted(self.keys.items(), key=lambda pair: (-pair[1], pair[0]))
+        told = [f"{key!r} ({n:,})" for key, n in ordered]
         return [
             f"Keys or columns that are not used, with how many records have them: {first(told, 12)}."
         ] * bool(told)
