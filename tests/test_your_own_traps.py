@@ -333,6 +333,29 @@ def test_what_is_refused_before_anything_is_written(kind, home):  # noqa: F811
     assert "mine.py`, line " in str(caught.value) and not (home / "runs" / "one" / "config.json").exists()
 
 
+OF_IMAGES = """
+import qnnkit
+from torch import nn
+from qnnkit import data
+
+class Settings(data.Images, qnnkit.Settings):
+    pass
+
+load = data.of
+
+def build(settings, splits, seed):
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(10))
+"""
+
+
+def test_a_net_of_images_is_told_that_they_are_whole_numbers(home):  # noqa: F811
+    (home / "mine.py").write_text(OF_IMAGES)
+    with pytest.raises(
+        recipes.RecipeError, match=r"torch\.uint8\. Begin forward with: images = images\.float"
+    ):
+        runs.open_run("runs/one", "mine.py", **TINY)
+
+
 UNSEEDED = """
 import numpy as np
 import qnnkit
