@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qnnkit import layers, recipes, runs
+from qnnkit import layers, recipes, report, runs
 from qnnkit.report import sentences
 from tests import forked
 from tests.test_your_own import RECIPE, TINY, home  # noqa: F401  fixture
@@ -204,6 +204,16 @@ def test_a_fork_never_touches_what_is_there(home):  # noqa: F811
             runs.fork("runs/one", place, "mine.py", epochs=3)
     assert (home / "precious" / "thesis.txt").read_text() == "years"
     assert (home / "runs" / "one" / "config.json").exists()
+
+
+def test_a_row_without_an_event_is_none(home):  # noqa: F811
+    run, _ = trained(home)
+    lines = (home / "runs" / "one" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines.insert(2, '{"net": "hybrid", "seed": 0}\n')
+    (home / "runs" / "one" / "metrics.jsonl").write_text("".join(lines))
+    assert len(list(runs.train_all(runs.fork("runs/one", "runs/two", "mine.py", epochs=3)))) == 1
+    report.finish(run)
+    assert run.result["nets"][0]["net"] == "hybrid"
 
 
 def test_a_fork_does_not_go_on_with_other_data(home):  # noqa: F811
