@@ -181,6 +181,10 @@ class QuantumLayer(qp.qnn.TorchLayer):
             Exception: Whatever the QNode raises; if an earlier call had another number of features, a note
                 says so.
         """
+        if torch.compiler.is_dynamo_compiling():
+            from qnnkit.layers.apart import apart  # with torch's compiler, a second's work
+
+            return apart(self.forward, inputs)
         if not isinstance(inputs, Tensor) or not inputs.ndim or not inputs.shape[-1]:
             raise _no_features(inputs)
         if not inputs.numel():
@@ -192,12 +196,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
         surrounding = inputs.dtype if inputs.is_floating_point() else dtype
         if autocasts(kind) and inputs.dtype != torch.float64:  # which autocast passes by
             surrounding = torch.get_autocast_dtype(kind)
-        if torch.compiler.is_compiling():
-            from qnnkit.layers import compiled  # with torch's compiler, a second's work
-
-            keep, number = torch.is_grad_enabled(), compiled.number_of(self)
-            outputs, _ = compiled.circuit(inputs, list(weights.values()), number, dtype, keep)
-            return outputs.to(inputs.device, outputs.dtype if outputs.is_complex() else surrounding)
         try:
             if autocasts(kind):
                 with torch.autocast(kind, enabled=False):
