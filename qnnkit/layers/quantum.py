@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -160,16 +160,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
             raise NotImplementedError(checks.message("backend", "have a fused form", "batched", step))
         return call
 
-    def count_outputs(self, n_features: int) -> int:
-        """How many values one sample gives.
-
-        Args:
-            n_features: Of a sample.
-        """
-        dtype = next((weight.dtype for weight in self._weights().values()), torch.float32)
-        with torch.no_grad():
-            return math.prod(self(torch.zeros(0, n_features, dtype=dtype)).shape[1:])
-
     # --- the way forward --------------------------------------------------------------------------
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -194,7 +184,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
             return apart(self.forward, inputs)
         if not isinstance(inputs, Tensor) or not inputs.ndim or not inputs.shape[-1]:
             raise _no_features(inputs)
-        kind, weights = inputs.device.type, self._weights()
+        n_features, kind, weights = inputs.shape[-1], inputs.device.type, self._weights()
         dtype = next((weight.dtype for weight in weights.values()), torch.float32)
         if not dtype == inputs.dtype == torch.float32:
             dtype = torch.promote_types(torch.promote_types(inputs.dtype, dtype), torch.float32)
@@ -202,22 +192,17 @@ class QuantumLayer(qp.qnn.TorchLayer):
         if autocasts(kind) and inputs.dtype != torch.float64:  # which autocast passes by
             surrounding = torch.get_autocast_dtype(kind)
         try:
-            if autocasts(kind):
-                with torch.autocast(kind, enabled=False):
-                    outputs = self._measured(inputs, weights, dtype)
-            else:
+            with torch.autocast(kind, enabled=False) if autocasts(kind) else contextlib.nullcontext():
                 outputs = self._measured(inputs, weights, dtype)
         except Exception as error:
-            if self.n_features not in (None, inputs.shape[-1]):
-                error.add_note(
-                    f"The inputs have {inputs.shape[-1]} features; the last call that worked had "
-                    f"{self.n_features}."
-                )
+            if self.n_features not in (None, n_features):
+                last = f"the last call that worked had {self.n_features}"
+                error.add_note(f"The inputs have {n_features} features; {last}.")
             raise
         is_complex = outputs.is_complex()
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim and not is_complex else None
-        if (self.n_features, self.n_outputs, self.input_dtype) != (inputs.shape[-1], n_outputs, inputs.dtype):
-            self.n_features, self.n_outputs, self.input_dtype = inputs.shape[-1], n_outputs, inputs.dtype
+        if (self.n_features, self.n_outputs, self.input_dtype) != (n_features, n_outputs, inputs.dtype):
+            self.n_features, self.n_outputs, self.input_dtype = n_features, n_outputs, inputs.dtype
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
 
     def _measured(self, inputs: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -259,8 +244,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """The outputs as TorchLayer computes them."""
         device = self.qnode.device
         # MPS has no float64, and lightning reads host memory: both are fed from the CPU.
-        here = device.name == "default.qubit" and rows.device.type != "mps"
-        fed = rows if here else rows.cpu()
+        fed = rows if device.name == "default.qubit" and rows.device.type != "mps" else rows.cpu()
         # PennyLane keeps states for its way back; shots would fall otherwise there.
         again = self.gradient_checkpointing and device.name not in EXACT_DEVICES[1:] and not self.qnode.shots
         if too_large := self._too_large():
@@ -367,9 +351,8 @@ def _device(name: str, wires: Any) -> qp.devices.Device:
 
 
 def _no_features(inputs: Any) -> Exception:
-    """The error for inputs without an axis of features."""
+    """The error for what is no tensor, or has no axis of features."""
+    rule, step = "be a tensor of shape (..., n_features), with n_features above 0", "Call torch.as_tensor."
     if not isinstance(inputs, Tensor):
-        step = "Convert it with torch.as_tensor."
-        return TypeError(checks.message("inputs", "be a tensor", type(inputs).__name__, step))
-    rule, step = "have the shape (..., n_features), with n_features above 0", "Add the features' axis."
-    return ValueError(checks.message("inputs", rule, tuple(inputs.shape), step))
+        return TypeError(checks.message("inputs", rule, type(inputs).__name__, step))
+    return ValueError(checks.message("inputs", rule, tuple(inputs.shape), "Add the features' axis."))
