@@ -213,7 +213,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         rows = rows if rows.ndim < 3 else rows.reshape(-1, rows.shape[-1])
         is_empty = not rows.numel()
         if is_empty:  # one sample has the form of the outputs: bits, angles, and amplitudes of norm 1
-            rows = torch.cat([rows, torch.eye(1, rows.shape[-1]).to(rows)])
+            rows = torch.cat([rows, torch.eye(1, rows.shape[-1], dtype=rows.dtype, device=rows.device)])
         call = self._call(rows, {name: weight.to(rows) for name, weight in weights.items()})
         outputs = self._of_call(call, rows) if isinstance(call, Call) else self._on_own_device(call, rows)
         axis = int(self.qnode.shots.has_partitioned_shots)  # these come first
