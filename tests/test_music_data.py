@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -104,6 +105,12 @@ def test_the_tokenizer_is_saved_as_json_next_to_a_model(tmp_path):
         (tmp_path / "tokenizer.json").write_text(content)
         with refused("tokenizer"):
             music_files.tokenizer(tmp_path)
+
+
+def test_without_the_extra_music_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "miditok", None)
+    with refused("miditok"):
+        music("nowhere")
 
 
 # --- forms of files: name -> (file, content, notes that are read of it, or words of the refusal)
