@@ -204,7 +204,7 @@ def continuation(
     def stop(seen: Tensor, scores: Any) -> Tensor:
         return torch.tensor([enough(new + seen[0, len(context) :].tolist())], device=place)
 
-    forked = torch.random.fork_rng([place] if place.type == "cuda" else [])
+    forked = torch.random.fork_rng([] if place.type == "cpu" else [place], device_type=place.type)
     with evaluating(model), once(model), forked, warnings.catch_warnings():
         torch.manual_seed(seed)
         warnings.filterwarnings("ignore", "Position ids are not supported")  # PEFT's, of a learnt prompt
