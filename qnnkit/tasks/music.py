@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BARS, PIECES = 8, 3
 """Bars that are shown, given or written; and pieces."""
-MOST_TOKENS = 4096
+MOST_TOKENS = 2048
 """Of one continuation: a net need not ever begin another bar."""
 BEFORE, AFTER, RATE = 2, 6, 8000
 """Seconds that can be heard, given and written, and samples of a second: a notebook keeps every sample."""
@@ -131,7 +131,7 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, 
         model: A causal language model over the tokens of `tokenizer`.
         tokenizer: MidiTok's REMI, as `splits.tokenizer` is.
         prompt: What is gone on with, a `symusic.Score`; an empty one begins from nothing.
-        n_bars: Bars of four quarters to add, as far as 4,096 tokens go.
+        n_bars: Bars of four quarters to add, as far as 2,048 tokens go.
         settings: What else `tasks.language.continuation` takes: `temperature`, `top_p`, `top_k`, `seed`.
 
     Raises:
