@@ -145,7 +145,9 @@ def _is_simple(kind: type[Operator]) -> bool:
     is_nested = (
         issubclass(kind, qp.ops.CompositeOp | qp.ops.SymbolicOp) or kind._flatten is not Operator._flatten
     )
-    return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested)
+    dims: Any = kind.ndim_params  # a property where each operator has its own
+    is_matrix = isinstance(dims, tuple) and any(dims) and not _takes_arrays(kind)
+    return is_pennylanes(kind) and (kind in CONTROLLED or not is_nested) and not is_matrix
 
 
 @functools.cache
@@ -160,40 +162,39 @@ def _taken(operations: Sequence[Operator], in_parts: set[type]) -> Iterator[Take
         NotFusable: The numbers of a matrix are no constants, or nothing is known of the operator.
     """
     for operation in operations:
-        kind, leaves = type(operation), []
         if not isinstance(operation, Operator):
-            raise NotFusable(f"{kind.__name__} is no unitary gate")
-        if kind not in in_parts and (_is_simple(kind) or is_known(operation)):
-            with contextlib.suppress(Unkeyable):
-                key, inner = _operator_key(operation, leaves), _inner(operation)
-                turns = operation.base if isinstance(operation, qp.ops.Adjoint) else operation
-                if isinstance(turns, qp.ops.Evolution):  # its generator is no part of its data
-                    yield operation, (key, *map(value_key, leaves[:-1])), operation.data, [0]
-                    continue
-                if isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp):
-                    if _is_constant(operation):
-                        yield operation, key, leaves, None
-                        continue
-                elif not any(operation.ndim_params) or _takes_arrays(type(inner)):
-                    if list(map(id, operation.data)) == list(map(id, leaves)):
-                        yield operation, key, leaves, operation.ndim_params
-                        continue
-                elif _is_constant(operation):
-                    yield operation, key, leaves, None
-                    continue
-                else:
-                    raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
-        yield from _taken(_decomposed(operation, in_parts), in_parts)
+            raise NotFusable(f"{type(operation).__name__} is no unitary gate")
+        try:
+            whole = None if type(operation) in in_parts else _whole(operation)
+        except Unkeyable:
+            whole = None
+        if whole is None:
+            yield from _taken(_decomposed(operation, in_parts), in_parts)
+        else:
+            yield whole
 
 
-def _operator_key(operation: Operator, leaves: list[Any]) -> Hashable:
-    """As `operator_key`; in a third of the time for those that run most."""
-    kind = type(operation)
-    if not _is_simple(kind):
-        return operator_key(operation, leaves)
-    leaves += operation.data
-    settings = None if kind in CONTROLLED else operation.hyperparameters
-    return kind, operation.wires.labels, value_key(settings) if settings else None
+def _whole(operation: Operator) -> Taken | None:
+    """An operator as it is; None for one of the user's own, and for numbers in others than templates."""
+    kind, leaves = type(operation), []
+    if _is_simple(kind):
+        settings = None if kind in CONTROLLED else operation.hyperparameters
+        key = kind, operation.wires.labels, value_key(settings) if settings else None
+        return operation, key, operation.data, operation.ndim_params
+    if not is_known(operation):
+        return None
+    key, inner = operator_key(operation, leaves), _inner(operation)
+    turns = operation.base if isinstance(operation, qp.ops.Adjoint) else operation
+    if isinstance(turns, qp.ops.Evolution):  # its generator is no part of its data
+        return operation, (key, *map(value_key, leaves[:-1])), operation.data, [0]
+    if isinstance(inner, qp.ops.CompositeOp | qp.ops.SymbolicOp):
+        return (operation, key, leaves, None) if _is_constant(operation) else None
+    if any(operation.ndim_params) and not _takes_arrays(type(inner)):
+        if not _is_constant(operation):
+            raise NotFusable(f"the matrix of {operation.name} depends on its arguments")
+        return operation, key, leaves, None
+    is_all = list(map(id, operation.data)) == list(map(id, leaves))
+    return (operation, key, leaves, operation.ndim_params) if is_all else None
 
 
 def _decomposed(operation: Operator, in_parts: set[type]) -> Sequence[Operator]:
