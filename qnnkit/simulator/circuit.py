@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import threading
 import warnings
@@ -95,12 +94,8 @@ def circuit(made: Structure, device_wires: Any) -> Circuit:
         operations: list[tuple[Operator, bool]] = []
         maps: list[tuple[np.ndarray, np.ndarray]] = []
         kinds: set[type] = set()
-        leaves = zip(made.leaves, made.batched, strict=True)
-        for operation, n in zip(made.operations, made.free, strict=True):
+        for operation, shapes in zip(made.operations, made.shapes, strict=True):
             met: set[type] = set()
-            shapes = [
-                tuple(np.shape(leaf))[is_batched:] for leaf, is_batched in itertools.islice(leaves, max(n, 0))
-            ]
             if not shapes:
                 parts = [(each, False) for each in elementary(operation, met)]
             elif isinstance(operation, qp.StatePrep) or (shapes == [()] and is_elementary(operation)):
@@ -326,7 +321,8 @@ def _assembled(
                 raise NotFusable("its amplitudes are not those of all its wires' states")
             prepared = Prepared(on, state, kind.is_complex() if turns else np.iscomplexobj(kind))
             continue
-        _require_unitary(operation)
+        if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
+            raise NotFusable(f"{operation.name} is no unitary gate")
         if not turns:
             matrix = constant(operation)
             if not is_unitary(matrix):
@@ -340,10 +336,3 @@ def _assembled(
         gates.append(Gate(on or (0,), form, n_angles))
         n_angles += 1
     return prepared, tuple(gates)
-
-
-def _require_unitary(operation: Operator) -> None:
-    if isinstance(operation, qp.measurements.MeasurementProcess | qp.operation.Channel):
-        raise NotFusable(f"{operation.name} is no unitary gate")
-    if not operation.has_matrix or isinstance(operation, qp.operation.StatePrepBase):
-        raise NotFusable(f"{operation.name} has no matrix")

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pennylane as qp
 import torch
 from torch import Tensor
@@ -255,9 +255,9 @@ class Programs:
         if found is None and (is_known or is_early):
             try:
                 made, circuit = self._taken(tape)
-                key, pairs = self._key(made, rows), zip(made.leaves, made.batched, strict=True)
-                sizes = [Argument(math.prod(np.shape(leaf)[batched:]), batched) for leaf, batched in pairs]
-                found = self._program(circuit, sizes, rows)
+                sizes = map(math.prod, itertools.chain(*made.shapes))
+                arguments = list(map(Argument, sizes, made.batched))
+                key, found = self._key(made, rows), self._program(circuit, arguments, rows)
             except NotFusable as reason:
                 found = str(reason)
         self._fused[key] = found

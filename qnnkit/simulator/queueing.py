@@ -47,8 +47,8 @@ class Structure:
     """Numbers that the program takes, in the order of the operations."""
     batched: list[bool] = field(default_factory=list)
     """Of which leaves axis 0 is the batch."""
-    free: list[int] = field(default_factory=list)
-    """How many of these each operation has; -1 where its numbers are constants."""
+    shapes: list[list[tuple[int, ...]]] = field(default_factory=list)
+    """Of the leaves of each operation, without the batch; none where its numbers are constants."""
     batch: int | None = None
     """Number of samples; None where nothing differs between them."""
 
@@ -103,13 +103,11 @@ def structure(tape: Any, in_parts: set[type]) -> Structure:
     keys: list[Any] = []
     for operation, key, leaves, dims in _taken(tape.operations, in_parts):
         made.operations.append(operation)
+        made.shapes.append([])
         if dims is None:
             keys.append((key, *map(value_key, leaves)))
-            made.free.append(-1)
-            continue
-        shapes = [_leaf(made, leaf, ndim) for leaf, ndim in zip(leaves, dims, strict=True)]
-        keys.append((key, *shapes))
-        made.free.append(len(leaves))
+        else:
+            keys.append((key, *(_leaf(made, leaf, ndim) for leaf, ndim in zip(leaves, dims, strict=True))))
     measured = [measurement_key(each) for each in tape.measurements]
     made.key = tuple(keys), tuple(measured), made.batch if made.batch in (None, 1) else 2
     return made
@@ -120,6 +118,7 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
     if isinstance(leaf, NUMBERS):
         made.leaves.append(float(leaf))
         made.batched.append(False)
+        made.shapes[-1].append(())
         return None
     if not isinstance(leaf, Tensor):
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iufc":
@@ -132,7 +131,8 @@ def _leaf(made: Structure, leaf: Any, ndim: int) -> Hashable:
         made.batch = len(leaf)
     made.leaves.append(leaf)
     made.batched.append(is_batched)
-    return leaf.shape[is_batched:], is_batched, leaf.is_complex()
+    made.shapes[-1].append(tuple(leaf.shape[is_batched:]))
+    return made.shapes[-1][-1], is_batched, leaf.is_complex()
 
 
 Taken = tuple[Operator, Hashable, Sequence[Any], Sequence[int] | None]
@@ -244,8 +244,8 @@ def _is_constant(operation: Operator) -> bool:
 def rebound(made: Structure, leaves: Sequence[Any]) -> list[Operator]:
     """The operations with other numbers in place of their leaves."""
     rest = iter(leaves)
-    pairs = zip(made.operations, made.free, strict=True)
-    return [with_numbers(each, [next(rest) for _ in range(n)]) if n > 0 else each for each, n in pairs]
+    pairs = zip(made.operations, made.shapes, strict=True)
+    return [with_numbers(each, [next(rest) for _ in shapes]) if shapes else each for each, shapes in pairs]
 
 
 def check(qnode: qp.QNode, made: Structure) -> None:
