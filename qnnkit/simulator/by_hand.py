@@ -103,12 +103,8 @@ def in_chunks(columns: Array, n: int) -> Array:
 
 def joined(parts: Sequence[Array]) -> Array:
     """Of shape (batch, n), from parts of the batch, each of shape (n, samples) or (chunks, n, samples)."""
-    if len(parts) == 1:
-        [part] = parts
-        return part.T if part.ndim == 2 else part.swapaxes(1, 2).reshape(-1, part.shape[1])
-    if all(part.ndim == 2 for part in parts):
-        return torch.cat(list(parts), 1).T
-    return torch.cat([joined([part]) for part in parts])
+    rows = [part.swapaxes(-1, -2).reshape(samples_of(part), part.shape[-2]) for part in parts]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def samples_of(columns: Array) -> int:

@@ -17,6 +17,7 @@ from qnnkit.simulator.by_hand import Run, autograd_must, in_chunks, joined, samp
 from qnnkit.simulator.circuit import Circuit
 from qnnkit.simulator.gates import EXACT
 from qnnkit.simulator.matrices import Matrices, OverArrays
+from qnnkit.simulator.structure import Methods
 
 CACHE_BYTES = 2**20
 """On a CPU, a batch is run in parts whose state takes this much for each thread: what its own cache holds."""
@@ -80,6 +81,10 @@ class Fused:
         self.arguments, self.dtype, self.device = tuple(arguments), dtype, torch.device(device)
         self.kinds = {kind for kind, _, _ in self.readout.shapes}
         self.weighs = set(self.readout.flips) == {0} and "state" not in self.kinds
+        self.methods = Methods(circuit.kinds)
+        """Of what it was made of: if one was exchanged, it no longer stands for the QNode."""
+        self.as_list = True
+        """Whether the QNode returns a list, not a tuple, where the program is all of it."""
         self.prepared = circuit.prepared
         self.is_given = self.prepared is not None and self.prepared.amplitudes is None
         if self.prepared is not None and self.prepared.amplitudes is not None:

@@ -192,9 +192,7 @@ class Programs:
 
     def _program(self, circuit: Circuit, arguments: Sequence[Argument], rows: Tensor) -> Fused:
         with apart():
-            program = Fused(circuit, arguments, rows.dtype, rows.device)
-        program.methods = Methods([*circuit.kinds, type(self.qnode.device)])
-        return program
+            return Fused(circuit, arguments, rows.dtype, rows.device)
 
     # --- queued -------------------------------------------------------------------------------------
 
@@ -271,17 +269,13 @@ class Programs:
         return made.key, rows.dtype, rows.device, self.qnode.device.wires
 
 
-def _dtype(leaf: Any, rows: Tensor) -> torch.dtype:
-    is_complex = isinstance(leaf, Tensor) and leaf.is_complex()
-    return rows.dtype.to_complex() if is_complex else rows.dtype
-
-
 def _tensors(leaves: Sequence[Any], rows: Tensor) -> list[Tensor]:
     """The leaves in the dtype and on the device of the rows; all plain numbers in one copy."""
     numbers = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
     plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
+    dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
     return [
-        leaf.to(rows.device, _dtype(leaf, rows)) if isinstance(leaf, Tensor) else next(plain)
+        leaf.to(rows.device, dtypes[leaf.is_complex()]) if isinstance(leaf, Tensor) else next(plain)
         for leaf in leaves
     ]
 
