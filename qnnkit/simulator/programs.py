@@ -141,7 +141,7 @@ class Programs:
         if program is None:
             return None
         if not program.methods.hold():
-            del self._pure[self._form(rows)]
+            self._pure.pop(self._form(rows), None)
             return None
         arguments, batch = [rows, *weights.values()], len(rows) if rows.ndim == 2 else None
         if not program.keeps_digits(arguments, batch or 1):
