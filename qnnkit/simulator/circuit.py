@@ -28,7 +28,7 @@ from qnnkit.simulator.affine import EXACT, affine
 from qnnkit.simulator.array_api import as_outside
 from qnnkit.simulator.gates import EXACT as ROUNDING
 from qnnkit.simulator.gates import Gate, NotFusable, constant, is_unitary, turn, with_numbers
-from qnnkit.simulator.queueing import Structure
+from qnnkit.simulator.queueing import Structure, within
 from qnnkit.simulator.readout import Readout, readout
 from qnnkit.simulator.structure import is_pennylanes
 
@@ -272,10 +272,7 @@ def is_elementary(operation: Operator) -> bool:
 
 def elementary(operation: Operator, kinds: set[type]) -> Iterator[Operator]:
     """The elementary gates of an operator; notes the classes met on the way in `kinds`."""
-    kinds.add(type(operation))
-    base = operation
-    while isinstance(base := getattr(base, "base", None), Operator):
-        kinds.add(type(base))
+    kinds.update(map(type, within(operation)))
     if is_elementary(operation):
         yield operation
         return

@@ -133,8 +133,6 @@ class Fused:
     @functools.cached_property
     def double(self) -> Fused:
         """The same in float64."""
-        if self.dtype == torch.float64:
-            return self
         return Fused(self.circuit, self.arguments, torch.float64, self.device)
 
     @staticmethod
@@ -297,11 +295,8 @@ class Fused:
         if takes_chunks and threads > 1:
             least = max(FEWEST_CHUNKS, 2 * threads)
             parts = [in_chunks(part, chunks(part.shape[1], least, threads) or 1) for part in parts]
-        return (
-            self.mixed if is_plain else self.far,
-            parts,
-            vector.clone(),
-        )  # it may change before the way back
+        # the vector may change before the way back
+        return self.mixed if is_plain else self.far, parts, vector.clone()
 
     def plain(self, rows: Tensor, vector: Tensor) -> Tensor:
         """The same in plain torch, which autograd can follow."""

@@ -223,10 +223,10 @@ _is_pennylanes = functools.cache(is_pennylanes)
 
 def is_known(operation: Operator) -> bool:
     """Whether an operator, and what it is made of, are of PennyLane's own classes."""
-    return all(_is_pennylanes(type(each)) for each in _within(operation))
+    return all(_is_pennylanes(type(each)) for each in within(operation))
 
 
-def _within(operation: Operator) -> list[Operator]:
+def within(operation: Operator) -> list[Operator]:
     """An operator and those that it is made of."""
     parts = [operation]
     for each in parts:  # grows on the way
