@@ -166,8 +166,7 @@ class _Shots(torch.autograd.Function):
 
 def _rule(rates: np.ndarray) -> list[tuple[float, float]]:
     """(c, s) of the parameter-shift rule of a gate, from the eigenvalues of its generator."""
-    differences = np.unique(np.abs(np.subtract.outer(rates, rates)).round(9))
-    frequencies = tuple(float(each) for each in differences if each > 0)
+    frequencies = qp.gradients.eigvals_to_frequencies(tuple(rates))
     if not frequencies:
         return []
     return [(float(c), float(s)) for c, s in qp.gradients.generate_shift_rule(frequencies)]
