@@ -17,6 +17,7 @@ import pennylane as qp
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.functional import jacobian
 
 from qnnkit import QuantumLayer
 from qnnkit.simulator import fused
@@ -169,6 +170,15 @@ def test_only_what_asks_gets_a_gradient(function: Callable, n_wires: int) -> Non
     assert torch.allclose(torch.autograd.grad(to_inputs, inputs)[0], true[0], rtol=0, atol=FLOAT64)
     assert torch.allclose(torch.autograd.grad(to_weights, weights)[0], true[1], rtol=0, atol=FLOAT64)
     assert not program(inputs.detach(), [weights.detach()]).requires_grad
+
+
+@pytest.mark.parametrize(("function", "n_wires"), DERIVED)
+def test_many_gradients_at_once_are_those_one_by_one(function: Callable, n_wires: int) -> None:
+    program, *leaves = program_of(function, n_wires)
+    run = lambda inputs, weights: program(inputs, [weights])  # noqa: E731
+    both = (jacobian(run, tuple(leaves), vectorize=vectorize) for vectorize in (True, False))
+    for at_once, one_by_one in zip(*both, strict=True):
+        assert torch.allclose(at_once, one_by_one, rtol=0, atol=FLOAT64)
 
 
 # --- large batches, large circuits ------------------------------------------------------------------------
