@@ -164,16 +164,18 @@ def items(
         are a sample's, row @ matrix + offset.
     """
     own, shared = circuit.matrix[:, on_rows], circuit.matrix[:, ~on_rows]
-    moving = {True: own.any(1), False: shared.any(1)}
+    moving: dict[bool, np.ndarray] = {True: own.any(1), False: shared.any(1)}
     place = {by: np.cumsum(angles) - 1 for by, angles in moving.items()}
     found: list[Gate] = []
     for gate in circuit.gates:
         i = gate.angle
-        by_both = [] if i is None else [by for by in (True, False) if moving[by][i]]
-        found += [dataclasses.replace(gate, angle=int(place[by][i]), on_rows=by) for by in by_both]
-        if isinstance(gate.form, Turn) and not by_both:
-            gate = Gate(gate.wires, gate.form.at(float(circuit.offset[i])))
-        found += [] if by_both else [gate]
+        if i is None:
+            found.append(gate)
+        elif moving[True][i] or moving[False][i]:
+            sources = [by for by in (True, False) if moving[by][i]]
+            found += [dataclasses.replace(gate, angle=int(place[by][i]), on_rows=by) for by in sources]
+        elif isinstance(gate.form, Turn):  # by a constant
+            found.append(Gate(gate.wires, gate.form.at(float(circuit.offset[i]))))
     rest = np.where(moving[True], 0, circuit.offset)  # each offset counts once
     by_shared = shared[moving[False]].T, rest[moving[False]]
     return found, by_shared, (own[moving[True]].T, circuit.offset[moving[True]])
