@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,7 @@ def items(
         are a sample's, row @ matrix + offset.
     """
     own, shared = circuit.matrix[:, on_rows], circuit.matrix[:, ~on_rows]
-    moving: dict[bool, np.ndarray] = {True: own.any(1), False: shared.any(1)}
+    moving: dict[bool, Any] = {True: own.any(1), False: shared.any(1)}
     place = {by: np.cumsum(angles) - 1 for by, angles in moving.items()}
     found: list[Gate] = []
     for gate in circuit.gates:
