@@ -95,14 +95,3 @@ def test_entanglers_make_a_difference_and_no_two_circuits_share_angles():
     bound, free = orthogonal.columns(angles, 4), orthogonal.columns(angles, 4, entangled=False)
     assert (bound - free).abs().max() > 0.1
     assert torch.equal(bound[1:], orthogonal.columns(angles[1:], 4))
-
-
-def test_constants_made_in_inference_mode_serve_training():
-    orthogonal._constants.cache_clear()
-    angles = angles_of(1, 2, 3)
-    with torch.inference_mode():
-        expected = orthogonal.columns(angles, 2)
-    given = angles.clone().requires_grad_()
-    found = orthogonal.columns(given, 2)
-    found.sum().backward()
-    assert torch.equal(found.detach(), expected) and given.grad is not None
