@@ -119,8 +119,7 @@ def collect(
         for track in piece.score.tracks:
             unread.update({what: len(getattr(track, field)) for field, what in UNREAD.items()})
     notes = notes if composers is None else []
-    if left_out:
-        notes += places.left_out({"files or pieces of music": left_out})
+    notes += places.left_out({"files or pieces of music": left_out})
     if +unread:
         notes.append(f"Not read: {', '.join(f'{n:,} {what}' for what, n in (+unread).items())}.")
     return pieces, notes
