@@ -81,7 +81,7 @@ class Language:
         import pandas as pd
 
         tokenizer, rows = splits.tokenizer, []
-        for i in _spread(len(splits.test), min(n, 3)):
+        for i in _spread(len(splits.test), min(n, 3) if hasattr(net, "generate") else 0):
             prompt = tokenizer.decode(splits.test.input_ids[i, :WORDS].tolist())
             told = {"given": prompt}
             if adapted(net):
@@ -343,10 +343,7 @@ def by_source(model: Any, splits: TokenSplits, split: str = "test") -> pd.DataFr
 def fewer(splits: TokenSplits, split: str, n: int) -> TokenSplits:
     """The same with at most `n` blocks of a split, spread evenly over it."""
     part = splits.split(split)
-    if len(part) <= n:
-        return splits
-    rows = torch.linspace(0, len(part) - 1, n).long().tolist()
-    return replace(splits, **{split: part.at(rows)})
+    return replace(splits, **{split: part.at(_spread(len(part), n))})
 
 
 def shifted(labels: Tensor) -> Tensor:
@@ -381,6 +378,6 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-def _spread(n: int, most: int) -> range:
+def _spread(n: int, most: int) -> list[int]:
     """At most so many of n rows, evenly spread."""
-    return range(0, n, max(1, n // max(1, most)))[:most]
+    return [i * n // most for i in range(most)] if most < n else list(range(n))

@@ -99,18 +99,13 @@ class Music(Language):
         rolls, sounds = {}, []
         for number, piece in enumerate(first_pieces(splits, "test", min(n, PIECES), BARS), start=1):
             score = continue_piece(net, splits.tokenizer, piece.score, seed=seed)
-            name, given = f"{piece.composer} {piece.name}", _notes(piece.score)
-            rolls[name] = {
-                "given": given,
-                "generated": list((Counter(_notes(score)) - Counter(given)).elements()),
-            }
+            name, given = f"{piece.composer} {piece.name}", Counter(_notes(piece.score))
+            new = Counter(_notes(score)) - given
+            rolls[name] = {"given": [*given.elements()], "generated": [*new.elements()]}
             if folder is not None:
                 path = workspace.make_folder(folder / "music") / f"{number}.mid"
                 workspace.write_bytes(path, score.dumps_midi())
             sounds.append(_player(name, piece.score, score))
-        if not rolls:
-            print("No piece of the test split begins with its block: there is none to go on with.")
-            return []
         told = f"Beginnings of test pieces, and {BARS} bars that the net writes; as MIDI in music/."
         return [Shown(plots.piano_roll(rolls), "05_music", "What the net writes", told), *sounds]
 
@@ -118,12 +113,12 @@ class Music(Language):
         """Yields, for each file of music, the MIDI file next to it in which the net goes on with it."""
         for each in inputs:
             with checks.renamed({"root": "inputs"}):
-                pieces, _ = music_files.collect(str(each))
+                pieces, notes = music_files.collect(str(each))
             for piece in pieces:
                 target = Path(each).expanduser().with_name(f"{piece.name}.continued.mid")
                 score = continue_piece(net, about.tokenizer, piece.score)
                 workspace.write_bytes(target, score.dumps_midi())
-                yield {"input": str(each), "file": str(target)}
+                yield {"input": str(each), "file": str(target)} | ({"notes": notes} if notes else {})
 
 
 def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, **settings: Any) -> Any:
@@ -137,7 +132,7 @@ def continue_piece(model: Any, tokenizer: Any, prompt: Any, n_bars: int = BARS, 
         tokenizer: MidiTok's REMI, as `splits.tokenizer` is.
         prompt: What is gone on with, a `symusic.Score`; an empty one begins from nothing.
         n_bars: Bars of four quarters to add, as far as 4,096 tokens go.
-        settings: What else `tasks.sampling.continuation` takes: `temperature`, `top_p`, `top_k`, `seed`.
+        settings: What else `tasks.language.continuation` takes: `temperature`, `top_p`, `top_k`, `seed`.
 
     Raises:
         ValueError: A setting is out of range, or the model has fewer tokens.
