@@ -123,8 +123,6 @@ def prompted():
     ("argument", "call"),
     [
         ("max_new_tokens", lambda splits: tasks.generate(small(), splits.tokenizer, "It", 0)),
-        ("temperature", lambda splits: tasks.generate(small(), splits.tokenizer, "It", temperature=-1.0)),
-        ("top_k", lambda splits: tasks.generate(small(), splits.tokenizer, "It", top_k=0)),
         ("tokenizer", lambda splits: tasks.evaluate(causal_lm("tiny", vocabulary=299), splits)),
         ("model", lambda splits: tasks.merge(prompted())),
         ("model", lambda splits: tasks.merge(small())),

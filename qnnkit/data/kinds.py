@@ -77,9 +77,9 @@ class Music(Base):
     dataset: Literal["music"] = "music"
     """Music alone."""
     data_dir: Place | None = None
-    """Folder of MIDI files by composer, or of 16th-grid JSON."""
+    """Folder or archive of MIDI files by composer, or of JSON of 16ths."""
     sequence_length: int | None = Field(default=None, ge=2)
-    """Tokens of a block; None takes 512."""
+    """Tokens of a block; None takes 1,024."""
     composers: tuple[str, ...] | None = None
     """Whose pieces are used; None takes all."""
     transpose: int | None = Field(default=None, ge=0)

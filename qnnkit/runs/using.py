@@ -14,8 +14,7 @@ from torch import nn
 
 from qnnkit import adapters, checks, recipes, tasks, workspace
 from qnnkit.checkpoint import weights
-from qnnkit.data import tokenizers
-from qnnkit.data.music_events import FILE, MusicTokenizer
+from qnnkit.data import music_files, tokenizers
 from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
@@ -182,7 +181,7 @@ def load_language(folder: Path) -> tuple[Any, Data, Any]:
         model: Any = causal_lm(folder)
     else:
         model = adapters.load(causal_lm(described["base_model_name_or_path"]), folder)
-    read = MusicTokenizer.from_pretrained if (folder / FILE).exists() else tokenizers.loaded
+    read = music_files.tokenizer if music_files.is_music(folder) else tokenizers.loaded
     tokens: Any = read(folder)
     about = Data(folder.name, {"tokenizer": tokens, "vocabulary": len(tokens)})
     return model.eval(), about, tasks.usual(about)

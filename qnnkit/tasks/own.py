@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from qnnkit import checks
-from qnnkit.data.music_events import MusicTokenizer
 from qnnkit.layers import evaluating
 from qnnkit.stats import SCORES, Score, direction
 from qnnkit.tasks.step import Shown, Step, asked, counts
@@ -106,7 +105,7 @@ def usual(data: Any) -> Any:
     from qnnkit import tasks
 
     tokenizer = getattr(data, "tokenizer", None)
-    if isinstance(tokenizer, MusicTokenizer):
+    if type(tokenizer).__module__.startswith("miditok."):
         return tasks.Music()
     if "vocabulary" in data.sizes:
         return tasks.Language()
