@@ -139,6 +139,7 @@ def train(
 ) -> None:
     """Train without notebooks, also on several processes: torchrun --nproc_per_node 2 -m qnnkit train ...
 
+    The trained net is left in model/ or adapter/ of the run, as notebook 04 leaves it.
     On GPUs `accelerate launch` does the same; on CPUs it starts a single process.
     """
     with warm.importing():
@@ -161,9 +162,13 @@ def train(
             if row["event"] == "epoch":
                 tell(runs.epoch_line(begun, row))
 
+        finished = len(begun.tested())
         for final in runs.train_all(begun, on_row=show, on_warning=tell):
             if is_main():
                 tell(runs.epoch_line(begun, final))
+        left = any((begun.folder / name).exists() for name in ("model", "adapter"))
+        if is_main() and (len(begun.tested()) > finished or not left):
+            tell(f"The trained net is in {runs.export(begun)}.")
 
 
 @app.command()
@@ -259,16 +264,20 @@ def predict(
     run_dir: Annotated[Path, Argument(help="Folder of a finished run, or its model/ or adapter/.")],
     inputs: Annotated[list[str], Argument(metavar="INPUT ...", help="Images, MIDI, arrays, or a text.")],
     recipe: Recipe = None,
+    raw: Annotated[bool, Option("--raw", help="A text as it is, without the model's chat template.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on."""
+    """Use a trained net: classes of images, captions or images by CLIP, a text or piece that goes on.
+
+    A text to a model with a chat template is a user's message, which it answers.
+    """
     from qnnkit import runs
     from qnnkit.runs.using import of_language, prediction_lines, predictor
 
     if recipe is not None and of_language(run_dir):
         step = "It is read from its own files."
         raise ValueError(checks.message("recipe", "be left out for a language model", recipe, step))
-    found = runs.predict(run_dir, inputs, recipe=recipe)
+    found = runs.predict(run_dir, inputs, recipe=recipe, raw=raw)
     by = predictor(run_dir)
     for row in found:
         for line in [json.dumps(row | by)] if as_json else prediction_lines(row):
@@ -439,14 +448,32 @@ def report(
 
 
 @app.command()
+def evaluate(
+    run_dir: Annotated[Path, Argument(help="Folder of a finished run, or its model/ or adapter/.")],
+    data: Annotated[str, Argument(metavar="FILE_OR_FOLDER", help="Text, chats, music, or labelled samples.")],
+    recipe: Recipe = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a trained net on other data: perplexity of a text, accuracy on labelled images or arrays."""
+    from qnnkit import runs
+    from qnnkit.runs.using import evaluation_lines
+
+    found = runs.evaluate(run_dir, data, recipe=recipe)
+    for line in [json.dumps(found)] if as_json else evaluation_lines(found):
+        typer.echo(line)
+
+
+@app.command()
 def merge(
-    run_dir: Annotated[Path, Argument(metavar="RUN", help="Folder of a run with an adapter.")],
+    run_dir: Annotated[
+        Path, Argument(metavar="RUN", help="Folder of a run with an adapter, or its adapter/.")
+    ],
     out: Annotated[Path, Argument(metavar="OUT", help="Where the model goes.")],
 ) -> None:
     """Write a language model with its adapter worked in, for plain transformers."""
     from qnnkit import runs
 
-    typer.echo(f"The whole model is in {runs.merge(_begun(run_dir), workspace.place(out))}.")
+    typer.echo(f"The whole model is in {runs.merge(run_dir, workspace.place(out))}.")
 
 
 def _begun(run_dir: Path, recipe: str | None = None) -> Any:

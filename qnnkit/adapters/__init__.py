@@ -11,6 +11,9 @@ flow to the angles. Saved and merged they are ordinary LoRA adapters, for PEFT w
 """
 
 from qnnkit.adapters.attach import adapt, base_of, config, count, load, names, once, size
-from qnnkit.adapters.sources import QuantumPeftConfig
+from qnnkit.adapters.sources import QUANTUM_PEFT, QuantumPeftConfig
 
-__all__ = ["QuantumPeftConfig", "adapt", "base_of", "config", "count", "load", "names", "once", "size"]
+__all__ = [
+    "QUANTUM_PEFT", "QuantumPeftConfig", "adapt", "base_of", "config", "count", "load", "names", "once",
+    "size",
+]  # fmt: skip
