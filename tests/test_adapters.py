@@ -2,8 +2,6 @@
 
 import copy
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch

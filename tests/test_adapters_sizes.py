@@ -173,7 +173,7 @@ def test_the_model_it_was_made_for_is_named(tmp_path):
     (tmp_path / attach.CONFIG).write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"was made for meta-llama/Llama-3\.2-3B.*size mismatch"):
         adapters.load(llama(64, 2), tmp_path)
-    with pytest.raises(ValueError, match="was made for meta-llama.*not found in the base"):
+    with pytest.raises(ValueError, match=r"was made for meta-llama.*not found in the base"):
         adapters.load(nn.Sequential(nn.Linear(32, 32, device="meta")), tmp_path)
     same = llama(32, 2)
     same.name_or_path = "somewhere/else"

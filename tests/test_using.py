@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from qnnkit import cli, data, runs, stats, tasks
+from qnnkit import adapters, cli, data, runs, stats, tasks
+from qnnkit.tasks import saving
 from tests.toys import refused
 
 TINY = ("epochs=1", "n_seeds=1", "threads=1", "gradient_samples=0", "sequence_length=16")
-SPEECHES = "the cat sat on the mat. it saw a dog!\n\n" * 100
-OTHER = "a dog lay on the rug. " * 150
+SPEECHES = "the cat sat on the mat. it saw a dog! " * 200
+OTHER = "a dog lay on the rug. " * 200
 
 
 def command(*words):
@@ -35,23 +37,20 @@ def train(recipe, name, **settings):
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory):
-    """A workspace with a base and two adapters, trained by `qnnkit train`, moved after its data have gone."""
+    """A workspace with a base and an adapter, trained by `qnnkit train`, moved after its data have gone."""
     before, after = (tmp_path_factory.mktemp("using") / name for name in ("before", "after"))
     before.mkdir()
-    expected = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("QNNKIT_HOME", str(before))
         (before / "text.txt").write_text(SPEECHES)
         (before / "other.txt").write_text(OTHER)
         assert "The trained net is in" in train("text_llama", "base", data_dir="text.txt", vocabulary=280)
-        for name in ("quantum_peft", "lora"):
-            given = {"data_dir": "other.txt", "pretrained": "runs/base/model", "adapter": name}
-            train("text_adapter", name, **given, adapter_weights=300, controls="[]")
-            run = runs.open_run(f"runs/{name}")
-            net, ids = runs.trained(run), run.splits.test.input_ids[:2]
-            with torch.no_grad():
-                expected[name] = ids, net(input_ids=ids).logits
-            expected[name] += (run.tested()[run.nets[0], 0]["test_loss"],)
+        given = {"data_dir": "other.txt", "pretrained": "runs/base/model", "controls": "[]"}
+        train("text_adapter", "two", **given, adapter_weights=300)
+        run = runs.open_run("runs/two")
+        net, ids = runs.trained(run), run.splits.test.input_ids[:2]
+        with torch.no_grad():
+            expected = ids, net(input_ids=ids).logits
         (before / "text.txt").unlink()
         (before / "other.txt").unlink()
     before.rename(after)
@@ -75,13 +74,13 @@ def fresh(code, folder):
 
 
 def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, home):
-    card = (home / "runs/quantum_peft/adapter/README.md").read_text()
+    card = (home / "runs/two/adapter/README.md").read_text()
     for told in ("base model | `./runs/base/model`", "quantum_peft", "of circuits", "| data | other.txt |"):
         assert told in card
     assert re.search(r"test loss \| \d\.\d+ nats / token", card) and "More Information Needed" not in card
     [code] = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-    code = code.replace('"adapter"', '"runs/quantum_peft/adapter"')
-    ids, expected, _ = moved[1]["quantum_peft"]
+    code = code.replace('"adapter"', '"runs/two/adapter"')
+    ids, expected = moved[1]
     code += f"\nimport torch, json\nids = torch.tensor({ids.tolist()})"
     code += "\nwith torch.no_grad(): logits = model.eval()(ids).logits"
     code += "\nassert tokenizer.eos_token_id is not None\nprint(json.dumps(logits.tolist()))"
@@ -89,36 +88,47 @@ def test_the_card_of_an_adapter_loads_it_without_the_kit(moved, home):
 
 
 def test_no_file_of_a_model_names_a_path_of_the_machine(moved, home):
-    for place in ("base/model", "quantum_peft/adapter", "lora/adapter"):
+    for place in ("base/model", "two/adapter"):
         for file in (home / "runs" / place).iterdir():
             assert str(moved[0].parent).encode() not in file.read_bytes(), file
-    described = json.loads((home / "runs/lora/adapter/adapter_config.json").read_text())
+    described = json.loads((home / "runs/two/adapter/adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == "./runs/base/model"
 
 
-@pytest.mark.parametrize("name", ["quantum_peft", "lora"])
-def test_an_adapter_is_merged_where_it_is_copied_to(moved, home, tmp_path, monkeypatch, name):
+def test_an_adapter_is_merged_where_it_is_copied_to(moved, home, tmp_path, monkeypatch):
     """In another folder than the workspace, with its base beside it; without the run, and without data."""
-    for place in (f"runs/{name}/adapter", "runs/base/model"):
+    for place in ("runs/two/adapter", "runs/base/model"):
         shutil.copytree(home / place, tmp_path / "copy" / place)
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "empty"))
-    command("merge", tmp_path / "copy" / "runs" / name, tmp_path / "whole")
-    ids, expected, _ = moved[1][name]
-    code = "import json, torch\nfrom transformers import AutoModelForCausalLM\n"
-    code += f"model = AutoModelForCausalLM.from_pretrained('whole')\nids = torch.tensor({ids.tolist()})\n"
-    code += "with torch.no_grad(): print(json.dumps(model(ids).logits.tolist()))"
-    torch.testing.assert_close(torch.tensor(fresh(code, tmp_path)), expected, rtol=0, atol=1e-5)
+    command("merge", tmp_path / "copy/runs/two", tmp_path / "whole")
+    ids, expected = moved[1]
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")(ids).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    assert "model = AutoModelForCausalLM" in (tmp_path / "whole/README.md").read_text()
     shutil.rmtree(tmp_path / "copy/runs/base")
     with refused("run_dir", FileNotFoundError):
-        runs.merge(tmp_path / "copy" / "runs" / name, tmp_path / "again")
+        runs.merge(tmp_path / "copy/runs/two", tmp_path / "again")
     with refused("run_dir"):
         runs.merge(home / "runs" / "base", tmp_path / "again")
 
 
+def test_a_base_in_a_run_outside_of_the_workspace_is_named_from_the_adapter(home, tmp_path):
+    for run in ("one", "two"):
+        (tmp_path / run / "model").mkdir(parents=True)
+    base, adapter = tmp_path / "one/model", tmp_path / "two/model"
+    for given in (str(base), "meta-llama/Llama-3.2-3B"):  # of nobody's run, or on the Hub
+        assert saving._base_name({"base_model_name_or_path": given}, adapter) == given
+    (tmp_path / "one" / "provenance.json").touch()
+    name = saving._base_name({"base_model_name_or_path": str(base)}, adapter)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+    assert name == "../../one/model" and adapters.base_of(adapter) == str(base)
+
+
 def test_a_text_is_evaluated_block_by_block_to_its_last_token(home, tmp_path):
     (tmp_path / "new.txt").write_text(OTHER[:150])
-    found = runs.evaluate("runs/lora", tmp_path / "new.txt")
-    model, about, _ = runs.using.load_language(home / "runs/lora/adapter")
+    found = runs.evaluate("runs/two", tmp_path / "new.txt")
+    model, about, _ = runs.using.load_language(home / "runs/two/adapter")
     ids = torch.tensor([*about.tokenizer.encode(OTHER[:150]), about.tokenizer.eos_token_id])
     losses = []
     with torch.no_grad():
@@ -129,9 +139,10 @@ def test_a_text_is_evaluated_block_by_block_to_its_last_token(home, tmp_path):
     assert (found["tokens"], found["data"]) == (len(losses), "new.txt")
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"])) and "interval" not in found
-    lines = command("evaluate", "runs/lora", tmp_path / "new.txt").splitlines()
-    assert lines[0] == f"new.txt: {len(losses)} tokens" and lines[2].startswith("perplexity: ")
-    assert json.loads(command("evaluate", "runs/lora", tmp_path / "new.txt", "--json")) == found
+    lines = command("evaluate", "runs/two", tmp_path / "new.txt").splitlines()
+    assert lines[0] == f"new.txt: {len(losses)} tokens"
+    assert f"perplexity: {found['perplexity']:.4g}" in lines
+    assert json.loads(command("evaluate", "runs/two", tmp_path / "new.txt", "--json")) == found
     with refused("root"):
         (tmp_path / "empty.txt").write_text("")
         data.evaluation.tokens(tmp_path / "empty.txt", about.tokenizer, 16)
