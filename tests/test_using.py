@@ -145,7 +145,7 @@ def test_a_text_is_evaluated_block_by_block_to_its_last_token(home, tmp_path):
     assert json.loads(command("evaluate", "runs/two", tmp_path / "new.txt", "--json")) == found
     with refused("root"):
         (tmp_path / "empty.txt").write_text("")
-        data.evaluation.tokens(tmp_path / "empty.txt", about.tokenizer, 16)
+        data.unsplit.tokens(tmp_path / "empty.txt", about.tokenizer, 16)
 
 
 def test_of_chats_only_the_answers_are_evaluated(home, tmp_path):

@@ -59,9 +59,7 @@ def adapt(
         >>> count(model)
         {'weights': 34, 'angles': 30}
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    if hasattr(model, "peft_config") or any(isinstance(each, BaseTunerLayer) for each in model.modules()):
+    if hasattr(model, "peft_config"):
         step = "Merge it first, build the model again, or add a saved one by adapters.load."
         raise ValueError(checks.message("model", "have no adapter yet", type(model).__name__, step))
     chosen = config(model, name, n_weights=n_weights, targets=targets, **options)
@@ -109,7 +107,7 @@ def load(
     with _refusing("folder", f"hold a readable {CONFIG}", str(place)):
         saved, made_for = PeftConfig.from_pretrained(str(place)), base_of(place)
     rule = f"hold an adapter of this {type(base).__name__}, and it was made for {made_for or 'another'}"
-    with _refusing("folder", rule, str(place)):
+    with _refusing("folder", rule, str(place)), warnings.catch_warnings(action="ignore"):
         tried: Any = trial(model, saved, name)
         left = tried.load_adapter(str(place), name, torch_device="cpu", low_cpu_mem_usage=True)
         if unlike := [*left.missing_keys, *left.unexpected_keys]:

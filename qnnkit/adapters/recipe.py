@@ -58,9 +58,9 @@ def build(settings: Any, splits: Any, seed: int, net: str = "") -> nn.Module:
     with checks.renamed({"target_modules": "targets", "name": "adapter", "r": "rank"}):
         own: dict[str, Any] = {"n_weights": settings.adapter_weights, "targets": settings.targets}
         given = {"r": settings.rank, "lora_alpha": settings.alpha}
-        own |= {name: value for name, value in given.items() if value is not None}
+        own |= {name: value for name, value in given.items() if value is not None} | _CHANGED.get(net, {})
         if net not in ("lora", "vera"):
-            return adapt(base, settings.adapter, seed=seed, **own, **_CHANGED.get(net, {}))
+            return adapt(base, settings.adapter, seed=seed, **own)
         n_weights = settings.adapter_weights or size(base, settings.adapter, **own)
         return adapt(base, net, seed=seed, n_weights=n_weights, targets=settings.targets)
 

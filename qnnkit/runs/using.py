@@ -15,7 +15,7 @@ from torch import nn
 
 from qnnkit import adapters, checks, device, recipes, stats, tasks, workspace
 from qnnkit.checkpoint import weights
-from qnnkit.data import evaluation, music_files, tokenizers
+from qnnkit.data import music_files, tokenizers, unsplit
 from qnnkit.data.tokenizers import CaptionTokenizer
 from qnnkit.models import causal_lm
 from qnnkit.recipes import Recipe
@@ -271,13 +271,13 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     root = str(data) if Path(data).exists() else workspace.data_place(str(data))
     with checks.renamed({"root": "data"}):
         if settings is None:
-            splits: Any = evaluation.tokens(root, about.tokenizer, about.length)
+            splits: Any = unsplit.tokens(root, about.tokenizer, about.length)
         elif "tokenizer" in about.sizes or "" not in about.shapes:
             step = "Use qnnkit predict, or the report of a run on these data."
             raise NotImplementedError(checks.message("run_dir", "be of labels or tokens", str(run_dir), step))
         else:
-            flat = evaluation.PATTERN if getattr(settings, "dataset", "") == "flat_folder" else None
-            splits = evaluation.labelled(root, about, getattr(settings, "label_pattern", None) or flat)
+            flat = unsplit.PATTERN if getattr(settings, "dataset", "") == "flat_folder" else None
+            splits = unsplit.labelled(root, about, getattr(settings, "label_pattern", None) or flat)
     batches = splits.batches("test", BATCH, shuffle=False)
     numbers = tested(net, task, batches, splits, device.choose("auto"), None)
     counted, score = getattr(task, "counted", "samples"), task.score
