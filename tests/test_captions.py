@@ -144,6 +144,18 @@ def test_a_caption_more_or_less_moves_only_itself(tmp_path):
     assert placed(fewer) == fewer
 
 
+def test_pairs_are_counted_in_numbers_where_these_are_given(tmp_path):
+    folder = with_json(
+        pictures(tmp_path, [f"{i}.png" for i in range(60)]), {f"{i}.png": "a" for i in range(60)}
+    )
+    numbers = {"validation_fraction": 24, "test_fraction": 6}
+    splits = load("captions", root=folder, image_size=8, **numbers, train_fraction=21)
+    assert [len(splits.split(name)) for name in SPLITS] == [21, 24, 6]
+    for wrong in ({"test_fraction": 60}, {"train_fraction": 31}, {"validation_fraction": 2.5}):
+        with refused(*wrong):
+            load("captions", root=folder, image_size=8, **(numbers | wrong))
+
+
 def test_what_is_left_out_is_counted_and_named(tmp_path):
     folder = pictures(tmp_path / "set")
     (folder / "boat.png").write_bytes(b"no image")
