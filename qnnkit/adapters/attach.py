@@ -110,7 +110,8 @@ def load(
     with _refusing("folder", rule, str(place)), warnings.catch_warnings(action="ignore"):
         tried: Any = trial(model, saved, name)
         left = tried.load_adapter(str(place), name, torch_device="cpu", low_cpu_mem_usage=True)
-        if unlike := [*left.missing_keys, *left.unexpected_keys]:
+        unlike = [*left.missing_keys, *left.unexpected_keys]
+        if unlike and not saved.is_prompt_learning:  # whose weights PEFT reads apart
             raise ValueError(f"{unlike[0]} is not in both")
     with _refusing("folder", f"hold in {CIRCUIT} the circuits of its weights, or no such file", str(place)):
         circuits = Circuits.read(place) if trainable and (place / CIRCUIT).is_file() else None
