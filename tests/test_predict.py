@@ -174,6 +174,13 @@ def test_a_piece_is_gone_on_with(home):
     before, after = (music_files.of_midi(Path(each).read_bytes()) for each in (begun, row["file"]))
     assert heard(after) > heard(before) and {program for program, *_ in heard(before)} == {40}
     assert round(after.tempos[0].qpm) == 87
+    found = runs.evaluate("runs/one", begun)
+    tokenizer = music_files.tokenizer(home / "runs/one/model")
+    n = (
+        len(tokenizer.encode(music_files.of_midi(begun.read_bytes())).ids) + 1
+    )  # and the end, but no beginning
+    assert n > 2 * 32 and (found["tokens"], found["score"]) == (n, "loss")
+    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
     (home / "bad.mid").write_bytes(b"MThd")
     with refused("inputs"):
         list(runs.predict("runs/one", [home / "bad.mid"]))

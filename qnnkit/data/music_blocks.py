@@ -101,7 +101,7 @@ def music(
     pieces, notes = music_files.collect(root, composers)
     borders = {*tokens.token_ids_of_type("Bar"), *tokens.token_ids_of_type("Position")}
     shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    blocks: dict[str, list[tuple[list[int], list[int], str]]] = {name: [] for name in SPLITS}
+    blocks: dict[str, list[_Block]] = {name: [] for name in SPLITS}
     same: dict[str, list[Content]] = {name: [] for name in SPLITS}
     count: Counter[str] = Counter()
     for piece, side in zip(pieces, _sides(pieces, split_seed=split_seed, **shares), strict=True):
@@ -111,21 +111,14 @@ def music(
         source, learns = f"{piece.composer}/{piece.name}", side == "train"
         same[side].append(Content(str(ids).encode(), source))
         for start, stop, known in _cuts(ids, borders, sequence_length, overlap if learns else 0):
-            block, known = ids[start:stop], 1 if learns else known
-            n_more = sequence_length - len(block)
-            labels = [IGNORED] * known + block[known:] + [IGNORED] * n_more
-            blocks[side].append((block + [tokens.pad_token_id] * n_more, labels, source))
+            blocks[side].append((source, ids[start:stop], 1 if learns else known))
     if count["moved"] or count["lost"]:
         told = (
             f"Of {count['notes']:,} notes {count['moved']:,} begin or end off the grid of 24 points a quarter"
         )
         notes.append(f"{told} and are moved to it; {count['lost']:,} are left out.")
     notes += duplicates.notes(same, "pieces", "note for note")
-    columns = {name: zip(*rows, strict=True) for name, rows in blocks.items()}
-    sets = {
-        name: TokenSet(torch.tensor(ids), torch.tensor(labels), sources)
-        for name, (ids, labels, sources) in columns.items()
-    }
+    sets = {name: _stack(rows, sequence_length, tokens.pad_token_id) for name, rows in blocks.items()}
     pitches = tokens.token_ids_of_type("Pitch")
     augment = Transposition(transpose, min(pitches), max(pitches), split_seed) if transpose else None
     return TokenSplits("music", **sets, tokenizer=tokens, notes=tuple(notes), augment=augment)
@@ -155,6 +148,10 @@ def first_pieces(splits: TokenSplits, split: str, n: int, n_bars: int) -> list[P
     return pieces
 
 
+_Block = tuple[str, list[int], int]
+"""Where it comes from, its tokens, and how many at its beginning are not predicted."""
+
+
 def _cuts(ids: Sequence[int], borders: set[int], length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
     """(Start, stop, known) of each block: all blocks cover all tokens, and `known` were covered before."""
     start, covered = 0, 1  # nothing stands before the first token: it is never predicted
@@ -165,6 +162,15 @@ def _cuts(ids: Sequence[int], borders: set[int], length: int, overlap: int) -> I
             return
         covered, latest = stop, stop - max(overlap, 1)
         start = next((i for i in range(latest, start, -1) if ids[i] in borders), latest)
+
+
+def _stack(blocks: Sequence[_Block], length: int, pad: int) -> TokenSet:
+    input_ids = torch.full((len(blocks), length), pad)
+    labels = torch.full((len(blocks), length), IGNORED)
+    for row, (_, ids, known) in enumerate(blocks):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        labels[row, known : len(ids)] = torch.tensor(ids[known:])
+    return TokenSet(input_ids, labels, tuple(source for source, _, _ in blocks))
 
 
 def _sides(pieces: Sequence[Piece], **options: Any) -> list[str]:

@@ -80,23 +80,26 @@ class Language:
         """What the net writes behind beginnings of test blocks, and the documents of the largest loss."""
         import pandas as pd
 
-        tokenizer, rows = splits.tokenizer, []
+        tokenizer, rows, drawn = splits.tokenizer, [], {"seed": seed, "raw": True}
         for i in _spread(len(splits.test), min(n, 3) if hasattr(net, "generate") else 0):
             prompt = tokenizer.decode(splits.test.input_ids[i, :WORDS].tolist())
             told = {"given": prompt}
             if adapted(net):
                 with net.disable_adapter():
-                    told["the base writes"] = generate(net, tokenizer, prompt, WORDS, seed=seed)
-            rows.append({**told, "the net writes": generate(net, tokenizer, prompt, WORDS, seed=seed)})
+                    told["the base writes"] = generate(net, tokenizer, prompt, WORDS, **drawn)
+            rows.append({**told, "the net writes": generate(net, tokenizer, prompt, WORDS, **drawn)})
         return [
             Shown(pd.DataFrame(rows), "05_written", "What the net writes"),
             Shown(by_source(net, splits)[:n], "05_losses", "Test documents of the largest loss"),
         ]
 
-    def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> Iterator[dict[str, Any]]:
-        """Yields the text that the net writes behind each prompt."""
+    def predict(
+        self, net: Any, inputs: Sequence[Any], about: Any, raw: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the text that the net writes behind each prompt; see `generate` for `raw`."""
         for each in inputs:
-            yield {"input": str(each), "text": generate(net, about.tokenizer, str(each), NEW_TOKENS)}
+            text = generate(net, about.tokenizer, str(each), NEW_TOKENS, raw=raw)
+            yield {"input": str(each), "text": text}
 
     def beside_base(self, net: Any, splits: TokenSplits, after: float) -> dict[str, Any] | None:
         """An adapter beside its base: loss on the test split before and `after`, and speed of writing.
@@ -232,6 +235,7 @@ def generate(
     prompt: str | Sequence[dict[str, str]] = "",
     max_new_tokens: int = 100,
     temperature: float = 0.8,
+    raw: bool = False,
     **settings: Any,
 ) -> str:
     """The text that a language model writes after a prompt, until it ends or has `max_new_tokens`.
@@ -240,9 +244,10 @@ def generate(
         model: A causal language model, with an adapter or without.
         tokenizer: The one that it was trained with.
         prompt: Text, or the messages of a chat ({"role", "content"}), which the tokenizer's template writes.
-            An empty one begins a document.
+            Where the tokenizer has a template, a text is a user's message. An empty one begins a document.
         max_new_tokens: Most tokens to write.
         temperature: As `continuation` takes it.
+        raw: Whether a text goes to the model as it is, whatever the tokenizer has.
         settings: What else `continuation` takes: `top_k`, `top_p`, `seed`.
 
     Raises:
@@ -250,6 +255,8 @@ def generate(
     """
     checks.positive("max_new_tokens", max_new_tokens)
     end = tokenizer.eos_token_id
+    if isinstance(prompt, str) and prompt and not raw and getattr(tokenizer, "chat_template", None):
+        prompt = [{"role": "user", "content": prompt}]
     ids = _encoded(tokenizer, prompt) or [end]
     tokens = continuation(model, ids, max_new_tokens, end=end, temperature=temperature, **settings)
     return tokenizer.decode(tokens, skip_special_tokens=True)
