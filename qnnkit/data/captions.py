@@ -154,7 +154,12 @@ def captions(
         files = [(side, 0, member.name) for side, member in zip(found.sides, found.captions, strict=True)]
         form: dict[str, Any] = {"image_size": image_size, "grey": grey}
         wanted = {"dataset": "captions", **form, "sides": found.sides}
-        make = partial(stack_files, place.read, files, (), **form)
+        inside = found.contents
+
+        def read(name: str) -> bytes:
+            return inside[name] if name in inside else place.read(name)
+
+        make = partial(stack_files, read, files, (), **form)
         stack = stacked(list(found.captions), wanted, make)
     by_name = {member.name: texts for member, texts in found.captions.items()}
 

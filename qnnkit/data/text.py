@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from qnnkit import checks, words
-from qnnkit.data import duplicates, text_files, tokenizers
+from qnnkit.data import chats, duplicates, text_files, tokenizers
+from qnnkit.data.chats import Message
 from qnnkit.data.duplicates import Content
 from qnnkit.data.places import refusal
 from qnnkit.data.splits import SPLITS, split_names
@@ -66,12 +67,13 @@ def text(
         raise ValueError(checks.message("sequence_length", "be 2 tokens or more", sequence_length, step))
     documents, notes = text_files.documents(root, part)
     shares: dict[str, Any] = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
-    keys = [document.key for document in documents]
-    sides = split_names(keys, what="documents", split_seed=split_seed, **shares)
+    keys = list(dict.fromkeys(document.key for document in documents))
+    placed = split_names(keys, what="documents", split_seed=split_seed, **shares)
+    side = dict(zip(keys, placed, strict=True))
     parts: dict[str, list[Document]] = {name: [] for name in SPLITS}
-    for document, side in zip(documents, sides, strict=True):
+    for document in documents:
         if document.text:
-            parts[side].append(document)
+            parts[side[document.key]].append(document)
     made, about = _tokenizer(tokenizer, vocabulary, parts, sequence_length)
     packed = {name: _packed(parts[name], made, sequence_length) for name in SPLITS}
     if short := [
@@ -180,7 +182,7 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]] | None
     messages, done = list(document.messages), ""
     pieces: list[tuple[str, bool]] = []
     for index, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if not chats.is_answer(message):
             continue
         asked = _written(document, messages[:index], tokenizer, True)
         whole = _written(document, messages[: index + 1], tokenizer, False)
@@ -193,9 +195,10 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]] | None
     return pieces or None
 
 
-def _written(document: Document, messages: list[dict[str, str]], tokenizer: Any, asks: bool) -> str:
+def _written(document: Document, messages: list[Message], tokenizer: Any, asks: bool) -> str:
     if not messages:  # an answer stands first
         return ""
+    messages = [{key: each[key] for key in each if key != "weight"} for each in messages]
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # templates refuse by errors of their own

@@ -1,33 +1,27 @@
-"""Documents out of text files, folders, archives and JSON lines: what a text dataset is split by."""
+"""Documents out of text files, chats and tables, in folders and archives: what a text dataset is split by."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data import fetch, places
+from qnnkit.data import chats, fetch, places
+from qnnkit.data.chats import Message
 from qnnkit.data.folders import outermost
-from qnnkit.data.places import Place, first, open_place, records, refusal
+from qnnkit.data.places import first, open_place, refusal
+from qnnkit.data.records import ABOUT, SUFFIXES, Reader
 
-TEXT, RECORDS = (".txt", ".md"), (".jsonl", ".ndjson")
-SUFFIXES = (*TEXT, *RECORDS)
+TEXT = (".txt", ".md")
+READ = (*TEXT, *SUFFIXES)
 """What is read; other files are left out."""
 CHARACTERS = 2000
-"""Most that a document has which is cut out of a single file."""
-ASKED, ANSWERED = ("instruction", "prompt"), ("output", "response", "completion")
-"""Keys of an instruction record; `input` may stand beside them."""
-KNOWN = (
-    f'"text"; "messages"; "{ASKED[0]}" or "{ASKED[1]}" with '
-    f'"{ANSWERED[0]}", "{ANSWERED[1]}" or "{ANSWERED[2]}"'
-)
-
-Message = dict[str, str]
-"""`role` and `content` of what was said in a chat."""
+"""Most that a document has which is cut out of a longer text."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +46,10 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     A document of which `part` keeps nothing has the text "", so that it does not change which split others
     are in.
 
-    A file (.txt, .md) is a document, and so is a record of JSON lines (.jsonl, .ndjson). A single text file
-    is cut into several at blank lines, of 2,000 characters at most: what stands between two blank lines, such
-    as a speech of a play, stays whole, unless it is a page long itself, which is cut at line ends. Where a
-    document begins depends on the speeches near it alone, so that an edit changes only the documents near it.
+    A record is a document, and so is a text of 2,000 characters at most. A longer text is cut into several at
+    blank lines: what stands between two blank lines, such as a speech of a play, stays whole, unless it is a
+    page long itself, which is cut at line ends. Where a document begins depends on the speeches near it
+    alone, so that an edit changes only the documents near it, and another file changes none.
 
     Args:
         root: A file, a folder or archive of files, or the address of one.
@@ -64,49 +58,62 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
             the others.
 
     Raises:
-        ValueError: A file is not UTF-8, a line is no JSON or of no known form, or `part` keeps nothing.
+        ValueError: A file cannot be read, a record is of no known form, no chat has an answer, or `part`
+            keeps nothing.
         OSError: Nothing is there.
     """
     keeps = _chosen_by(part)
-    with open_place(fetch.local(root), single=SUFFIXES) as place:
-        files = [member for member in place.members if member.base.lower().endswith(SUFFIXES)]
+    with open_place(fetch.local(root), single=READ) as place:
+        files = [each for each in place.members if each.base.lower().endswith(READ)]
+        files = [each for each in files if each.base.lower() not in ABOUT]
         if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
             raise refusal("hold 4 GiB of text at most", f"{n_bytes:,} bytes", "Pass a part of it.")
-        cut = len(files) == 1 and files[0].base.lower().endswith(TEXT)
-        top = outermost(place, lambda outer, _: not outer.files)
-        read = [document for member in files for document in _of_file(place, member.name, cut, top)]
-        notes = place.notes(SUFFIXES, "text")
-    found = [document for document in read if document.text.strip()]
-    if len(found) < len(read):
-        notes.append(f"Empty documents left out: {len(read) - len(found):,}.")
-    if not found:
-        raise refusal("hold text", str(root), f"Put {', '.join(SUFFIXES)} files there.")
+        top, reader = outermost(place, lambda outer, _: not outer.files), Reader(place)
+        groups = [group for each in files for group in _of_file(reader, each.name, top, len(files) == 1)]
+        notes = [*place.notes(READ, "text"), *reader.notes]
+    whole = [group for group in groups if any(each.text.strip() for each in group)]
+    if len(whole) < len(groups):
+        notes.append(f"Empty documents left out: {len(groups) - len(whole):,}.")
+    if not whole:
+        raise refusal("hold text", str(root), f"Put {', '.join(READ)} files there.")
+    said = [group[0].messages for group in whole]
+    if all(messages and not any(map(chats.is_answer, messages)) for messages in said):
+        roles = sorted({message["role"] for messages in said for message in messages})
+        step = f"Its speakers are {', '.join(roles)}: call the one who answers assistant."
+        raise refusal("hold chats with an answer to predict", str(root), step)
+    found = [document for group in whole for document in group]
     kept = sum(keeps(document.heading) for document in found)
     if not kept:
         some = first(list(dict.fromkeys(document.heading for document in found)))
         raise ValueError(checks.message("part", "be found in a heading", part, f"Headings there: {some}."))
     if part is not None:
         notes.append(f"part={part!r} keeps {kept:,} of {len(found):,} documents or speeches.")
-    groups = _grouped(found) if cut else ([document] for document in found)
-    return [_joined(group, keeps) for group in groups], notes
+    return [_joined(group, keeps) for group in whole], notes
 
 
-def _of_file(place: Place, name: str, cut: bool, top: str) -> Iterable[Document]:
-    """The documents of a file: its records, its speeches if it is to be cut, or else all of it."""
-    text = place.text(name)
-    if name.lower().endswith(RECORDS):
-        return [as_document(where, record) for where, record in records(text, name)]
-    if cut:
-        return _speeches(name, text)
-    return [Document(name, name, text.strip(), key=name.removeprefix(top))]
+def _of_file(reader: Reader, name: str, top: str, alone: bool) -> Iterator[list[Document]]:
+    """The documents of a file, each as its speeches: one of a record, or of a text that is short."""
+    path, seen = name.removeprefix(top), Counter[str]()
+    if not name.lower().endswith(TEXT):
+        groups = ([as_document(where, record, reader.unused)] for where, record in reader.records(name))
+    elif len(text := reader.text(name)) <= CHARACTERS:
+        groups = iter([[Document(name, name, text.strip(), key=path)]])
+    else:
+        groups = _grouped(list(_speeches(name, text, "" if alone else f"{path}\n")))
+    for group in groups:  # equal ones of a file have keys of their own, which no other file changes
+        seen[key := group[0].key] += 1
+        if seen[key] > 1:
+            group[0] = replace(group[0], key=f"{key}/{seen[key] - 1}")
+        yield group
 
 
-def _speeches(name: str, text: str) -> Iterator[Document]:
-    """What stands between blank lines, each with its first line as heading."""
+def _speeches(name: str, text: str, above: str) -> Iterator[Document]:
+    """What stands between blank lines, each with its first line as heading (and the file `above` it)."""
     for number, speech in enumerate(re.split(r"\n[ \t]*(?:\n[ \t]*)+", text.strip("\n")), start=1):
-        heading = speech.partition("\n")[0].strip().rstrip(":")
+        heading = above + speech.partition("\n")[0].strip().rstrip(":")
         for piece in _pages(speech):
-            yield Document(f"{name}, paragraph {number}", heading, piece, key=piece)
+            if piece.strip():
+                yield Document(f"{name}, paragraph {number}", heading, piece, key=piece)
 
 
 def _pages(speech: str) -> Iterator[str]:
@@ -141,7 +148,8 @@ def _grouped(speeches: list[Document]) -> Iterator[list[Document]]:
             group, size = [], 0
         group.append(speech)
         size += len(speech.text) + 2
-    yield group
+    if group:
+        yield group
 
 
 def _joined(group: list[Document], keeps: Callable[[str], bool]) -> Document:
@@ -151,43 +159,27 @@ def _joined(group: list[Document], keeps: Callable[[str], bool]) -> Document:
     return replace((kept or group)[0], text=text, key=group[0].key)
 
 
-def as_document(where: str, record: Any) -> Document:
-    """A record as a document: plain text, a chat, or an instruction, which is a chat of two messages.
+def as_document(where: str, record: Any, unused: Callable[[Any], None]) -> Document:
+    """A record as a document: a chat, or plain text under "text".
 
     Raises:
         ValueError: It is of no known form; `where` tells which it is.
     """
-
-    def words(holder: Any, key: str) -> str:
-        if isinstance(holder, dict) and isinstance(holder.get(key), str):
-            return holder[key]
-        value = holder.get(key) if isinstance(holder, dict) else holder
-        raise refusal(f"hold a text under {key!r}", where, f"There is {value!r}: write a text.")
-
     if not isinstance(record, dict):
-        raise refusal("hold an object with keys in every line", where, f"Known keys are {KNOWN}.")
-    messages: tuple[Message, ...] = ()
-    asked = next((key for key in ASKED if key in record), None)
-    answered = next((key for key in ANSWERED if key in record), None)
-    if isinstance(record.get("messages"), list):
-        messages = tuple(
-            {key: words(each, key) for key in ("role", "content")} for each in record["messages"]
-        )
-    elif asked and answered:
-        question = [words(record, key) for key in (asked, "input") if record.get(key) or key == asked]
-        answer = {"role": "assistant", "content": words(record, answered)}
-        messages = ({"role": "user", "content": "\n\n".join(filter(None, question))}, answer)
-    elif "text" not in record:
-        found = ", ".join(map(repr, list(record)[:8])) or "none"
-        raise refusal(f"hold records with known keys ({KNOWN})", where, f"Its keys are {found}: rename them.")
-    text = _as_text(messages) if messages or "text" not in record else words(record, "text")
-    source = record.get("source")
+        raise refusal("hold an object with keys in every record", where, f"Known keys are {chats.KNOWN}.")
+    record = {key.strip().lower() if isinstance(key, str) else key: record[key] for key in record}
+    messages = tuple(chats.conversation(record, where, unused))
+    source, text = record.get("source"), record.get("text")
+    if messages:
+        text = "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
+    elif isinstance(text, str):
+        unused(key for key in record if key not in ("text", "source"))
+    else:
+        keys = ", ".join(f"{key!r}" for key in list(record)[:8]) or "none"
+        step = f"Its keys are {keys}: rename those of texts."
+        raise refusal(f"hold records with texts under known keys ({chats.KNOWN})", where, step)
     heading = source if isinstance(source, str) else text.strip().partition("\n")[0]
     return Document(where, heading, text, messages, key=text)
-
-
-def _as_text(messages: tuple[Message, ...]) -> str:
-    return "\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
 
 
 def _chosen_by(part: str | None) -> Callable[[str], bool]:
@@ -195,5 +187,5 @@ def _chosen_by(part: str | None) -> Callable[[str], bool]:
     if part is None:
         return lambda heading: True
     others = part.startswith("!")
-    pattern = places.pattern("part", part.removeprefix("!"))
+    pattern = re.compile(places.pattern("part", part.removeprefix("!")).pattern, re.MULTILINE)
     return lambda heading: (pattern.search(heading) is None) == others
