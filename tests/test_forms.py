@@ -79,23 +79,34 @@ def coco(images: dict[str, Any]) -> dict[str, Any]:
 
 
 KARPATHY = [
-    {"filename": name, "split": {"validation": "val", "train": "restval"}.get(SIDES[name], SIDES[name]),
-     "sentences": [{"raw": text, "tokens": text.split()} for text in texts], "imgid": 0}
+    {
+        "filename": name,
+        "split": {"validation": "val", "train": "restval"}.get(SIDES[name], SIDES[name]),
+        "sentences": [{"raw": text, "tokens": text.split()} for text in texts],
+        "imgid": 0,
+    }
     for name, texts in CAPTIONS.items()
-]  # fmt: skip
+]
 LLAVA = [
-    {"id": "1", "image": f"coco/train2017/{image}", "conversations": [
-        {"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": text}]}
+    {
+        "id": "1",
+        "image": f"coco/train2017/{image}",
+        "conversations": [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": text}],
+    }
     for image, text in PAIRS
-]  # fmt: skip
+]
 EMBEDDED = [{"image": {"bytes": name.encode(), "path": name}, "text": x[0]} for name, x in CAPTIONS.items()]
 FIRST = {name: texts[:1] for name, texts in CAPTIONS.items()}
 SPLIT_ROWS = [(image, text, {"validation": "val"}.get(SIDES[image], SIDES[image])) for image, text in PAIRS]
 OPENAI = [{"role": role, "content": text} for role, text in IN_TWO]
 SHAREGPT = [{"from": {"user": "human", "assistant": "gpt"}[role], "value": text} for role, text in CHAT]
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-CALLS = [OPENAI[1], {"role": "assistant", "content": None, "tool_calls": [CALL]},
-         {"role": "tool", "tool_call_id": "1", "content": "2"}, {"role": "assistant", "content": "It is 2"}]  # fmt: skip
+CALLS = [
+    OPENAI[1],
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "2"},
+    {"role": "assistant", "content": "It is 2"},
+]
 PARTS = [{"role": "developer", "content": [{"type": "text", "text": "Be brief"}]}, *OPENAI[1:]]
 ASK = [{"role": "user", "content": "Hi"}]
 ANSWER = [{"role": "assistant", "content": "Hello"}]
@@ -103,7 +114,9 @@ LONG = "\n\n".join(f"Speaker {i}:\n{'word ' * 150}".strip() for i in range(6))
 
 FORMS = {
     "captions.csv with `,`": Form("captions", "spreadsheets", {"captions.csv": table(",", PAIRS)}, CAPTIONS),
-    "captions.csv with `;`": Form("captions", "Excel in Europe", {"captions.csv": table(";", PAIRS)}, CAPTIONS),
+    "captions.csv with `;`": Form(
+        "captions", "Excel in Europe", {"captions.csv": table(";", PAIRS)}, CAPTIONS
+    ),
     "captions.tsv": Form("captions", "Conceptual Captions", {"captions.tsv": table("\t", PAIRS)}, CAPTIONS),
     "captions.csv in UTF-16": Form(
         "captions", "Excel, Unicode text", {"captions.csv": table("\t", PAIRS).encode("utf-16")}, CAPTIONS
@@ -112,132 +125,254 @@ FORMS = {
         "captions", "Excel, CSV UTF-8", {"captions.csv": table(",", PAIRS).encode("utf-8-sig")}, CAPTIONS
     ),
     "captions.csv in Latin-1": Form(
-        "captions", "old Windows programs",
-        {"captions.csv": table(",", [("a.jpg", "ein Mädchen läuft über die Straße und ruft laut")]).encode("latin-1")},
-        {"a.jpg": ("ein Mädchen läuft über die Straße und ruft laut",)}, "read as cp1252",
+        "captions",
+        "old Windows programs",
+        {
+            "captions.csv": table(",", [("a.jpg", "ein Mädchen läuft über die Straße und ruft laut")]).encode(
+                "latin-1"
+            )
+        },
+        {"a.jpg": ("ein Mädchen läuft über die Straße und ruft laut",)},
+        "read as cp1252",
     ),
     "captions.txt, commas unquoted": Form(
-        "captions", "Flickr8k on Kaggle", {"captions.txt": "image,caption\na.jpg,one, two\na.jpg,uno\nb.jpg,zwei\nc.jpg,drei\n"}, CAPTIONS
+        "captions",
+        "Flickr8k on Kaggle",
+        {"captions.txt": "image,caption\na.jpg,one, two\na.jpg,uno\nb.jpg,zwei\nc.jpg,drei\n"},
+        CAPTIONS,
     ),
     "results.csv with `| `": Form(
-        "captions", "Flickr30k on Kaggle",
-        {"results.csv": "image_name| comment_number| comment\n" + "".join(f"{a}| 0| {b}\n" for a, b in PAIRS)},
-        CAPTIONS, "not used: comment_number",
+        "captions",
+        "Flickr30k on Kaggle",
+        {
+            "results.csv": "image_name| comment_number| comment\n"
+            + "".join(f"{a}| 0| {b}\n" for a, b in PAIRS)
+        },
+        CAPTIONS,
+        "not used: comment_number",
     ),
     "Flickr8k.token.txt": Form(
-        "captions", "Flickr8k, Flickr30k", {"Flickr8k.token.txt": "".join(f"{a}#{i}\t{b}\n" for i, (a, b) in enumerate(PAIRS))}, CAPTIONS
+        "captions",
+        "Flickr8k, Flickr30k",
+        {"Flickr8k.token.txt": "".join(f"{a}#{i}\t{b}\n" for i, (a, b) in enumerate(PAIRS))},
+        CAPTIONS,
     ),
     "metadata.csv with a `split` column": Form(
-        "captions", "Kaggle", {"metadata.csv": table(",", SPLIT_ROWS, ("file_name", "text", "split"))}, CAPTIONS, sides=SIDES
+        "captions",
+        "Kaggle",
+        {"metadata.csv": table(",", SPLIT_ROWS, ("file_name", "text", "split"))},
+        CAPTIONS,
+        sides=SIDES,
     ),
     "metadata.jsonl": Form(
-        "captions", "Hugging Face, imagefolder", {"metadata.jsonl": [{"file_name": a, "text": b} for a, b in PAIRS]}, CAPTIONS
+        "captions",
+        "Hugging Face, imagefolder",
+        {"metadata.jsonl": [{"file_name": a, "text": b} for a, b in PAIRS]},
+        CAPTIONS,
     ),
     "captions.json, image to captions": Form("captions", "scripts", {"captions.json": CAPTIONS}, CAPTIONS),
     "any JSON with images and prompts": Form(
         "captions", "sets for image generation", {"prompts.json": shared("prompt", "img_path")}, CAPTIONS
     ),
     "titles and ids without a suffix, in other letters": Form(
-        "captions", "shops, museums",
-        {"items.csv": table(",", [(a[0].upper(), b) for a, b in PAIRS], ("Image", "Title"))}, CAPTIONS,
+        "captions",
+        "shops, museums",
+        {"items.csv": table(",", [(a[0].upper(), b) for a, b in PAIRS], ("Image", "Title"))},
+        CAPTIONS,
     ),
     "numbered columns caption_1, caption_2": Form(
-        "captions", "surveys", {"captions.csv": "image,caption_1,caption_2\na.jpg,eins,uno\n"}, {"a.jpg": ("eins", "uno")}
+        "captions",
+        "surveys",
+        {"captions.csv": "image,caption_1,caption_2\na.jpg,eins,uno\n"},
+        {"a.jpg": ("eins", "uno")},
     ),
     "captions_train2017.json and captions_val2017.json": Form(
-        "captions", "COCO",
-        {"annotations/captions_train2017.json": coco({"a.jpg": ["a"]}),
-         "annotations/captions_val2017.json": coco({"b.jpg": ["b"], "c.jpg": ["c"]}),
-         "annotations/instances_val2017.json": {"images": []}},
-        {"a.jpg": ("a",), "b.jpg": ("b",), "c.jpg": ("c",)}, "not used: info, licenses, id, width",
+        "captions",
+        "COCO",
+        {
+            "annotations/captions_train2017.json": coco({"a.jpg": ["a"]}),
+            "annotations/captions_val2017.json": coco({"b.jpg": ["b"], "c.jpg": ["c"]}),
+            "annotations/instances_val2017.json": {"images": []},
+        },
+        {"a.jpg": ("a",), "b.jpg": ("b",), "c.jpg": ("c",)},
+        "not used: info, licenses, id, width",
         {"a.jpg": "train", "b.jpg": "validation", "c.jpg": "validation"},
     ),
     "dataset_flickr8k.json": Form(
-        "captions", "Karpathy's splits", {"dataset_flickr8k.json": {"images": KARPATHY, "dataset": "flickr8k"}},
-        CAPTIONS, "not used: dataset, imgid", SIDES,
+        "captions",
+        "Karpathy's splits",
+        {"dataset_flickr8k.json": {"images": KARPATHY, "dataset": "flickr8k"}},
+        CAPTIONS,
+        "not used: dataset, imgid",
+        SIDES,
     ),
-    "llava_instruct.json": Form("captions", "LLaVA", {"llava_instruct.json": LLAVA}, CAPTIONS, "not used: id"),
+    "llava_instruct.json": Form(
+        "captions", "LLaVA", {"llava_instruct.json": LLAVA}, CAPTIONS, "not used: id"
+    ),
     "a .txt beside each image": Form(
-        "captions", "Stable Diffusion, webdataset",
-        {f"{name[0]}.txt": "\n".join(texts) for name, texts in CAPTIONS.items()}, CAPTIONS,
+        "captions",
+        "Stable Diffusion, webdataset",
+        {f"{name[0]}.txt": "\n".join(texts) for name, texts in CAPTIONS.items()},
+        CAPTIONS,
     ),
     "parquet with images inside": Form(
-        "captions", "Hugging Face Hub", {"data/train-00000-of-00001.parquet": as_parquet(EMBEDDED)}, FIRST,
+        "captions",
+        "Hugging Face Hub",
+        {"data/train-00000-of-00001.parquet": as_parquet(EMBEDDED)},
+        FIRST,
         sides=dict.fromkeys(FIRST, "train"),
     ),
     "a table without a header": Form(
-        "captions", "Conceptual Captions' lists", {"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"}, REFUSED, "Write one"
+        "captions",
+        "Conceptual Captions' lists",
+        {"captions.tsv": "a.jpg\tone\nb.jpg\ttwo\n"},
+        REFUSED,
+        "Write one",
     ),
     "three columns, commas unquoted": Form(
-        "captions", "scripts", {"captions.csv": "image,caption,by\na.jpg,one, two,me\n"}, REFUSED, "quotation marks"
+        "captions",
+        "scripts",
+        {"captions.csv": "image,caption,by\na.jpg,one, two,me\n"},
+        REFUSED,
+        "quotation marks",
     ),
     "a caption with a loose quotation mark": Form(
         "captions", "scripts", {"captions.csv": 'image,caption\na.jpg,"one" two\n'}, REFUSED, "twice"
     ),
     "a `split` of no known name": Form(
-        "captions", "cross-validation", {"metadata.csv": "file_name,text,split\na.jpg,one,fold3\n"}, REFUSED, "rename it"
+        "captions",
+        "cross-validation",
+        {"metadata.csv": "file_name,text,split\na.jpg,one,fold3\n"},
+        REFUSED,
+        "rename it",
     ),
     "instruction, input, output": Form(
-        "chats", "Alpaca (.json)", {"a.json": [{"instruction": "Add", "input": "1+1", "output": "2", "text": "..."}]},
-        [("user", "Add\n\n1+1"), ("assistant", "2")], "not used: text",
+        "chats",
+        "Alpaca (.json)",
+        {"a.json": [{"instruction": "Add", "input": "1+1", "output": "2", "text": "..."}]},
+        [("user", "Add\n\n1+1"), ("assistant", "2")],
+        "not used: text",
     ),
     "with system and history": Form(
-        "chats", "LLaMA-Factory, alpaca",
-        {"a.json": [{"instruction": "1+1?", "input": "", "output": "2", "system": "Be brief", "history": [["Hi", "Hello"]]}]},
+        "chats",
+        "LLaMA-Factory, alpaca",
+        {
+            "a.json": [
+                {
+                    "instruction": "1+1?",
+                    "input": "",
+                    "output": "2",
+                    "system": "Be brief",
+                    "history": [["Hi", "Hello"]],
+                }
+            ]
+        },
         IN_TWO,
     ),
     "instruction, context, response": Form(
-        "chats", "Dolly", {"a.jsonl": [{"instruction": "Who?", "context": "Ann came.", "response": "Ann", "category": "qa"}]},
-        [("user", "Who?\n\nAnn came."), ("assistant", "Ann")], "not used: category",
+        "chats",
+        "Dolly",
+        {"a.jsonl": [{"instruction": "Who?", "context": "Ann came.", "response": "Ann", "category": "qa"}]},
+        [("user", "Who?\n\nAnn came."), ("assistant", "Ann")],
+        "not used: category",
     ),
-    "prompt, completion": Form("chats", "OpenAI, trl", {"a.jsonl": [{"prompt": "Hi", "completion": "Hello"}]}, CHAT),
-    "prompt, completion as messages": Form("chats", "trl", {"a.jsonl": [{"prompt": ASK, "completion": ANSWER}]}, CHAT),
+    "prompt, completion": Form(
+        "chats", "OpenAI, trl", {"a.jsonl": [{"prompt": "Hi", "completion": "Hello"}]}, CHAT
+    ),
+    "prompt, completion as messages": Form(
+        "chats", "trl", {"a.jsonl": [{"prompt": ASK, "completion": ANSWER}]}, CHAT
+    ),
     "chosen, rejected": Form(
-        "chats", "preferences (trl, LLaMA-Factory)", {"a.json": [{"prompt": "Hi", "chosen": [*ASK, *ANSWER], "rejected": []}]},
-        CHAT, "not used: prompt, rejected",
+        "chats",
+        "preferences (trl, LLaMA-Factory)",
+        {"a.json": [{"prompt": "Hi", "chosen": [*ASK, *ANSWER], "rejected": []}]},
+        CHAT,
+        "not used: prompt, rejected",
     ),
-    "question, answer": Form("chats", "GSM8K (parquet)", {"a.parquet": as_parquet([{"question": "Hi", "answer": "Hello"}])}, CHAT),
+    "question, answer": Form(
+        "chats", "GSM8K (parquet)", {"a.parquet": as_parquet([{"question": "Hi", "answer": "Hello"}])}, CHAT
+    ),
     "system_prompt, question, response": Form(
-        "chats", "OpenOrca (arrow)",
-        {"data-00000-of-00001.arrow": as_arrow([{"system_prompt": "", "question": "Hi", "response": "Hello"}]),
-         "state.json": {}}, CHAT,
+        "chats",
+        "OpenOrca (arrow)",
+        {
+            "data-00000-of-00001.arrow": as_arrow(
+                [{"system_prompt": "", "question": "Hi", "response": "Hello"}]
+            ),
+            "state.json": {},
+        },
+        CHAT,
     ),
     "messages": Form("chats", "OpenAI", {"a.jsonl": [{"messages": OPENAI}]}, IN_TWO),
     "messages in parts, developer": Form("chats", "OpenAI", {"a.jsonl": [{"messages": PARTS}]}, IN_TWO),
     "tool calls with empty content": Form(
-        "chats", "OpenAI", {"a.jsonl": [{"messages": CALLS, "tools": []}]},
-        [("user", "Hi"), ("assistant", ""), ("tool", "2"), ("assistant", "It is 2")], "tool_call_id of messages, tools",
+        "chats",
+        "OpenAI",
+        {"a.jsonl": [{"messages": CALLS, "tools": []}]},
+        [("user", "Hi"), ("assistant", ""), ("tool", "2"), ("assistant", "It is 2")],
+        "tool_call_id of messages, tools",
     ),
     "conversations": Form(
-        "chats", "ShareGPT", {"a.json": {"data": [{"id": "1", "conversations": SHAREGPT}]}}, CHAT, "not used: id"
+        "chats",
+        "ShareGPT",
+        {"a.json": {"data": [{"id": "1", "conversations": SHAREGPT}]}},
+        CHAT,
+        "not used: id",
     ),
     "texts by turns": Form("chats", "UltraChat", {"a.jsonl": [{"data": ["Hi", "Hello"]}]}, CHAT),
     "JSON lines called .json": Form(
         "chats", "databricks, Spark", {"a.json": '{"prompt": "Hi", "response": "Hello"}\n' * 2}, CHAT
     ),
-    "a table of chats": Form(
-        "chats", "spreadsheets", {"a.csv": "question;answer\nHi;Hello\n"}, CHAT
+    "a table of chats": Form("chats", "spreadsheets", {"a.csv": "question;answer\nHi;Hello\n"}, CHAT),
+    "chats without an answer": Form(
+        "chats", "prompts alone", {"a.jsonl": [{"messages": ASK}]}, REFUSED, "call the one who"
     ),
-    "chats without an answer": Form("chats", "prompts alone", {"a.jsonl": [{"messages": ASK}]}, REFUSED, "call the one who"),
     "weight 0 on every answer": Form(
-        "chats", "OpenAI", {"a.jsonl": [{"messages": [*ASK, {**ANSWER[0], "weight": 0}]}]}, REFUSED, "call the one who"
+        "chats",
+        "OpenAI",
+        {"a.jsonl": [{"messages": [*ASK, {**ANSWER[0], "weight": 0}]}]},
+        REFUSED,
+        "call the one who",
     ),
     "an image in a message": Form(
-        "chats", "OpenAI, vision", {"a.jsonl": [{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]},
-        REFUSED, "write a text",
+        "chats",
+        "OpenAI, vision",
+        {"a.jsonl": [{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]},
+        REFUSED,
+        "write a text",
     ),
     "a speaker of no known name": Form(
-        "chats", "plays", {"a.jsonl": [{"conversations": [{"from": "Ann", "value": "Hi"}]}]}, REFUSED, "rename it"
+        "chats",
+        "plays",
+        {"a.jsonl": [{"conversations": [{"from": "Ann", "value": "Hi"}]}]},
+        REFUSED,
+        "rename it",
     ),
-    "keys of no known name": Form("chats", "other tasks", {"a.jsonl": [{"body": "Hi"}]}, REFUSED, "rename those"),
-    "text": Form("text", "the Pile, C4", {"a.jsonl": [{"text": "One"}, {"text": "Two", "meta": 1}]}, ["One", "Two"], "not used: meta"),
-    "a column of texts": Form("text", "Kaggle", {"a.csv": 'id,text\n1,"One, two"\n2,Three\n'}, ["One, two", "Three"], "not used: id"),
-    "a folder of short texts": Form("text", "essays, reviews", {"a.txt": "One\n\nTwo", "b.md": "Three"}, ["One\n\nTwo", "Three"]),
+    "keys of no known name": Form(
+        "chats", "other tasks", {"a.jsonl": [{"body": "Hi"}]}, REFUSED, "rename those"
+    ),
+    "text": Form(
+        "text",
+        "the Pile, C4",
+        {"a.jsonl": [{"text": "One"}, {"text": "Two", "meta": 1}]},
+        ["One", "Two"],
+        "not used: meta",
+    ),
+    "a column of texts": Form(
+        "text", "Kaggle", {"a.csv": 'id,text\n1,"One, two"\n2,Three\n'}, ["One, two", "Three"], "not used: id"
+    ),
+    "a folder of short texts": Form(
+        "text", "essays, reviews", {"a.txt": "One\n\nTwo", "b.md": "Three"}, ["One\n\nTwo", "Three"]
+    ),
     "a long text": Form("text", "Project Gutenberg", {"a.txt": LONG}, LONG),
     "a text in UTF-16": Form("text", "Windows' Notepad", {"a.txt": "Grüße".encode("utf-16")}, ["Grüße"]),
-    "a damaged parquet": Form("text", "a download cut short", {"a.parquet": b"PAR1..."}, REFUSED, "Download it again"),
-    "bytes that are no text": Form("text", "a wrong suffix", {"a.txt": b"GIF8\x00\x00\x00"}, REFUSED, "UTF-8"),
-}  # fmt: skip
+    "a damaged parquet": Form(
+        "text", "a download cut short", {"a.parquet": b"PAR1..."}, REFUSED, "Download it again"
+    ),
+    "bytes that are no text": Form(
+        "text", "a wrong suffix", {"a.txt": b"GIF8\x00\x00\x00"}, REFUSED, "UTF-8"
+    ),
+}
 
 
 @pytest.fixture(params=FORMS)

@@ -300,7 +300,7 @@ def test_an_answer_of_weight_0_is_read_but_not_predicted(tmp_path):
     splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=64, vocabulary=257)
     assert "It is" in predicted(splits) and "Yes" not in predicted(splits)
     whole = [
-        chat["messages"][:3] + [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}]
+        [*chat["messages"][:3], {"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}]
         for chat in chats()
     ]
     whole = [
