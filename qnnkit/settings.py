@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
@@ -124,12 +125,12 @@ class Settings(Base):
     # --- the data: which samples are whose ---
     split_seed: int = Field(default=0, ge=0)
     """Fixes which sample is in which split; not the run's seed, so that all seeds see one test set."""
-    validation_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of all samples (of files about) that chooses the epoch; of train/ where there is a test part."""
-    test_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of all samples (of files about) that are looked at once, at the end; unused with a test part."""
-    train_fraction: float = Field(default=1.0, gt=0, le=1)
-    """Share of the training samples that is used, class by class; validation and test stay whole."""
+    validation_fraction: float = Field(default=0.2, gt=0)
+    """Share (of files about) or number of samples that choose the epoch; of train/ beside a test part."""
+    test_fraction: float = Field(default=0.2, gt=0)
+    """Share (of files about) or number of samples that are read at the end; unused with a test part."""
+    train_fraction: float = Field(default=1.0, gt=0)
+    """Share, or number, of the training samples that is used, class by class; the others stay whole."""
 
     # --- the comparison ---
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -167,6 +168,13 @@ class Settings(Base):
 
     source: ClassVar[Any] = None
     """The recipe whose settings these are, as `recipes.find` gave it; None for settings alone."""
+
+    @field_validator("validation_fraction", "test_fraction", "train_fraction")
+    @classmethod
+    def _share_or_number(cls, value: float, info: ValidationInfo) -> float:
+        if value != int(value) > 0 or (value == 1 and info.field_name != "train_fraction"):
+            raise ValueError("be a share below 1, or a whole number of samples")
+        return value
 
     @field_validator("controls")
     @classmethod

@@ -70,7 +70,7 @@ def test_captions_are_loaded_with_their_images(tmp_path):
     assert splits.train.images.shape[1:] == (3, 8, 8) and splits.train.images.dtype == torch.uint8
     assert (splits.channels, splits.image_size) == (3, (8, 8))
     assert splits.notes[:2] == (
-        "Keys or columns that are not used: license.",
+        "Keys or columns that are not used, with how often they are there: 'license' (10).",
         "Resized 10 of 10 images to 8x8 (height x width).",
     )
 
@@ -140,6 +140,18 @@ def test_a_caption_more_or_less_moves_only_itself(tmp_path):
     assert set(whole.values()) == set(SPLITS)
     fewer = {name: part for name, part in whole.items() if name != "7.png"}
     assert placed(fewer) == fewer
+
+
+def test_pairs_are_counted_in_numbers_where_these_are_given(tmp_path):
+    folder = with_json(
+        pictures(tmp_path, [f"{i}.png" for i in range(60)]), {f"{i}.png": "a" for i in range(60)}
+    )
+    numbers = {"validation_fraction": 24, "test_fraction": 6}
+    splits = load("captions", root=folder, image_size=8, **numbers, train_fraction=21)
+    assert [len(splits.split(name)) for name in SPLITS] == [21, 24, 6]
+    for wrong in ({"test_fraction": 60}, {"train_fraction": 31}, {"validation_fraction": 2.5}):
+        with refused(*wrong):
+            load("captions", root=folder, image_size=8, **(numbers | wrong))
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):

@@ -11,7 +11,7 @@ import torch
 
 from qnnkit.data import tokenizers
 from qnnkit.data.text import encoded, text
-from qnnkit.data.text_files import READ, Document, documents
+from qnnkit.data.text_files import SUFFIXES, Document, documents
 from qnnkit.data.tokens import IGNORED
 from tests.toys import pack, real, refused
 
@@ -82,7 +82,7 @@ def test_a_folder_has_a_document_per_file_and_an_archive_is_read_alike(tmp_path)
     found, notes = documents(folder)
     assert [document.name for document in found] == [f"austen/{i}.txt" for i in range(12)]
     assert notes == [
-        f"Left out 1 files that are no text ({', '.join(READ)}): cover.png.",
+        f"Left out 1 files that are no text ({', '.join(SUFFIXES)}): cover.png.",
         "Empty documents left out: 1.",
     ]
     zipped, _ = documents(pack(folder, tmp_path / "books.zip", "books/"))

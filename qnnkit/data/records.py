@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ class Reader:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._guessed: dict[str, list[str]] = {}
-        self._unused: dict[str, None] = {}
+        self._unused = Counter[str]()
 
     def content(self, name: str) -> bytes:
         """The bytes of a file.
@@ -89,14 +90,16 @@ class Reader:
 
     def unused(self, keys: Iterable[str]) -> None:
         """Remembers keys or columns of which nothing was made."""
-        self._unused |= dict.fromkeys(str(key) or "(no name)" for key in keys)
+        self._unused.update(map(str, keys))
 
     @property
     def notes(self) -> list[str]:
         """Sentences on guessed encodings and unused keys."""
         notes = [f"Not UTF-8, read as {name}: {first(files)}." for name, files in self._guessed.items()]
-        if self._unused:
-            notes.append(f"Keys or columns that are not used: {first(list(self._unused), 20)}.")
+        if keys := [f"{key!r} ({n:,})" for key, n in self._unused.most_common()]:
+            notes.append(
+                f"Keys or columns that are not used, with how often they are there: {first(keys, 20)}."
+            )
         return notes
 
 

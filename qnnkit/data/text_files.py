@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from qnnkit import checks
-from qnnkit.data import chats, fetch, places
+from qnnkit.data import chats, fetch, places, records
 from qnnkit.data.chats import Message
 from qnnkit.data.folders import outermost
 from qnnkit.data.places import first, open_place, refusal
-from qnnkit.data.records import ABOUT, SUFFIXES, Reader
+from qnnkit.data.records import ABOUT, Reader
 
 TEXT = (".txt", ".md")
-READ = (*TEXT, *SUFFIXES)
+SUFFIXES = (*TEXT, *records.SUFFIXES)
 """What is read; other files are left out."""
 CHARACTERS = 2000
 """Most that a document has which is cut out of a longer text."""
@@ -46,8 +46,8 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     A document of which `part` keeps nothing has the text "", so that it does not change which split others
     are in.
 
-    A record is a document, and so is a text of 2,000 characters at most. A longer text is cut into several at
-    blank lines: what stands between two blank lines, such as a speech of a play, stays whole, unless it is a
+    A record is a document, and so is a text of 4,000 characters at most. A longer text is cut at blank
+    lines into several of 2,000 characters at most: what stands between two blank lines, such as a speech of a play, stays whole, unless it is a
     page long itself, which is cut at line ends. Where a document begins depends on the speeches near it
     alone, so that an edit changes only the documents near it, and another file changes none.
 
@@ -63,19 +63,19 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
         OSError: Nothing is there.
     """
     keeps = _chosen_by(part)
-    with open_place(fetch.local(root), single=READ) as place:
-        files = [each for each in place.members if each.base.lower().endswith(READ)]
+    with open_place(fetch.local(root), single=SUFFIXES) as place:
+        files = [each for each in place.members if each.base.lower().endswith(SUFFIXES)]
         files = [each for each in files if each.base.lower() not in ABOUT]
         if (n_bytes := sum(member.size for member in files)) > places.MAX_BYTES:
             raise refusal("hold 4 GiB of text at most", f"{n_bytes:,} bytes", "Pass a part of it.")
         top, reader = outermost(place, lambda outer, _: not outer.files), Reader(place)
         groups = [group for each in files for group in _of_file(reader, each.name, top, len(files) == 1)]
-        notes = [*place.notes(READ, "text"), *reader.notes]
+        notes = [*place.notes(SUFFIXES, "text"), *reader.notes]
     whole = [group for group in groups if any(each.text.strip() for each in group)]
     if len(whole) < len(groups):
         notes.append(f"Empty documents left out: {len(groups) - len(whole):,}.")
     if not whole:
-        raise refusal("hold text", str(root), f"Put {', '.join(READ)} files there.")
+        raise refusal("hold text", str(root), f"Put {', '.join(SUFFIXES)} files there.")
     said = [group[0].messages for group in whole]
     if all(messages and not any(map(chats.is_answer, messages)) for messages in said):
         roles = sorted({message["role"] for messages in said for message in messages})
@@ -96,7 +96,7 @@ def _of_file(reader: Reader, name: str, top: str, alone: bool) -> Iterator[list[
     path, seen = name.removeprefix(top), Counter[str]()
     if not name.lower().endswith(TEXT):
         groups = ([as_document(where, record, reader.unused)] for where, record in reader.records(name))
-    elif len(text := reader.text(name)) <= CHARACTERS:
+    elif len(text := reader.text(name)) <= 2 * CHARACTERS:
         groups = iter([[Document(name, name, text.strip(), key=path)]])
     else:
         groups = _grouped(list(_speeches(name, text, "" if alone else f"{path}\n")))
