@@ -320,6 +320,11 @@ def test_tool_calls_are_written_and_predicted(tmp_path):
     records = [{"messages": [*messages, {"role": "tool", "content": str(i)}]} for i in range(40)]
     splits = text(jsonl(tmp_path / "a.jsonl", records), sequence_length=64, vocabulary=257)
     assert '"arguments": {"a": 1}' in predicted(splits)
+    mute = tokenizers.trained([play()], 300)
+    mute.chat_template = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+    mute.save_pretrained(tmp_path / "mute")
+    with refused("tokenizer"):
+        text(tmp_path / "a.jsonl", sequence_length=64, tokenizer=tmp_path / "mute")
 
 
 def test_a_tokenizer_s_own_chat_template_counts(tmp_path, shakespeare):
@@ -358,6 +363,9 @@ BAD = {
     "a list": ("a.jsonl", '["a list"]'),
     "a number": ("a.jsonl", '{"text": 3}'),
     "no answer": ("a.jsonl", '{"prompt": "x", "completion": null}'),
+    "an empty answer": ("a.jsonl", '{"prompt": "x", "completion": []}'),
+    "history of texts": ("a.jsonl", '{"prompt": "x", "completion": "y", "history": ["z"]}'),
+    "a tool call as text": ("a.jsonl", '{"messages": [{"role": "assistant", "tool_calls": ["x"]}]}'),
     "no content": ("a.jsonl", '{"messages": [{"role": "user"}]}'),
 }
 

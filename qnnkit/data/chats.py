@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -65,9 +66,9 @@ def conversation(
         calls = turn.get("tool_calls") or []
         content = "" if calls and turn.get(key) is None else _text(turn.get(key), where)
         unused(f"{key} of messages" for key in turn if key not in USED_OF_TURN)
-        message = {"role": ROLES[str(speaker).lower()], "content": content}
+        message: Message = {"role": ROLES[str(speaker).lower()], "content": content}
         if calls:
-            message["tool_calls"] = [_call(each) for each in calls]
+            message["tool_calls"] = [_call(each, where) for each in calls]
         return [message | ({"weight": turn["weight"]} if "weight" in turn else {})]
 
     turns, asked = pick(TURNS, list), pick(ASKED, (str, list))
@@ -79,8 +80,13 @@ def conversation(
             messages += said(turn, ("user", "assistant")[number % 2] if isinstance(turn, str) else "")
     elif asked and answered:
         for pair in record.get("history") or []:
+            if not isinstance(pair, list) or len(pair) != 2:
+                step = f"There is {pair!r:.60}: write [question, answer]."
+                raise refusal("hold pairs under 'history'", where, step)
             messages += [*said(pair[0], "user"), *said(pair[1], "assistant")]
         answer, question = said(record[answered], "assistant"), said(record[asked], "user")
+        if not answer or not question:
+            raise refusal("hold a message of each side", where, "One is empty: leave the record out.")
         if answer[0]["role"] != "assistant":  # all of the chat
             question, used = [], {answered}
         else:
@@ -99,16 +105,19 @@ def conversation(
 def _text(content: Any, where: str) -> str:
     """The text of a message, also one that is given in parts."""
     parts = content if isinstance(content, list) else [content]
-    texts = [each.get("text") if isinstance(each, dict) else each for each in parts]
+    texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in parts]
     for part, text in zip(parts, texts, strict=True):
         if not isinstance(text, str):
             raise refusal("hold a text in every message", where, f"There is {part!r:.60}: write a text.")
     return "".join(texts)
 
 
-def _call(call: Any) -> Any:
+def _call(call: Any, where: str) -> Any:
     """A tool call with its arguments by name, as templates want them; OpenAI writes them as JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict):
+        raise refusal("hold tool calls by key", where, f"There is {call!r:.60}: write an object.")
+    function = call.get("function")
     if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+        with contextlib.suppress(ValueError):  # else they are written as they are
+            return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
     return call

@@ -32,12 +32,11 @@ def text(
 ) -> TokenSplits:
     """Text in blocks of equal length, split by document.
 
-    `root` is a text file (.txt, .md), JSON lines (.jsonl), or a folder, archive or address of such. A file or
-    a record is a document; a single text file is cut at blank lines into several of at most 2,000 characters.
-    A record is {"text"}, a chat {"messages": [{"role", "content"}, ...]}, or an instruction {"instruction" or
-    "prompt", "input" where there is one, "output", "response" or "completion"}. Of chats and instructions
-    only the answers are predicted, and what is written around them is the tokenizer's chat template, or
-    `User: ...` and `Assistant: ...` where it has none.
+    `root` is a text file (.txt, .md), a file of records (.json, .jsonl, .csv, .tsv, .parquet, .arrow), or a
+    folder, archive or address of such. A record, or a text of 4,000 characters at most, is a document; a
+    longer text is cut at blank lines into several. A record is {"text"}, or a chat or an instruction in any
+    form of `chats.conversation`. Of these only the answers are predicted, and what is written around them is
+    the tokenizer's chat template, or `User: ...` and `Assistant: ...` where it has none.
 
     The documents of a split are joined, each with an end-of-text token, and cut into blocks. Each document is
     placed by `split_seed` and a hash, of a file's path or else of its text: one more or less moves no other.
@@ -58,8 +57,8 @@ def text(
             keeps what they say; with a leading "!" all but that is kept.
 
     Raises:
-        ValueError: A split has no whole block, a file is not UTF-8, a line is no JSON or of no known form,
-            `part` keeps nothing, or the tokenizer cannot be read or takes no sequences of this length.
+        ValueError: A split has no whole block, a file is no text, a record is of no known form, no chat has
+            an answer, `part` keeps nothing, or the tokenizer cannot be read or takes no such sequences.
         OSError: Nothing is there.
     """
     if sequence_length < 2:
@@ -190,6 +189,11 @@ def answers(document: Document, tokenizer: Any) -> list[tuple[str, bool]] | None
             rule = "have a chat template that only adds to what it wrote before"
             step = "Use another tokenizer, or cut chats after their first answer."
             raise ValueError(checks.message("tokenizer", rule, document.name, step))
+        names = [(call.get("function") or call).get("name", "") for call in message.get("tool_calls", ())]
+        if lost := [name for name in names if name not in whole[len(asked) :]]:
+            rule, value = "have a chat template that writes tool calls", f"{document.name} with {lost[0]}"
+            step = "Use another tokenizer, or write the calls into the content."
+            raise ValueError(checks.message("tokenizer", rule, value, step))
         pieces += [(asked[len(done) :], False), (whole[len(asked) :], True)]
         done = whole
     return pieces or None

@@ -46,10 +46,11 @@ def documents(root: str | Path | None, part: str | None = None) -> tuple[list[Do
     A document of which `part` keeps nothing has the text "", so that it does not change which split others
     are in.
 
-    A record is a document, and so is a text of 4,000 characters at most. A longer text is cut at blank
-    lines into several of 2,000 characters at most: what stands between two blank lines, such as a speech of a play, stays whole, unless it is a
-    page long itself, which is cut at line ends. Where a document begins depends on the speeches near it
-    alone, so that an edit changes only the documents near it, and another file changes none.
+    A record is a document, and so is a text of 4,000 characters at most. A longer text is cut at blank lines
+    into several of 2,000 characters at most: what stands between two blank lines, such as a speech of a play,
+    stays whole, unless it is a page long itself, which is cut at line ends. Where a document begins depends
+    on the speeches near it alone, so that an edit changes only the documents near it, and another file
+    changes none.
 
     Args:
         root: A file, a folder or archive of files, or the address of one.
