@@ -97,6 +97,22 @@ def test_a_column_of_splits_decides(tmp_path, names):
     assert places_of(splits) == {name: SPLITS[number % 3] for number, name in enumerate(TEXTS)}
 
 
+def test_splits_without_train_are_drawn_which_is_told(tmp_path):
+    rows = [("file_name", "text", "split"), *((name, TEXTS[name][0], "val") for name in TEXTS)]
+    splits = captions(written(pictures(tmp_path), "metadata.csv", rows), image_size=8)
+    assert all(len(splits.split(name)) for name in SPLITS)
+    assert "Splits are drawn: all captions are of validation, and none of train." in splits.notes
+
+
+def test_images_of_no_part_are_told(tmp_path):
+    rows = sided(tmp_path, "train", "test")
+    pictures(rows / "more")
+    written(rows / "more", "metadata.jsonl", ROWS)
+    splits = captions(rows, image_size=8)
+    assert len(of_all(splits)) == 20
+    assert any("Left out 10 images that are in no part: more/" in note for note in splits.notes)
+
+
 @pytest.mark.parametrize("where", ["", "images", "elsewhere/deep"])
 def test_images_lie_where_they_may(tmp_path, where):
     pictures(tmp_path / "set" / where)

@@ -442,6 +442,16 @@ EXACT: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         {"a.jpg": ("a.jpg",), "b.jpg": ("b.jpg",)},
         "'info' (2)",
     ),
+    "captions with their words": (
+        "Karpathy",
+        {
+            "dataset.json": [
+                {"filename": n, "sentences": [{"raw": t, "tokens": [t]} for t in s]} for n, s in PAIR.items()
+            ]
+        },
+        PAIR,
+        "'tokens of captions' (3)",
+    ),
     "captions under `prompt`, images under `img_path`": (
         "image generation",
         {"prompts.json": {"version": 1, "rows": [{"img_path": n, "prompt": [*s]} for n, s in PAIR.items()]}},

@@ -91,7 +91,11 @@ class _Captions:
             raise refusal("name an image in every record or row of its captions", value, EXAMPLE)
         used = [key for key in record if caption is not None and _plain(key) == caption]
         self._reader.unused(key for key in record if key not in (image, split, *used))
-        return record[image], [text for key in used for text in _texts(record[key])], record.get(split)
+        return (
+            record[image],
+            [text for key in used for text in _texts(record[key], self._reader)],
+            record.get(split),
+        )
 
     def _member(self, image: Any, where: str, folder: str) -> Member | None:
         """The image of this name, or else the only one whose name differs in case or suffix."""
@@ -155,6 +159,8 @@ def listing(place: Place) -> Listing:
         for name in (*others, *(each.name for each in (*files, *beside.values())))
     }
     notes = [*places.left_out(why), *left_out(place, {"without a caption": bare}, (*read, *ABOUT))]
+    if "train" not in sides and (split := sorted({*made.sides.values()} - {"any"})):
+        notes.append(f"Splits are drawn: all captions are of {', '.join(split)}, and none of train.")
     return Listing(whole, tuple(sides), top, (*notes, *reader.notes), made.contents)
 
 
@@ -215,19 +221,21 @@ def _of_coco(images: list[Any], annotations: list[Any], reader: Reader) -> list[
     return [{key: record[key] for key in record if key != "id"} for record in by_id.values()]
 
 
-def _texts(value: Any) -> Iterator[Any]:
+def _texts(value: Any, reader: Reader) -> Iterator[Any]:
     """The captions in a value: a text, a list of such, a record of one, or the answers of a chat."""
     if isinstance(value, str) and value.startswith(('["', "['")) and value.endswith("]"):
-        with contextlib.suppress(ValueError, SyntaxError):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError):
             value = ast.literal_eval(value)  # a list in a table
     if isinstance(value, list):
         for each in value:
-            yield from _texts(each)
+            yield from _texts(each, reader)
     elif isinstance(value, dict) and {"from", "role"} & set(value):
         if ROLES.get(str(value.get("from", value.get("role"))).lower()) == "assistant":
             yield value.get("value", value.get("content"))
     elif isinstance(value, dict):
-        yield from _texts(next((value[key] for key in CAPTION if key in value), None))
+        name = next((key for key in CAPTION if key in value), None)
+        reader.unused(f"{key} of captions" for key in value if key != name)
+        yield from _texts(value.get(name), reader)
     else:
         yield value
 
