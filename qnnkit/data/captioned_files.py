@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 import re
 import zlib
@@ -83,13 +84,13 @@ class _Captions:
 
     def _parts(self, where: str, record: Any) -> tuple[Any, list[Any], Any]:
         """The image, the captions and the split that a record names."""
-        fields = {_plain(key): key for key in reversed(record)} if isinstance(record, dict) else {}
+        fields = {_plain(str(key)): key for key in reversed(record)} if isinstance(record, dict) else {}
         image, split = (next((fields[k] for k in known if k in fields), None) for known in (IMAGE, SPLIT))
         caption = next((name for name in CAPTION if name in fields), None)
         if image is None or not isinstance(record[image], str | dict):
             value = f"{where} with {json.dumps(record, ensure_ascii=False, default=str)[:80]}"
             raise refusal("name an image in every record or row of its captions", value, EXAMPLE)
-        used = [key for key in record if caption is not None and _plain(key) == caption]
+        used = [key for key in record if caption is not None and _plain(str(key)) == caption]
         self._reader.unused(key for key in record if key not in (image, split, *used))
         return (
             record[image],
@@ -275,6 +276,7 @@ def _stem(name: str) -> str:
     return re.sub(r"\.[^./]+$", "", name)
 
 
-def _plain(key: Any) -> str:
+@functools.lru_cache
+def _plain(key: str) -> str:
     """A key or column in small letters, without the number of a caption."""
-    return re.sub(r"[ _#-]?\d+$", "", str(key).strip().lower())
+    return re.sub(r"[ _#-]?\d+$", "", key.strip().lower())

@@ -104,6 +104,8 @@ def conversation(
 
 def _text(content: Any, where: str) -> str:
     """The text of a message, also one that is given in parts."""
+    if isinstance(content, str):
+        return content
     parts = content if isinstance(content, list) else [content]
     texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in parts]
     for part, text in zip(parts, texts, strict=True):

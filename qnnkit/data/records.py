@@ -90,7 +90,8 @@ class Reader:
 
     def unused(self, keys: Iterable[str]) -> None:
         """Remembers keys or columns of which nothing was made."""
-        self._unused.update(map(str, keys))
+        for key in keys:
+            self._unused[str(key)] += 1
 
     @property
     def notes(self) -> list[str]:
