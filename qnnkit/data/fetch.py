@@ -113,7 +113,7 @@ def _retrieve(url: str, path: Path, checksum: str | None) -> None:
     import pooch
 
     pooch.get_logger().setLevel("WARNING")  # the bar shows how far it is
-    bring = pooch.HTTPDownloader(True, 2**18, headers=PLAIN, timeout=TIMEOUT)
+    bring: Any = pooch.HTTPDownloader(True, 2**18, headers=PLAIN, timeout=TIMEOUT)
     pooch.retrieve(url, checksum, path.name, path.parent, downloader=bring)
 
 
